@@ -1,0 +1,136 @@
+"""The operator namespace ``precast``: every schema defined once, from the catalogue, before anything is loaded.
+
+An op has a kernel from the moment its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family for
+the device of the arguments and dispatches again. The dispatcher prefers the loaded kernel from then on, so the stub runs
+once per family and device. This works under ``torch.compile`` and ``torch.export`` because graphs see a plain operator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from precast._build import catalogue
+from precast.errors import KernelIncompatible, KernelUnavailable
+
+if TYPE_CHECKING:
+    import torch
+
+NAMESPACE = "precast"
+
+_lock = threading.Lock()
+_library: torch.library.Library | None = None
+_running = threading.local()
+
+
+def library() -> torch.library.Library:
+    """The library that owns the namespace, with every schema of the catalogue defined in it; made at the first call."""
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _define_catalogue()
+        return _library
+
+
+def op_name(schema: str) -> str:
+    """``"rms_norm(Tensor x, ...) -> Tensor"`` -> ``"rms_norm"``."""
+    return schema.partition("(")[0].strip()
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    """The default overload of one op, for example ``overload("rms_norm")``."""
+    import torch
+
+    library()
+    packet = getattr(getattr(torch.ops, NAMESPACE), name)
+    result: torch._ops.OpOverload = packet.default
+    return result
+
+
+def refuse_foreign_kernels(family: catalogue.Family, key: str) -> None:
+    """Raises if something else has already registered kernels for this family: the last of two would silently win."""
+    import torch
+
+    for schema in family.ops:
+        name = f"{NAMESPACE}::{op_name(schema)}"
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+            raise KernelIncompatible(
+                f"{name} already has a {key} kernel that this copy of precast did not register\n"
+                f"  found   a kernel from another library or another copy of precast\n"
+                f"  needed  the namespace {NAMESPACE!r} for this copy alone ({__file__})\n"
+                f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
+            )
+
+
+def _define_catalogue() -> torch.library.Library:
+    import torch
+
+    foreign = sorted(op for op in torch._C._dispatch_get_all_op_names() if op.startswith(f"{NAMESPACE}::"))
+    if foreign:
+        raise _occupied(f"the ops {', '.join(foreign[:3])}")
+    try:
+        made = torch.library.Library(NAMESPACE, "DEF")
+    except RuntimeError as error:  # a library that owns the namespace without an op in it yet
+        if "Only a single TORCH_LIBRARY" not in str(error):
+            raise
+        raise _occupied("a registration of the whole namespace") from error
+    for family in catalogue.FAMILIES:
+        for schema in family.ops:
+            name = op_name(schema)
+            made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+            made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
+    return made
+
+
+def _occupied(what: str) -> KernelIncompatible:
+    return KernelIncompatible(
+        f"the operator namespace {NAMESPACE!r} is taken in this process\n"
+        f"  found   {what}, from another library or another copy of precast\n"
+        f"  needed  the namespace for this copy alone ({__file__})\n"
+        f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
+    )
+
+
+def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., Any]:
+    """The kernel of last resort of one op: loads, then hands the very same call back to the dispatcher."""
+
+    def load_and_redispatch(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        # In this room already, but it imports this module: the loader needs the schemas before it registers kernels.
+        from precast._load import loader
+
+        device = _first_device((*args, *kwargs.values()))
+        if device is None:  # empty tensor lists only: there is nothing to compute, and the CPU kernel says so
+            device, keyset = "cpu", torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        if getattr(_running, "op", None) is op:
+            raise KernelUnavailable(
+                f"{op}: the {device} kernels of {family.name} were loaded, and none of them serves this call\n"
+                f"  found   dispatch keys {keyset}\n"
+                f"  needed  a device of {', '.join(family.devices)}, and plain tensors\n"
+                f"  fix     1) python -m precast doctor"
+            )
+        loader.ensure(family.name, device)
+        outer, _running.op = getattr(_running, "op", None), op
+        try:
+            return op.redispatch(keyset, *args, **kwargs)
+        finally:
+            _running.op = outer
+
+    return load_and_redispatch
+
+
+def _first_device(values: Iterable[Any]) -> str | None:
+    """The device type of the first tensor among the arguments, looking into lists."""
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value.device.type
+        if isinstance(value, (list, tuple)):
+            found = _first_device(value)
+            if found is not None:
+                return found
+    return None
