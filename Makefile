@@ -1,0 +1,60 @@
+# The developer commands. Each one first makes the environment it needs, from python3 (3.10 or newer, with venv), a C++
+# compiler and pip alone.
+#
+#   make test                     everything this machine can run
+#   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
+#   PYTHON=python3.12 make test   another interpreter, likewise
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?=
+ARGS ?=
+
+# One environment per interpreter and torch, so that an override never changes what the plain command uses.
+VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CPP_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
+
+.PHONY: help test demo bench lint format
+
+help:
+	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
+	@echo "targets: test demo bench lint format"
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(READY)
+	$(BIN)/python tools/demo.py $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(CPP_FILES),$(BIN)/clang-format --dry-run --Werror $(CPP_FILES))
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(if $(CPP_FILES),$(BIN)/clang-format -i $(CPP_FILES))
+
+# The environment: pinned tools, pinned torch, and this checkout as an editable install. `--no-build-isolation` because
+# the pinned build backend is already there. Made again whenever one of the files that describe it changes.
+$(READY): constraints.txt pyproject.toml setup.py Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --upgrade pip
+	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --group dev torch
+	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --no-build-isolation --editable .
+	touch $@

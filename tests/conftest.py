@@ -1,0 +1,201 @@
+"""The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
+
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``wheel``, ``container``). The needs of the collected tests are
+probed once; what was found is printed above the results, and a test whose need is not met is skipped here, with the
+reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
+Every skip is listed again at the end. A module that cannot even be imported without torch says
+``pytest.importorskip("torch")`` first.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a probe found: whether the need is met, and the fact that says so."""
+
+    met: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """A marker's name, what it means, and how this machine is asked about it."""
+
+    name: str
+    meaning: str
+    probe: Callable[[], Found]
+
+
+@functools.cache
+def torch_facts() -> dict[str, str]:
+    """Ask torch in a child process, so that a broken torch cannot end this one; keys: version, gpu, error."""
+    code = (
+        "import json, torch\n"
+        "gpu = torch.version.hip is None and torch.cuda.is_available()\n"
+        "names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if gpu else []\n"
+        "print(json.dumps({'version': torch.__version__, 'gpu': ', '.join(names)}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode:
+        return {"error": (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]}
+    facts: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return facts
+
+
+def probe_torch() -> Found:
+    facts = torch_facts()
+    return Found("version" in facts, facts.get("version", facts.get("error", "")))
+
+
+def probe_gpu() -> Found:
+    facts = torch_facts()
+    return Found(bool(facts.get("gpu")), facts.get("gpu") or "torch sees no NVIDIA GPU")
+
+
+def probe_compiler() -> Found:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++"))), None)
+    if compiler is None:
+        return Found(False, "none of $CXX, g++, clang++ is on PATH")
+    if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
+        return Found(False, f"{compiler} is there, ninja is not")
+    return Found(True, compiler)
+
+
+def probe_wheel() -> Found:
+    """Whether pip finds the build backend: that is the first thing an isolated build asks an index for."""
+    wanted = f"setuptools=={version('setuptools')}"
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "-q", wanted]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode:
+        return Found(False, f"pip does not find {wanted}: {(run.stderr.strip().splitlines() or ['no output'])[-1]}")
+    return Found(True, f"pip finds {wanted}")
+
+
+def probe_container() -> Found:
+    for engine in filter(None, map(shutil.which, ("docker", "podman"))):
+        if subprocess.run([engine, "info"], capture_output=True, timeout=60, check=False).returncode == 0:
+            return Found(True, engine)
+    return Found(False, "neither docker nor podman answers")
+
+
+NEEDS = {
+    need.name: need
+    for need in (
+        Need("torch", "imports torch", probe_torch),
+        Need("gpu", "needs an NVIDIA GPU that torch can use; gpu(2): as many of them", probe_gpu),
+        Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
+        Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
+        Need("container", "needs a container engine that answers", probe_container),
+    )
+}
+
+
+@functools.cache
+def found(name: str) -> Found:
+    """The answer of one need's probe, asked at most once in a run."""
+    return NEEDS[name].probe()
+
+
+def unmet(item: pytest.Item) -> str | None:
+    """Say why this machine cannot run a test, or None."""
+    for marker in item.iter_markers():
+        if marker.name not in NEEDS:
+            continue
+        answer = found(marker.name)
+        if not answer.met:
+            return f"needs {marker.name}: {answer.detail}"
+        if marker.name == "gpu" and marker.args and len(answer.detail.split(", ")) < marker.args[0]:
+            return f"needs {marker.args[0]} GPUs: {answer.detail}"
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for need in NEEDS.values():
+        config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    used = {marker.name for item in items for marker in item.iter_markers()} & set(NEEDS)
+    return [f"need {name}: {'met' if found(name).met else 'NOT met'} ({found(name).detail})" for name in sorted(used)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    reason = unmet(item)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def skip_reason(longrepr: object) -> str:
+    """Give the reason of a skip as pytest keeps it: (path, line, 'Skipped: reason')."""
+    return longrepr[2].removeprefix("Skipped: ") if isinstance(longrepr, tuple) else str(longrepr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip that no unmet need explains into a failure. An expected failure is a result, not a skip."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and unmet(item) is None:
+        named = [marker.name for marker in item.iter_markers() if marker.name in NEEDS]
+        report.outcome = "failed"
+        report.longrepr = (
+            f"skipped although this machine meets what the test says it needs ({', '.join(named) or 'nothing'}): "
+            f"{skip_reason(report.longrepr)}\nMark the missing need, or make the test run."
+        )
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Hold a module that skips itself to the same rule: without torch it may, with torch it may not."""
+    report = yield
+    if report.skipped and found("torch").met:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{collector.nodeid} skipped itself although torch is here: {skip_reason(report.longrepr)}\n"
+            "A module may skip itself for want of torch alone; mark its tests with what they need instead."
+        )
+    return report
+
+
+def grouped(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> dict[str, list[str]]:
+    """Put the skipped tests under their reasons."""
+    groups: dict[str, list[str]] = {}
+    for report in reports:
+        groups.setdefault(skip_reason(report.longrepr), []).append(report.nodeid)
+    return groups
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    groups = grouped(terminalreporter.stats.get("skipped", []))
+    if not groups:
+        return
+    terminalreporter.section("skipped, by reason")
+    for reason, tests in sorted(groups.items()):
+        terminalreporter.write_line(f"{reason} ({len(tests)})")
+        for test in tests:
+            terminalreporter.write_line(f"    {test}")
+
+
+@pytest.fixture
+def checkout() -> Path:
+    """The root of this checkout."""
+    return Path(__file__).resolve().parents[1]
