@@ -1,0 +1,73 @@
+"""The one authored list of kernel families: their sources, their ops and the devices they serve.
+
+A family is what is compiled, shipped and loaded together. To add one: a folder in ``csrc``, an entry here, a module in
+``ops``, a test. Everything else (build, wheel, loader, doctor) walks this list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kernel family. Paths are relative to ``csrc``; ``cpu`` sources are compiled once per CPU level."""
+
+    name: str
+    device: str | None
+    host: tuple[str, ...]
+    cpu: tuple[str, ...]
+    ops: tuple[str, ...]  # full schemas, without the namespace
+    devices: tuple[str, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every file that is handed to a compiler for this family."""
+        device = () if self.device is None else (self.device,)
+        return (*device, *self.host, *self.cpu)
+
+
+# What every host library holds besides its families: the C interface, the launch protocol, the driver by dlopen.
+COMMON_HOST = ("common/api.cpp", "common/driver.cpp", "common/launch.cpp", "common/glibc_compat.cpp")
+
+RMS_NORM = Family(
+    name="rms_norm",
+    device="rms_norm/device.cu",
+    host=("rms_norm/host.cpp",),
+    cpu=("rms_norm/cpu.cpp",),
+    ops=(
+        "rms_norm(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
+        "rms_norm_forward(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
+        "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
+        "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
+        "fused_add_rms_norm_forward(Tensor x, Tensor residual, Tensor weight, float eps, int casting)"
+        " -> (Tensor, Tensor)",
+        "fused_add_rms_norm_backward(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, float eps, int casting)"
+        " -> (Tensor, Tensor)",
+        "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
+    ),
+    devices=("cpu", "cuda"),
+)
+
+CPU_ADAM = Family(
+    name="cpu_adam",
+    device=None,
+    host=("cpu_adam/host.cpp",),
+    cpu=("cpu_adam/cpu.cpp",),
+    ops=(
+        "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
+        " Tensor(d!)[] copies, float lr, float beta1, float beta2, float eps, float weight_decay,"
+        " float bias_correction1, float bias_correction2, float grad_scale, bool decoupled, bool maximize) -> ()",
+    ),
+    devices=("cpu",),
+)
+
+FAMILIES = (RMS_NORM, CPU_ADAM)
+
+
+def get(name: str) -> Family:
+    """Find a family by name, or raise KeyError with the names there are."""
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise KeyError(f"no kernel family {name!r}; there are: {', '.join(family.name for family in FAMILIES)}")
