@@ -31,7 +31,7 @@ test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: $(READY)
-	$(BIN)/python tools/demo.py $(ARGS)
+	$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
