@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from precast._build import catalogue
+from precast._load.system import require_linux
 from precast.errors import KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 NAMESPACE = "precast"
 
 _lock = threading.Lock()
-_library: torch.library.Library | None = None
+_made: list[torch.library.Library] = []  # at most one; kept for the life of the process, as its end would undefine the ops
 _running = threading.local()
 
 
 def library() -> torch.library.Library:
     """The library that owns the namespace, with every schema of the catalogue defined in it; made at the first call."""
-    global _library
+    require_linux()
     with _lock:
-        if _library is None:
-            _library = _define_catalogue()
-        return _library
+        if not _made:
+            _made.append(_define_catalogue())
+        return _made[0]
 
 
 def op_name(schema: str) -> str:

@@ -1,0 +1,49 @@
+"""PyTorch kernels that are always ready.
+
+Importing this package imports neither torch nor any compiled file; everything below is found at its first use::
+
+    import precast
+    y = precast.ops.rms_norm(x, weight)      # loads, or builds, the one kernel family it needs
+    precast.load("rms_norm", "cuda:0")       # the same ahead of time, for example before capturing a CUDA graph
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from precast._version import __version__
+
+if TYPE_CHECKING:
+    from precast import base_extension, errors, extension, kernel_loader, ops, optim
+    from precast._load.loader import Loaded, load
+
+# What each lazy attribute is: a submodule, or a name inside one (PEP 562).
+_SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "ops", "optim")
+_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.loader"}
+
+__all__ = [
+    "Loaded",
+    "__version__",
+    "base_extension",
+    "errors",
+    "extension",
+    "kernel_loader",
+    "load",
+    "ops",
+    "optim",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _MEMBERS:
+        value = getattr(importlib.import_module(_MEMBERS[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,132 @@
+"""The GPUs and the driver of this machine, asked without creating a CUDA context, so that a process can still fork.
+
+NVML forecasts what CUDA will show; the device itself is checked by the host library at its first use. Both libraries
+belong to the driver: https://docs.nvidia.com/deploy/nvml-api and ``cuDriverGetVersion``, which needs no ``cuInit``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from precast._abi.capability import ComputeCapability
+from precast._abi.host import Gpu
+from precast._abi.version import CudaVersion
+
+_NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+_NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What CUDA is expected to show. ``certain`` is false where only CUDA itself could tell; ``note`` says why."""
+
+    gpus: tuple[Gpu, ...]
+    certain: bool
+    note: str
+
+
+def driver_version() -> CudaVersion | None:
+    """The newest CUDA version the installed driver serves; None when there is no driver."""
+    try:
+        cuda = ctypes.CDLL(_CUDA)
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(number)) != 0 or number.value <= 0:
+        return None
+    return CudaVersion.from_driver(number.value)
+
+
+def forecast(visible_devices: str | None, device_order: str | None) -> Forecast:
+    """The GPUs a CUDA process would see under CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, in its order."""
+    try:
+        with _nvml() as nvml:
+            physical, partitioned = _physical(nvml)
+    except _NvmlError as error:
+        return Forecast((), certain=False, note=str(error))
+    if partitioned:
+        return Forecast((), certain=False, note="GPUs partitioned by MIG are only known to CUDA itself")
+    chosen = select_visible(visible_devices, [gpu.uuid or "" for gpu in physical])
+    gpus = tuple(_renumber(physical[old], new) for new, old in enumerate(chosen))
+    # By default CUDA sorts by speed, which NVML does not know; among equal GPUs that is the PCI order NVML uses.
+    unlike = len({gpu.capability for gpu in physical}) > 1
+    certain = device_order == "PCI_BUS_ID" or not unlike
+    note = "" if certain else "unlike GPUs in an order only CUDA knows; CUDA_DEVICE_ORDER=PCI_BUS_ID settles it"
+    return Forecast(gpus, certain, note)
+
+
+def select_visible(text: str | None, uuids: Sequence[str]) -> list[int]:
+    """The physical indices CUDA_VISIBLE_DEVICES selects, in order: as in CUDA, the first bad entry ends the list."""
+    if text is None:
+        return list(range(len(uuids)))
+    chosen: list[int] = []
+    for token in (part.strip() for part in text.split(",")):
+        index = _index_of(token, uuids)
+        if index is None:
+            break
+        if index in chosen:  # CUDA refuses the whole list
+            return []
+        chosen.append(index)
+    return chosen
+
+
+def _index_of(token: str, uuids: Sequence[str]) -> int | None:
+    if token.isascii() and token.isdigit():
+        return int(token) if int(token) < len(uuids) else None
+    matches = [i for i, uuid in enumerate(uuids) if token.startswith("GPU-") and uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else None  # an abbreviated UUID must name one GPU only
+
+
+def _renumber(gpu: Gpu, index: int) -> Gpu:
+    return Gpu(index=index, capability=gpu.capability, name=gpu.name, uuid=gpu.uuid)
+
+
+class _NvmlError(Exception):
+    pass
+
+
+@contextmanager
+def _nvml() -> Iterator[ctypes.CDLL]:
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError as error:
+        raise _NvmlError(f"NVML ({_NVML}): {error}") from error
+    _check(nvml.nvmlInit_v2(), "nvmlInit")
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _physical(nvml: ctypes.CDLL) -> tuple[list[Gpu], bool]:
+    """Every GPU this process may use, in PCI order, and whether one of them is partitioned."""
+    count = ctypes.c_uint()
+    _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
+    gpus, partitioned = [], False
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
+            continue  # not accessible from here (a container, a lost device): CUDA does not show it either
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        status = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+        _check(status, f"nvmlDeviceGetCudaComputeCapability of GPU {index}")
+        capability = ComputeCapability(major.value, minor.value)
+        name, uuid = (_text(getattr(nvml, f"nvmlDeviceGet{what}"), handle) for what in ("Name", "UUID"))
+        gpus.append(Gpu(index=index, capability=capability, name=name or "", uuid=uuid))
+        mode, pending = ctypes.c_uint(), ctypes.c_uint()
+        if nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(mode), ctypes.byref(pending)) == 0:
+            partitioned |= mode.value == 1
+    return gpus, partitioned
+
+
+def _text(function: ctypes._NamedFuncPointer, handle: ctypes.c_void_p) -> str | None:
+    buffer = ctypes.create_string_buffer(_NAME_BYTES)
+    return buffer.value.decode(errors="replace") if function(handle, buffer, _NAME_BYTES) == 0 else None
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        raise _NvmlError(f"NVML: {what} returned {status}")

@@ -1,0 +1,72 @@
+"""A host library and its C interface (csrc/common/api.cpp), with every failure turned into an exception."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from precast._abi.capability import ComputeCapability, GpuTarget
+from precast.errors import KernelError, KernelIncompatible
+
+_ERROR_BYTES = 4096
+_NAMES_BYTES = 1 << 16
+
+
+class CannotOpen(Exception):
+    """The dynamic linker refused a file; the text is the linker's own."""
+
+
+class HostLibrary:
+    """One mapped library. It is never unmapped: the dispatcher keeps pointers into it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+            self._c.precast_build_id.restype = self._c.precast_families.restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:  # AttributeError: it opens, and is no library of ours
+            raise CannotOpen(str(error)) from error
+        self.path = path
+
+    def build_id(self) -> str:
+        """Package version, torch ABI and source digest this library was compiled from."""
+        return _text(self._c.precast_build_id())
+
+    def families(self) -> tuple[str, ...]:
+        """The kernel families in it."""
+        return tuple(_text(self._c.precast_families()).split())
+
+    def register(self, family: str, key: str) -> None:
+        """Gives the family's ops their kernels for a dispatch key, "CPU" or "CUDA"; again is a no-op."""
+        self._call("precast_register", family, key)
+
+    def set_image(self, family: str, device: int, image: bytes, target: GpuTarget, capability: ComputeCapability) -> None:
+        """Hands over a device's cubin or PTX; the library copies it, and loads it at the first launch there."""
+        where = (str(target), capability.major, capability.minor)
+        self._call("precast_set_image", family, device, image, ctypes.c_size_t(len(image)), *where)
+
+    def refuse(self, family: str, device: int, message: str) -> None:
+        """Makes every launch of the family on this device raise the message."""
+        status = self._c.precast_refuse(family.encode(), device, message.encode())
+        if status != 0:
+            raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}")
+
+    def prepare(self, family: str, device: int) -> None:
+        """Resolves the family's kernels in the device's context now, so that a captured launch has nothing to load."""
+        self._call("precast_prepare", family, device)
+
+    def entries(self, family: str) -> tuple[str, ...]:
+        """The entry points of the family's device code."""
+        buffer = ctypes.create_string_buffer(_NAMES_BYTES)
+        if self._c.precast_entries(family.encode(), buffer, ctypes.c_size_t(_NAMES_BYTES)) != 0:
+            raise KernelIncompatible(f"{self.path}: {_text(buffer.value)}")
+        return tuple(_text(buffer.value).split())
+
+    def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t) -> None:
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        c_arguments = [value.encode() if isinstance(value, str) else value for value in arguments]
+        if getattr(self._c, function)(*c_arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
+            raise KernelIncompatible(f"{_text(error.value)}\n  from    {function} of {self.path}")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

@@ -1,0 +1,91 @@
+"""The files that came with the installation: the manifest, and the bytes it speaks of, verified before any use."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import precast
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
+from precast._abi.capability import TargetKind
+from precast.errors import KernelIncompatible
+
+C_DIR = Path(precast.__file__).resolve().parent / "_C"
+MANIFEST = "build_info.json"
+
+
+class Damaged(Exception):
+    """A file is not what the manifest says; the text says how it differs."""
+
+
+def load_build_info(folder: Path | None = None) -> BuildInfo | None:
+    """The manifest of this installation; None for a pure wheel and a checkout, which have no such file."""
+    path = (folder or C_DIR) / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_manifest(path, str(error)) from error
+    try:
+        return BuildInfo.from_json(text)
+    except ManifestError as error:
+        raise _bad_manifest(path, str(error)) from error
+
+
+def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
+    """The file's content, read once; size, hash and the file's own header all agree with the manifest, or Damaged."""
+    path = (folder or C_DIR) / file.path
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged("missing") from None
+    except OSError as error:
+        raise Damaged(f"unreadable: {error}") from error
+    if len(content) != file.bytes:
+        raise Damaged(f"{len(content)} bytes, {file.bytes} in the manifest")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise Damaged(f"sha256 {digest[:16]}..., {file.sha256[:16]}... in the manifest")
+    _check_header(file, content)
+    return content
+
+
+def _check_header(file: HostFile | DeviceFile, content: bytes) -> None:
+    """What the bytes say of themselves against the manifest: a manifest can lie with every hash in order."""
+    from precast._build import elf
+
+    try:
+        if isinstance(file, HostFile):
+            found, wanted = elf.read_shared_object(content).machine, file.machine
+        elif file.target.kind is TargetKind.SASS:
+            found, wanted = str(elf.read_cubin(content).target), str(file.target)
+        else:
+            found, wanted = _ptx_target(content), str(file.target).replace("compute", "sm")
+    except elf.ElfError as error:
+        raise Damaged(str(error)) from error
+    if not _same_target(found, wanted):
+        raise Damaged(f"built for {found}, {wanted} in the manifest")
+
+
+def _same_target(found: str, wanted: str) -> bool:
+    # A cubin's header holds the number only: "sm_90a" and "sm_90" look alike in it.
+    return found == wanted or (found.startswith("sm_") and found == wanted.rstrip("af"))
+
+
+def _ptx_target(content: bytes) -> str:
+    match = re.search(rb"^\.target\s+(sm_\w+)", content, re.MULTILINE)
+    if match is None:
+        raise Damaged("no .target line, so this is no PTX")
+    return match[1].decode()
+
+
+def _bad_manifest(path: Path, what: str) -> KernelIncompatible:
+    return KernelIncompatible(
+        f"the manifest of this installation cannot be used, so nothing prebuilt is loaded\n"
+        f"  found   {path}: {what}\n"
+        f"  needed  the {MANIFEST} that the build wrote\n"
+        f"  fix     1) python -m pip install --force-reinstall --no-deps --no-cache-dir {precast.__name__}\n"
+        f"          2) PRECAST_JIT=jit, to build here and ignore what is prebuilt"
+    )

@@ -1,0 +1,189 @@
+"""The only place that looks at the world: system, torch, driver, GPUs, compilers. Everyone else takes its ``Host``.
+
+Nothing here creates a CUDA context, writes a file or raises for what is missing: a missing thing is a fact of the host.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from precast._abi.capability import ComputeCapability
+from precast._abi.host import Builders, Compiler, Gpu, Host, TorchInfo
+from precast._abi.settings import Settings
+from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._load import gpus as gpu_probe
+from precast.errors import KernelError
+
+_COMPILERS = ("g++", "c++", "clang++")
+_WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
+_GLIBCXX = re.compile(rb"GLIBCXX_(3\.4(?:\.\d+)?)\0")
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process; a bad value is an error that names the variable."""
+    try:
+        return Settings.from_env(os.environ if environ is None else environ)
+    except ValueError as error:
+        raise KernelError(str(error)) from error
+
+
+def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host:
+    """The host as it is now, builders not looked for. ``certain`` initialises torch.cuda where NVML cannot tell."""
+    torch, torch_info, torch_error = _probe_torch()
+    return Host(
+        system=platform.system(),
+        machine=platform.machine(),
+        python=Release(sys.version_info.major, sys.version_info.minor),
+        glibc=_glibc(),
+        glibcxx=_glibcxx(),
+        torch=torch_info,
+        torch_error=torch_error,
+        driver=gpu_probe.driver_version() if gpus else None,
+        gpus=_gpus(torch, settings, certain) if gpus else (),
+        builders=None,
+    )
+
+
+def probe_builders(settings: Settings, host: Host) -> Builders:
+    """What could build here: a C++ compiler, ninja, NVRTC; and where each was looked for."""
+    from precast._build import nvrtc  # not needed, and not imported, while a prebuilt fits
+
+    looked_at: list[str] = []
+    compiler = _find_compiler(settings.cxx, looked_at)
+    ninja = _find_ninja(looked_at)
+    found, where = nvrtc.find_nvrtc(_torch_lib_dir(), settings.cuda_home, None)
+    return Builders(compiler=compiler, ninja=ninja, nvrtc=found, looked_at=(*looked_at, *where))
+
+
+def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
+    if importlib.util.find_spec("torch") is None:
+        return None, None, None
+    try:
+        import torch
+
+        info = TorchInfo(
+            version=TorchVersion.parse(str(torch.__version__), git=torch.version.git_version),
+            cxx11=bool(torch.compiled_with_cxx11_abi()),
+            cuda=CudaVersion.parse(torch.version.cuda) if torch.version.cuda else None,
+            hip=torch.version.hip,
+        )
+    # What a broken installation raises: a missing library, a file cut short, the empty folder of an old one, a
+    # version string nobody can read.
+    except (ImportError, OSError, AttributeError, SyntaxError, ValueError) as error:
+        return None, None, f"{type(error).__name__}: {error}"
+    return torch, info, None
+
+
+def _glibc() -> Release | None:
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"; musl and other systems do not know the name
+    except (ValueError, OSError, AttributeError):
+        return None
+    match = re.match(r"glibc (\d+)\.(\d+)", text or "")
+    return Release(int(match[1]), int(match[2])) if match else None
+
+
+def _glibcxx() -> str | None:
+    """The newest GLIBCXX version of the libstdc++ mapped here, the one a library of ours would bind to.
+
+    It is not opened when it is not mapped: whichever libstdc++ comes first stays, and torch may bring its own.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"/\S*/libstdc\+\+\.so\.6[\w.]*$", maps, re.MULTILINE)
+        versions = _GLIBCXX.findall(Path(match[0]).read_bytes()) if match else []
+    except OSError:
+        return None
+    numbers = sorted(tuple(int(part) for part in version.split(b".")) for version in versions)
+    return ".".join(str(part) for part in numbers[-1]) if numbers else None
+
+
+def _gpus(torch: ModuleType | None, settings: Settings, certain: bool) -> tuple[Gpu, ...]:
+    if torch is not None and torch.cuda.is_initialized():
+        return _gpus_of_torch(torch)
+    forecast = gpu_probe.forecast(settings.visible_devices, settings.device_order)
+    if forecast.certain or not certain or torch is None or not torch.cuda.is_available():
+        return forecast.gpus
+    torch.cuda.init()
+    return _gpus_of_torch(torch)
+
+
+def _gpus_of_torch(torch: ModuleType) -> tuple[Gpu, ...]:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        uuid = getattr(properties, "uuid", None)
+        capability = ComputeCapability(properties.major, properties.minor)
+        found.append(Gpu(index, capability, properties.name, None if uuid is None else f"GPU-{uuid}"))
+    return tuple(found)
+
+
+def _find_compiler(cxx: str | None, looked_at: list[str]) -> Compiler | None:
+    """CXX alone when it is set (a setting is verified, never replaced), else the first compiler on PATH that answers."""
+    if cxx:
+        words = shlex.split(cxx)
+        if len(words) > 1 and Path(words[0]).name in _WRAPPERS:
+            words = words[1:]
+        if len(words) != 1:
+            looked_at.append(f"compiler: CXX={cxx!r} must be one compiler, without options")
+            return None
+        names: tuple[str, ...] = (words[0],)
+    else:
+        names = _COMPILERS
+    for name in names:
+        shown = f"CXX={cxx!r}" if cxx else f"{name} on PATH"
+        path = shutil.which(name)
+        found = _ask_compiler(path) if path else None
+        if found is not None:
+            looked_at.append(f"compiler: {shown}: {path} {found.version}")
+            return found
+        looked_at.append(f"compiler: {shown}: {'does not say its version' if path else 'not there'}")
+    return None
+
+
+def _ask_compiler(path: str) -> Compiler | None:
+    """Kind and version of a compiler by its own words; None for anything that does not answer like one."""
+    try:
+        answers = [
+            subprocess.run([path, *option], capture_output=True, text=True, timeout=30, check=False).stdout
+            for option in (["--version"], ["-dumpfullversion", "-dumpversion"])
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.match(r"\d+(\.\d+)*", answers[1].strip())
+    if version is None:
+        return None
+    return Compiler(path=path, version=version[0], kind="clang++" if "clang" in answers[0] else "g++")
+
+
+def _find_ninja(looked_at: list[str]) -> str | None:
+    """The program the ninja package brings along (outside PATH perhaps), else the one on PATH."""
+    try:
+        import ninja
+    except ImportError:
+        looked_at.append("ninja: package: not installed")
+    else:
+        path = Path(ninja.BIN_DIR) / "ninja"
+        looked_at.append(f"ninja: package: {path}{'' if os.access(path, os.X_OK) else ': not there'}")
+        if os.access(path, os.X_OK):
+            return str(path)
+    found = shutil.which("ninja")
+    looked_at.append(f"ninja: PATH: {found or 'not there'}")
+    return found
+
+
+def _torch_lib_dir() -> Path | None:
+    """The folder of torch's own libraries, found without importing it."""
+    spec = importlib.util.find_spec("torch")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) / "lib" if folders else None
