@@ -40,10 +40,14 @@ RMS_NORM = Family(
         "rms_norm_forward(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
         "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
         "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
-        "fused_add_rms_norm_forward(Tensor x, Tensor residual, Tensor weight, float eps, int casting)"
-        " -> (Tensor, Tensor)",
-        "fused_add_rms_norm_backward(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, float eps, int casting)"
-        " -> (Tensor, Tensor)",
+        (
+            "fused_add_rms_norm_forward(Tensor x, Tensor residual, Tensor weight, float eps, int casting)"
+            " -> (Tensor, Tensor)"
+        ),
+        (
+            "fused_add_rms_norm_backward(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, float eps,"
+            " int casting) -> (Tensor, Tensor)"
+        ),
         "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
     ),
     devices=("cpu", "cuda"),
@@ -55,9 +59,11 @@ CPU_ADAM = Family(
     host=("cpu_adam/host.cpp",),
     cpu=("cpu_adam/cpu.cpp",),
     ops=(
-        "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
-        " Tensor(d!)[] copies, float lr, float beta1, float beta2, float eps, float weight_decay,"
-        " float bias_correction1, float bias_correction2, float grad_scale, bool decoupled, bool maximize) -> ()",
+        (
+            "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
+            " Tensor(d!)[] copies, float lr, float beta1, float beta2, float eps, float weight_decay,"
+            " float bias_correction1, float bias_correction2, float grad_scale, bool decoupled, bool maximize) -> ()"
+        ),
     ),
     devices=("cpu",),
 )

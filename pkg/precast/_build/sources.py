@@ -52,9 +52,9 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
 def reachable(entries: Iterable[str], roots: Mapping[str, Path]) -> tuple[SourceFile, ...]:
     """The files that ``entries`` include, directly or not, sorted by name, ``entries`` among them.
 
-    ``roots`` maps a prefix (``csrc``) to a folder; an entry is ``prefix/relative path``. An include is looked for beside
-    the file that has it, then in each root; what is found in neither belongs to the system and is the compiler's share
-    of the key. Conditional includes count: a key may hold a file too many, never one too few.
+    ``roots`` maps a prefix (``csrc``) to a folder; an entry is ``prefix/relative path``. An include is looked for
+    beside the file that has it, then in each root; what is found in neither belongs to the system and is the
+    compiler's share of the key. Conditional includes count: a key may hold a file too many, never one too few.
     """
     found: dict[str, SourceFile] = {}
     todo = list(entries)

@@ -1,0 +1,237 @@
+"""What the bytes of an ELF file say: a cubin's target, a shared library's needs. Every read is checked against the end.
+
+Damaged bytes give ElfError or a value that is really in them, never another exception: the loader asks before anything is
+mapped, and the build asks before anything is published. Layout: System V ABI; cubin headers as in the CUDA 12 and 13
+toolkits (the two put the SM number in different bytes of ``e_flags``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind
+
+EM_CUDA = 190
+MACHINES = {62: "x86_64", 183: "aarch64"}
+
+_SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
+_DT_NEEDED, _DT_SONAME = 1, 14
+_ACCELERATED_12 = 0x800  # e_flags bit of `sm_XXa` in the CUDA 12 layout; the CUDA 13 layout does not tell
+
+
+class ElfError(ValueError):
+    """The bytes are not the ELF file they should be; the message says which field is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class CubinHeader:
+    """What a cubin says it was compiled for. The layout is the CUDA major that wrote it."""
+
+    target: GpuTarget
+    layout: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElfInfo:
+    """A shared library's needs; the ceilings are the greatest symbol versions it asks for, () for none."""
+
+    machine: str
+    soname: str | None
+    needed: tuple[str, ...]
+    glibc: tuple[int, ...]
+    glibcxx: tuple[int, ...]
+    undefined: frozenset[str]
+    exported: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    kind: int
+    offset: int
+    size: int
+    link: int
+    entry_size: int
+    info: int
+
+
+class _Elf:
+    """A little-endian 64-bit ELF whose section and program tables all lie inside the file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        if len(data) < 64 or data[:4] != b"\x7fELF":
+            raise ElfError(f"not an ELF file ({len(data)} bytes, first four {data[:4]!r})")
+        if data[4:6] != b"\x02\x01":
+            raise ElfError("not a 64-bit little-endian ELF file")
+        self.os_abi, self.abi_version = data[7], data[8]
+        self.kind, self.machine = self.unpack("<HH", 16)
+        self.flags: int = self.unpack("<I", 48)[0]
+        self._check_segments()
+
+    def unpack(self, layout: str, offset: int) -> tuple[int, ...]:
+        """Read integers at an offset, or say that the file ends before."""
+        if offset < 0 or offset + struct.calcsize(layout) > len(self.data):
+            raise ElfError(f"the file ends at byte {len(self.data)}, and a field lies at {offset}")
+        return struct.unpack_from(layout, self.data, offset)
+
+    def _check_segments(self) -> None:
+        start = self.unpack("<Q", 32)[0]
+        size, count = self.unpack("<HH", 54)
+        for index in range(count):
+            offset, _, _, length = self.unpack("<QQQQ", start + index * size + 8)
+            if offset + length > len(self.data):
+                raise ElfError(f"segment {index} ends at byte {offset + length} of {len(self.data)}")
+
+    @cached_property
+    def sections(self) -> tuple[_Section, ...]:
+        """The section table; a section outside the file is an error, whatever it holds."""
+        start = self.unpack("<Q", 40)[0]
+        size, count = self.unpack("<HH", 58)
+        if not count:
+            raise ElfError("there is no section table")
+        if size != 64:
+            raise ElfError(f"a section header has {size} bytes, not 64")
+        found = []
+        for index in range(count):
+            _, kind, _, _, offset, length, link, info, _, entry = self.unpack("<IIQQQQIIQQ", start + index * size)
+            if kind not in {0, _SHT_NOBITS} and offset + length > len(self.data):
+                raise ElfError(f"section {index} ends at byte {offset + length} of {len(self.data)}")
+            found.append(_Section(kind, offset, length, link, entry, info))
+        return tuple(found)
+
+    def string(self, table: _Section, offset: int) -> str:
+        """Read a NUL-terminated name out of a string table."""
+        end = table.offset + table.size
+        start = table.offset + offset
+        if not table.offset <= start < end:
+            raise ElfError(f"a name lies at {offset} of a string table of {table.size} bytes")
+        stop = self.data.find(b"\0", start, end)
+        if stop < 0:
+            raise ElfError("a name does not end inside its string table")
+        return self.data[start:stop].decode("utf-8", "backslashreplace")
+
+    def strings_of(self, section: _Section) -> _Section:
+        """The string table a section refers to."""
+        if section.link >= len(self.sections):
+            raise ElfError(f"a section refers to section {section.link} of {len(self.sections)}")
+        return self.sections[section.link]
+
+    def of_kind(self, kind: int) -> Iterator[_Section]:
+        """The sections of one type."""
+        return (section for section in self.sections if section.kind == kind)
+
+
+def read_cubin(data: bytes) -> CubinHeader:
+    """Read the target of a cubin, in either of the two layouts there are."""
+    elf = _Elf(data)
+    if elf.machine != EM_CUDA:
+        raise ElfError(f"the machine is {elf.machine}, and a cubin has {EM_CUDA}")
+    if (elf.os_abi, elf.abi_version) == (51, 7):
+        layout, number, suffix = 12, elf.flags & 0xFF, "a" if elf.flags & _ACCELERATED_12 else ""
+    elif (elf.os_abi, elf.abi_version) == (65, 8):
+        layout, number, suffix = 13, (elf.flags >> 8) & 0xFF, ""
+    else:
+        raise ElfError(f"unknown cubin layout: OS ABI {elf.os_abi}, ABI version {elf.abi_version}")
+    if number < 50 or not elf.sections:
+        raise ElfError(f"the header names sm_{number}, which is no GPU")
+    capability = ComputeCapability(number // 10, number % 10)
+    return CubinHeader(GpuTarget(TargetKind.SASS, capability, suffix), layout)
+
+
+def read_shared_object(data: bytes) -> ElfInfo:
+    """Read what a shared library needs and offers from its dynamic section, symbols and version needs."""
+    elf = _Elf(data)
+    if elf.kind != 3:
+        raise ElfError(f"the file type is {elf.kind}, and a shared library has 3")
+    if elf.machine not in MACHINES:
+        raise ElfError(f"the machine is {elf.machine}; known are {', '.join(MACHINES.values())}")
+    needed, soname = _dynamic(elf)
+    versions = tuple(_needed_versions(elf))
+    undefined, exported = _symbols(elf)
+    return ElfInfo(
+        machine=MACHINES[elf.machine],
+        soname=soname,
+        needed=needed,
+        glibc=_ceiling("GLIBC_", versions),
+        glibcxx=_ceiling("GLIBCXX_", versions),
+        undefined=undefined,
+        exported=exported,
+    )
+
+
+def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
+    tables = tuple(elf.of_kind(_SHT_DYNAMIC))
+    if len(tables) != 1:
+        raise ElfError(f"there are {len(tables)} dynamic sections, and a shared library has one")
+    strings = elf.strings_of(tables[0])
+    needed, soname = [], None
+    for offset in range(tables[0].offset, tables[0].offset + tables[0].size, 16):
+        tag, value = elf.unpack("<qQ", offset)
+        if tag == 0:
+            break
+        if tag == _DT_NEEDED:
+            needed.append(elf.string(strings, value))
+        elif tag == _DT_SONAME:
+            soname = elf.string(strings, value)
+    return tuple(needed), soname
+
+
+def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
+    undefined, exported = set(), set()
+    for table in elf.of_kind(_SHT_DYNSYM):
+        strings = elf.strings_of(table)
+        for offset in range(table.offset, table.offset + table.size, 24):
+            name, info, _, section = elf.unpack("<IBBH", offset)
+            if not name:
+                continue
+            if section == 0:
+                undefined.add(elf.string(strings, name))
+            elif info >> 4 != 0:  # a local symbol is nobody else's
+                exported.add(elf.string(strings, name))
+    return frozenset(undefined), frozenset(exported)
+
+
+def _needed_versions(elf: _Elf) -> Iterator[str]:
+    """The names in .gnu.version_r: a list of files, each with a list of versions, both linked by relative offsets."""
+    for table in elf.of_kind(_SHT_VERNEED):
+        strings = elf.strings_of(table)
+        at, end = table.offset, table.offset + table.size
+        left = table.size // 16  # no more entries than fit, however the links are bent
+        for _ in range(table.info):
+            _check_inside(at, end)
+            _, count, _, aux, step = elf.unpack("<HHIII", at)
+            entry = at + aux
+            for _ in range(count):
+                _check_inside(entry, end)
+                left -= 1
+                if left < 0:
+                    raise ElfError("the version needs run in a circle")
+                _, _, _, name, onward = elf.unpack("<IHHII", entry)
+                yield elf.string(strings, name)
+                if not onward:
+                    break
+                entry += onward
+            if not step:
+                break
+            at += step
+
+
+def _check_inside(at: int, end: int) -> None:
+    if at + 16 > end:
+        raise ElfError("the version needs do not end inside their section")
+
+
+def _ceiling(prefix: str, versions: tuple[str, ...]) -> tuple[int, ...]:
+    """The greatest version under a prefix; GLIBC_PRIVATE and its like carry no number and are refused."""
+    greatest: tuple[int, ...] = ()
+    for version in versions:
+        if not version.startswith(prefix):
+            continue
+        parts = version.removeprefix(prefix).split(".")
+        if not all(part.isascii() and part.isdigit() for part in parts):
+            raise ElfError(f"the symbol version {version} is nobody's to need")
+        greatest = max(greatest, tuple(int(part) for part in parts))
+    return greatest
