@@ -1,0 +1,74 @@
+"""The interface of an extension: one way to give a loader its kernels, and how to ask whether it can.
+
+It is the interface of the older ``_Extension`` classes, so that a class written for them registers here unchanged; of
+the two spellings those had (``is_available``, ``is_hardware_available``) a subclass writes either and has both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+_SPELLINGS = (("is_available", "is_hardware_available"), ("assert_compatible", "assert_hardware_compatible"))
+
+
+class Extension(ABC):
+    """One candidate of a loader. Of the available ones the highest ``priority`` is loaded; ties go by registration."""
+
+    def __init__(self, name: str, support_aot: bool, support_jit: bool, priority: int = 1) -> None:
+        self._name = name
+        self._support_aot = support_aot
+        self._support_jit = support_jit
+        self.priority = priority
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for one, other in (*_SPELLINGS, *((b, a) for a, b in _SPELLINGS)):
+            if one in vars(cls) and other not in vars(cls):
+                setattr(cls, other, vars(cls)[one])
+
+    @property
+    def name(self) -> str:
+        """The name it is loaded by: ``loader.load(ext_name=...)``."""
+        return self._name
+
+    @property
+    def support_aot(self) -> bool:
+        """Whether it can be built ahead of time, into a wheel."""
+        return self._support_aot
+
+    @property
+    def support_jit(self) -> bool:
+        """Whether it can be built at run time."""
+        return self._support_jit
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Whether the hardware it is for is here. Never raises, builds nothing, creates no CUDA context."""
+
+    @abstractmethod
+    def assert_compatible(self) -> None:
+        """Raises, with the reasons, if it is for hardware like this but cannot be loaded here."""
+
+    @abstractmethod
+    def build_aot(self) -> Any:
+        """The setuptools extension that builds it ahead of time."""
+
+    @abstractmethod
+    def build_jit(self) -> Any:
+        """Builds what is missing, or finds it in the cache, and returns what ``load`` returns."""
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The module-like object with the kernels: prebuilt where that fits, else by ``build_jit``."""
+
+    def is_hardware_available(self) -> bool:
+        """The other spelling of ``is_available``."""
+        return self.is_available()
+
+    def assert_hardware_compatible(self) -> None:
+        """The other spelling of ``assert_compatible``."""
+        self.assert_compatible()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} priority={self.priority}>"

@@ -1,0 +1,30 @@
+"""What an extension loads: an object that is used like the compiled module it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from precast._load.source import Source
+
+
+class KernelModule:
+    """Functions and classes as attributes, and ``source``: where the machine code behind them came from."""
+
+    def __init__(self, name: str, members: Mapping[str, Any], source: Source) -> None:
+        self.__name__ = name
+        self.source = source
+        self._members = dict(members)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is no ordinary attribute; copy and pickle ask before __init__ has run.
+        members = vars(self).get("_members", {})
+        if name in members:
+            return members[name]
+        raise AttributeError(f"{vars(self).get('__name__', 'module')!r} has no {name!r}; it has {', '.join(members)}")
+
+    def __dir__(self) -> list[str]:
+        return sorted((*self._members, "source", "__name__"))
+
+    def __repr__(self) -> str:
+        return f"<kernel module {self.__name__!r} from {self.source}>"
