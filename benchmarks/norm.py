@@ -1,0 +1,105 @@
+"""How near rms_norm and fused_add_rms_norm come to the rate at which the GPU copies memory, beside torch's own."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from benchmarks.report import Report, Row
+
+if TYPE_CHECKING:
+    import torch
+
+SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))
+REPEATS, WARM_UP = 60, 10
+FLUSH_BYTES = 512 << 20  # several times any GPU's second-level cache
+COPY_ELEMENTS = 1 << 31  # 4.3 GB of bf16 read, and as much written
+TARGETS = {"rms_norm": "share >= 0.95", "fused_add_rms_norm": "share >= 0.97"}
+
+
+def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
+    """Time by CUDA events; before each run the cache is overwritten, which also keeps the host ahead of the GPU."""
+    import torch
+
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+    for _ in range(WARM_UP):
+        function()
+    for begin, end in pairs:
+        flush.zero_()
+        begin.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in pairs)
+
+
+def copy_rate(flush: torch.Tensor) -> float:
+    """Bytes read and written in a second by one large ``copy_``."""
+    import torch
+
+    source = torch.randn(COPY_ELEMENTS, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (median_ms(lambda: target.copy_(source), flush) * 1e-3)
+
+
+def contestants(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> dict[str, dict[str, Callable[[], object]]]:
+    """Pair our two ops with torch eager and torch.compile of the same arithmetic."""
+    import torch
+
+    import precast
+
+    width = (x.shape[1],)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, width, weight, 1e-6)
+
+    def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + residual
+        return norm(total, weight), total
+
+    compiled_norm, compiled_add = torch.compile(norm, dynamic=False), torch.compile(add_norm, dynamic=False)
+    return {
+        "rms_norm": {
+            "precast": lambda: precast.ops.rms_norm(x, weight),
+            "torch eager": lambda: norm(x, weight),
+            "torch.compile": lambda: compiled_norm(x, weight),
+        },
+        "fused_add_rms_norm": {
+            "precast": lambda: precast.ops.fused_add_rms_norm(x, residual, weight),
+            "torch eager": lambda: add_norm(x, residual, weight),
+            "torch.compile": lambda: compiled_add(x, residual, weight),
+        },
+    }
+
+
+def main() -> Report:
+    """Measure every shape, bf16, random data, forward only."""
+    import torch
+
+    title = "Norms on the GPU: share of the copy rate, bf16, forward"
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return Report("norm", title, skipped="torch sees no NVIDIA GPU")
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    rate = copy_rate(flush)
+    rows = []
+    for rows_count, width in SHAPES:
+        x, residual = (torch.randn(rows_count, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        weight = torch.randn(width, device="cuda", dtype=torch.bfloat16)
+        for op, functions in contestants(x, residual, weight).items():
+            moved = x.nbytes * (2 if op == "rms_norm" else 4)
+            same = torch.empty(moved // 2, dtype=torch.int8, device="cuda")
+            source = torch.randint_like(same, 100)
+            target = TARGETS[op] if rows_count * width >= 1 << 27 else ""
+            shares = {name: moved / (median_ms(run, flush) * 1e-3) / rate for name, run in functions.items()}
+            copy = moved / (median_ms(lambda same=same, source=source: same.copy_(source), flush) * 1e-3) / rate  # type: ignore[misc]
+            for peer, share in {**shares, "copy_ of as many bytes": copy}.items():
+                if peer != "precast":
+                    what = f"{op} {rows_count}x{width}"
+                    rows.append(
+                        Row(what, shares["precast"], "share", peer, share, higher_is_better=True, target=target)
+                    )
+    notes = (f"The copy rate is {rate * 1e-9:,.0f} GB/s: copy_ of 4.3 GB, read and written bytes together.",)
+    return Report("norm", title, tuple(rows), notes=notes)
