@@ -7,6 +7,7 @@ last; what has no meta.json, or another content than it says, is damaged, is mov
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -15,7 +16,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +30,7 @@ from precast.errors import KernelError
 LOG = logging.getLogger("precast")
 LAYOUT = "v1"
 _META_SCHEMA = 1
+_CANNOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Cache:
         found = self._verified(key)
         if found is not None:
             return Artifact(*found, seconds=0.0, cached=True, key=key.digest)
-        with self._written(key), lock.exclusive(self._lock_file(key), str(key)):
+        with _explaining(self.root, str(key)), lock.exclusive(self._lock_file(key), str(key)):
             found = self._verified(key)
             if found is not None:
                 return Artifact(*found, seconds=0.0, cached=True, key=key.digest)
@@ -168,34 +171,22 @@ class Cache:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{key.name}-{key.digest[:16]}.lock"
 
-    def _written(self, key: BuildKey) -> _Written:
-        return _Written(self.root, str(key))
 
-
-class _Written:
-    """Turns "the cache cannot be written" into the one error that names the folder and the way out."""
-
-    def __init__(self, root: Path, what: str) -> None:
-        self.root, self.what = root, what
-
-    def __enter__(self) -> None:
-        try:
-            (self.root / LAYOUT).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._explained(error) from error
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        inside = isinstance(error, OSError) and str(self.root) in str(error.filename or "")
-        if inside and isinstance(error, OSError):
-            raise self._explained(error) from error
-
-    def _explained(self, error: OSError) -> KernelError:
-        return KernelError(
-            f"{self.what}: the build cache cannot be written\n"
-            f"  found   {self.root}: {error.strerror or error}\n"
-            f"  needed  a folder this user can write, with space left\n"
+@contextmanager
+def _explaining(root: Path, what: str) -> Iterator[None]:
+    """Turn "the cache cannot be written" into the one error that names the folder and the way out."""
+    try:
+        (root / LAYOUT).mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        raise KernelError(
+            f"{what}: the build cache cannot be written\n"
+            f"  found   {error.filename or root}: {error.strerror}\n"
+            f"  needed  {root}: a folder this user can write, with space left\n"
             f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
-        )
+        ) from error
 
 
 def default_root(settings: Settings) -> Path:

@@ -1,8 +1,8 @@
 """What the bytes of an ELF file say: a cubin's target, a shared library's needs. Every read is checked against the end.
 
-Damaged bytes give ElfError or a value that is really in them, never another exception: the loader asks before anything is
-mapped, and the build asks before anything is published. Layout: System V ABI; cubin headers as in the CUDA 12 and 13
-toolkits (the two put the SM number in different bytes of ``e_flags``).
+Damaged bytes give ElfError or a value that is really in them, never another exception: the loader asks before
+anything is mapped, and the build asks before anything is published. Layout: System V ABI; cubin headers as the CUDA 12
+and 13 toolkits write them (the two put the SM number in different bytes of ``e_flags``).
 """
 
 from __future__ import annotations

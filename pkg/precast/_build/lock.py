@@ -1,7 +1,7 @@
 """One builder at a time: flock on a file that is never deleted. It dies with its holder, so nothing can be stale.
 
-The lock only saves work. What makes a build safe is the staging folder and the atomic rename in ``cache``; on a file system
-without flock the price is a duplicate compile.
+The lock only saves work. What makes a build safe is the staging folder and the atomic rename in ``cache``; on a file
+system without flock the price is a duplicate compile.
 """
 
 from __future__ import annotations

@@ -1,0 +1,155 @@
+"""Every compiler option, as pure functions. What ``*_options`` return holds no path and enters the build key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.torch_abi import Stable, TorchAbi
+from precast._abi.version import CudaVersion, Release
+
+STABLE_FLOOR = Release(2, 10)
+
+# The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
+GLIBC_CEILING = Release(2, 28)
+GLIBCXX_CEILING = (3, 4, 22)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLevel:
+    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
+    "x86_64": (
+        CpuLevel("baseline", ()),
+        CpuLevel("avx2", ("-mavx2", "-mfma", "-mf16c")),
+        CpuLevel(
+            "avx512",
+            ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"),
+        ),
+    ),
+    "aarch64": (CpuLevel("baseline", ()),),
+}
+
+
+def torch_target_version(floor: Release) -> str:
+    """The define that keeps the stable headers to what torch ``floor`` has: 0xMMmm000000000000."""
+    return f"-DTORCH_TARGET_VERSION=0x{floor.major:02x}{floor.minor:02x}000000000000"
+
+
+def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
+    """The defines by which the torch adapter knows which torch it is compiled for."""
+    if isinstance(abi, Stable):
+        return (torch_target_version(abi.floor),)
+    raise NotImplementedError(f"no adapter for {abi}: only the stable ABI of torch >= {STABLE_FLOOR} is built")
+
+
+def host_options(*, debug: bool) -> tuple[str, ...]:
+    """What every C++ unit is compiled with."""
+    common = (
+        "-std=c++17",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fvisibility-inlines-hidden",
+        "-fno-gnu-unique",  # a unique symbol would bind across libraries, and keep the library from ever being distinct
+        "-Wall",
+        "-Wextra",
+    )
+    # No switches in the debug information: they name folders.
+    return (*common, "-O0", "-g", "-gno-record-gcc-switches") if debug else (*common, "-O2", "-DNDEBUG")
+
+
+def cpu_options(level: CpuLevel, *, debug: bool) -> tuple[str, ...]:
+    """What a ``cpu`` source is compiled with at one level, beside ``host_options``."""
+    return (f"-DPRECAST_CPU_LEVEL={level.name}", *level.options, *(() if debug else ("-O3",)))
+
+
+def host_compile_command(
+    compiler: str,
+    options: tuple[str, ...],
+    *,
+    source: str,
+    output: str,
+    roots: Mapping[str, str],
+    includes: tuple[str, ...],
+    build_dir: str,
+    seed: str,
+) -> tuple[str, ...]:
+    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object."""
+    maps = (f"-ffile-prefix-map={folder}={name}" for name, folder in sorted(roots.items()))
+    return (
+        compiler,
+        *options,
+        f"-frandom-seed={seed}",
+        *maps,
+        f"-ffile-prefix-map={build_dir}=.",
+        *(f"-I{folder}" for folder in includes),
+        "-c",
+        source,
+        "-o",
+        output,
+    )
+
+
+def link_options(*, debug: bool) -> tuple[str, ...]:
+    """What the library is linked with; missing symbols show at load time, as ``-z now`` resolves all of them there."""
+    return (
+        "-shared",
+        "-fPIC",
+        "-Wl,-z,relro,-z,now",
+        "-Wl,-z,noexecstack",
+        "-Wl,--build-id=sha1",
+        "-Wl,--exclude-libs,ALL",
+        *(() if debug else ("-Wl,--strip-all",)),
+    )
+
+
+def host_link_command(
+    compiler: str,
+    options: tuple[str, ...],
+    *,
+    objects: tuple[str, ...],
+    output: str,
+    soname: str,
+    exports: str,
+    stubs: tuple[str, ...],
+) -> tuple[str, ...]:
+    """One link. The stubs stand for torch: torch's libraries are not in the global scope, so NEEDED must name them."""
+    return (
+        compiler,
+        *options,
+        f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script={exports}",
+        "-o",
+        output,
+        *objects,
+        "-Wl,--no-as-needed",
+        *stubs,
+        "-Wl,--as-needed",
+        "-ldl",
+    )
+
+
+def stub_command(compiler: str, soname: str, output: str) -> tuple[str, ...]:
+    """An empty library under a SONAME: all that linking against torch takes."""
+    return (compiler, "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{soname}", "-o", output, "-x", "c++", "/dev/null")
+
+
+def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
+    """The torch libraries a host library must name in NEEDED."""
+    return ("libtorch_cpu.so",) if isinstance(abi, Stable) else ("libtorch_cpu.so", "libc10.so")
+
+
+def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:
+    """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header."""
+    return (f"--gpu-architecture={target}", "--std=c++17", *(("-lineinfo",) if debug else ()))
+
+
+def min_driver(target: GpuTarget, nvrtc: CudaVersion) -> CudaVersion:
+    """The least driver for a file: SASS by minor-version compatibility, PTX only from its own toolkit's driver on."""
+    return nvrtc if target.kind is TargetKind.PTX else CudaVersion(nvrtc.major, 0)

@@ -1,0 +1,98 @@
+"""Finding a C++ compiler and ninja. Looks at files and asks ``--version``; compiles nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from precast._abi.host import Compiler
+from precast._abi.settings import Settings
+
+_COMPILERS = ("g++", "c++", "clang++")
+_WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
+
+
+def find_compiler(cxx: str | None) -> tuple[Compiler | None, tuple[str, ...]]:
+    """CXX alone when it is set (a setting is verified, never replaced), else the first of PATH that answers.
+
+    Also returns one line for every place looked at.
+    """
+    looked_at: list[str] = []
+    names: tuple[str, ...] = _COMPILERS
+    if cxx:
+        words = shlex.split(cxx)
+        if len(words) > 1 and Path(words[0]).name in _WRAPPERS:
+            words = words[1:]
+        if len(words) != 1:
+            return None, (f"compiler: CXX={cxx!r} must be one compiler, without options",)
+        names = (words[0],)
+    for name in names:
+        shown = f"CXX={cxx!r}" if cxx else f"{name} on PATH"
+        path = shutil.which(name)
+        found = ask_compiler(path) if path else None
+        if found is not None:
+            looked_at.append(f"compiler: {shown}: {path} {found.version}")
+            return found, tuple(looked_at)
+        looked_at.append(f"compiler: {shown}: {'does not say its version' if path else 'not there'}")
+    return None, tuple(looked_at)
+
+
+def ask_compiler(path: str) -> Compiler | None:
+    """Kind and version of a compiler by its own words; None for anything that does not answer like one."""
+    try:
+        answers = [
+            subprocess.run([path, *option], capture_output=True, text=True, timeout=30, check=False).stdout
+            for option in (["--version"], ["-dumpfullversion", "-dumpversion"])
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.match(r"\d+(\.\d+)*", answers[1].strip())
+    if version is None:
+        return None
+    return Compiler(path=path, version=version[0], kind="clang++" if "clang" in answers[0] else "g++")
+
+
+def find_ninja() -> tuple[str | None, tuple[str, ...]]:
+    """The ninja of the ``ninja`` package, else of PATH; with one line for every place looked at."""
+    looked_at: list[str] = []
+    spec = importlib.util.find_spec("ninja")
+    for folder in () if spec is None else (spec.submodule_search_locations or ()):
+        # The package keeps it in data/bin up to 1.11 and in the environment's bin folder since.
+        for candidate in (Path(folder) / "data" / "bin" / "ninja", *_scripts_beside(Path(folder))):
+            if os.access(candidate, os.X_OK):
+                return str(candidate), (f"ninja: {candidate}",)
+        looked_at.append(f"ninja: the ninja package in {folder} brings no program")
+    if spec is None:
+        looked_at.append("ninja: the ninja package is not installed")
+    found = shutil.which("ninja")
+    looked_at.append(f"ninja: {found}" if found else "ninja: not on PATH")
+    return found, tuple(looked_at)
+
+
+def _scripts_beside(package: Path) -> tuple[Path, ...]:
+    """Where pip puts the programs of a package that lies in this site-packages: a prefix, or a --target folder."""
+    site = package.parent
+    return (site / "bin" / "ninja", *(parent / "bin" / "ninja" for parent in site.parents[1:3]))
+
+
+def default_jobs(settings: Settings) -> int:
+    """MAX_JOBS wins; else the CPUs this process may use, by affinity and by its cgroup's quota."""
+    if settings.max_jobs:
+        return settings.max_jobs
+    jobs = len(os.sched_getaffinity(0))
+    quota = _cgroup_cpus(Path("/sys/fs/cgroup/cpu.max"))
+    return max(1, jobs if quota is None else min(jobs, quota))
+
+
+def _cgroup_cpus(path: Path) -> int | None:
+    """The quota of cgroup v2, rounded up to whole CPUs; None without one."""
+    try:
+        quota, _, period = path.read_text().strip().partition(" ")
+        return None if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no cgroup v2, or another format: the affinity alone decides
+        return None
