@@ -27,8 +27,14 @@ class Family:
         return (*device, *self.host, *self.cpu)
 
 
-# What every host library holds besides its families: the C interface, the launch protocol, the driver by dlopen.
-COMMON_HOST = ("common/api.cpp", "common/driver.cpp", "common/launch.cpp", "common/glibc_compat.cpp")
+# What every host library holds besides its families: the C interface, the adapter to torch, the launch protocol.
+COMMON_HOST = (
+    "common/api.cpp",
+    "common/torch.cpp",
+    "common/driver.cpp",
+    "common/launch.cpp",
+    "common/glibc_compat.cpp",
+)
 
 RMS_NORM = Family(
     name="rms_norm",

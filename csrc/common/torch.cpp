@@ -1,0 +1,145 @@
+// What torch.h and checks.h leave to one place: the texts of failures, and calls into torch that are not worth
+// inlining.
+#include "torch.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+#include <stdexcept>
+
+// Only torch 2.13 and newer has it: null elsewhere.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace precast {
+
+void fail(const char* format, ...) {
+  char text[2048];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  throw std::runtime_error(text);
+}
+
+ShapeText::ShapeText(const int64_t* sizes, int64_t dim) {
+  size_t used = static_cast<size_t>(snprintf(text, sizeof(text), "("));
+  for (int64_t i = 0; i < dim && used + 32 < sizeof(text); ++i) {
+    const char* separator = i + 1 < dim ? ", " : (dim == 1 ? "," : "");
+    used += static_cast<size_t>(
+        snprintf(text + used, sizeof(text) - used, "%lld%s", static_cast<long long>(sizes[i]), separator));
+  }
+  snprintf(text + used, sizeof(text) - used, ")");
+}
+
+const char* dtype_name(int32_t dtype) {
+  const struct {
+    int32_t code;
+    const char* name;
+  } names[] = {
+      {aoti_torch_dtype_float32(), "float32"},
+      {aoti_torch_dtype_float16(), "float16"},
+      {aoti_torch_dtype_bfloat16(), "bfloat16"},
+      {aoti_torch_dtype_float64(), "float64"},
+      {aoti_torch_dtype_int64(), "int64"},
+      {aoti_torch_dtype_int32(), "int32"},
+      {aoti_torch_dtype_int16(), "int16"},
+      {aoti_torch_dtype_int8(), "int8"},
+      {aoti_torch_dtype_uint8(), "uint8"},
+      {aoti_torch_dtype_bool(), "bool"},
+      {aoti_torch_dtype_complex64(), "complex64"},
+      {aoti_torch_dtype_complex128(), "complex128"},
+      {aoti_torch_dtype_complex32(), "complex32"},
+      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+  };
+  for (const auto& entry : names) {
+    if (entry.code == dtype) return entry.name;
+  }
+  return "another dtype";
+}
+
+DeviceText::DeviceText(int32_t type, int32_t index) {
+  if (type == aoti_torch_device_type_cpu()) {
+    snprintf(text, sizeof(text), "cpu");
+  } else if (type == aoti_torch_device_type_cuda()) {
+    snprintf(text, sizeof(text), "cuda:%d", static_cast<int>(index));
+  } else if (type == aoti_torch_device_type_meta()) {
+    snprintf(text, sizeof(text), "meta");
+  } else {
+    snprintf(text, sizeof(text), "device type %d", static_cast<int>(type));
+  }
+}
+
+void torch_failed(const char* call) {
+  const char* what = nullptr;
+  if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
+  if (what != nullptr && *what != '\0') fail("%s (torch, in %s)", what, call);
+  fail("torch failed in %s; its message is on the standard error stream", call);
+}
+
+TensorList::TensorList(StableListHandle list) : tensors_(nullptr), size_(0) {
+  size_t size = 0;
+  PRECAST_TORCH(torch_list_size(list, &size));
+  tensors_ = static_cast<Tensor*>(malloc((size + 1) * sizeof(Tensor)));
+  if (tensors_ == nullptr) throw std::bad_alloc();
+  for (size_t i = 0; i < size; ++i) {
+    StableIValue value = 0;
+    PRECAST_TORCH(torch_list_get_item(list, i, &value));
+    new (tensors_ + i) Tensor(reinterpret_cast<AtenTensorHandle>(value));
+  }
+  size_ = static_cast<int64_t>(size);
+  PRECAST_TORCH(torch_delete_list(list));
+}
+
+TensorList::~TensorList() {
+  for (int64_t i = 0; i < size_; ++i) tensors_[i].~Tensor();
+  free(tensors_);
+}
+
+Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like) {
+  constexpr int64_t kMaxDim = 64;
+  PRECAST_CHECK(dim <= kMaxDim, "precast: a tensor has %lld dimensions; at most 64 are supported",
+                static_cast<long long>(dim));
+  int64_t strides[kMaxDim];
+  int64_t stride = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  torch_check(aoti_torch_empty_strided(dim, sizes, strides, dtype, like.device_type(), like.device_index(), &handle),
+              "empty_strided");
+  return Tensor(handle);
+}
+
+Tensor contiguous(const Tensor& tensor) {
+  AtenTensorHandle same = nullptr;
+  torch_check(aoti_torch_new_tensor_handle(tensor.get(), &same), "new_tensor_handle");
+  if (tensor.is_contiguous()) return Tensor(same);
+  StableIValue stack[2] = {reinterpret_cast<StableIValue>(same), 0};
+  const int32_t format = aoti_torch_memory_format_contiguous_format();
+  memcpy(&stack[1], &format, sizeof(format));
+  torch_check(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION), "contiguous");
+  return Tensor(reinterpret_cast<AtenTensorHandle>(stack[0]));
+}
+
+void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t given) {
+  fail("precast: an op's schema has %llu arguments and %llu results, its kernel takes %llu and gives %llu",
+       static_cast<unsigned long long>(arguments), static_cast<unsigned long long>(results),
+       static_cast<unsigned long long>(taken), static_cast<unsigned long long>(given));
+}
+
+void register_implementations(const Family& family, const char* key) {
+  TorchLibraryHandle library = nullptr;  // never deleted: deleting it would take the kernels out again
+  torch_check(aoti_torch_library_init_impl("precast", key, __FILE__, __LINE__, &library), "library_init_impl");
+  for (int64_t i = 0; i < family.implementation_count; ++i) {
+    const Implementation& one = family.implementations[i];
+    if (strcmp(one.key, key) != 0) continue;
+    torch_check(torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION), one.op);
+  }
+}
+
+}  // namespace precast

@@ -1,0 +1,234 @@
+// The adapter to torch: the only file that includes its headers. A family's host.cpp uses the names defined here and
+// nothing else of torch, so that a second adapter with the same names can carry it to another ABI.
+//
+// This one speaks the stable C ABI of torch 2.10 and newer: plain C functions, no C++ type of torch. Compiling against
+// it takes a tenth of a second, and an op's arguments reach it as raw handles, without a shared_ptr or a copy.
+//
+// How a family declares its implementations (at the end of its host.cpp):
+//
+//   precast::Tensor rms_norm_cpu(const Tensor& x, const Tensor& weight, double eps, int64_t casting) { ... }
+//   void adam_cpu(const TensorList& params, const TensorList& grads, double lr, bool maximize) { ... }
+//
+//   constexpr Implementation kImplementations[] = {
+//       PRECAST_IMPLEMENTATION("rms_norm", "CPU", rms_norm_cpu),
+//       PRECAST_IMPLEMENTATION("adam_", "CPU", adam_cpu),
+//   };
+//   PRECAST_FAMILY(rms_norm, kImplementations, &kernels);  // `kernels` of launch.h; nullptr for a family without any
+//
+// Parameters: const Tensor&, const TensorList&, double (float), int64_t (int), bool. Results: void, Tensor, TensorPair.
+// The table is constant data: nothing runs when the library is opened. precast_register() of api.cpp walks it.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+#include <torch/csrc/stable/c/shim.h>
+
+#include <utility>
+
+#include "checks.h"
+
+namespace precast {
+
+// Raises what a call into torch left behind, with torch's own words where the running torch hands them over (2.13).
+[[noreturn]] void torch_failed(const char* call) __attribute__((cold));
+
+inline void torch_check(AOTITorchError status, const char* call) {
+  if (__builtin_expect(status != 0, 0)) torch_failed(call);
+}
+
+#define PRECAST_TORCH(call) ::precast::torch_check((call), #call)
+
+// The dtypes that kernels know, numbered as device code and CPU kernels take them.
+enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kOther = 3 };
+
+// Owns one reference to a tensor. Movable only: handing tensors around costs no reference counting.
+class Tensor {
+ public:
+  explicit Tensor(AtenTensorHandle handle) noexcept : handle_(handle) {}
+  Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  AtenTensorHandle get() const { return handle_; }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+  int64_t dim() const { return ask<int64_t>(aoti_torch_get_dim, "dim"); }
+  int64_t numel() const { return ask<int64_t>(aoti_torch_get_numel, "numel"); }
+  // Borrowed; `dim()` values each.
+  const int64_t* sizes() const { return ask<int64_t*>(aoti_torch_get_sizes, "sizes"); }
+  const int64_t* strides() const { return ask<int64_t*>(aoti_torch_get_strides, "strides"); }
+  bool is_contiguous() const { return ask<bool>(aoti_torch_is_contiguous, "is_contiguous"); }
+
+  // torch's own numbers; compare them, or print them with dtype_name().
+  int32_t dtype_code() const { return ask<int32_t>(aoti_torch_get_dtype, "dtype"); }
+  int32_t device_type() const { return ask<int32_t>(aoti_torch_get_device_type, "device type"); }
+  int32_t device_index() const { return ask<int32_t>(aoti_torch_get_device_index, "device index"); }
+
+  // The first element (the storage offset is in it); null for a tensor without elements.
+  const void* data() const { return ask<const void*>(torch_get_const_data_ptr, "data pointer"); }
+  void* mutable_data() const { return ask<void*>(torch_get_mutable_data_ptr, "data pointer"); }
+
+ private:
+  template <class Value>
+  Value ask(AOTITorchError (*question)(AtenTensorHandle, Value*), const char* what) const {
+    Value answer{};
+    torch_check(question(handle_, &answer), what);
+    return answer;
+  }
+
+  AtenTensorHandle handle_;
+};
+
+using TensorPair = std::pair<Tensor, Tensor>;
+
+// A Tensor[] argument. The stack's list hands out each reference once, so all are taken at the start.
+class TensorList {
+ public:
+  explicit TensorList(StableListHandle list);
+  TensorList(const TensorList&) = delete;
+  TensorList& operator=(const TensorList&) = delete;
+  ~TensorList();
+
+  int64_t size() const { return size_; }
+  const Tensor& operator[](int64_t index) const { return tensors_[index]; }
+
+ private:
+  Tensor* tensors_;
+  int64_t size_;
+};
+
+inline DType dtype_of(int32_t code) {
+  if (code == aoti_torch_dtype_bfloat16()) return DType::kBFloat16;
+  if (code == aoti_torch_dtype_float32()) return DType::kFloat32;
+  if (code == aoti_torch_dtype_float16()) return DType::kFloat16;
+  return DType::kOther;
+}
+
+inline int32_t float32_code() { return aoti_torch_dtype_float32(); }
+
+inline ShapeText shape_of(const Tensor& tensor) { return ShapeText(tensor.sizes(), tensor.dim()); }
+inline DeviceText device_of(const Tensor& tensor) { return DeviceText(tensor.device_type(), tensor.device_index()); }
+
+// An uninitialised contiguous tensor beside `like`: same device.
+Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like);
+inline Tensor empty_contiguous_like(const Tensor& like) {
+  return empty(like.sizes(), like.dim(), like.dtype_code(), like);
+}
+
+// The tensor itself (another reference to it) when it is contiguous, else a contiguous copy.
+Tensor contiguous(const Tensor& tensor);
+
+// Calls body(begin, end) for parts of [begin, end) on torch's own thread pool. `body` must not throw.
+template <class Body>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
+  auto call = [](int64_t from, int64_t to, void* context) { (*static_cast<const Body*>(context))(from, to); };
+  PRECAST_TORCH(torch_parallel_for(begin, end, grain, call, const_cast<Body*>(&body)));
+}
+
+inline int64_t num_threads() {
+  uint32_t threads = 1;
+  PRECAST_TORCH(torch_get_num_threads(&threads));
+  return threads;
+}
+
+// ---- boxing: from the dispatcher's stack to a plain function and back ----
+
+using BoxedFunction = void (*)(StableIValue*, uint64_t, uint64_t);
+
+// How one argument lies on the stack. Taking it also takes over the reference it holds.
+template <class T>
+struct Argument {
+  static T take(StableIValue value) {
+    static_assert(sizeof(T) <= sizeof(StableIValue), "not a type of the dispatcher's stack");
+    T result;
+    memcpy(&result, &value, sizeof(T));  // both supported architectures are little-endian
+    return result;
+  }
+};
+template <>
+struct Argument<const Tensor&> {
+  static Tensor take(StableIValue value) { return Tensor(reinterpret_cast<AtenTensorHandle>(value)); }
+};
+template <>
+struct Argument<const TensorList&> {
+  static TensorList take(StableIValue value) { return TensorList(reinterpret_cast<StableListHandle>(value)); }
+};
+
+inline constexpr uint64_t result_count(void (*)()) { return 0; }
+inline constexpr uint64_t result_count(Tensor (*)()) { return 1; }
+inline constexpr uint64_t result_count(TensorPair (*)()) { return 2; }
+
+inline void put_result(StableIValue* stack, Tensor&& result) {
+  stack[0] = reinterpret_cast<StableIValue>(result.release());
+}
+inline void put_result(StableIValue* stack, TensorPair&& result) {
+  stack[0] = reinterpret_cast<StableIValue>(result.first.release());
+  stack[1] = reinterpret_cast<StableIValue>(result.second.release());
+}
+
+[[noreturn]] void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t given)
+    __attribute__((cold));
+
+template <auto function>
+struct Boxed;
+
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Boxed<function> {
+  static void call(StableIValue* stack, uint64_t arguments, uint64_t results) {
+    constexpr uint64_t kTaken = sizeof...(Arguments);
+    constexpr uint64_t kGiven = result_count(static_cast<Result (*)()>(nullptr));
+    if (arguments != kTaken || results != kGiven) wrong_arity(arguments, kTaken, results, kGiven);
+    call(stack, std::make_index_sequence<kTaken>());
+  }
+
+ private:
+  // The arguments are temporaries of the call: freed after it, thrown or not.
+  template <size_t... index>
+  static void call(StableIValue* stack, std::index_sequence<index...>) {
+    if constexpr (result_count(static_cast<Result (*)()>(nullptr)) == 0) {
+      function(Argument<Arguments>::take(stack[index])...);
+    } else {
+      put_result(stack, function(Argument<Arguments>::take(stack[index])...));
+    }
+  }
+};
+
+// ---- registration ----
+
+struct Implementation {
+  const char* op;
+  const char* key;  // "CPU" or "CUDA"
+  BoxedFunction function;
+};
+
+struct KernelFamily;  // launch.h
+
+struct Family {
+  const char* name;
+  const Implementation* implementations;
+  int64_t implementation_count;
+  KernelFamily* kernels;
+};
+
+// Registers those of the table that are for `key`. Once per table and key; they stay for the life of the process.
+void register_implementations(const Family& family, const char* key);
+
+}  // namespace precast
+
+#define PRECAST_IMPLEMENTATION(op, key, function) \
+  ::precast::Implementation { op, key, &::precast::Boxed<&function>::call }
+
+// The linker gathers the pointers of all families of a library in one section: a list without code that runs at load.
+#define PRECAST_FAMILY(name, implementations, kernels)                                                              \
+  static const ::precast::Family precast_family_##name = {                                                          \
+      #name, implementations, static_cast<int64_t>(sizeof(implementations) / sizeof(::precast::Implementation)),    \
+      kernels};                                                                                                     \
+  __attribute__((used, section("precast_families"))) static const ::precast::Family* const precast_pointer_##name = \
+      &precast_family_##name

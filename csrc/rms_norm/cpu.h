@@ -1,0 +1,81 @@
+// RMSNorm on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows vectors.
+//
+// cpu.cpp is compiled once for each CPU level with -DPRECAST_CPU_LEVEL=baseline | avx2 | avx512 and that level's flags.
+// Every level defines the three functions below in the namespace precast::rms_norm::<level>. It includes no torch and
+// no template of the standard library: the linker keeps one copy of an inline function, and it may be the AVX-512 one.
+// Nothing here throws, allocates or starts threads. host.cpp calls with disjoint row ranges from several threads.
+#pragma once
+
+#include <stdint.h>
+
+namespace precast {
+namespace rms_norm {
+
+// The numbers of precast::DType and of the ops' `casting` argument.
+enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+enum : int { kCastingNone = 0, kCastingLlama = 1, kCastingGemma = 2 };
+
+// Rows are `hidden` elements that follow each other; strides are in elements, from one row to the next.
+struct ForwardRows {
+  const void* x;
+  const void* residual;  // null: the plain norm. Else sum = round(x + residual) is stored and its norm is taken.
+  const void* weight;
+  void* y;    // may be x
+  void* sum;  // may be residual; unused without one
+  int64_t hidden;
+  int64_t x_stride;
+  int64_t residual_stride;
+  int64_t y_stride;
+  int64_t sum_stride;
+  float eps;
+  int dtype;
+  int casting;
+};
+
+// grad_x = gradient of the norm for x (+ grad_sum where given), recomputing the row statistic from x.
+struct BackwardRows {
+  const void* grad;
+  const void* grad_sum;  // null: nothing is added
+  const void* x;
+  const void* weight;
+  void* grad_x;         // rows follow each other without a gap
+  float* weight_parts;  // (chunks, hidden): the sum over each chunk's rows of grad * normalised x, in float32
+  int64_t rows;
+  int64_t hidden;
+  int64_t chunk_rows;  // chunk i holds the rows [i * chunk_rows, min(rows, (i + 1) * chunk_rows))
+  int64_t grad_stride;
+  int64_t grad_sum_stride;
+  int64_t x_stride;
+  float eps;
+  int dtype;
+  int casting;
+};
+
+// Rows [begin, end).
+using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
+// Chunks [begin, end): writes their grad_x rows and their lines of weight_parts (which come uninitialised). Rows of a
+// chunk are added in order, so the result depends on the chunks alone and not on the threads.
+using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
+// grad_weight[c] = round(sum over chunks, in order, of weight_parts[chunk][c]) for the columns [begin, end). No chunk:
+// 0.
+using WeightFunction = void (*)(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
+                                int64_t begin, int64_t end);
+
+#define PRECAST_RMS_NORM_CPU_LEVEL(level)                                                                     \
+  namespace level {                                                                                           \
+  void forward(const ForwardRows& rows, int64_t begin, int64_t end);                                          \
+  void backward(const BackwardRows& rows, int64_t begin, int64_t end);                                        \
+  void reduce_weight(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype, \
+                     int64_t begin, int64_t end);                                                             \
+  }
+
+PRECAST_RMS_NORM_CPU_LEVEL(baseline)
+#if defined(__x86_64__)
+PRECAST_RMS_NORM_CPU_LEVEL(avx2)
+PRECAST_RMS_NORM_CPU_LEVEL(avx512)
+#endif
+
+#undef PRECAST_RMS_NORM_CPU_LEVEL
+
+}  // namespace rms_norm
+}  // namespace precast
