@@ -1,0 +1,266 @@
+"""The manifest of what was prebuilt, ``precast/_C/build_info.json``: one value and its strict JSON form.
+
+The build writes it, the audit derives every claim of it again from the bytes, and the loader decides from it. It gives
+integrity, not authenticity.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from precast._abi._reader import ManifestError, Reader, parse_object
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.label import Label
+from precast._abi.torch_abi import TorchAbi, parse_torch_abi
+from precast._abi.version import CudaVersion, Release, dotted
+
+__all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
+
+SCHEMA = 1
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_WORD = re.compile(r"[a-z][a-z0-9_]*")
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)*")
+_PYTHON = re.compile(r"none|abi3|cp3[0-9]{1,2}t?")
+
+
+class BuildMode(str, Enum):
+    """``pure``: sources only; ``machine``: for the machine it was built on; ``release``: a labelled wheel."""
+
+    PURE = "pure"
+    MACHINE = "machine"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """A host library and everything a process must offer to load it; ``path`` is relative to ``precast/_C``."""
+
+    path: str
+    sha256: str
+    bytes: int
+    abi: TorchAbi
+    machine: str
+    needed: tuple[str, ...]
+    glibc: Release
+    glibcxx: str
+    cpu_levels: tuple[str, ...]
+    families: tuple[str, ...]
+    python: str = "none"
+    cuda_major: int | None = None
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFile:
+    """The device code of one kernel family for one target, compiled by the NVRTC of that version."""
+
+    path: str
+    sha256: str
+    bytes: int
+    family: str
+    target: GpuTarget
+    nvrtc: str
+    min_driver: CudaVersion
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """All that one build made. ``version`` is without the label; ``compilers`` are (name, version) pairs."""
+
+    version: str
+    label: Label
+    mode: BuildMode
+    commit: str | None
+    dirty: bool
+    source_digest: str
+    compilers: tuple[tuple[str, str], ...] = ()
+    host: tuple[HostFile, ...] = ()
+    device: tuple[DeviceFile, ...] = ()
+
+    def to_json(self) -> str:
+        """Canonical text; raises ManifestError rather than write what :meth:`from_json` would not read back as this."""
+        document = {
+            "schema": SCHEMA,
+            "version": self.version,
+            "label": self.label.text or None,
+            "mode": self.mode.value,
+            "commit": self.commit,
+            "dirty": self.dirty,
+            "source_digest": self.source_digest,
+            "compilers": [{"name": name, "version": version} for name, version in self.compilers],
+            "host": [_host_document(file) for file in self.host],
+            "device": [_device_document(file) for file in self.device],
+        }
+        text = json.dumps(document, indent=2, sort_keys=True) + "\n"
+        if BuildInfo.from_json(text) != self:
+            raise ManifestError("$: this build info does not survive its own JSON form")
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> BuildInfo:
+        """Reads a manifest; ManifestError names the JSON path of whatever is wrong."""
+        root = parse_object(text)
+        schema = root.integer("schema")
+        if schema != SCHEMA:
+            raise ManifestError(
+                f"$.schema: wanted {SCHEMA}, found {schema}; it was written by another version of precast"
+            )
+        label = root.optional("label", lambda key: root.parsed(key, Label.parse))
+        info = cls(
+            version=_match(root, "version", _VERSION, "a version without label, such as '1.0'"),
+            label=Label("") if label is None else label,
+            mode=root.parsed("mode", BuildMode),
+            commit=root.optional("commit", lambda key: _match(root, key, _COMMIT, "a commit in hexadecimal")),
+            dirty=root.boolean("dirty"),
+            source_digest=_sha256(root, "source_digest"),
+            compilers=root.objects("compilers", lambda reader: (reader.text("name"), reader.text("version"))),
+            host=root.objects("host", _read_host),
+            device=root.objects("device", _read_device),
+        )
+        root.finish()
+        _check_whole(info)
+        return info
+
+
+def host_path(abi: TorchAbi) -> str:
+    """Where a wheel keeps the host library of an ABI, relative to ``precast/_C``."""
+    return f"host/{abi}.so"
+
+
+def device_path(family: str, target: GpuTarget) -> str:
+    """Where a wheel keeps a family's device code for a target, relative to ``precast/_C``."""
+    return f"device/{family}.{target}.{'cubin' if target.kind is TargetKind.SASS else 'ptx'}"
+
+
+def _host_document(file: HostFile) -> dict[str, object]:
+    return {
+        "path": file.path,
+        "sha256": file.sha256,
+        "bytes": file.bytes,
+        "abi": str(file.abi),
+        "machine": file.machine,
+        "python": file.python,
+        "cuda_major": file.cuda_major,
+        "needed": list(file.needed),
+        "glibc": str(file.glibc),
+        "glibcxx": file.glibcxx,
+        "cpu_levels": list(file.cpu_levels),
+        "families": list(file.families),
+        "debug": file.debug,
+    }
+
+
+def _device_document(file: DeviceFile) -> dict[str, object]:
+    return {
+        "path": file.path,
+        "sha256": file.sha256,
+        "bytes": file.bytes,
+        "family": file.family,
+        "target": str(file.target),
+        "nvrtc": file.nvrtc,
+        "min_driver": str(file.min_driver),
+    }
+
+
+def _read_host(reader: Reader) -> HostFile:
+    return HostFile(
+        path=_path(reader, "host"),
+        sha256=_sha256(reader, "sha256"),
+        bytes=_size(reader),
+        abi=reader.parsed("abi", parse_torch_abi),
+        machine=_match(reader, "machine", _WORD, "a machine such as 'x86_64'"),
+        needed=reader.texts("needed"),
+        glibc=reader.parsed("glibc", Release.parse),
+        glibcxx=reader.parsed("glibcxx", _canonical(dotted)),
+        cpu_levels=_words(reader, "cpu_levels"),
+        families=_words(reader, "families"),
+        python=_match(reader, "python", _PYTHON, "'none', 'abi3' or one such as 'cp312'"),
+        cuda_major=reader.optional("cuda_major", reader.integer),
+        debug=reader.boolean("debug"),
+    )
+
+
+def _read_device(reader: Reader) -> DeviceFile:
+    return DeviceFile(
+        path=_path(reader, "device"),
+        sha256=_sha256(reader, "sha256"),
+        bytes=_size(reader),
+        family=_match(reader, "family", _WORD, "a family such as 'rms_norm'"),
+        target=reader.parsed("target", GpuTarget.parse),
+        nvrtc=reader.parsed("nvrtc", _canonical(dotted)),
+        min_driver=CudaVersion(*_min_driver(reader)),
+    )
+
+
+def _canonical(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Keeps a text as it is once ``check`` has accepted it."""
+
+    def keep(text: str) -> str:
+        check(text)
+        return text
+
+    return keep
+
+
+def _min_driver(reader: Reader) -> tuple[int, int]:
+    release = reader.parsed("min_driver", Release.parse)
+    return release.major, release.minor
+
+
+def _match(reader: Reader, key: str, pattern: re.Pattern[str], wanted: str) -> str:
+    text = reader.text(key)
+    if pattern.fullmatch(text) is None:
+        raise ManifestError(f"{reader.at(key)}: wanted {wanted}, found {text!r}")
+    return text
+
+
+def _sha256(reader: Reader, key: str) -> str:
+    return _match(reader, key, _SHA256, "64 lower-case hexadecimal digits")
+
+
+def _words(reader: Reader, key: str) -> tuple[str, ...]:
+    for word in (words := reader.texts(key)):
+        if _WORD.fullmatch(word) is None:
+            raise ManifestError(f"{reader.at(key)}: wanted lower-case words, found {word!r}")
+    return words
+
+
+def _size(reader: Reader) -> int:
+    size = reader.integer("bytes")
+    if size < 0:
+        raise ManifestError(f"{reader.at('bytes')}: wanted 0 or more, found {size}")
+    return size
+
+
+def _path(reader: Reader, folder: str) -> str:
+    """A file directly inside its folder: this refuses absolute paths, ``..``, backslashes and NUL all at once."""
+    path = reader.text("path")
+    first, _, name = path.partition("/")
+    if first != folder or _FILE_NAME.fullmatch(name) is None:
+        raise ManifestError(f"{reader.at('path')}: wanted '{folder}/<file name>', found {path!r}")
+    return path
+
+
+def _check_whole(info: BuildInfo) -> None:
+    """What no single file can say: nothing twice, and no files where the mode or the label allows none."""
+    _refuse_repeats("path", (file.path for file in (*info.host, *info.device)))
+    _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
+    if info.mode is BuildMode.PURE and (info.host or info.device):
+        raise ManifestError("$.mode: a pure build lists no files")
+    if info.label.text == "cpu" and info.device:
+        raise ManifestError("$.device: the label 'cpu' has no device code")
+
+
+def _refuse_repeats(what: str, items: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for item in items:
+        if item in seen:
+            raise ManifestError(f"$: {what} {item!r} is listed twice")
+        seen.add(item)

@@ -1,0 +1,175 @@
+"""Compute capabilities of GPUs, the targets that device code is compiled for, and which target runs where.
+
+The rules are NVIDIA's (CUDA C++ Programming Guide, "Compute Capabilities", and the compatibility guides of Ampere,
+Hopper and Blackwell): SASS runs on its own major with the same or a higher minor; the integrated Tegra parts stand
+apart; suffix ``a`` binds to one architecture, suffix ``f`` to its family; plain PTX runs on anything newer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, cast
+
+from precast._abi.version import CudaVersion
+
+Suffix = Literal["", "a", "f"]
+
+_CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
+_TARGET = re.compile(r"(sm|compute)_([1-9][0-9]{1,2})([af]?)")
+_ARCH_ITEM = re.compile(r"(?:(sm|compute)_)?([1-9][0-9]?)\.?([0-9])([af]?)(\+PTX)?", re.IGNORECASE)
+
+# The first architecture with suffix `a` is Hopper, the first with `f` is Blackwell (PTX ISA, `.target`).
+_FIRST_WITH_SUFFIX = {"a": 9, "f": 10}
+
+# torch.utils.cpp_extension accepts these names in TORCH_CUDA_ARCH_LIST beside numbers.
+_NAMED_ARCHS = {
+    "volta": "7.0+PTX",
+    "turing": "7.5+PTX",
+    "ampere": "8.0;8.6+PTX",
+    "ada": "8.9+PTX",
+    "hopper": "9.0+PTX",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ComputeCapability:
+    """The compute capability of a GPU, ``9.0`` or ``12.1``; never a float."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> ComputeCapability:
+        """``"9.0"`` -> ``ComputeCapability(9, 0)``; anything else raises ValueError."""
+        match = _CAPABILITY.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a compute capability: {text!r}; wanted one such as '9.0'")
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def from_number(cls, number: int) -> ComputeCapability:
+        """90 -> 9.0 and 121 -> 12.1, as in ``sm_121``."""
+        if not 10 <= number <= 999:
+            raise ValueError(f"not an architecture number: {number}; wanted one such as 90 or 121")
+        return cls(number // 10, number % 10)
+
+    @property
+    def number(self) -> int:
+        """9.0 -> 90, as in ``sm_90``."""
+        return self.major * 10 + self.minor
+
+    @property
+    def is_tegra(self) -> bool:
+        """True for Xavier (7.2), Orin (8.7) and Thor (10.1, from CUDA 13 on 11.0)."""
+        return self in _TEGRA
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+_TEGRA = frozenset(
+    {ComputeCapability(7, 2), ComputeCapability(8, 7), ComputeCapability(10, 1), ComputeCapability(11, 0)}
+)
+
+# No kernel of this package is written for an older GPU.
+MINIMUM_CAPABILITY = ComputeCapability(7, 0)
+
+
+class TargetKind(str, Enum):
+    """SASS is machine code in a cubin; PTX is the virtual instruction set that the driver compiles."""
+
+    SASS = "sm"
+    PTX = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """Something device code is compiled for: ``sm_90``, ``sm_90a``, ``sm_100f``, ``compute_90``."""
+
+    kind: TargetKind
+    capability: ComputeCapability
+    suffix: Suffix = ""
+
+    def __post_init__(self) -> None:
+        if self.suffix not in ("", "a", "f"):
+            raise ValueError(f"not a target suffix: {self.suffix!r}; wanted '', 'a' or 'f'")
+        if self.suffix and self.capability.major < _FIRST_WITH_SUFFIX[self.suffix]:
+            raise ValueError(f"{self}: no architecture before {_FIRST_WITH_SUFFIX[self.suffix]}.0 has '{self.suffix}'")
+
+    @classmethod
+    def parse(cls, text: str) -> GpuTarget:
+        """``"sm_90a"`` or ``"compute_90"``; anything else raises ValueError."""
+        match = _TARGET.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a GPU target: {text!r}; wanted one such as 'sm_90', 'sm_90a' or 'compute_90'")
+        return cls(TargetKind(match[1]), ComputeCapability.from_number(int(match[2])), cast("Suffix", match[3]))
+
+    def runs_on(self, gpu: ComputeCapability) -> bool:
+        """The architecture rule alone; whether the driver is new enough is another question."""
+        if self.suffix == "a":
+            return gpu == self.capability
+        if self.kind is TargetKind.PTX and not self.suffix:
+            return gpu >= self.capability
+        if gpu.is_tegra or self.capability.is_tegra:
+            return gpu == self.capability
+        return gpu.major == self.capability.major and gpu.minor >= self.capability.minor
+
+    @property
+    def arch_option(self) -> str:
+        """The value of NVRTC's ``--gpu-architecture`` and of nvcc's ``-arch``."""
+        return str(self)
+
+    @property
+    def serves(self) -> str:
+        """In words, the GPUs that :meth:`runs_on` accepts."""
+        exact = self.suffix == "a" or (
+            self.capability.is_tegra and (self.kind is TargetKind.SASS or self.suffix == "f")
+        )
+        if exact:
+            return f"compute capability {self.capability} only"
+        if self.kind is TargetKind.PTX and not self.suffix:
+            return f"compute capability {self.capability} or newer"
+        return f"compute capability {self.capability} or a newer {self.capability.major}.x"
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}_{self.capability.number}{self.suffix}"
+
+
+def min_driver(target: GpuTarget, toolkit: CudaVersion) -> CudaVersion:
+    """The oldest driver that loads code which this toolkit compiled.
+
+    Within one CUDA major every driver loads every toolkit's SASS (minor version compatibility); PTX needs a driver that
+    knows the toolkit's PTX ISA, and each toolkit writes its newest.
+    """
+    return CudaVersion(toolkit.major, 0) if target.kind is TargetKind.SASS else toolkit
+
+
+def parse_arch_list(text: str) -> tuple[GpuTarget, ...]:
+    """Reads a list of GPUs to build for: ``"8.0;9.0+PTX"``, ``"sm_90 compute_90"``, ``"90,80"``.
+
+    Items are separated by semicolons, commas or blanks; ``+PTX`` adds the PTX of that item; a repeated target counts
+    once. Raises ValueError naming the item.
+    """
+    found: dict[GpuTarget, None] = {}
+    for item in re.split(r"[;,\s]+", text.strip()):
+        if not item:
+            continue
+        named = _NAMED_ARCHS.get(item.lower())
+        targets = parse_arch_list(named) if named else _parse_arch_item(item)
+        found.update(dict.fromkeys(targets))
+    return tuple(found)
+
+
+def _parse_arch_item(item: str) -> tuple[GpuTarget, ...]:
+    match = _ARCH_ITEM.fullmatch(item)
+    if match is None:
+        raise ValueError(
+            f"not a GPU architecture: {item!r}; wanted one such as '9.0', '9.0+PTX', '90', 'sm_90', 'compute_90'"
+        )
+    prefix, major, minor, suffix, with_ptx = match.groups()
+    capability = ComputeCapability(int(major), int(minor))
+    letter = cast("Suffix", suffix.lower())
+    first = GpuTarget(TargetKind((prefix or "sm").lower()), capability, letter)
+    return (first, GpuTarget(TargetKind.PTX, capability, letter)) if with_ptx else (first,)

@@ -1,0 +1,77 @@
+"""The machine at run time, as one value: ``_load.probe`` makes it, and nothing else looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precast._abi.capability import ComputeCapability
+from precast._abi.version import CudaVersion, Release, TorchVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One visible GPU under the index that torch gives it."""
+
+    index: int
+    capability: ComputeCapability
+    name: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchInfo:
+    """The torch that is installed; ``cuda`` is the CUDA it was built with, ``hip`` says that it is a ROCm build."""
+
+    version: TorchVersion
+    cxx11: bool
+    cuda: CudaVersion | None = None
+    hip: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler; ``kind`` is ``"g++"`` or ``"clang++"``."""
+
+    path: str
+    version: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nvrtc:
+    """An NVRTC library, the companion that must be loaded before it, and the capabilities it compiles for."""
+
+    path: str
+    builtins: str | None
+    version: str
+    targets: tuple[ComputeCapability, ...]
+    found_via: str
+
+
+@dataclass(frozen=True, slots=True)
+class Builders:
+    """What could build a missing piece; ``looked_at`` says where each was sought and what was there."""
+
+    compiler: Compiler | None
+    ninja: str | None
+    nvrtc: Nvrtc | None
+    looked_at: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
+
+    ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use.
+    """
+
+    system: str
+    machine: str
+    python: Release
+    glibc: Release | None
+    glibcxx: str | None
+    torch: TorchInfo | None
+    torch_error: str | None = None
+    driver: CudaVersion | None = None
+    gpus: tuple[Gpu, ...] = ()
+    builders: Builders | None = None

@@ -1,0 +1,107 @@
+"""Wheel labels (``+cu130``, ``+cpu``, none), platform tags, and which label serves which GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
+from precast._abi.version import CudaVersion
+
+_CUDA_LABEL = re.compile(r"cu([1-9][0-9])(0|[1-9][0-9]?)")
+_PLATFORM = re.compile(r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The toolkit that compiled a wheel's device code: ``"cu130"``; ``"cpu"``: none; ``""``: the label-less wheel."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.text not in ("", "cpu") and _CUDA_LABEL.fullmatch(self.text) is None:
+            raise ValueError(f"not a label: {self.text!r}; wanted 'cpu' or one such as 'cu130'")
+
+    @classmethod
+    def parse(cls, text: str) -> Label:
+        """The inverse of ``str``; raises ValueError for anything else."""
+        return cls(text)
+
+    @property
+    def cuda(self) -> CudaVersion | None:
+        """The CUDA version of ``cu130``, which is 13.0; None for the others."""
+        match = _CUDA_LABEL.fullmatch(self.text)
+        return None if match is None else CudaVersion(int(match[1]), int(match[2]))
+
+    @property
+    def local(self) -> str:
+        """The local part of the version with its plus sign, ``"+cu130"``; empty for the label-less wheel."""
+        return f"+{self.text}" if self.text else ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformTag:
+    """The platform part of a wheel's name; ``policy`` is the glibc of a manylinux tag, None for plain ``linux``."""
+
+    machine: str
+    policy: tuple[int, int] | None
+
+    @classmethod
+    def parse(cls, text: str) -> PlatformTag:
+        """``"manylinux_2_28_x86_64"`` or ``"linux_aarch64"``; anything else raises ValueError."""
+        match = _PLATFORM.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"not a platform tag: {text!r}; wanted one such as 'manylinux_2_28_x86_64' or 'linux_x86_64'"
+            )
+        major, minor, machine = match.groups()
+        return cls(machine, None if major is None else (int(major), int(minor)))
+
+    def __str__(self) -> str:
+        prefix = "linux" if self.policy is None else f"manylinux_{self.policy[0]}_{self.policy[1]}"
+        return f"{prefix}_{self.machine}"
+
+
+# The labels a user can be sent to, oldest toolkit first; the release matrix says which of them a version has.
+LABELS = tuple(Label(text) for text in ("cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132"))
+
+# The oldest GPU that toolkits of a CUDA major compile for, where that is above our own minimum: CUDA 13 dropped Volta
+# (CUDA 13.0 release notes).
+_SASS_FLOOR = {13: ComputeCapability(7, 5)}
+
+# The first toolkit that compiles for a GPU, for GPUs newer than CUDA 12.1 (release notes of 12.8, 12.9 and 13.0).
+_FIRST_TOOLKIT = {
+    ComputeCapability(8, 8): CudaVersion(13, 0),
+    ComputeCapability(10, 0): CudaVersion(12, 8),
+    ComputeCapability(10, 1): CudaVersion(12, 8),
+    ComputeCapability(10, 3): CudaVersion(12, 9),
+    ComputeCapability(11, 0): CudaVersion(13, 0),
+    ComputeCapability(12, 0): CudaVersion(12, 8),
+    ComputeCapability(12, 1): CudaVersion(12, 9),
+}
+_NEWEST_KNOWN = max(_FIRST_TOOLKIT)
+
+
+def sass_floor(cuda: CudaVersion) -> ComputeCapability:
+    """The oldest GPU that this toolkit's wheels serve."""
+    return _SASS_FLOOR.get(cuda.major, MINIMUM_CAPABILITY)
+
+
+def label_for(gpu: ComputeCapability, driver: CudaVersion | None) -> Label | None:
+    """The newest label whose device code runs on this GPU as SASS under this driver; None if there is none.
+
+    Without a driver the label is chosen for the GPU alone.
+    """
+    if gpu > _NEWEST_KNOWN:
+        return None
+    first = _FIRST_TOOLKIT.get(gpu, CudaVersion(12, 1))
+    for label in reversed(LABELS):
+        cuda = label.cuda
+        if cuda is None or cuda < first or gpu < sass_floor(cuda):
+            continue
+        if driver is None or driver.major >= cuda.major:
+            return label
+    return None

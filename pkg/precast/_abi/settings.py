@@ -1,0 +1,227 @@
+"""Every environment variable that precast reads, in one frozen class; read once and passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from precast._abi.capability import GpuTarget, parse_arch_list
+from precast._abi.label import Label
+
+
+class JitMode(str, Enum):
+    """What may happen when no prebuilt file fits."""
+
+    AUTO = "auto"
+    AOT = "aot"
+    JIT = "jit"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the documentation; ``field`` is the attribute of :class:`Settings` that holds the value."""
+
+    name: str
+    field: str
+    default: str
+    meaning: str
+    when: str
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "PRECAST_JIT",
+        "jit",
+        "`auto`",
+        "`auto`: prebuilt where it fits, else build what is missing; `aot`: prebuilt only, no compiler is looked for; "
+        "`jit`: always build; `off`: load no kernel at all, fallbacks only",
+        "run",
+    ),
+    Variable(
+        "PRECAST_CACHE_DIR",
+        "cache_dir",
+        "`$XDG_CACHE_HOME/precast`",
+        "Where built files are kept",
+        "build, run",
+    ),
+    Variable(
+        "PRECAST_CUDA_ARCH_LIST",
+        "arch_list",
+        "the visible GPUs",
+        "The GPUs to build device code for ahead of time, such as `8.0;9.0+PTX` or `sm_90 compute_90`",
+        "build",
+    ),
+    Variable(
+        "TORCH_CUDA_ARCH_LIST",
+        "arch_list",
+        "the visible GPUs",
+        "The same, when `PRECAST_CUDA_ARCH_LIST` is not set",
+        "build",
+    ),
+    Variable("MAX_JOBS", "max_jobs", "the usable CPUs", "How many compilers run at once", "build, run"),
+    Variable(
+        "PRECAST_DEBUG",
+        "debug",
+        "`0`",
+        "`1`: what is built is built with debug information and line numbers; prebuilt files are not replaced "
+        "(add `PRECAST_JIT=jit` for that)",
+        "build, run",
+    ),
+    Variable(
+        "PRECAST_LABEL",
+        "label",
+        "none",
+        "Build the release wheel of this label, `cpu` or one such as `cu130`",
+        "build",
+    ),
+    Variable(
+        "CUDA_EXT",
+        "cuda_ext",
+        "`0`",
+        "`1`: build ahead of time, for this machine, when the package is installed from source",
+        "build",
+    ),
+    Variable("CXX", "cxx", "`g++`, then `clang++`", "The C++ compiler", "build, run"),
+    Variable(
+        "CUDA_HOME",
+        "cuda_home",
+        "none",
+        "A CUDA toolkit to take NVRTC from when neither torch nor a pip package has one",
+        "build, run",
+    ),
+    Variable(
+        "XDG_CACHE_HOME",
+        "xdg_cache_home",
+        "`$HOME/.cache`",
+        "The parent of the cache when `PRECAST_CACHE_DIR` is not set",
+        "build, run",
+    ),
+    Variable("HOME", "home", "none", "The parent of `.cache` when `XDG_CACHE_HOME` is not set", "build, run"),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        "visible_devices",
+        "all GPUs",
+        "The GPUs that this process will see; empty: none",
+        "build, run",
+    ),
+    Variable(
+        "CUDA_DEVICE_ORDER",
+        "device_order",
+        "`FASTEST_FIRST`",
+        "How CUDA numbers the GPUs; `PCI_BUS_ID`: by their place on the bus",
+        "build, run",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values of :data:`VARIABLES`; None where a variable is not set."""
+
+    jit: JitMode = JitMode.AUTO
+    cache_dir: str | None = None
+    arch_list: str | None = None
+    max_jobs: int | None = None
+    debug: bool = False
+    label: Label | None = None
+    cuda_ext: bool = False
+    cxx: str | None = None
+    cuda_home: str | None = None
+    xdg_cache_home: str | None = None
+    home: str | None = None
+    visible_devices: str | None = None
+    device_order: str | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Reads the variables; an empty one counts as not set, except ``CUDA_VISIBLE_DEVICES``, where it means none.
+
+        A value that is not accepted raises ValueError naming the variable, the value and what is accepted.
+        ``TORCH_CUDA_ARCH_LIST`` is torch's own and is judged only when it is used, by :meth:`targets`.
+        """
+        arch_list = env.get("PRECAST_CUDA_ARCH_LIST") or None
+        if arch_list is not None:
+            _parse_targets("PRECAST_CUDA_ARCH_LIST", arch_list)
+        return cls(
+            jit=_mode(env),
+            cache_dir=env.get("PRECAST_CACHE_DIR") or None,
+            arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
+            max_jobs=_count(env, "MAX_JOBS"),
+            debug=_flag(env, "PRECAST_DEBUG"),
+            label=_label(env),
+            cuda_ext=_flag(env, "CUDA_EXT"),
+            cxx=env.get("CXX") or None,
+            cuda_home=env.get("CUDA_HOME") or None,
+            xdg_cache_home=env.get("XDG_CACHE_HOME") or None,
+            home=env.get("HOME") or None,
+            visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
+            device_order=env.get("CUDA_DEVICE_ORDER") or None,
+        )
+
+    def targets(self) -> tuple[GpuTarget, ...]:
+        """The targets of ``arch_list``, none when it is not set; raises ValueError when it cannot be read."""
+        if self.arch_list is None:
+            return ()
+        return _parse_targets("PRECAST_CUDA_ARCH_LIST or TORCH_CUDA_ARCH_LIST", self.arch_list)
+
+
+def settings_table() -> str:
+    """The table of docs/reference/settings.md."""
+    lines = ["| Variable | Default | Read at | Meaning |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{v.name}` | {v.default} | {v.when} | {v.meaning} |" for v in VARIABLES]
+    return "\n".join(lines) + "\n"
+
+
+_ON = ("1", "true", "yes", "on")
+_OFF = ("0", "false", "no", "off")
+
+
+def _bad(name: str, value: str, accepted: str) -> ValueError:
+    return ValueError(f"{name}={value!r} is not accepted; wanted {accepted}")
+
+
+def _mode(env: Mapping[str, str]) -> JitMode:
+    value = env.get("PRECAST_JIT", "")
+    if not value:
+        return JitMode.AUTO
+    try:
+        return JitMode(value.lower())
+    except ValueError:
+        raise _bad("PRECAST_JIT", value, "one of " + ", ".join(mode.value for mode in JitMode)) from None
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "")
+    if value.lower() in _ON:
+        return True
+    if not value or value.lower() in _OFF:
+        return False
+    raise _bad(name, value, "1 or 0 (or true, yes, on, false, no, off)")
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name, "")
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 6 and int(value) > 0):
+        raise _bad(name, value, "a whole number from 1 to 999999")
+    return int(value)
+
+
+def _label(env: Mapping[str, str]) -> Label | None:
+    value = env.get("PRECAST_LABEL", "")
+    if not value:
+        return None
+    try:
+        return Label.parse(value)
+    except ValueError:
+        raise _bad("PRECAST_LABEL", value, "'cpu' or one such as 'cu130'") from None
+
+
+def _parse_targets(name: str, text: str) -> tuple[GpuTarget, ...]:
+    try:
+        return parse_arch_list(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r} is not accepted: {error}") from None

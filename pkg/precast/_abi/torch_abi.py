@@ -1,0 +1,94 @@
+"""The torch ABI a host library is bound to, and whether a given torch offers it.
+
+Classic C++ code works with the one torch minor it was compiled for: a 2.9 binary loads in 2.10, resolves every symbol
+and computes nonsense. Code on torch's stable ABI works with every torch from its floor on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from precast._abi.version import Release, TorchVersion
+
+_STABLE = re.compile(r"torch-stable-([0-9.]+)")
+_EXACT = re.compile(r"torch-([0-9.]+)-cxx([01])(?:-git([0-9a-f]{7,64}))?")
+_GIT = re.compile(r"[0-9a-f]{7,64}")
+
+# The oldest torch with every stable function that the host library uses: TORCH_TARGET_VERSION of each build.
+STABLE_FLOOR = Release(2, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """One torch minor in one C++ library ABI; with ``git``, one commit of torch and no other."""
+
+    release: Release
+    cxx11: bool
+    git: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.git is not None and _GIT.fullmatch(self.git) is None:
+            raise ValueError(f"not a git version: {self.git!r}; wanted 7 to 64 lower-case hexadecimal digits")
+
+    def __str__(self) -> str:
+        git = "" if self.git is None else f"-git{self.git}"
+        return f"torch-{self.release}-cxx{int(self.cxx11)}{git}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stable:
+    """Torch's stable ABI, on every torch from ``floor`` on."""
+
+    floor: Release
+
+    def __str__(self) -> str:
+        return f"torch-stable-{self.floor}"
+
+
+TorchAbi = Exact | Stable
+
+
+def parse_torch_abi(text: str) -> TorchAbi:
+    """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; else raises ValueError."""
+    if match := _STABLE.fullmatch(text):
+        return Stable(Release.parse(match[1]))
+    if match := _EXACT.fullmatch(text):
+        return Exact(Release.parse(match[1]), match[2] == "1", match[3])
+    raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-stable-2.10' or 'torch-2.6-cxx0'")
+
+
+def is_git_version(text: str | None) -> bool:
+    """True for what names one commit; torch says ``Unknown`` when it was built outside a repository."""
+    return text is not None and _GIT.fullmatch(text) is not None
+
+
+def wanted(abi: TorchAbi) -> str:
+    """In words, the torch that an ABI needs."""
+    if isinstance(abi, Stable):
+        return f"torch {abi.floor} or newer"
+    if abi.git is not None:
+        return f"the torch {abi.release} of git {abi.git[:10]}"
+    return f"torch {abi.release} with cxx11 ABI {int(abi.cxx11)}"
+
+
+def fits(abi: TorchAbi, torch: TorchVersion, cxx11: bool) -> str | None:
+    """None when this torch offers the ABI, else what was found instead.
+
+    A pre-release is a commit on the way to its release: it has neither the ABI of that minor nor, for certain, every
+    stable function of it. It meets the floors of older minors.
+    """
+    if isinstance(abi, Stable):
+        if torch.release < abi.floor:
+            return f"torch {torch}"
+        if torch.release == abi.floor and torch.is_prerelease:
+            return f"torch {torch}, a pre-release of {torch.release}"
+        return None
+    if abi.git is not None:
+        if torch.git != abi.git:
+            return f"torch {torch} of git {(torch.git or 'unknown')[:10]}"
+    elif torch.release != abi.release:
+        return f"torch {torch}"
+    elif torch.is_prerelease:
+        return f"torch {torch}, a pre-release of {torch.release}"
+    return None if cxx11 == abi.cxx11 else f"torch {torch} with cxx11 ABI {int(cxx11)}"

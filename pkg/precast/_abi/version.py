@@ -1,0 +1,117 @@
+"""Version numbers that binaries and hosts are compared by, each with its parser and its canonical string."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
+_RELEASE = re.compile(rf"({_NUMBER})\.({_NUMBER})")
+_CUDA = re.compile(rf"({_NUMBER})\.({_NUMBER})(?:\.[0-9]{{1,9}})*")
+_TORCH = re.compile(
+    rf"({_NUMBER})\.({_NUMBER})(?:\.({_NUMBER}))?"
+    rf"((?:(?:a|b|rc){_NUMBER})?(?:\.dev{_NUMBER})?)"
+    rf"(?:\.post({_NUMBER}))?"
+    r"(?:\+([A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*))?"
+)
+_DOTTED = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})+")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Release:
+    """The first two numbers of a version: ``2.10`` of torch, ``2.28`` of glibc, ``3.12`` of Python."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Release:
+        """``"2.10"`` -> ``Release(2, 10)``; anything else raises ValueError."""
+        match = _RELEASE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a release: {text!r}; wanted two numbers such as '2.10'")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchVersion:
+    """What ``torch.__version__`` says, and the git version of that torch where it is known.
+
+    ``pre`` is the pre-release part as written, ``"a0"`` or ``"dev20261101"``. NVIDIA's containers carry pre-releases
+    such as ``2.10.0a0+b4e4ee81d3.nv25.12``: commits between two releases, whose ABI is neither one's.
+    """
+
+    release: Release
+    patch: int
+    pre: str | None
+    local: str | None
+    git: str | None = None
+    post: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, git: str | None = None) -> TorchVersion:
+        """Reads a version in the form torch writes it; anything else raises ValueError."""
+        match = _TORCH.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a torch version: {text!r}; wanted one such as '2.13.0+cu130'")
+        major, minor, patch, pre, post, local = match.groups()
+        return cls(
+            release=Release(int(major), int(minor)),
+            patch=int(patch or 0),
+            pre=pre.removeprefix(".") or None,
+            local=local,
+            git=git,
+            post=None if post is None else int(post),
+        )
+
+    @property
+    def is_prerelease(self) -> bool:
+        """True for alphas, betas, candidates and nightlies; a ``.post`` build is a release."""
+        return self.pre is not None
+
+    def __str__(self) -> str:
+        pre = "" if self.pre is None else f".{self.pre}" if self.pre.startswith("dev") else self.pre
+        post = "" if self.post is None else f".post{self.post}"
+        local = "" if self.local is None else f"+{self.local}"
+        return f"{self.release}.{self.patch}{pre}{post}{local}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CudaVersion:
+    """A CUDA version by major and minor: of a toolkit, of NVRTC, of torch's runtime or of what a driver supports."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> CudaVersion:
+        """``"13.0"`` and ``"13.0.88"`` both give ``CudaVersion(13, 0)``; the rest of the number plays no part."""
+        match = _CUDA.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a CUDA version: {text!r}; wanted one such as '13.0' or '12.1.105'")
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def from_driver(cls, number: int) -> CudaVersion:
+        """What ``cuDriverGetVersion`` returns: 13000 is 13.0, 12040 is 12.4."""
+        if number < 1000:
+            raise ValueError(f"not a driver's CUDA version: {number}; wanted one such as 13000")
+        return cls(number // 1000, number % 1000 // 10)
+
+    @property
+    def driver_number(self) -> int:
+        """The inverse of :meth:`from_driver`."""
+        return self.major * 1000 + self.minor * 10
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+def dotted(text: str) -> tuple[int, ...]:
+    """``"3.4.22"`` -> ``(3, 4, 22)``, so that GLIBCXX levels compare by number."""
+    if _DOTTED.fullmatch(text) is None:
+        raise ValueError(f"not a dotted version: {text!r}; wanted one such as '3.4.22'")
+    return tuple(int(part) for part in text.split("."))
