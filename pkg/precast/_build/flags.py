@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precast._abi.capability import GpuTarget, TargetKind
-from precast._abi.torch_abi import Stable, TorchAbi
-from precast._abi.version import CudaVersion, Release
-
-STABLE_FLOOR = Release(2, 10)
+from precast._abi.capability import GpuTarget
+from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
 GLIBC_CEILING = Release(2, 28)
@@ -149,7 +147,3 @@ def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:
     """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header."""
     return (f"--gpu-architecture={target}", "--std=c++17", *(("-lineinfo",) if debug else ()))
 
-
-def min_driver(target: GpuTarget, nvrtc: CudaVersion) -> CudaVersion:
-    """The least driver for a file: SASS by minor-version compatibility, PTX only from its own toolkit's driver on."""
-    return nvrtc if target.kind is TargetKind.PTX else CudaVersion(nvrtc.major, 0)

@@ -1,0 +1,1 @@
+"""What builds are checked with. Not shipped; ``python -m tools`` lists the verbs."""
