@@ -1,0 +1,91 @@
+"""How an op's formulas enter the dispatcher, above the kernels, so that no way of calling an op is silently wrong.
+
+Three kernels per op, all registered right after the schema and before any call (a call in between leaves a stale
+dispatch table behind):
+
+- ``Meta``, and the fake one: the checks and the result's metadata, for ``torch.compile`` and ``torch.export``;
+- ``Autograd``: what happens when a tensor could carry a gradient or a tangent;
+- ``FuncTorchDynamicLayerFrontMode``: what happens under ``torch.func``: jvp, vmap, grad.
+
+``torch.library.register_autograd`` is not used: measured on torch 2.13, an op with such a formula returns a zero
+tangent under ``torch.func.jvp``, and its gradient cannot be differentiated again, both without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from precast._load import namespace
+
+# The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
+# excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
+AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
+
+
+def register(
+    name: str,
+    *,
+    check: Callable[..., None],
+    result: Callable[..., Any],
+    reference: Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
+) -> torch._ops.OpOverload:
+    """Registers the formulas of one op, each called with the arguments of its schema, and returns the op.
+
+    ``check`` raises on inputs that no kernel takes; ``result`` makes an uninitialised result; ``reference`` computes it
+    in differentiable torch ops, and answers wherever a tangent or a transform is present; ``gradient`` records reverse
+    mode (it is called with the dispatch keys first), or is None when the reference does that too.
+    """
+    library: Any = namespace.library()
+    op = namespace.overload(name)
+    written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+
+    def fake(*args: Any) -> Any:
+        check(*args)
+        return result(*args)
+
+    def by_reference(*args: Any) -> Any:
+        check(*args)
+        return reference(*args)
+
+    def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+        # An open forward-mode level is asked for, not a tangent: it costs nothing, and the reference is right anyway.
+        if forward_ad._current_level >= 0:
+            return by_reference(*args)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args)):
+            return by_reference(*args) if gradient is None else gradient(keyset, *args)
+        if written:
+            mark_written(_tensors(args[i] for i in written))
+        return below_autograd(op, keyset, *args)
+
+    torch.library.register_fake(f"{namespace.NAMESPACE}::{name}", fake, lib=library)
+    library.impl(name, autograd, "Autograd", with_keyset=True)
+    library.impl(name, by_reference, "FuncTorchDynamicLayerFrontMode")
+    return op
+
+
+def below_autograd(op: torch._ops.OpOverload, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+    """Hands a call that reached the ``Autograd`` key on to the kernel beneath."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def mark_written(tensors: Iterable[Tensor]) -> None:
+    """Bumps version counters, so that a later backward through a tensor we wrote over raises instead of being wrong.
+
+    The dispatcher does not do it: it falls through ``ADInplaceOrView`` for ops that are not torch's own.
+    """
+    torch.autograd.graph.increment_version(tensors)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

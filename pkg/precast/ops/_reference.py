@@ -1,0 +1,119 @@
+"""What every op computes, in plain torch: the oracle of the tests, and the way through transforms.
+
+These functions are differentiable to any order and work under ``torch.func``, so the ops fall back to them wherever a
+tangent or a transform is present. They compute in float32, or in float64 when the input is float64: give them float64
+copies of rounded inputs and they are the exact answer to compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Casting: TypeAlias = Literal["none", "llama", "gemma"]
+
+# How the op schemas spell a casting.
+CASTINGS: dict[str, int] = {"none": 0, "llama": 1, "gemma": 2}
+LLAMA = CASTINGS["llama"]
+GEMMA = CASTINGS["gemma"]
+
+
+def casting_code(casting: str) -> int:
+    """The number the schemas use, or a ValueError that lists the names."""
+    try:
+        return CASTINGS[casting]
+    except KeyError:
+        raise ValueError(f"casting is {casting!r}; needed one of {', '.join(map(repr, CASTINGS))}") from None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, casting: int) -> Tensor:
+    """``x / sqrt(mean(x**2, -1) + eps) * weight``, rounded to ``x``'s dtype where ``casting`` says so."""
+    wide = _wide(x)
+    normal = wide * _reciprocal_rms(wide, eps)
+    if casting == LLAMA:
+        return normal.to(x.dtype) * weight
+    return (normal * _scale(weight, casting)).to(x.dtype)
+
+
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, casting: int) -> tuple[Tensor, Tensor]:
+    """Gradients for ``x`` and ``weight``; rounding in the forward counts as the identity."""
+    wide, slope = _wide(x), _wide(grad)
+    rrms = _reciprocal_rms(wide, eps)
+    normal = wide * rrms
+    scaled = slope * _scale(weight, casting)
+    grad_x = rrms * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
+    grad_weight = (slope * normal).flatten(0, -2).sum(0) if x.dim() > 1 else slope * normal
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, casting: int) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(sum), sum)`` where ``sum`` is ``x + residual``, rounded."""
+    total = x + residual
+    return rms_norm(total, weight, eps, casting), total
+
+
+def fused_add_rms_norm_backward(
+    grad_y: Tensor, grad_sum: Tensor, total: Tensor, weight: Tensor, eps: float, casting: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient shared by ``x`` and ``residual``, and the one for ``weight``; ``total`` is the saved sum."""
+    grad_x, grad_weight = rms_norm_backward(_wide(grad_y), _wide(total), _wide(weight), eps, casting)
+    return (grad_x + _wide(grad_sum)).to(total.dtype), grad_weight.to(weight.dtype)
+
+
+def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float, casting: int) -> None:
+    """The same, written over ``x`` (the norm) and ``residual`` (the sum)."""
+    y, total = fused_add_rms_norm(x, residual, weight, eps, casting)
+    residual.copy_(total)
+    x.copy_(y)
+
+
+def adam_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
+    grad_scale: float,
+    decoupled: bool,
+    maximize: bool,
+) -> None:
+    """One Adam (or, with ``decoupled``, AdamW) step over every parameter, in place."""
+    for index, (param, grad, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        p, m_wide, v_wide = _wide(param), _wide(m), _wide(v)
+        g = grad.to(p.dtype) * (-grad_scale if maximize else grad_scale)
+        if decoupled:
+            p = p * (1 - lr * weight_decay)
+        else:
+            g = g + weight_decay * p
+        m_wide = beta1 * m_wide + (1 - beta1) * g
+        v_wide = beta2 * v_wide + (1 - beta2) * g * g
+        denominator = v_wide.sqrt() / math.sqrt(bias_correction2) + eps
+        p = p - lr / bias_correction1 * m_wide / denominator
+        param.copy_(p)
+        m.copy_(m_wide)
+        v.copy_(v_wide)
+        if copies:
+            copies[index].copy_(p)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _reciprocal_rms(wide: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+
+
+def _scale(weight: Tensor, casting: int) -> Tensor:
+    return 1 + _wide(weight) if casting == GEMMA else _wide(weight)

@@ -1,0 +1,202 @@
+"""RMS normalisation over the last dimension, alone or fused with a residual addition (Zhang and Sennrich, 2019).
+
+``casting`` says where the result of low-precision inputs is rounded:
+
+- ``"none"``: everything in float32, rounded once at the end;
+- ``"llama"``: the normalised value is rounded to ``x``'s dtype, then multiplied by ``weight`` in that dtype;
+- ``"gemma"``: as ``"none"``, with ``1 + weight`` in place of ``weight``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
+
+from precast.ops import _checks, _reference
+from precast.ops._dispatch import AUTOGRAD_KEY, below_autograd, mark_written, register
+from precast.ops._reference import Casting, casting_code
+
+# Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none") -> Tensor:
+    """``x / sqrt(mean(x**2, -1) + eps) * weight``.
+
+    ``x`` is ``(..., hidden)``, ``weight`` is ``(hidden,)``; both float32, float16 or bfloat16, of one dtype, on one
+    device. The result has the shape and dtype of ``x`` and is contiguous.
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    # Where nothing can ask for a gradient, a tangent or a graph, the call passes under autograd's Python kernel. Every
+    # other call leads through it, as does a direct call of the op: this is only ever a matter of speed.
+    if (
+        not (_is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, weight)
+        and not _is_compiling()
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            return cast("Tensor", _rms_norm(x, weight, eps, code))
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    return cast("Tensor", RMS_NORM(x, weight, eps, code))
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(sum, weight), sum)`` with ``sum = x + residual``, in one pass; the sum is rounded to ``x``'s dtype.
+
+    ``x`` and ``residual`` are ``(..., hidden)``; otherwise as :func:`rms_norm`.
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    if (  # as in rms_norm
+        not (_is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad))
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, residual, weight)
+        and not _is_compiling()
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            return cast("tuple[Tensor, Tensor]", _fused_add_rms_norm(x, residual, weight, eps, code))
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    return cast("tuple[Tensor, Tensor]", FUSED_ADD_RMS_NORM(x, residual, weight, eps, code))
+
+
+def fused_add_rms_norm_(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
+) -> tuple[Tensor, Tensor]:
+    """:func:`fused_add_rms_norm` in place: ``residual`` becomes the sum, ``x`` its norm. Returns ``(x, residual)``.
+
+    ``x`` and ``residual`` must not overlap, and their last dimension must be contiguous. For inference: it raises where
+    a gradient is wanted.
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    if (  # as in rms_norm
+        not (_is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad))
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, residual, weight)
+        and not _is_compiling()
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        mark_written((x, residual))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _fused_add_rms_norm_in_place(x, residual, weight, eps, code)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
+    return x, residual
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, keyset: torch._C.DispatchKeySet, x: Tensor, weight: Tensor, eps: float, casting: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.casting = eps, casting
+        return cast("Tensor", below_autograd(RMS_NORM, keyset, x, weight, eps, casting))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = RMS_NORM_BACKWARD(grad, x, weight, ctx.eps, ctx.casting)
+        return None, grad_x, grad_weight, None, None
+
+
+class _FusedAddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keyset: torch._C.DispatchKeySet,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        casting: int,
+    ) -> tuple[Tensor, Tensor]:
+        y, total = below_autograd(FUSED_ADD_RMS_NORM, keyset, x, residual, weight, eps, casting)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.casting = eps, casting
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor, grad_sum: Tensor) -> tuple[Any, ...]:
+        total, weight = ctx.saved_tensors
+        grad_x, grad_weight = FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
+        return None, grad_x, grad_x, grad_weight, None, None
+
+
+def _refuse_gradient(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "fused_add_rms_norm_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would "
+        "be written over; needed precast.ops.fused_add_rms_norm, or torch.no_grad()"
+    )
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+# A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
+RMS_NORM = register(
+    "rms_norm",
+    check=lambda x, weight, eps, casting: _checks.norm_inputs("rms_norm", x, weight, casting),
+    result=lambda x, *_: _like(x),
+    reference=_reference.rms_norm,
+    gradient=_RmsNorm.apply,
+)
+RMS_NORM_BACKWARD = register(
+    "rms_norm_backward",
+    check=lambda grad, x, weight, eps, casting: _checks.norm_inputs("rms_norm_backward", x, weight, casting, grad=grad),
+    result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
+    reference=_reference.rms_norm_backward,
+)
+FUSED_ADD_RMS_NORM = register(
+    "fused_add_rms_norm",
+    check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
+        "fused_add_rms_norm", x, weight, casting, residual=residual
+    ),
+    result=lambda x, *_: (_like(x), _like(x)),
+    reference=_reference.fused_add_rms_norm,
+    gradient=_FusedAddRmsNorm.apply,
+)
+FUSED_ADD_RMS_NORM_BACKWARD = register(
+    "fused_add_rms_norm_backward",
+    check=lambda grad_y, grad_sum, total, weight, eps, casting: _checks.norm_inputs(
+        "fused_add_rms_norm_backward", total, weight, casting, grad_y=grad_y, grad_sum=grad_sum
+    ),
+    result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
+    reference=_reference.fused_add_rms_norm_backward,
+)
+FUSED_ADD_RMS_NORM_ = register(
+    "fused_add_rms_norm_",
+    check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
+        "fused_add_rms_norm_", x, weight, casting, residual=residual
+    ),
+    result=lambda *_: None,
+    reference=_reference.fused_add_rms_norm_,
+    gradient=_refuse_gradient,
+)
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__ (0.3 us).
+_rms_norm = RMS_NORM._op
+_fused_add_rms_norm = FUSED_ADD_RMS_NORM._op
+_fused_add_rms_norm_in_place = FUSED_ADD_RMS_NORM_._op
