@@ -6,8 +6,9 @@
 #include <exception>
 #include <mutex>
 
+#include "checks.h"
+#include "family.h"
 #include "launch.h"
-#include "torch.h"
 
 #ifndef PRECAST_BUILD_ID
 #define PRECAST_BUILD_ID "unstamped"
@@ -40,19 +41,15 @@ KernelFamily& kernels_of(const char* name) {
 }
 
 void register_family(const char* name, const char* key) {
-  const int64_t index = index_of(name);
-  const Family& family = *__start_precast_families[index];
-  bool known = false;
-  for (int64_t i = 0; i < family.implementation_count; ++i) known |= strcmp(family.implementations[i].key, key) == 0;
-  PRECAST_CHECK(known, "kernel family '%s' has no implementation for '%s'", name, key);
-
   // One bit for each family and key; torch takes the kernels in under the mutex, so that two threads cannot both do it.
   static std::mutex mutex;
   static uint64_t done[2] = {0, 0};
+  const int64_t index = index_of(name);
   const std::lock_guard<std::mutex> lock(mutex);
   uint64_t& bits = done[strcmp(key, "CUDA") == 0];
   if ((bits >> index & 1) != 0) return;
-  register_implementations(family, key);
+  const int64_t count = register_implementations(*__start_precast_families[index], key);
+  PRECAST_CHECK(count > 0, "kernel family '%s' has no implementation for '%s'", name, key);
   bits |= uint64_t{1} << index;
 }
 

@@ -132,14 +132,18 @@ void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t 
        static_cast<unsigned long long>(taken), static_cast<unsigned long long>(given));
 }
 
-void register_implementations(const Family& family, const char* key) {
+int64_t register_implementations(const Family& family, const char* key) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < family.implementation_count; ++i) count += strcmp(family.implementations[i].key, key) == 0;
+  if (count == 0) return 0;
   TorchLibraryHandle library = nullptr;  // never deleted: deleting it would take the kernels out again
   torch_check(aoti_torch_library_init_impl("precast", key, __FILE__, __LINE__, &library), "library_init_impl");
   for (int64_t i = 0; i < family.implementation_count; ++i) {
     const Implementation& one = family.implementations[i];
-    if (strcmp(one.key, key) != 0) continue;
-    torch_check(torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION), one.op);
+    if (strcmp(one.key, key) == 0)
+      torch_check(torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION), one.op);
   }
+  return count;
 }
 
 }  // namespace precast

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "family.h"
 
 namespace precast {
 
@@ -207,18 +208,6 @@ struct Implementation {
   const char* key;  // "CPU" or "CUDA"
   BoxedFunction function;
 };
-
-struct KernelFamily;  // launch.h
-
-struct Family {
-  const char* name;
-  const Implementation* implementations;
-  int64_t implementation_count;
-  KernelFamily* kernels;
-};
-
-// Registers those of the table that are for `key`. Once per table and key; they stay for the life of the process.
-void register_implementations(const Family& family, const char* key);
 
 }  // namespace precast
 

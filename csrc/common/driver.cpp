@@ -1,0 +1,124 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "checks.h"
+
+// glibc 2.34 moved these two into libc under a new version. Bound to the old one, which it still has, a library built
+// on a new system also loads on an old one.
+#if defined(__x86_64__)
+__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
+__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
+__asm__(".symver dlerror,dlerror@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dlopen,dlopen@GLIBC_2.17");
+__asm__(".symver dlsym,dlsym@GLIBC_2.17");
+__asm__(".symver dlerror,dlerror@GLIBC_2.17");
+#endif
+
+namespace precast {
+namespace {
+
+std::mutex mutex;
+
+// Fills in one function pointer, or raises by name.
+template <class Function>
+void resolve(void* library, Function& function, const char* name) {
+  void* address = dlsym(library, name);
+  PRECAST_CHECK(address != nullptr,
+                "precast: the CUDA driver (libcuda.so.1) has no function %s; needed: driver 12.0 or newer", name);
+  function = reinterpret_cast<Function>(address);
+}
+
+void open_driver(Driver& d) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    fail("precast: no CUDA driver: libcuda.so.1 cannot be opened (%s); needed: an NVIDIA driver 12.0 or newer",
+         reason == nullptr ? "no reason given" : reason);
+  }
+  resolve(library, d.init, "cuInit");
+  resolve(library, d.driver_get_version, "cuDriverGetVersion");
+  resolve(library, d.get_error_name, "cuGetErrorName");
+  resolve(library, d.get_error_string, "cuGetErrorString");
+  resolve(library, d.device_get, "cuDeviceGet");
+  resolve(library, d.device_get_attribute, "cuDeviceGetAttribute");
+  resolve(library, d.primary_ctx_retain, "cuDevicePrimaryCtxRetain");
+  resolve(library, d.ctx_get_current, "cuCtxGetCurrent");
+  resolve(library, d.ctx_set_current, "cuCtxSetCurrent");
+  resolve(library, d.ctx_get_device, "cuCtxGetDevice");
+  resolve(library, d.library_load_data, "cuLibraryLoadData");
+  resolve(library, d.library_get_kernel, "cuLibraryGetKernel");
+  resolve(library, d.kernel_get_function, "cuKernelGetFunction");
+  resolve(library, d.module_load_data, "cuModuleLoadData");
+  resolve(library, d.module_get_function, "cuModuleGetFunction");
+  resolve(library, d.module_get_loading_mode, "cuModuleGetLoadingMode");
+  resolve(library, d.func_get_attribute, "cuFuncGetAttribute");
+  resolve(library, d.func_set_attribute, "cuFuncSetAttribute");
+  resolve(library, d.stream_is_capturing, "cuStreamIsCapturing");
+  resolve(library, d.thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  resolve(library, d.launch_kernel, "cuLaunchKernel");
+  d.func_load = reinterpret_cast<CuResult (*)(CuHandle)>(dlsym(library, "cuFuncLoad"));
+
+  CuResult result = d.init(0);
+  if (result == kCudaSuccess) result = d.driver_get_version(&d.version);
+  const char* name = nullptr;
+  if (result != kCudaSuccess) d.get_error_name(result, &name);
+  PRECAST_CHECK(result == kCudaSuccess, "precast: the CUDA driver does not start: cuInit gives %s",
+                name == nullptr ? "an unknown error" : name);
+}
+
+using StreamFunction = int32_t (*)(int32_t, void**);
+
+StreamFunction find_stream_function() {
+  // RTLD_NOLOAD: the copy that torch itself uses, or none; opening another one would have streams of its own.
+  void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  PRECAST_CHECK(library != nullptr,
+                "precast: a kernel was asked to run on a GPU, but this process has not loaded libtorch_cuda.so: the "
+                "running torch has no CUDA; needed: a CUDA build of torch");
+  void* address = dlsym(library, "aoti_torch_get_current_cuda_stream");
+  PRECAST_CHECK(address != nullptr,
+                "precast: libtorch_cuda.so has no aoti_torch_get_current_cuda_stream; needed: torch 2.4.1 or newer");
+  return reinterpret_cast<StreamFunction>(address);
+}
+
+}  // namespace
+
+const Driver& driver() {
+  static std::atomic<const Driver*> opened{nullptr};
+  const Driver* ready = opened.load(std::memory_order_acquire);
+  if (__builtin_expect(ready != nullptr, 1)) return *ready;
+  const std::lock_guard<std::mutex> lock(mutex);
+  static Driver table{};
+  if (opened.load(std::memory_order_relaxed) == nullptr) {
+    open_driver(table);
+    opened.store(&table, std::memory_order_release);
+  }
+  return table;
+}
+
+CuHandle current_stream(int device) {
+  static std::atomic<StreamFunction> found{nullptr};
+  StreamFunction function = found.load(std::memory_order_relaxed);
+  if (__builtin_expect(function == nullptr, 0)) {
+    function = find_stream_function();  // the same answer for every thread
+    found.store(function, std::memory_order_relaxed);
+  }
+  CuHandle stream = nullptr;
+  PRECAST_CHECK(function(device, &stream) == 0, "precast: torch gives no current stream for cuda:%d", device);
+  return stream;
+}
+
+void driver_failed(CuResult result, const char* call, const char* family, int device) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver().get_error_name(result, &name);
+  driver().get_error_string(result, &text);
+  fail("precast: %s on cuda:%d: %s failed: %s (%s)", family, device, call, name == nullptr ? "unknown error" : name,
+       text == nullptr ? "no text" : text);
+}
+
+}  // namespace precast

@@ -1,0 +1,65 @@
+// The CUDA driver, found at run time in libcuda.so.1: nothing here links to CUDA or includes its headers.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace precast {
+
+// The driver's types, as far as they are needed: handles are pointers, results and devices are int.
+using CuResult = int;
+using CuDevice = int;
+using CuHandle = void*;  // CUcontext, CUlibrary, CUmodule, CUkernel, CUfunction, CUstream
+
+constexpr CuResult kCudaSuccess = 0;
+constexpr int kComputeCapabilityMajor = 75;  // CUdevice_attribute
+constexpr int kComputeCapabilityMinor = 76;
+constexpr int kMultiprocessorCount = 16;
+constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
+constexpr int kCaptureNone = 0;                // CUstreamCaptureStatus
+constexpr int kCaptureModeRelaxed = 2;         // CUstreamCaptureMode
+constexpr int kModuleEagerLoading = 1;         // CUmoduleLoadingMode
+constexpr int kDriver12_3 = 12030;
+
+struct Driver {
+  CuResult (*init)(unsigned);
+  CuResult (*driver_get_version)(int*);
+  CuResult (*get_error_name)(CuResult, const char**);
+  CuResult (*get_error_string)(CuResult, const char**);
+  CuResult (*device_get)(CuDevice*, int);
+  CuResult (*device_get_attribute)(int*, int, CuDevice);
+  CuResult (*primary_ctx_retain)(CuHandle*, CuDevice);
+  CuResult (*ctx_get_current)(CuHandle*);
+  CuResult (*ctx_set_current)(CuHandle);
+  CuResult (*ctx_get_device)(CuDevice*);
+  CuResult (*library_load_data)(CuHandle*, const void*, int*, void**, unsigned, int*, void**, unsigned);
+  CuResult (*library_get_kernel)(CuHandle*, CuHandle, const char*);
+  CuResult (*kernel_get_function)(CuHandle*, CuHandle);
+  CuResult (*module_load_data)(CuHandle*, const void*);
+  CuResult (*module_get_function)(CuHandle*, CuHandle, const char*);
+  CuResult (*module_get_loading_mode)(int*);
+  CuResult (*func_get_attribute)(int*, int, CuHandle);
+  CuResult (*func_set_attribute)(CuHandle, int, int);
+  CuResult (*stream_is_capturing)(CuHandle, int*);
+  CuResult (*thread_exchange_capture_mode)(int*);
+  CuResult (*launch_kernel)(CuHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CuHandle,
+                            void**, void**);
+  CuResult (*func_load)(CuHandle);  // null before driver 12.4
+  int version;                      // 13000 for 13.0
+};
+
+// The driver, opened and initialised at the first call; raises when there is none or it is older than 12.0.
+const Driver& driver();
+
+// The current stream of a device, asked from the CUDA half of torch that this process has loaded.
+CuHandle current_stream(int device);
+
+// Raises "<what> failed: CUDA_ERROR_... (...)" for a result other than success. `format` names what was being done.
+[[noreturn]] void driver_failed(CuResult result, const char* call, const char* family, int device)
+    __attribute__((cold));
+
+inline void driver_check(CuResult result, const char* call, const char* family, int device) {
+  if (__builtin_expect(result != kCudaSuccess, 0)) driver_failed(result, call, family, device);
+}
+
+}  // namespace precast

@@ -1,0 +1,335 @@
+#include "launch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <mutex>
+#include <new>
+
+#include "checks.h"
+#include "driver.h"
+
+namespace precast {
+
+// One cubin or PTX. Devices of a family that were given the same bytes share it.
+struct Image {
+  char* data;  // with a NUL after the last byte: the driver reads PTX up to it
+  size_t bytes;
+  char target[16];
+  CuHandle library = nullptr;  // null until the first device loads it
+};
+
+// `kernel` belongs to no context and may be launched in any; it is null where the image was loaded as a module.
+struct Function {
+  CuHandle function;
+  CuHandle kernel;
+};
+
+struct Loaded {
+  CuHandle context;  // the primary context that the functions belong to
+  Function functions[1];
+};
+
+namespace {
+
+std::mutex mutex;  // of everything that is not the hot path; never held while anything of Python could be waited for
+
+struct Target {
+  bool ptx;
+  int number;   // 90
+  char suffix;  // 'a', 'f' or '\0'
+};
+
+Target parse_target(const char* text, const char* family) {
+  const bool sass = strncmp(text, "sm_", 3) == 0;
+  const bool ptx = strncmp(text, "compute_", 8) == 0;
+  char* rest = nullptr;
+  const long number = sass || ptx ? strtol(text + (sass ? 3 : 8), &rest, 10) : 0;
+  const bool whole = rest != nullptr && (*rest == '\0' || ((*rest == 'a' || *rest == 'f') && rest[1] == '\0'));
+  PRECAST_CHECK(number >= 50 && number < 1000 && whole, "precast: %s: '%.40s' is not a GPU target such as sm_90",
+                family, text);
+  return {ptx, static_cast<int>(number), *rest};
+}
+
+bool is_tegra(int number) { return number == 72 || number == 87 || number == 101 || number == 110; }
+
+// What the driver would find out too, said in words that name the file's target. PTX of a base target is monotone,
+// machine code stays within its major version, integrated chips and `a` targets match themselves only.
+bool target_fits(const Target& target, int device) {
+  if (target.suffix == 'a') return target.number == device;
+  if (target.ptx && target.suffix == '\0') return target.number <= device;
+  if (target.number / 10 != device / 10 || target.number > device) return false;
+  return target.number == device || (!is_tegra(target.number) && !is_tegra(device));
+}
+
+DeviceSlot& slot_of(KernelFamily& family, int device) {
+  PRECAST_CHECK(device >= 0 && device < kMaxDevices, "precast: %s: there is no cuda:%d; at most %d devices are served",
+                family.name, device, kMaxDevices);
+  return family.devices[device];
+}
+
+CuDevice device_handle(const Driver& cuda, const char* family, int device) {
+  CuDevice handle = 0;
+  driver_check(cuda.device_get(&handle, device), "cuDeviceGet", family, device);
+  return handle;
+}
+
+// The primary context of a device: the one torch works in. Retained once for the life of the process.
+CuHandle primary_context(const Driver& cuda, const char* family, int device) {
+  static std::atomic<CuHandle> contexts[kMaxDevices];
+  CuHandle context = contexts[device].load(std::memory_order_acquire);
+  if (context == nullptr) {
+    driver_check(cuda.primary_ctx_retain(&context, device_handle(cuda, family, device)), "cuDevicePrimaryCtxRetain",
+                 family, device);
+    contexts[device].store(context, std::memory_order_release);
+  }
+  return context;
+}
+
+// Makes a context current where the thread has none or one of another device (a new thread has none, and launches
+// would fail in it), and puts back what was there. A context of the same device that is not the primary one is
+// somebody's intention and stays.
+class ContextGuard {
+ public:
+  ContextGuard(const Driver& cuda, CuHandle wanted, const char* family, int device) : cuda_(cuda) {
+    CuHandle current = nullptr;
+    driver_check(cuda.ctx_get_current(&current), "cuCtxGetCurrent", family, device);
+    if (__builtin_expect(current == wanted, 1)) return;
+    primary_ = false;
+    CuDevice of_current = -1;
+    if (current != nullptr && cuda.ctx_get_device(&of_current) == kCudaSuccess &&
+        of_current == device_handle(cuda, family, device)) {
+      return;
+    }
+    driver_check(cuda.ctx_set_current(wanted), "cuCtxSetCurrent", family, device);
+    primary_ = true;
+    changed_ = true;
+    before_ = current;
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+  ~ContextGuard() {
+    if (changed_) cuda_.ctx_set_current(before_);
+  }
+  bool primary() const { return primary_; }
+
+ private:
+  const Driver& cuda_;
+  CuHandle before_ = nullptr;
+  bool changed_ = false;
+  bool primary_ = true;
+};
+
+// ---- loading: everything up to the release-store of `loaded` runs under the mutex ----
+
+void check_device(const Driver& cuda, const KernelFamily& family, const DeviceSlot& slot, int device) {
+  const CuDevice handle = device_handle(cuda, family.name, device);
+  int major = 0;
+  int minor = 0;
+  driver_check(cuda.device_get_attribute(&major, kComputeCapabilityMajor, handle), "cuDeviceGetAttribute", family.name,
+               device);
+  driver_check(cuda.device_get_attribute(&minor, kComputeCapabilityMinor, handle), "cuDeviceGetAttribute", family.name,
+               device);
+  PRECAST_CHECK(major == slot.believed_major && minor == slot.believed_minor,
+                "precast: %s: the loader took cuda:%d for compute capability %d.%d, the driver says %d.%d; the order "
+                "of the devices differs: check CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES, set before the first use",
+                family.name, device, slot.believed_major, slot.believed_minor, major, minor);
+  PRECAST_CHECK(target_fits(parse_target(slot.image->target, family.name), major * 10 + minor),
+                "precast: %s: the device code for cuda:%d is for %s and does not run on compute capability %d.%d",
+                family.name, device, slot.image->target, major, minor);
+}
+
+// Before 12.3 the driver may not load code while a stream is captured.
+void check_capture(const Driver& cuda, const KernelFamily& family, int device, CuHandle stream) {
+  if (cuda.version >= kDriver12_3) return;
+  int status = kCaptureNone;
+  const CuResult result = cuda.stream_is_capturing(stream, &status);
+  PRECAST_CHECK(result == kCudaSuccess && status == kCaptureNone,
+                "precast: %s is not loaded on cuda:%d yet, and CUDA driver %d.%d cannot load it while a graph is "
+                "captured; call precast.load(\"%s\", \"cuda:%d\") before the capture",
+                family.name, device, cuda.version / 1000, cuda.version % 1000 / 10, family.name, device);
+}
+
+// While this thread captures, loading would count as an unsafe call and end the capture.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& cuda) : cuda_(cuda) { cuda_.thread_exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  ~RelaxedCapture() { cuda_.thread_exchange_capture_mode(&mode_); }
+
+ private:
+  const Driver& cuda_;
+  int mode_ = kCaptureModeRelaxed;
+};
+
+// Lazily loaded, a library serves every context and costs nothing in the others. Loaded eagerly it would be pushed into
+// all contexts of the process, also of GPUs that it does not fit: there it is a module of this one context.
+Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuHandle library, CuHandle module,
+                 const Entry& entry) {
+  Function found{nullptr, nullptr};
+  CuResult result = kCudaSuccess;
+  if (module != nullptr) {
+    result = cuda.module_get_function(&found.function, module, entry.name);
+  } else {
+    result = cuda.library_get_kernel(&found.kernel, library, entry.name);
+    if (result == kCudaSuccess) result = cuda.kernel_get_function(&found.function, found.kernel);
+  }
+  driver_check(result, entry.name, family.name, device);
+  if (entry.dynamic_shared_bytes > 48 * 1024) {
+    driver_check(cuda.func_set_attribute(found.function, kMaxDynamicSharedSizeBytes, entry.dynamic_shared_bytes),
+                 "cuFuncSetAttribute", family.name, device);
+  }
+  if (cuda.func_load != nullptr) driver_check(cuda.func_load(found.function), "cuFuncLoad", family.name, device);
+  return found;
+}
+
+const Loaded* load(const Driver& cuda, KernelFamily& family, DeviceSlot& slot, int device) {
+  const CuHandle context = primary_context(cuda, family.name, device);
+  const RelaxedCapture relaxed(cuda);
+  int mode = 0;
+  driver_check(cuda.module_get_loading_mode(&mode), "cuModuleGetLoadingMode", family.name, device);
+  CuHandle module = nullptr;
+  if (mode == kModuleEagerLoading) {
+    driver_check(cuda.module_load_data(&module, slot.image->data), "cuModuleLoadData", family.name, device);
+  } else if (slot.image->library == nullptr) {
+    driver_check(
+        cuda.library_load_data(&slot.image->library, slot.image->data, nullptr, nullptr, 0, nullptr, nullptr, 0),
+        "cuLibraryLoadData", family.name, device);
+  }
+  const size_t bytes = sizeof(Loaded) + sizeof(Function) * static_cast<size_t>(family.entry_count);
+  Loaded* loaded = static_cast<Loaded*>(calloc(1, bytes));
+  if (loaded == nullptr) throw std::bad_alloc();
+  loaded->context = context;
+  try {
+    for (int i = 0; i < family.entry_count; ++i) {
+      loaded->functions[i] = resolve(cuda, family, device, slot.image->library, module, family.entries[i]);
+    }
+  } catch (...) {
+    free(loaded);
+    throw;
+  }
+  return loaded;
+}
+
+__attribute__((cold, noinline)) const Loaded* make_ready(KernelFamily& family, int device) {
+  DeviceSlot& slot = slot_of(family, device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const Loaded* loaded = slot.loaded.load(std::memory_order_relaxed);
+  if (loaded != nullptr) return loaded;
+  if (slot.refusal != nullptr) fail("%s", slot.refusal);
+  PRECAST_CHECK(slot.image != nullptr,
+                "precast: %s has no device code for cuda:%d; call precast.load(\"%s\", \"cuda:%d\")", family.name,
+                device, family.name, device);
+  const Driver& cuda = driver();
+  check_device(cuda, family, slot, device);
+  const ContextGuard guard(cuda, primary_context(cuda, family.name, device), family.name, device);
+  check_capture(cuda, family, device, current_stream(device));
+  loaded = load(cuda, family, slot, device);
+  slot.loaded.store(loaded, std::memory_order_release);
+  return loaded;
+}
+
+inline const Loaded& ready(KernelFamily& family, int device) {
+  if (__builtin_expect(static_cast<unsigned>(device) < kMaxDevices, 1)) {
+    const Loaded* loaded = family.devices[device].loaded.load(std::memory_order_acquire);
+    if (__builtin_expect(loaded != nullptr, 1)) return *loaded;
+  }
+  return *make_ready(family, device);
+}
+
+char* copy_bytes(const void* data, size_t bytes) {
+  char* copy = static_cast<char*>(malloc(bytes + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  memcpy(copy, data, bytes);
+  copy[bytes] = '\0';
+  return copy;
+}
+
+Image* image_of(KernelFamily& family, const void* data, size_t bytes, const char* target) {
+  for (DeviceSlot& slot : family.devices) {
+    Image* image = slot.image;
+    if (image != nullptr && image->bytes == bytes && strcmp(image->target, target) == 0 &&
+        memcmp(image->data, data, bytes) == 0) {
+      return image;
+    }
+  }
+  Image* image = new Image{};
+  image->data = copy_bytes(data, bytes);
+  image->bytes = bytes;
+  strcpy(image->target, target);  // parse_target has seen that it is short
+  return image;
+}
+
+}  // namespace
+
+void launch(KernelFamily& family, int device, int entry, const LaunchShape& shape, void** arguments) {
+  const Loaded& loaded = ready(family, device);
+  const Driver& cuda = driver();
+  const ContextGuard guard(cuda, loaded.context, family.name, device);
+  const Function& function = loaded.functions[entry];
+  const CuHandle handle = __builtin_expect(guard.primary(), 1) ? function.function : function.kernel;
+  PRECAST_CHECK(handle != nullptr, "precast: %s on cuda:%d: the entry point %s is not loaded in this context",
+                family.name, device, family.entries[entry].name);
+  const CuResult result =
+      cuda.launch_kernel(handle, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1,
+                         shape.dynamic_shared_bytes, current_stream(device), arguments, nullptr);
+  driver_check(result, family.entries[entry].name, family.name, device);
+}
+
+void prepare(KernelFamily& family, int device) { ready(family, device); }
+
+void set_image(KernelFamily& family, int device, const void* data, size_t bytes, const char* target, int major,
+               int minor) {
+  DeviceSlot& slot = slot_of(family, device);
+  parse_target(target, family.name);
+  PRECAST_CHECK(data != nullptr && bytes > 0, "precast: %s: the device code for cuda:%d is empty", family.name, device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  Image* image = image_of(family, data, bytes, target);
+  PRECAST_CHECK(slot.loaded.load(std::memory_order_relaxed) == nullptr || image == slot.image,
+                "precast: %s is already running on cuda:%d with other device code, which cannot be replaced",
+                family.name, device);
+  slot.image = image;
+  slot.believed_major = major;
+  slot.believed_minor = minor;
+  free(slot.refusal);
+  slot.refusal = nullptr;
+}
+
+void refuse(KernelFamily& family, int device, const char* message) {
+  DeviceSlot& slot = slot_of(family, device);
+  const std::lock_guard<std::mutex> lock(mutex);
+  PRECAST_CHECK(slot.loaded.load(std::memory_order_relaxed) == nullptr, "precast: %s is already running on cuda:%d",
+                family.name, device);
+  free(slot.refusal);
+  slot.refusal = copy_bytes(message, strlen(message));
+}
+
+int kernel_attribute(KernelFamily& family, int device, const char* entry, int attribute) {
+  const Loaded& loaded = ready(family, device);
+  const ContextGuard guard(driver(), loaded.context, family.name, device);
+  for (int i = 0; i < family.entry_count; ++i) {
+    if (strcmp(family.entries[i].name, entry) != 0) continue;
+    int value = 0;
+    driver_check(driver().func_get_attribute(&value, attribute, loaded.functions[i].function), "cuFuncGetAttribute",
+                 family.name, device);
+    return value;
+  }
+  fail("precast: kernel family '%s' has no entry point '%s'", family.name, entry);
+}
+
+int multiprocessors(int device) {
+  static std::atomic<int> counts[kMaxDevices];
+  PRECAST_CHECK(device >= 0 && device < kMaxDevices, "precast: there is no cuda:%d", device);
+  int count = counts[device].load(std::memory_order_relaxed);
+  if (count == 0) {
+    const Driver& cuda = driver();
+    const CuDevice handle = device_handle(cuda, "precast", device);
+    driver_check(cuda.device_get_attribute(&count, kMultiprocessorCount, handle), "cuDeviceGetAttribute", "precast",
+                 device);
+    counts[device].store(count, std::memory_order_relaxed);
+  }
+  return count;
+}
+
+}  // namespace precast
