@@ -127,6 +127,15 @@ class Cache:
             staging.rename(entry)
         return Artifact(entry / payload.name, sha256, seconds, cached=False, key=key.digest)
 
+    def store(self, key: BuildKey, file: Path, seconds: float) -> Artifact:
+        """Keep a file that was made on the way to something else, under a key of its own."""
+        with _explaining(self.root, str(key)):
+            staging = self._stage(key)
+            try:
+                return self.publish(key, staging, Path(shutil.copy(file, staging)), seconds)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
     def failure_log(self, key: BuildKey) -> Path:
         """Where the log of a failed build stays, as its staging folder goes."""
         folder = self.root / LAYOUT / ".failed"

@@ -35,6 +35,13 @@ CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
 }
 
 
+def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
+    """The levels of one machine, least first; ValueError where there are no CPU kernels."""
+    if machine not in CPU_LEVELS:
+        raise ValueError(f"no CPU kernels for {machine!r}; there are some for {', '.join(CPU_LEVELS)}")
+    return CPU_LEVELS[machine]
+
+
 def torch_target_version(floor: Release) -> str:
     """The define that keeps the stable headers to what torch ``floor`` has: 0xMMmm000000000000."""
     return f"-DTORCH_TARGET_VERSION=0x{floor.major:02x}{floor.minor:02x}000000000000"
@@ -146,4 +153,3 @@ def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
 def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:
     """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header."""
     return (f"--gpu-architecture={target}", "--std=c++17", *(("-lineinfo",) if debug else ()))
-

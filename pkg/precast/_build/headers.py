@@ -184,8 +184,8 @@ class _RangeReader(io.RawIOBase):
         if index not in self._blocks:
             first = index * BLOCK_BYTES
             asked = {"Range": f"bytes={first}-{first + BLOCK_BYTES - 1}"}
-            request = urllib.request.Request(self._url, headers=asked)  # noqa: S310  # the scheme is pip's
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            request = urllib.request.Request(self._url, headers=asked)  # the scheme is pip's
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 total = re.fullmatch(rf"bytes {first}-\d+/(\d+)", answer.headers.get("Content-Range", ""))
                 if total is None:
                     raise OSError(f"the server sends whole files only (status {answer.status})")

@@ -67,7 +67,7 @@ def reachable(entries: Iterable[str], roots: Mapping[str, Path]) -> tuple[Source
         data = _read(path, name)
         found[name] = SourceFile(name, path, data)
         for spelled in INCLUDE.findall(data):
-            target = _resolve(name, spelled.decode("utf-8", "replace"), roots)
+            target = resolve(name, spelled.decode("utf-8", "replace"), roots)
             if target is not None:
                 todo.append(target)
     return tuple(found[name] for name in sorted(found))
@@ -75,9 +75,14 @@ def reachable(entries: Iterable[str], roots: Mapping[str, Path]) -> tuple[Source
 
 def digest_of(files: Iterable[SourceFile]) -> str:
     """One digest over names and contents, whatever the order they come in."""
+    return digest_of_pairs((file.name, file.sha256) for file in files)
+
+
+def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """The same digest from names and digests already known."""
     whole = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
-        whole.update(f"{file.name}\0{file.sha256}\n".encode())
+    for name, sha256 in sorted(pairs):
+        whole.update(f"{name}\0{sha256}\n".encode())
     return whole.hexdigest()
 
 
@@ -100,8 +105,8 @@ def _read(path: Path, name: str) -> bytes:
         ) from error
 
 
-def _resolve(includer: str, spelled: str, roots: Mapping[str, Path]) -> str | None:
-    """The name of an included file, or None for one of the system's."""
+def resolve(includer: str, spelled: str, roots: Mapping[str, Path]) -> str | None:
+    """Find an include: the name of the file it means, or None for one of the system's."""
     prefix, _, relative = includer.partition("/")
     beside = _normalised(f"{relative.rpartition('/')[0]}/{spelled}")
     if beside is not None and (roots[prefix] / beside).is_file():

@@ -17,12 +17,13 @@ _COMPILERS = ("g++", "c++", "clang++")
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 
 
-def find_compiler(cxx: str | None) -> tuple[Compiler | None, tuple[str, ...]]:
+def find_compiler(settings: Settings) -> tuple[Compiler | None, tuple[str, ...]]:
     """CXX alone when it is set (a setting is verified, never replaced), else the first of PATH that answers.
 
     Also returns one line for every place looked at.
     """
     looked_at: list[str] = []
+    cxx = settings.cxx
     names: tuple[str, ...] = _COMPILERS
     if cxx:
         words = shlex.split(cxx)

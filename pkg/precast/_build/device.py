@@ -1,0 +1,152 @@
+"""Device code: one NVRTC program per family and target, from header-free sources; the same for a wheel and a JIT."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.host import Nvrtc
+from precast._build import elf, failure, flags, nvrtc, sources
+from precast._build.cache import Artifact, BuildKey, Cache
+from precast._build.catalogue import Family
+from precast.errors import BuildFailed, KernelError
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A device source with everything it includes, under names that hold no path."""
+
+    family: str
+    name: str
+    source: bytes
+    headers: Mapping[str, bytes]  # what an #include says -> what it gets
+    digests: Mapping[str, str]
+
+
+def read_program(family: Family, csrc: Path | None = None) -> Program:
+    """The program of a family; KernelError when it has no device code."""
+    if family.device is None:
+        raise KernelError(f"kernel family {family.name!r} has no device code to build")
+    root = sources.csrc_dir() if csrc is None else csrc
+    files = sources.reachable([f"csrc/{family.device}"], {"csrc": root})
+    by_name = {file.name: file for file in files}
+    headers: dict[str, bytes] = {}
+    for file in files:
+        for spelled in sources.INCLUDE.findall(file.data):
+            text = spelled.decode("utf-8", "replace")
+            target = sources.resolve(file.name, text, {"csrc": root})
+            if target is None:
+                raise KernelError(
+                    f"{file.name} includes {text!r}, which NVRTC has not\n"
+                    f"  found   no such file beside it or in {root}\n"
+                    f"  needed  device code that includes files of csrc only"
+                )
+            if headers.setdefault(text, by_name[target].data) != by_name[target].data:
+                raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")
+    main = by_name[f"csrc/{family.device}"]
+    return Program(family.name, main.name, main.data, headers, {file.name: file.sha256 for file in files})
+
+
+def define_lines(defines: Mapping[str, str]) -> bytes:
+    """Parameters of a variant, as lines before the source: one-letter -D options break NVRTC's own header."""
+    for name, value in defines.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or "\n" in value:
+            raise ValueError(f"not a definition: {name!r} = {value!r}")
+    return "".join(f"#define {name} {value}\n" for name, value in sorted(defines.items())).encode()
+
+
+def image_key(
+    program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool, defines: Mapping[str, str]
+) -> BuildKey:
+    """What one image is made of."""
+    inputs = {
+        "schema": 1,
+        "kind": "device",
+        "family": program.family,
+        "target": str(target),
+        "nvrtc": compiler.version,
+        "options": list(flags.nvrtc_options(target, debug=debug)),
+        "defines": dict(defines),
+        "sources": dict(program.digests),
+    }
+    return BuildKey(program.family, inputs)
+
+
+def file_name(family: str, target: GpuTarget) -> str:
+    """``rms_norm.sm_90.cubin`` or ``rms_norm.compute_90.ptx``."""
+    return f"{family}.{target}.{'ptx' if target.kind is TargetKind.PTX else 'cubin'}"
+
+
+def build_images(
+    family: Family | str,
+    targets: Sequence[GpuTarget],
+    compiler: Nvrtc,
+    *,
+    cache: Cache,
+    debug: bool,
+    jobs: int,
+    defines: Mapping[str, str] | None = None,
+) -> tuple[Artifact, ...]:
+    """One verified image per target, in the order of ``targets``; those not in the cache are compiled in parallel."""
+    from precast._build import catalogue
+
+    known = catalogue.get(family) if isinstance(family, str) else family
+    program = read_program(known)
+    opened: list[nvrtc.Compiler] = []  # one for all threads, and none while everything is cached
+
+    def one(target: GpuTarget) -> Artifact:
+        key = image_key(program, target, compiler, debug=debug, defines=defines or {})
+
+        def build(staging: Path) -> Path:
+            if not opened:
+                opened.append(nvrtc.open_nvrtc(compiler))
+            return _compile(opened[0], program, target, compiler, staging, cache.failure_log(key), debug, defines or {})
+
+        return cache.obtain(key, build)
+
+    with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(targets) or 1))) as pool:
+        return tuple(pool.map(one, targets))
+
+
+def _compile(
+    opened: nvrtc.Compiler,
+    program: Program,
+    target: GpuTarget,
+    compiler: Nvrtc,
+    staging: Path,
+    log_file: Path,
+    debug: bool,
+    defines: Mapping[str, str],
+) -> Path:
+    options = flags.nvrtc_options(target, debug=debug)
+    command = f"NVRTC {compiler.version} ({compiler.path}) {program.name} {' '.join(options)}"
+    source = program.source if not defines else define_lines(defines) + b"#line 1\n" + program.source
+    ptx = target.kind is TargetKind.PTX
+    done = opened.compile(source, program.name, program.headers, options, ptx=ptx)
+    if done.error is not None:
+        raise failure.build_failed(f"{program.family} for {target}", done.log or done.error, command, log_file)
+    _check(done.image, target, program.family)
+    (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
+    payload = staging / file_name(program.family, target)
+    payload.write_bytes(done.image)
+    return payload
+
+
+def _check(image: bytes, target: GpuTarget, family: str) -> None:
+    """Hold an image against what was asked for, before anybody can load it."""
+    if target.kind is TargetKind.PTX:
+        found = re.search(rb"^\.target\s+(\w+)", image, re.MULTILINE)
+        named = found[1].decode() if found else "nothing"
+    else:
+        try:
+            named = str(elf.read_cubin(image).target)
+        except elf.ElfError as error:
+            raise BuildFailed(f"{family} for {target}: NVRTC gave no usable cubin: {error}") from error
+    # A cubin's header need not tell the suffix; the number it must tell.
+    wanted = f"sm_{target.capability.number}"
+    if named not in {wanted, wanted + target.suffix}:
+        raise BuildFailed(f"{family} for {target}: NVRTC gave code for {named}")

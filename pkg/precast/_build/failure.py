@@ -1,0 +1,28 @@
+"""The one shape of "a compiler failed": its first error, what it was run with, and where the whole log lies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from precast.errors import BuildFailed
+
+_ERROR = re.compile(r"^.*(?:\berror\b|\bundefined reference\b|cannot find).*$", re.IGNORECASE | re.MULTILINE)
+
+
+def first_error(log: str) -> str:
+    """The first line that names an error, else the last line there is."""
+    match = _ERROR.search(log)
+    lines = [line for line in log.splitlines() if line.strip()]
+    return match[0].strip() if match else (lines[-1].strip() if lines else "no output at all")
+
+
+def build_failed(what: str, log: str, command: str, log_file: Path) -> BuildFailed:
+    """Keep the log where the error says, and make the error."""
+    log_file.write_text(f"{command}\n\n{log}", encoding="utf-8")
+    return BuildFailed(
+        f"{what}: the compiler failed\n"
+        f"  found   {first_error(log)}\n"
+        f"  needed  a clean run of: {command}\n"
+        f"  fix     1) read the whole log: {log_file}"
+    )

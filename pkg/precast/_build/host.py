@@ -1,0 +1,245 @@
+"""The host library: every C++ unit compiled once, linked against nothing of torch but its name.
+
+Ninja runs what is missing; an object is a cache entry of its own, so an edit recompiles what it reaches and nothing
+else, and two families share the objects of ``common``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precast._abi.host import Compiler
+from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._build import catalogue, elf, failure, flags, headers, sources
+from precast._build.cache import Artifact, BuildKey, Cache
+from precast._build.catalogue import Family
+from precast._version import __version__
+from precast.errors import BuildFailed, KernelUnavailable
+
+_EXPORTS = "{ global: precast_*; local: *; };\n"
+_REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_register"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compile: a source under one set of options. The name is the object's."""
+
+    name: str
+    source: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a library is made of, known before anything is compiled."""
+
+    name: str
+    key: BuildKey
+    units: tuple[tuple[Unit, BuildKey], ...]
+    roots: Mapping[str, Path]
+    compiler: Compiler
+    abi: TorchAbi
+    debug: bool
+
+
+def stable_headers_dir(cache: Cache) -> Path:
+    """The include folder of the stable headers: beside the sources where a wheel or sdist put it, else in the cache."""
+    pins = headers.load_pins()
+    shipped = sources.csrc_dir() / "torch_stable"
+    if headers.complete(shipped, pins):
+        return shipped / "include"
+    return headers.ensure_headers(cache.root / "headers" / pins.digest[:16], pins)
+
+
+def build_host_library(
+    families: Sequence[Family | str],
+    abi: TorchAbi,
+    compiler: Compiler,
+    *,
+    cache: Cache,
+    debug: bool,
+    jobs: int,
+    ninja: str,
+    machine: str | None = None,
+) -> Artifact:
+    """The library of these families for one torch ABI, verified; built if the cache has it not."""
+    known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
+    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, machine=machine or platform.machine())
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
+
+
+def make_plan(
+    families: Sequence[Family], abi: TorchAbi, compiler: Compiler, *, cache: Cache, debug: bool, machine: str
+) -> Plan:
+    """Read the sources and derive every key; compiles nothing."""
+    if not isinstance(abi, Stable):
+        raise KernelUnavailable(
+            f"no host library can be built for {abi}\n"
+            f"  found   the classic C++ ABI, which has no adapter yet\n"
+            f"  needed  torch {STABLE_FLOOR} or newer, whose stable ABI is served\n"
+            f'  fix     1) pip install --upgrade "torch>={STABLE_FLOOR}"'
+        )
+    roots = {"csrc": sources.csrc_dir(), "torch_stable": stable_headers_dir(cache)}
+    entries = (*catalogue.COMMON_HOST, *(source for family in families for source in (*family.host, *family.cpu)))
+    closure = {
+        entry: {file.name: file.sha256 for file in sources.reachable([f"csrc/{entry}"], roots)} for entry in entries
+    }
+    everything = {name: sha for files in closure.values() for name, sha in files.items()}
+    build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
+    identity = _identity(compiler, machine)
+    units = tuple(
+        (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
+        for unit in list_units(families, abi, machine, debug=debug, build_id=build_id)
+    )
+    name = families[0].name if len(families) == 1 else "host"
+    key = BuildKey(
+        name,
+        {
+            "schema": 1,
+            "kind": "host",
+            **identity,
+            "families": [family.name for family in families],
+            "abi": str(abi),
+            "build_id": build_id,
+            "units": {unit.name: list(unit.options) for unit, _ in units},
+            "link": [*flags.link_options(debug=debug), *flags.stub_sonames(abi), _EXPORTS],
+            "sources": everything,
+        },
+    )
+    return Plan(name, key, units, roots, compiler, abi, debug)
+
+
+def list_units(
+    families: Sequence[Family], abi: TorchAbi, machine: str, *, debug: bool, build_id: str
+) -> tuple[Unit, ...]:
+    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it."""
+    base = (*flags.host_options(debug=debug), *flags.abi_defines(abi))
+    units = []
+    for source in catalogue.COMMON_HOST:
+        own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
+        units.append(Unit(_object_name(source), source, (*base, *own)))
+    for family in families:
+        units += [Unit(_object_name(source), source, base) for source in family.host]
+        for source in family.cpu:
+            for level in flags.cpu_levels(machine):
+                options = (*flags.host_options(debug=debug), *flags.cpu_options(level, debug=debug))
+                units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
+    return tuple(units)
+
+
+def _object_name(source: str) -> str:
+    return source.removesuffix(".cpp").replace("/", ".")
+
+
+def _identity(compiler: Compiler, machine: str) -> dict[str, Any]:
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
+    return {"compiler": f"{compiler.kind} {compiler.version}", "machine": machine, "libc": libc}
+
+
+def _unit_inputs(unit: Unit, closure: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    return {"name": unit.name, "options": list(unit.options), "sources": dict(closure[unit.source])}
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    return sources.digest_of_pairs(files.items())
+
+
+def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Path:
+    """Compile what is missing and link, inside ``staging``; the log of a failure outlives it."""
+    work = staging / "work"
+    work.mkdir()
+    payload = staging / f"{plan.name}.so"
+    objects = {unit.name: cache.lookup(key) for unit, key in plan.units}
+    (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
+    (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
+    command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
+    started = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
+    (staging / "build.log").write_text(done.stdout, encoding="utf-8")
+    verify_library(payload.read_bytes(), plan.abi)
+    for unit, key in plan.units:
+        if objects[unit.name] is None:
+            cache.store(key, work / f"{unit.name}.o", seconds)
+    shutil.rmtree(work)
+    return payload
+
+
+def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
+    """The build graph: each missing object, the stubs, the link."""
+    lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
+    linked = []
+    roots = {name: str(path) for name, path in plan.roots.items()}
+    for unit, _ in plan.units:
+        there = objects[unit.name]
+        linked.append(f"{unit.name}.o" if there is None else str(there))
+        if there is None:
+            command = flags.host_compile_command(
+                plan.compiler.path,
+                unit.options,
+                source=f"{roots['csrc']}/{unit.source}",
+                output=f"{unit.name}.o",
+                roots=roots,
+                includes=(roots["csrc"], roots["torch_stable"]),
+                build_dir=str(work),
+                seed=unit.name,
+            )
+            lines += _edge(f"{unit.name}.o", (), command)
+    stubs = flags.stub_sonames(plan.abi)
+    for soname in stubs:
+        lines += _edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
+    command = flags.host_link_command(
+        plan.compiler.path,
+        flags.link_options(debug=plan.debug),
+        objects=tuple(linked),
+        output=str(payload),
+        soname=f"precast-{plan.name}.so",
+        exports="exports.map",
+        stubs=tuple(f"./{soname}" for soname in stubs),
+    )
+    return "\n".join([*lines, *_edge(str(payload), (*linked, *stubs), command)])
+
+
+def verify_library(data: bytes, abi: TorchAbi) -> elf.ElfInfo:
+    """Hold a linked library against what every loader relies on, before it is published."""
+    try:
+        info = elf.read_shared_object(data)
+    except elf.ElfError as error:
+        raise BuildFailed(f"the linker wrote no usable library: {error}") from error
+    missing = [soname for soname in flags.stub_sonames(abi) if soname not in info.needed]
+    foreign = sorted(name for name in info.exported if not name.startswith("precast_"))
+    absent = sorted(_REQUIRED_EXPORTS - info.exported)
+    if missing or foreign or absent:
+        raise BuildFailed(
+            f"the host library came out wrong\n"
+            f"  found   NEEDED without {missing}, exports without {absent}, foreign exports {foreign[:5]}\n"
+            f"  needed  torch's libraries in NEEDED, and precast_* as the only exports"
+        )
+    return info
+
+
+def _edge(output: str, inputs: Sequence[str], command: Sequence[str]) -> list[str]:
+    """One build statement; a path is escaped for ninja, and the command for the shell and for ninja."""
+    escaped = " ".join(path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs)
+    target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+    return [f"build {target}: run {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
+
+
+def _failed_command(log: str) -> str:
+    """The command line that ninja prints under FAILED."""
+    lines = log.splitlines()
+    for index, line in enumerate(lines[:-1]):
+        if line.startswith("FAILED:"):
+            return lines[index + 1]
+    return "ninja"
