@@ -250,7 +250,7 @@ def _path(reader: Reader, folder: str) -> str:
 
 def _check_whole(info: BuildInfo) -> None:
     """What no single file can say: nothing twice, and no files where the mode or the label allows none."""
-    _refuse_repeats("path", (file.path for file in (*info.host, *info.device)))
+    _refuse_repeats("path", [*(f.path for f in info.host), *(f.path for f in info.device)])
     _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")

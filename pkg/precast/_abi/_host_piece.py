@@ -1,0 +1,156 @@
+"""The host half of the decision: which library serves this torch on this machine, or what to build instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from precast._abi import remedy, torch_abi
+from precast._abi.build_info import BuildInfo, BuildMode, HostFile
+from precast._abi.decision import JIT_CANDIDATE, PREBUILT_CANDIDATE, BuildHost, Choice, Need, Reason, Rejection
+from precast._abi.host import Builders, Host, TorchInfo
+from precast._abi.settings import JitMode, Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi
+from precast._abi.version import dotted
+
+_PIECE = "host"
+
+
+def choose_host(
+    host: Host,
+    torch: TorchInfo,
+    build_info: BuildInfo | None,
+    settings: Settings,
+    need: Need,
+    bad: Mapping[str, str],
+) -> Choice[HostFile | BuildHost]:
+    """An exact prebuilt library before a stable one before a build."""
+    rejections: list[Rejection] = []
+    fitting: list[HostFile] = []
+    unused = why_no_prebuilt(_PIECE, build_info, settings, host)
+    if unused is not None:
+        rejections.append(unused)
+    elif build_info is not None:
+        for file in build_info.host:
+            why = _misfit(file, host, torch, build_info, need, bad)
+            if why is None:
+                fitting.append(file)
+            else:
+                rejections.append(why)
+    if fitting:
+        best = max(fitting, key=lambda file: _rank(file, settings))
+        return Choice(best, tuple(rejections), _notes(best, host))
+    abi, refusals = _buildable(torch, host.builders, settings)
+    return Choice(None if abi is None else BuildHost(abi), (*rejections, *refusals))
+
+
+def why_no_prebuilt(piece: str, build_info: BuildInfo | None, settings: Settings, host: Host) -> Rejection | None:
+    """The rejection of everything prebuilt at once, for either half; None when single files are to be judged."""
+    if settings.jit is JitMode.JIT:
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit")
+    if build_info is None:
+        return Rejection(
+            piece,
+            PREBUILT_CANDIDATE,
+            Reason.NO_PREBUILT,
+            "prebuilt files",
+            "none in this installation",
+            remedy.BUILD_HERE,
+        )
+    if build_info.mode is BuildMode.PURE:
+        fix = remedy.prebuilt_wheel(host, build_info)
+        found = "a pure wheel: CUDA_EXT was not seen at build time"
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "prebuilt files", found, fix)
+    if piece == _PIECE and not build_info.host:
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "a host library", "none in this installation")
+    return None
+
+
+def _misfit(
+    file: HostFile, host: Host, torch: TorchInfo, info: BuildInfo, need: Need, bad: Mapping[str, str]
+) -> Rejection | None:
+    """The first requirement of a library that this process does not meet."""
+
+    def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
+        return Rejection(_PIECE, file.path, reason, wanted, found, fix)
+
+    if file.path in bad:
+        return no(Reason.DAMAGED, "the library that was built", bad[file.path], remedy.reinstall(info))
+    if need.family not in file.families:
+        return no(Reason.FAMILY, f"the family {need.family}", "a library with " + (", ".join(file.families) or "none"))
+    if file.machine != host.machine:
+        return no(Reason.MACHINE, file.machine, host.machine)
+    if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):
+        return no(Reason.PYTHON, file.python, f"Python {host.python}")
+    unmet = torch_abi.fits(file.abi, torch.version, torch.cxx11)
+    if unmet is not None:
+        fix = remedy.INSTALL_TORCH if torch.version.release < STABLE_FLOOR else ""
+        return no(Reason.TORCH_ABI, torch_abi.wanted(file.abi), unmet, fix)
+    if file.cuda_major is not None and (torch.cuda is None or torch.cuda.major != file.cuda_major):
+        return no(
+            Reason.CUDA_RUNTIME, f"a torch with CUDA {file.cuda_major}", f"torch with CUDA {torch.cuda or 'none'}"
+        )
+    if host.glibc is None or host.glibc < file.glibc:
+        return no(Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc))
+    if host.glibcxx is not None and dotted(host.glibcxx) < dotted(file.glibcxx):
+        return no(Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}")
+    return None
+
+
+def _rank(file: HostFile, settings: Settings) -> tuple[bool, bool, bool, tuple[int, int]]:
+    exact = isinstance(file.abi, Exact)
+    git = isinstance(file.abi, Exact) and file.abi.git is not None
+    floor = (file.abi.floor.major, file.abi.floor.minor) if isinstance(file.abi, Stable) else (0, 0)
+    return exact, git, file.debug == settings.debug, floor
+
+
+def _notes(file: HostFile, host: Host) -> tuple[str, ...]:
+    if host.glibcxx is not None:
+        return ()
+    return (f"the level of libstdc++ could not be read; {file.path} needs GLIBCXX_{file.glibcxx}",)
+
+
+def _buildable(
+    torch: TorchInfo, builders: Builders | None, settings: Settings
+) -> tuple[TorchAbi | None, list[Rejection]]:
+    """The ABI to build for, or every reason why nothing can be built."""
+
+    def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
+        return Rejection(_PIECE, JIT_CANDIDATE, reason, wanted, found, fix)
+
+    if settings.jit is JitMode.AOT:
+        return None, [no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT)]
+    if torch.version.release < STABLE_FLOOR:
+        wanted = f"torch {STABLE_FLOOR} or newer to build a host library for"
+        return None, [no(Reason.CLASSIC_JIT, wanted, f"torch {torch.version}", remedy.INSTALL_TORCH)]
+    abi = _abi_of(torch)
+    if abi is None:
+        found = f"torch {torch.version}, whose git version is {torch.version.git or 'not known'}"
+        return None, [
+            no(Reason.TORCH_ABI, "a release of torch, or the commit of a pre-release", found, remedy.INSTALL_TORCH)
+        ]
+    if builders is None:
+        return None, [no(Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "nobody has looked for them yet")]
+    refusals = []
+    if builders.compiler is None:
+        found = looked_at(builders, "compiler")
+        refusals.append(no(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", found, remedy.INSTALL_COMPILER))
+    if builders.ninja is None:
+        refusals.append(no(Reason.NO_NINJA, "ninja", looked_at(builders, "ninja"), remedy.INSTALL_NINJA))
+    return (None, refusals) if refusals else (abi, [])
+
+
+def _abi_of(torch: TorchInfo) -> TorchAbi | None:
+    """The stable ABI where this torch meets its floor; a pre-release of the floor is bound to its own commit."""
+    stable = Stable(STABLE_FLOOR)
+    if torch_abi.fits(stable, torch.version, torch.cxx11) is None:
+        return stable
+    git = torch.version.git
+    if git is None or not torch_abi.is_git_version(git):
+        return None
+    return Exact(torch.version.release, torch.cxx11, git)
+
+
+def looked_at(builders: Builders, what: str) -> str:
+    """Where a builder was sought, from the lines of ``looked_at`` that begin with its name."""
+    places = [line.removeprefix(f"{what}:").strip() for line in builders.looked_at if line.startswith(f"{what}:")]
+    return "none that works" + (f" (looked at {'; '.join(places)})" if places else "")

@@ -1,0 +1,153 @@
+"""The one decision: what serves a kernel family on this host. Pure: frozen values in, a value with reasons out.
+
+The loader, the doctor, the release audit and the planner all ask this function. Nothing here looks at the world; what
+was found damaged by looking comes in through ``bad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from precast._abi import remedy
+from precast._abi._device_piece import choose_image
+from precast._abi._host_piece import choose_host
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.decision import (
+    EVERYTHING,
+    JIT_CANDIDATE,
+    PREBUILT_CANDIDATE,
+    BuildHost,
+    BuildImage,
+    BuildJit,
+    Decision,
+    Need,
+    Reason,
+    Refuse,
+    Refused,
+    Rejection,
+    UsePrebuilt,
+    all_rejections,
+    needs_builders,
+)
+from precast._abi.host import Host, TorchInfo
+from precast._abi.settings import JitMode, Settings
+
+__all__ = [
+    "EVERYTHING",
+    "JIT_CANDIDATE",
+    "PREBUILT_CANDIDATE",
+    "BuildHost",
+    "BuildImage",
+    "BuildJit",
+    "Decision",
+    "Need",
+    "Reason",
+    "Refuse",
+    "Refused",
+    "Rejection",
+    "UsePrebuilt",
+    "all_rejections",
+    "decide",
+    "needs_builders",
+]
+
+_NOTHING_BAD: Mapping[str, str] = MappingProxyType({})
+
+
+def decide(
+    host: Host,
+    build_info: BuildInfo | None,
+    settings: Settings,
+    need: Need,
+    bad: Mapping[str, str] = _NOTHING_BAD,
+) -> Decision:
+    """What to load, what to build, or why neither is possible.
+
+    ``bad`` maps the path of a prebuilt file to what is wrong with it. A GPU that nothing serves is in ``refused`` as
+    long as another one can be served. Builders that nobody has looked for are asked for by the reason
+    ``builders-unknown`` (see :func:`needs_builders`), and only where a build could still make a difference.
+    """
+    hopeless = _refuse_outright(host, settings, need)
+    if hopeless or host.torch is None:
+        return Refuse(hopeless)
+    library = choose_host(host, host.torch, build_info, settings, need, bad)
+    rejections, notes = list(library.rejections), list(library.notes)
+    images: list[tuple[int, DeviceFile | BuildImage]] = []
+    refused: list[tuple[int, tuple[Rejection, ...]]] = []
+    for gpu in host.gpus if need.device == "cuda" else ():
+        image = choose_image(gpu, host, build_info, settings, need, bad)
+        if image.chosen is None:
+            refused.append((gpu.index, image.rejections))
+            continue
+        images.append((gpu.index, image.chosen))
+        rejections += image.rejections
+        notes += image.notes
+    if library.chosen is None:
+        return Refuse(_only_what_matters([*rejections, *(why for _, all_why in refused for why in all_why)]))
+    if need.device == "cuda" and not images:
+        return Refuse((*rejections, *(why for _, all_why in refused for why in all_why)))
+    return _assemble(library.chosen, images, tuple(refused), tuple(rejections), _with_debug_note(notes, settings))
+
+
+def _assemble(
+    library: HostFile | BuildHost,
+    images: list[tuple[int, DeviceFile | BuildImage]],
+    refused: Refused,
+    rejections: tuple[Rejection, ...],
+    notes: tuple[str, ...],
+) -> UsePrebuilt | BuildJit:
+    files = [(index, image) for index, image in images if isinstance(image, DeviceFile)]
+    if isinstance(library, HostFile) and len(files) == len(images):
+        return UsePrebuilt(library, tuple(files), refused, rejections, notes)
+    return BuildJit(library, tuple(images), refused, rejections, notes)
+
+
+def _only_what_matters(rejections: list[Rejection]) -> tuple[Rejection, ...]:
+    """Without a host library no device build helps, so nobody need look for an NVRTC: unless the host asks as well."""
+    if any(r.piece == "host" and r.reason is Reason.BUILDERS_UNKNOWN for r in rejections):
+        return tuple(rejections)
+    return tuple(r for r in rejections if r.reason is not Reason.BUILDERS_UNKNOWN)
+
+
+def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Rejection, ...]:
+    """What no file and no build can change."""
+    if host.system != "Linux":
+        return (Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system),)
+    why: list[Rejection] = []
+    if settings.jit is JitMode.OFF:
+        wanted = "PRECAST_JIT to be auto, aot or jit"
+        why.append(Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off", remedy.ALLOW_JIT))
+    if host.torch is None:
+        found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else "no torch"
+        wanted = "an importable torch 2.4.1 or newer"
+        why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.INSTALL_TORCH))
+    elif need.device == "cuda":
+        why += _refuse_cuda(host, host.torch, settings)
+    return tuple(why)
+
+
+def _refuse_cuda(host: Host, torch: TorchInfo, settings: Settings) -> list[Rejection]:
+    """ROCm builds of torch call themselves CUDA, so they are told apart before anything else is asked."""
+    if torch.hip is not None:
+        found = f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
+        return [Rejection("cuda", EVERYTHING, Reason.HIP, "a CUDA build of torch", found)]
+    why: list[Rejection] = []
+    if torch.cuda is None:
+        found = f"torch {torch.version}, a CPU build"
+        fix = remedy.install_cuda_torch(host.driver)
+        why.append(Rejection("cuda", EVERYTHING, Reason.TORCH_CPU, "a CUDA build of torch", found, fix))
+    if host.driver is None:
+        why.append(Rejection("cuda", EVERYTHING, Reason.DRIVER, "an NVIDIA driver (libcuda.so.1)", "none"))
+    elif not host.gpus:
+        hidden = settings.visible_devices is not None
+        found = f"none, with CUDA_VISIBLE_DEVICES={settings.visible_devices!r}" if hidden else "none"
+        fix = "unset CUDA_VISIBLE_DEVICES" if hidden else ""
+        why.append(Rejection("cuda", EVERYTHING, Reason.NO_GPU, "a visible NVIDIA GPU", found, fix))
+    return why
+
+
+def _with_debug_note(notes: list[str], settings: Settings) -> tuple[str, ...]:
+    if settings.debug and settings.jit is not JitMode.JIT:
+        notes = [*notes, "PRECAST_DEBUG changes what is built, not what is prebuilt; PRECAST_JIT=jit builds everything"]
+    return tuple(notes)
