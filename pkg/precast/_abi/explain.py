@@ -1,0 +1,123 @@
+"""Decisions in words: pure formatting, shared by the loader's errors, the doctor and the log.
+
+The shape: what was asked and the verdict; one line per piece and reason; the environment in one line; at most three
+commands, most likely first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from precast._abi.build_info import BuildInfo
+from precast._abi.decision import Reason, Rejection
+from precast._abi.host import Gpu, Host
+
+MOST_ACTIONS = 3
+
+
+def explain(headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = ()) -> str:
+    """The whole text, without a newline at its end."""
+    lines = [headline]
+    lines += [f"  {line}" for line in rejection_lines(rejections)]
+    if environment:
+        lines.append(f"  env  {environment}")
+    lines += [
+        f"  {'fix' if number == 1 else '   '}  {number}) {action}"
+        for number, action in enumerate(actions[:MOST_ACTIONS], start=1)
+    ]
+    return "\n".join(lines)
+
+
+def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
+    """One aligned line per piece, reason and finding; candidates that fail alike share it."""
+    cells = [(group[0].piece, _candidates(group), _verdict(group)) for group in _grouped(rejections)]
+    piece_width = max((len(piece) for piece, _, _ in cells), default=0)
+    candidate_width = max((len(candidate) for _, candidate, _ in cells), default=0)
+    return tuple(
+        f"{piece:{piece_width}}  {candidate:{candidate_width}}  rejected ({verdict}"
+        for piece, candidate, verdict in cells
+    )
+
+
+def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
+    """The remedies, each once, in the order of the rejections, at most three."""
+    remedies = dict.fromkeys(rejection.remedy for rejection in rejections if rejection.remedy)
+    return tuple(remedies)[:MOST_ACTIONS]
+
+
+def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str:
+    """One clause for a log line: the rejection that says most about why a piece was not simply taken.
+
+    A file for another GPU or another torch is the usual case, so anything else comes first.
+    """
+    of_piece = [rejection for rejection in rejections if piece is None or rejection.piece == piece]
+    if not of_piece:
+        return ""
+    usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
+    first = next((rejection for rejection in of_piece if rejection.reason not in usual), of_piece[0])
+    alike = [r for r in of_piece if (r.reason, r.found) == (first.reason, first.found)]
+    return f"{_candidates(alike)}: wanted {_wanted(alike)}; found {first.found}"
+
+
+def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:
+    """Everything a bug report needs, in one line; ``version`` is the package's, for when there is no manifest."""
+    package = version if build_info is None else f"{build_info.version}{build_info.label.local}"
+    torch = "no torch"
+    if host.torch is not None:
+        info = host.torch
+        backend = f"ROCm {info.hip}" if info.hip else f"CUDA {info.cuda}" if info.cuda else "no CUDA"
+        torch = f"torch {info.version} ({backend}, cxx11 ABI {int(info.cxx11)})"
+    elif host.torch_error:
+        torch = "a torch that fails to import"
+    driver = f"driver for CUDA {host.driver}" if host.driver else "no NVIDIA driver"
+    libc = f"glibc {host.glibc}" if host.glibc else "no glibc"
+    parts = (
+        f"precast {package}".strip(),
+        torch,
+        driver,
+        *(gpu_text(gpu) for gpu in host.gpus),
+        f"Python {host.python}",
+        f"{host.system} {host.machine}",
+        libc,
+    )
+    return ", ".join(parts)
+
+
+def gpu_text(gpu: Gpu) -> str:
+    """``GPU 0 is 9.0 (NVIDIA H200)``."""
+    return f"GPU {gpu.index} is {gpu.capability} ({gpu.name})"
+
+
+def _grouped(rejections: Iterable[Rejection]) -> list[list[Rejection]]:
+    groups: dict[tuple[str, Reason, str], list[Rejection]] = {}
+    for rejection in rejections:
+        groups.setdefault((rejection.piece, rejection.reason, rejection.found), []).append(rejection)
+    return list(groups.values())
+
+
+def _candidates(group: Sequence[Rejection]) -> str:
+    """The candidate, or how many there are and what tells them apart: ``2 files (sm_75, sm_80)``."""
+    names = list(dict.fromkeys(rejection.candidate for rejection in group))
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} files ({', '.join(_short(name) for name in names)})"
+
+
+def _short(path: str) -> str:
+    """``device/rms_norm.sm_90.cubin`` -> ``sm_90``; another name without its folder."""
+    name = path.rpartition("/")[2]
+    parts = name.split(".")
+    return parts[1] if path.startswith("device/") and len(parts) == 3 else name.removesuffix(".so")
+
+
+def _wanted(group: Sequence[Rejection]) -> str:
+    wanted = list(dict.fromkeys(rejection.wanted for rejection in group))
+    prefix = "compute capability "
+    if len(wanted) > 1 and all(text.startswith(prefix) for text in wanted):
+        wanted = [wanted[0], *(text.removeprefix(prefix) for text in wanted[1:])]
+    return ", ".join(wanted)
+
+
+def _verdict(group: Sequence[Rejection]) -> str:
+    first = group[0]
+    return f"({first.reason.value}): wanted {_wanted(group)}; found {first.found}"
