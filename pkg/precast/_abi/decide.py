@@ -7,7 +7,6 @@ was found damaged by looking comes in through ``bad``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from precast._abi import remedy
 from precast._abi._device_piece import choose_image
@@ -52,7 +51,7 @@ __all__ = [
     "needs_builders",
 ]
 
-_NOTHING_BAD: Mapping[str, str] = MappingProxyType({})
+_NOTHING_BAD: Mapping[str, str] = {}
 
 
 def decide(

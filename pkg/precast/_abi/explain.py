@@ -34,7 +34,7 @@ def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     piece_width = max((len(piece) for piece, _, _ in cells), default=0)
     candidate_width = max((len(candidate) for _, candidate, _ in cells), default=0)
     return tuple(
-        f"{piece:{piece_width}}  {candidate:{candidate_width}}  rejected ({verdict}"
+        f"{piece:{piece_width}}  {candidate:{candidate_width}}  rejected {verdict}"
         for piece, candidate, verdict in cells
     )
 

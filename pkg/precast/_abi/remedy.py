@@ -8,6 +8,7 @@ from precast._abi.host import Host
 from precast._abi.label import Label, label_for, sass_floor
 from precast._abi.torch_abi import STABLE_FLOOR
 from precast._abi.version import CudaVersion
+from precast._version import __version__
 
 INSTALL_TORCH = f'pip install "torch>={STABLE_FLOOR}"'
 INSTALL_COMPILER = "apt-get install g++  # or: conda install -c conda-forge gxx"
@@ -17,10 +18,9 @@ BUILD_HERE = "CUDA_EXT=1 pip install --no-cache-dir ."
 
 
 def install_label(label: Label, build_info: BuildInfo | None) -> str:
-    """Installs this version under another label; from a checkout, which has no version to ask for, builds it."""
-    if build_info is None:
-        return f"PRECAST_LABEL={label} pip install --no-cache-dir ."
-    return f'pip install "precast=={build_info.version}{label.local}"'
+    """Installs this version under another label."""
+    version = __version__ if build_info is None else build_info.version
+    return f'pip install "precast=={version}{label.local}"'
 
 
 def other_label(gpu: ComputeCapability, driver: CudaVersion | None, build_info: BuildInfo | None) -> str:
