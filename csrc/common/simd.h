@@ -2,23 +2,15 @@
 //
 // A family's cpu.cpp is compiled once per CPU level, with -DPRECAST_CPU_LEVEL=baseline|avx2|avx512 and that level's
 // machine flags. The vector is always sixteen lanes long (one, two or four registers), so every level adds, multiplies
-// and reduces in the same order and rounds alike: avx2 and avx512 agree bitwise, baseline differs only because it has no
-// fused multiply-add on x86. The last few elements of a span go through the same sixteen lanes (load_part, store_part),
-// so a result never depends on where a span was cut.
+// and reduces in the same order and rounds alike: avx2 and avx512 agree bitwise, baseline differs only because it has
+// no fused multiply-add on x86. The last few elements of a span go through the same sixteen lanes (load_part,
+// store_part), so a result never depends on where a span was cut.
 //
 // Everything lives in a namespace named by the level and nothing of the standard library is included: a function shared
 // between the translation units could be linked in its AVX-512 form and then run on a machine without it.
 #pragma once
 
 #include <stdint.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#else
-#error "precast: the CPU kernels know x86_64 and aarch64 only"
-#endif
 
 #ifndef PRECAST_CPU_LEVEL
 #error "precast: -DPRECAST_CPU_LEVEL=baseline|avx2|avx512 is missing"
@@ -48,7 +40,22 @@
 #error "precast: PRECAST_CPU_LEVEL is none of baseline, avx2, avx512"
 #endif
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif !defined(__x86_64__)
+#error "precast: the CPU kernels know x86_64 and aarch64 only"
+#endif
+
 #define PRECAST_INLINE static inline __attribute__((always_inline))
+#define PRECAST_RARE static __attribute__((noinline, unused))
+
+// Without an instruction for it, a conversion of float16 is thirty others: kept in one place, or compiling takes twice
+// as long.
+#if PRECAST_WIDTH == 4 && defined(__x86_64__)
+#define PRECAST_CONVERSION PRECAST_RARE
+#else
+#define PRECAST_CONVERSION PRECAST_INLINE
+#endif
 
 namespace precast::PRECAST_CPU_LEVEL {
 
@@ -62,7 +69,9 @@ struct f16 {
   uint16_t bits;
 };
 
-// One register (GCC and Clang vector types: + - * / and comparisons work lane by lane on every machine).
+// One register. GCC and Clang give these types + - * / and comparisons lane by lane on every machine; the handful of
+// instructions that remain are written as assembly, because parsing <immintrin.h> alone takes 0.4 s, three times what
+// compiling a family takes.
 typedef float FloatPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
 typedef int32_t SignedPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
@@ -72,13 +81,25 @@ struct Floats {
   FloatPart part[kLanes / PRECAST_WIDTH];
 };
 
+// Memory is always reached one register at a time: a copy of all sixteen lanes would go through the stack.
+template <class T>
+PRECAST_INLINE T load_bits(const void* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class T>
+PRECAST_INLINE void store_bits(void* to, T value) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
 // ---- One register ---------------------------------------------------------------------------------------------------
 
 PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
-#if PRECAST_WIDTH == 16
-  return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif PRECAST_WIDTH == 8
-  return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#if PRECAST_WIDTH > 4
+  asm("vfmadd231ps %2, %1, %0" : "+v"(c) : "%v"(a), "vm"(b));
+  return c;
 #elif defined(__aarch64__)
   return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
@@ -87,14 +108,14 @@ PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
 }
 
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) {
-#if PRECAST_WIDTH == 16
-  return (FloatPart)_mm512_maskz_sqrt_ps(0xffff, (__m512)a);
-#elif PRECAST_WIDTH == 8
-  return (FloatPart)_mm256_sqrt_ps((__m256)a);
+#if PRECAST_WIDTH > 4
+  asm("vsqrtps %1, %0" : "=v"(a) : "v"(a));
+  return a;
 #elif defined(__aarch64__)
   return (FloatPart)vsqrtq_f32((float32x4_t)a);
 #else
-  return (FloatPart)_mm_sqrt_ps((__m128)a);
+  asm("sqrtps %1, %0" : "=x"(a) : "x"(a));
+  return a;
 #endif
 }
 
@@ -107,11 +128,9 @@ PRECAST_INLINE WordPart widen(HalfPart half) { return __builtin_convertvector(ha
 PRECAST_INLINE HalfPart narrow(WordPart word) {
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
   // SSE2 packs with signed saturation only: sign-extend the low halves first, then nothing saturates.
-  __m128i low = _mm_srai_epi32(_mm_slli_epi32((__m128i)word, 16), 16);
-  int64_t packed = _mm_cvtsi128_si64(_mm_packs_epi32(low, low));
-  HalfPart half;
-  __builtin_memcpy(&half, &packed, sizeof half);
-  return half;
+  SignedPart low = (SignedPart)(word << 16) >> 16;
+  asm("packssdw %0, %0" : "+x"(low));
+  return load_bits<HalfPart>(&low);
 #else
   return __builtin_convertvector(word, HalfPart);
 #endif
@@ -128,11 +147,11 @@ PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
   return narrow(select_part((SignedPart)(value != value), quiet, rounded));
 }
 
-PRECAST_INLINE FloatPart float_of_f16(HalfPart half) {
-#if PRECAST_WIDTH == 16
-  return (FloatPart)_mm512_maskz_cvtph_ps(0xffff, (__m256i)half);
-#elif PRECAST_WIDTH == 8
-  return (FloatPart)_mm256_cvtph_ps((__m128i)half);
+PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
+#if PRECAST_WIDTH > 4
+  FloatPart value;
+  asm("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
+  return value;
 #else
   WordPart bits = widen(half);
   WordPart sign = (bits & 0x8000u) << 16;
@@ -151,11 +170,11 @@ PRECAST_INLINE FloatPart float_of_f16(HalfPart half) {
 #endif
 }
 
-PRECAST_INLINE HalfPart f16_of_float(FloatPart value) {
-#if PRECAST_WIDTH == 16
-  return (HalfPart)_mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#elif PRECAST_WIDTH == 8
-  return (HalfPart)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
+#if PRECAST_WIDTH > 4
+  HalfPart result;
+  asm("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(value));  // 0: to nearest, ties to even
+  return result;
 #else
   WordPart bits = (WordPart)value;
   WordPart sign = (bits >> 16) & 0x8000u;
@@ -219,14 +238,6 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
-// Memory is always reached one register at a time: a copy of all sixteen lanes would go through the stack.
-template <class T>
-PRECAST_INLINE T load_bits(const void* from) {
-  T value;
-  __builtin_memcpy(&value, from, sizeof value);
-  return value;
-}
-
 PRECAST_INLINE Floats load(const float* from) {
 #define PRECAST_PART(i) load_bits<FloatPart>(from + (i) * PRECAST_WIDTH)
   return {{PRECAST_PARTS(PRECAST_PART)}};
@@ -265,11 +276,6 @@ PRECAST_INLINE Halves pack(Floats value, const f16*) {
 }
 
 template <class T>
-PRECAST_INLINE void store_bits(void* to, T value) {
-  __builtin_memcpy(to, &value, sizeof value);
-}
-
-template <class T>
 PRECAST_INLINE void store(T* to, Floats value) {
   auto packed = pack(value, to);
 #define PRECAST_PART(i) store_bits(to + (i) * PRECAST_WIDTH, packed.part[i])
@@ -294,14 +300,14 @@ PRECAST_INLINE Floats round_to(Floats value, const f16*) {
 
 // The first `count` < 16 elements; the other lanes are zero, and no byte behind them is touched.
 template <class T>
-PRECAST_INLINE Floats load_part(const T* from, int64_t count) {
+PRECAST_RARE Floats load_part(const T* from, int64_t count) {
   T lane[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) lane[i] = from[i];
   return load(static_cast<const T*>(lane));
 }
 
 template <class T>
-PRECAST_INLINE void store_part(T* to, Floats value, int64_t count) {
+PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
   T lane[kLanes];
   store(lane, value);
   for (int64_t i = 0; i < count; ++i) to[i] = lane[i];
@@ -317,27 +323,30 @@ PRECAST_INLINE float sum(Floats a) {
   return lane[0];
 }
 
-// ---- Stores past the caches -----------------------------------------------------------------------------------------
-
-PRECAST_INLINE void stream_part(float* to, FloatPart part) {
-#if PRECAST_WIDTH == 16
-  _mm512_stream_ps(to, (__m512)part);
-#elif PRECAST_WIDTH == 8
-  _mm256_stream_ps(to, (__m256)part);
-#elif defined(__x86_64__)
-  _mm_stream_ps(to, (__m128)part);
+// Without the call into libm that the compiler's own square root brings along for negative numbers.
+PRECAST_INLINE double sqrt(double value) {
+#if defined(__aarch64__)
+  return vgetq_lane_f64(vsqrtq_f64(vdupq_n_f64(value)), 0);
+#elif PRECAST_WIDTH > 4
+  asm("vsqrtsd %1, %1, %0" : "=v"(value) : "v"(value));
+  return value;
 #else
-  store_bits(to, part);
+  asm("sqrtsd %1, %0" : "=x"(value) : "x"(value));
+  return value;
 #endif
 }
 
-PRECAST_INLINE void stream_part(void* to, HalfPart part) {
-#if PRECAST_WIDTH == 16
-  _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)part);
-#elif PRECAST_WIDTH == 8
-  _mm_stream_si128(static_cast<__m128i*>(to), (__m128i)part);
+// ---- Stores past the caches -----------------------------------------------------------------------------------------
+
+template <class Part>
+PRECAST_INLINE void stream_part(void* to, Part part) {
+#if PRECAST_WIDTH > 4
+  asm("vmovntps %1, %0" : "=m"(*static_cast<Part*>(to)) : "v"(part));
 #elif defined(__x86_64__)
-  _mm_stream_si64(static_cast<long long*>(to), load_bits<long long>(&part));
+  for (unsigned i = 0; i < sizeof part / 8; ++i) {
+    uint64_t word = load_bits<uint64_t>(reinterpret_cast<const char*>(&part) + i * 8);
+    asm("movnti %1, %0" : "=m"(static_cast<uint64_t*>(to)[i]) : "r"(word));
+  }
 #else
   store_bits(to, part);
 #endif
@@ -355,7 +364,7 @@ PRECAST_INLINE void stream(T* to, Floats value) {
 
 PRECAST_INLINE void stream_end() {
 #if defined(__x86_64__)
-  _mm_sfence();
+  asm volatile("sfence" ::: "memory");
 #endif
 }
 

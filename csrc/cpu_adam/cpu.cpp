@@ -3,25 +3,16 @@
 // The work is bound by memory (28 bytes per parameter in fp32), so one loop on floats serves every mix of formats: a
 // tensor that is not fp32 passes through a buffer that stays in the first-level cache. On the measured machines this
 // costs nothing, and one loop compiles in a fraction of the time of one loop per mix.
-#include "cpu_adam/cpu.h"
+#include "cpu.h"
 
-#include "common/simd.h"
+#include "../common/simd.h"
 
-namespace precast::PRECAST_CPU_LEVEL {
+namespace precast::cpu_adam::PRECAST_CPU_LEVEL {
 namespace {
 
-using cpu_adam::Factor;
-using cpu_adam::kUnit;
-using cpu_adam::Slot;
-using cpu_adam::Step;
-using cpu_adam::Stream;
-using cpu_adam::Type;
+using namespace ::precast::PRECAST_CPU_LEVEL;
 
-constexpr int64_t kBlock = 1024;  // elements: four buffers of 4 KiB
-
-#ifndef K2_PREFETCH
-#define K2_PREFETCH 0
-#endif
+constexpr int64_t kBlock = 512;  // elements: four buffers of 2 KiB. Larger ones idle the memory between the passes.
 
 // x * (high + low) + c, rounded once but for the far smaller low part.
 PRECAST_INLINE Floats scale_add(Floats high, Floats low, Floats x, Floats c) { return fma(high, x, fma(low, x, c)); }
@@ -37,12 +28,6 @@ void update_floats(float* param, const float* grad, float* exp_avg, float* exp_a
   const Floats eps = broadcast(step.eps);
   const bool add_l2 = step.l2 != 0.0f;
   for (int64_t i = 0; i < count; i += kLanes) {
-    if (K2_PREFETCH) {
-      __builtin_prefetch(param + i + K2_PREFETCH, 1);
-      __builtin_prefetch(grad + i + K2_PREFETCH, 0);
-      __builtin_prefetch(exp_avg + i + K2_PREFETCH, 1);
-      __builtin_prefetch(exp_avg_sq + i + K2_PREFETCH, 1);
-    }
     Floats p = load(param + i), g = load(grad + i) * grad_scale;
     if (add_l2) g = fma(l2, p, g);
     Floats m = scale_add(beta1_high, beta1_low, load(exp_avg + i), rest1 * g);
@@ -73,13 +58,13 @@ void narrow_all(const float* from, T* to, int64_t count) {
 // multiple of sixteen: in place when that is so already, else in `buffer`.
 float* open(const Stream& stream, int64_t at, int64_t count, float* buffer) {
   switch (stream.type) {
-    case Type::kFloat: {
+    case Type::kFloat32: {
       float* data = static_cast<float*>(stream.data) + at;
       if (count % kLanes == 0) return data;
       widen_all<float>(data, buffer, count);
       break;
     }
-    case Type::kHalf:
+    case Type::kFloat16:
       widen_all(static_cast<const f16*>(stream.data) + at, buffer, count);
       break;
     case Type::kBFloat16:
@@ -92,12 +77,12 @@ float* open(const Stream& stream, int64_t at, int64_t count, float* buffer) {
 // Brings floats back to where open() took them from; nothing to do when they were changed in place.
 void write(const Stream& stream, int64_t at, int64_t count, const float* floats) {
   switch (stream.type) {
-    case Type::kFloat: {
+    case Type::kFloat32: {
       float* data = static_cast<float*>(stream.data) + at;
       if (data != floats) narrow_all(floats, data, count);
       break;
     }
-    case Type::kHalf:
+    case Type::kFloat16:
       narrow_all(floats, static_cast<f16*>(stream.data) + at, count);
       break;
     case Type::kBFloat16:
@@ -116,7 +101,7 @@ void write_copy(const Stream& copy, int64_t at, int64_t count, const float* floa
   bool whole_lines = count % (2 * kLanes) == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
   if (!past_caches || !whole_lines) {
     write(copy, at, count, floats);
-  } else if (copy.type == Type::kHalf) {
+  } else if (copy.type == Type::kFloat16) {
     stream_all(floats, reinterpret_cast<f16*>(data), count);
   } else {
     stream_all(floats, reinterpret_cast<bf16*>(data), count);
@@ -151,19 +136,16 @@ int64_t find_slot(const Slot* slots, int64_t count, int64_t unit) {
 }
 
 }  // namespace
-}  // namespace precast::PRECAST_CPU_LEVEL
 
-#define PRECAST_UPDATE PRECAST_JOIN(precast_cpu_adam_update_, PRECAST_CPU_LEVEL)
-
-void PRECAST_UPDATE(const precast::cpu_adam::Slot* slots, int64_t count, const precast::cpu_adam::Step* step,
-                    int64_t begin, int64_t end) {
-  using namespace precast::PRECAST_CPU_LEVEL;
+void update(const Slot* slots, int64_t count, const Step& step, int64_t begin, int64_t end) {
   for (int64_t i = find_slot(slots, count, begin); i < count && slots[i].first_unit < end; ++i) {
     const Slot& slot = slots[i];
     int64_t at = begin > slot.first_unit ? (begin - slot.first_unit) * kUnit : 0;
     int64_t stop = (end - slot.first_unit) * kUnit;
     if (stop > slot.numel) stop = slot.numel;
-    for (; at < stop; at += kBlock) update_block(slot, at, stop - at < kBlock ? stop - at : kBlock, *step);
+    for (; at < stop; at += kBlock) update_block(slot, at, stop - at < kBlock ? stop - at : kBlock, step);
   }
-  if (step->stream_copies) stream_end();
+  if (step.stream_copies) stream_end();
 }
+
+}  // namespace precast::cpu_adam::PRECAST_CPU_LEVEL

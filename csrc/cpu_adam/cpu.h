@@ -1,11 +1,13 @@
-// The plain interface between host.cpp (torch, checks, threads) and cpu.cpp (arithmetic, once per CPU level).
+// Adam on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows vectors and is
+// compiled once for each CPU level. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>
 
 namespace precast::cpu_adam {
 
-enum class Type : int32_t { kFloat, kHalf, kBFloat16 };
+// The numbers of precast::DType.
+enum class Type : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 struct Stream {
   void* data;  // null: this slot has no such tensor (copies only)
@@ -44,17 +46,19 @@ struct Step {
 };
 
 // Updates the units [begin, end) of the range that `count` slots form. Slots are sorted by first_unit.
-using UpdateFunction = void (*)(const Slot* slots, int64_t count, const Step* step, int64_t begin, int64_t end);
+using UpdateFunction = void (*)(const Slot* slots, int64_t count, const Step& step, int64_t begin, int64_t end);
+
+#define PRECAST_CPU_ADAM_LEVEL(level)                                                          \
+  namespace level {                                                                            \
+  void update(const Slot* slots, int64_t count, const Step& step, int64_t begin, int64_t end); \
+  }
+
+PRECAST_CPU_ADAM_LEVEL(baseline)
+#if defined(__x86_64__)
+PRECAST_CPU_ADAM_LEVEL(avx2)
+PRECAST_CPU_ADAM_LEVEL(avx512)
+#endif
+
+#undef PRECAST_CPU_ADAM_LEVEL
 
 }  // namespace precast::cpu_adam
-
-extern "C" {
-#define PRECAST_DECLARE_LEVEL(level)                                                                            \
-  __attribute__((visibility("hidden"))) void precast_cpu_adam_update_##level(                                   \
-      const precast::cpu_adam::Slot* slots, int64_t count, const precast::cpu_adam::Step* step, int64_t begin, \
-      int64_t end);
-PRECAST_DECLARE_LEVEL(baseline)
-PRECAST_DECLARE_LEVEL(avx2)
-PRECAST_DECLARE_LEVEL(avx512)
-#undef PRECAST_DECLARE_LEVEL
-}

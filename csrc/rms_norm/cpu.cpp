@@ -1,0 +1,232 @@
+// RMSNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
+//
+// Each row is read twice, the second time from the caches. Sums run in float over short blocks and in double over the
+// blocks, so the error does not grow with the width of a row. What varies only per call (the casting, a residual) is a
+// branch inside the loops, always predicted, and not one more template argument: compiling is part of the user's wait.
+#include "cpu.h"
+
+#include "../common/simd.h"
+
+namespace precast::rms_norm::PRECAST_CPU_LEVEL {
+namespace {
+
+using namespace ::precast::PRECAST_CPU_LEVEL;
+
+constexpr int64_t kSumBlock = 1024;                 // elements whose sum is kept in float
+constexpr int64_t kStreamBytes = int64_t{1} << 25;  // outputs from this size on are written past the caches
+
+struct Sums {
+  double squares;   // of x
+  double products;  // of x, grad and weight
+};
+
+PRECAST_INLINE float inverse_root(double squares, int64_t hidden, float eps) {
+  return static_cast<float>(1.0 / sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps)));
+}
+
+PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class T>
+PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
+  return count >= kLanes ? load(from) : load_part(from, count);
+}
+
+template <class T>
+PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
+  if (count >= kLanes) {
+    store(to, value);
+  } else {
+    store_part(to, value, count);
+  }
+}
+
+template <class T>
+double sum_squares(const T* x, int64_t hidden) {
+  double total = 0;
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats even = broadcast(0), odd = broadcast(0);
+    int64_t i = start;
+    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
+      const Floats a = load(x + i), b = load(x + i + kLanes);
+      even = fma(a, a, even);
+      odd = fma(b, b, odd);
+    }
+    for (; i < stop; i += kLanes) {
+      const Floats a = load_upto(x + i, stop - i);
+      even = fma(a, a, even);
+    }
+    total += static_cast<double>(sum(even + odd));
+  }
+  return total;
+}
+
+// out = round(x + residual); the squares are those of the rounded sum. `out` may be either input.
+template <class T>
+double add_and_sum_squares(const T* x, const T* residual, T* out, int64_t hidden) {
+  double total = 0;
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats squares = broadcast(0);
+    for (int64_t i = start; i < stop; i += kLanes) {
+      const Floats a = round_to(load_upto(x + i, stop - i) + load_upto(residual + i, stop - i), x);
+      store_upto(out + i, a, stop - i);
+      squares = fma(a, a, squares);
+    }
+    total += static_cast<double>(sum(squares));
+  }
+  return total;
+}
+
+template <class T>
+PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int casting) {
+  Floats normal = x * inverse_rms;
+  if (casting == kCastingLlama) normal = round_to(normal, static_cast<const T*>(nullptr));
+  if (casting == kCastingGemma) weight = weight + broadcast(1.0f);
+  return normal * weight;
+}
+
+template <class T>
+void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_rms, int casting, bool past_caches) {
+  const Floats scale = broadcast(inverse_rms);
+  int64_t i = 0;
+  if (past_caches) {
+    for (; i + kLanes <= hidden; i += kLanes) stream(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
+  } else {
+    for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
+  }
+  if (i < hidden) {
+    const int64_t rest = hidden - i;
+    store_part(y + i, apply<T>(load_part(x + i, rest), load_part(weight + i, rest), scale, casting), rest);
+  }
+}
+
+template <class T>
+void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
+  const T* weight = static_cast<const T*>(rows.weight);
+  const int64_t output_bytes = (end - begin) * rows.hidden * static_cast<int64_t>(sizeof(T));
+  const uintptr_t misaligned = reinterpret_cast<uintptr_t>(rows.y) | static_cast<uintptr_t>(rows.y_stride) * sizeof(T);
+  const bool past_caches = output_bytes >= kStreamBytes && misaligned % 64 == 0 && rows.y != rows.x;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
+    T* y = static_cast<T*>(rows.y) + row * rows.y_stride;
+    double squares;
+    if (rows.residual != nullptr) {
+      const T* residual = static_cast<const T*>(rows.residual) + row * rows.residual_stride;
+      T* added = static_cast<T*>(rows.sum) + row * rows.sum_stride;
+      squares = add_and_sum_squares(x, residual, added, rows.hidden);
+      x = added;
+    } else {
+      squares = sum_squares(x, rows.hidden);
+    }
+    const float inverse_rms = inverse_root(squares, rows.hidden, rows.eps);
+    scale_row(x, weight, y, rows.hidden, inverse_rms, rows.casting, past_caches);
+  }
+  if (past_caches) stream_end();
+}
+
+template <class T>
+PRECAST_INLINE Floats weighted(Floats grad, Floats weight, bool plus_one) {
+  return grad * (plus_one ? weight + broadcast(1.0f) : weight);
+}
+
+template <class T>
+Sums sum_row(const T* x, const T* grad, const T* weight, int64_t hidden, bool plus_one) {
+  Sums total = {0, 0};
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats squares = broadcast(0), products = broadcast(0);
+    for (int64_t i = start; i < stop; i += kLanes) {
+      const int64_t rest = stop - i;
+      const Floats a = load_upto(x + i, rest);
+      squares = fma(a, a, squares);
+      const Floats g = weighted<T>(load_upto(grad + i, rest), load_upto(weight + i, rest), plus_one);
+      products = fma(g, a, products);
+    }
+    total.squares += static_cast<double>(sum(squares));
+    total.products += static_cast<double>(sum(products));
+  }
+  return total;
+}
+
+// With r = 1 / rms and g = grad * weight: grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum), part += grad * r * x.
+template <class T>
+void backward_row(const BackwardRows& rows, int64_t row, float* part) {
+  const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
+  const T* grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
+  const T* grad_sum = static_cast<const T*>(rows.grad_sum);
+  if (grad_sum != nullptr) grad_sum += row * rows.grad_sum_stride;
+  const T* weight = static_cast<const T*>(rows.weight);
+  T* grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
+  const bool plus_one = rows.casting == kCastingGemma;
+
+  const Sums sums = sum_row(x, grad, weight, rows.hidden, plus_one);
+  const float inverse_rms = inverse_root(sums.squares, rows.hidden, rows.eps);
+  const double r = static_cast<double>(inverse_rms);
+  const Floats scale = broadcast(inverse_rms);
+  const Floats minus_slope =
+      broadcast(static_cast<float>(-r * r * r * sums.products / static_cast<double>(rows.hidden)));
+  for (int64_t i = 0; i < rows.hidden; i += kLanes) {
+    const int64_t rest = rows.hidden - i;
+    const Floats a = load_upto(x + i, rest), g = load_upto(grad + i, rest);
+    Floats result = weighted<T>(g, load_upto(weight + i, rest), plus_one) * scale;
+    result = fma(minus_slope, a, result);
+    if (grad_sum != nullptr) result = result + load_upto(grad_sum + i, rest);
+    store_upto(grad_x + i, result, rest);
+    store_upto(part + i, fma(g, a * scale, load_upto<float>(part + i, rest)), rest);
+  }
+}
+
+template <class T>
+void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    float* part = rows.weight_parts + chunk * rows.hidden;
+    for (int64_t i = 0; i < rows.hidden; ++i) part[i] = 0;
+    const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
+    for (int64_t row = chunk * rows.chunk_rows; row < stop; ++row) backward_row<T>(rows, row, part);
+  }
+}
+
+template <class T>
+void reduce_columns(const float* parts, int64_t chunks, int64_t hidden, T* grad_weight, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += kLanes) {
+    Floats total = broadcast(0);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) total = total + load_upto(parts + chunk * hidden + i, end - i);
+    store_upto(grad_weight + i, total, end - i);
+  }
+}
+
+}  // namespace
+
+void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) {
+    forward_rows<float>(rows, begin, end);
+  } else if (rows.dtype == kFloat16) {
+    forward_rows<f16>(rows, begin, end);
+  } else {
+    forward_rows<bf16>(rows, begin, end);
+  }
+}
+
+void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) {
+    backward_chunks<float>(rows, begin, end);
+  } else if (rows.dtype == kFloat16) {
+    backward_chunks<f16>(rows, begin, end);
+  } else {
+    backward_chunks<bf16>(rows, begin, end);
+  }
+}
+
+void reduce_weight(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
+                   int64_t begin, int64_t end) {
+  if (dtype == kFloat32) {
+    reduce_columns(weight_parts, chunks, hidden, static_cast<float*>(grad_weight), begin, end);
+  } else if (dtype == kFloat16) {
+    reduce_columns(weight_parts, chunks, hidden, static_cast<f16*>(grad_weight), begin, end);
+  } else {
+    reduce_columns(weight_parts, chunks, hidden, static_cast<bf16*>(grad_weight), begin, end);
+  }
+}
+
+}  // namespace precast::rms_norm::PRECAST_CPU_LEVEL
