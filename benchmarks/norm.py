@@ -31,7 +31,7 @@ def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
         function()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in pairs)
+    return float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
 
 
 def copy_rate(flush: torch.Tensor) -> float:

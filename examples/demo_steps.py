@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def adamw() -> None:
 
     from precast.optim import CPUAdam
 
-    options = {"lr": 1e-2, "weight_decay": 0.01}
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.01}
     with timed("AdamW: first step, loading included"):
         weight = torch.nn.Parameter(torch.ones(1000))
         weight.grad = torch.ones(1000)

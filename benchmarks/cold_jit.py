@@ -1,0 +1,91 @@
+"""Building the host library of both families from nothing, beside the usual extension made of the same CPU kernels."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from pathlib import Path
+
+from benchmarks.child import CHECKOUT, environment, prebuilt_installation, run
+from benchmarks.report import Report, Row, interleaved_medians
+
+ROUNDS = 3
+BINDING = Path(__file__).parent / "peers" / "binding.cpp"
+
+# The instruction sets of our build, in the form that works inside a source: the usual builder has one set of flags.
+LEVELS = {"baseline": "", "avx2": "avx2,fma,f16c", "avx512": "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"}
+
+OURS = """
+import sys, time
+import torch
+start = time.perf_counter()
+import precast
+loaded = [precast.load(op, "cpu") for op in ("rms_norm", "adam_")]
+seconds = time.perf_counter() - start
+kinds = {each.host.kind for each in loaded}
+assert kinds == {sys.argv[1]}, kinds
+print(seconds)
+"""
+
+THEIRS = """
+import sys, time
+import torch
+folder, csrc, *files = sys.argv[1:]
+start = time.perf_counter()
+from torch.utils.cpp_extension import load
+module = load("peer", files, extra_cflags=["-O2", "-DNDEBUG"], extra_include_paths=[csrc], build_directory=folder)
+seconds = time.perf_counter() - start
+y, _ = module.forward(torch.ones(2, 8), None, torch.ones(8), 1e-6)
+assert torch.allclose(y, torch.ones(2, 8)), y
+print(seconds)
+"""
+
+
+def peer_sources(folder: Path) -> list[str]:
+    """Write a source for each kernel file and instruction set, as the usual builder wants them."""
+    levels = LEVELS if platform.machine() == "x86_64" else {"baseline": ""}
+    files = [str(BINDING)]
+    for family in ("rms_norm", "cpu_adam"):
+        for level, target in levels.items():
+            path = folder / f"{family}_{level}.cpp"
+            pragma = f'#pragma GCC target("{target}")\n' if target else ""
+            path.write_text(
+                f'#pragma GCC optimize("O3")\n{pragma}#define PRECAST_CPU_LEVEL {level}\n#include "{family}/cpu.cpp"\n'
+            )
+            files.append(str(path))
+    return files
+
+
+def main() -> Report:
+    """Each build in a fresh process with an empty cache, in turns; then each again with what it left behind."""
+    target = prebuilt_installation()
+    with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
+        folder = Path(name)
+        files = peer_sources(folder)
+        count = iter(range(1000))
+
+        def ours(kind: str, cache: Path) -> float:
+            env = environment(PYTHONPATH=str(target), PRECAST_JIT="jit", PRECAST_CACHE_DIR=str(cache))
+            return float(run(OURS, kind, env=env))
+
+        def theirs(build: Path) -> float:
+            build.mkdir(exist_ok=True)
+            return float(run(THEIRS, str(build), str(CHECKOUT / "csrc"), *files))
+
+        cold = interleaved_medians(
+            {
+                "ours": lambda: ours("jit", folder / f"cache{next(count)}"),
+                "theirs": lambda: theirs(folder / f"build{next(count)}"),
+            },
+            ROUNDS,
+        )
+        warm_cache, warm_build = folder / "cache0", folder / "build1"
+        warm = interleaved_medians(
+            {"ours": lambda: ours("cache", warm_cache), "theirs": lambda: theirs(warm_build)}, ROUNDS
+        )
+    peer = "cpp_extension.load, pybind11"
+    rows = (
+        Row("empty cache, both families", cold["ours"], "s", peer, cold["theirs"], target=">= 6"),
+        Row("built before, fresh process", warm["ours"], "s", peer, warm["theirs"]),
+    )
+    return Report("cold_jit", "Host library built at run time, CPU", rows)

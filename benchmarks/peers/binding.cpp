@@ -1,0 +1,149 @@
+// The peer of the cold-build benchmark: the same CPU kernels bound the usual way, with pybind11 and torch/extension.h.
+#include <ATen/Parallel.h>
+#include <torch/extension.h>
+
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "cpu_adam/cpu.h"
+#include "rms_norm/cpu.h"
+
+namespace {
+
+namespace adam = precast::cpu_adam;
+namespace norm = precast::rms_norm;
+
+struct Level {
+  norm::ForwardFunction forward;
+  norm::BackwardFunction backward;
+  norm::WeightFunction reduce_weight;
+  adam::UpdateFunction update;
+};
+
+const Level& level() {
+  static const Level chosen = [] {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+      return Level{norm::avx512::forward, norm::avx512::backward, norm::avx512::reduce_weight,
+                   precast_cpu_adam_update_avx512};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+      return Level{norm::avx2::forward, norm::avx2::backward, norm::avx2::reduce_weight, precast_cpu_adam_update_avx2};
+#endif
+    return Level{norm::baseline::forward, norm::baseline::backward, norm::baseline::reduce_weight,
+                 precast_cpu_adam_update_baseline};
+  }();
+  return chosen;
+}
+
+int dtype_of(const torch::Tensor& t) {
+  switch (t.scalar_type()) {
+    case torch::kFloat:
+      return norm::kFloat32;
+    case torch::kHalf:
+      return norm::kFloat16;
+    case torch::kBFloat16:
+      return norm::kBFloat16;
+    default:
+      TORCH_CHECK(false, "wanted float32, float16 or bfloat16, found ", t.scalar_type());
+  }
+}
+
+void check(const torch::Tensor& t, const torch::Tensor& weight) {
+  TORCH_CHECK(t.is_cpu() && weight.is_cpu(), "wanted CPU tensors");
+  TORCH_CHECK(t.dim() >= 1 && t.size(-1) == weight.size(0), "weight does not fit the last dimension");
+  TORCH_CHECK(t.scalar_type() == weight.scalar_type(), "wanted one dtype");
+}
+
+std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& given,
+                                                 const c10::optional<torch::Tensor>& residual,
+                                                 const torch::Tensor& weight, double eps) {
+  check(given, weight);
+  const torch::Tensor x = given.contiguous();
+  const torch::Tensor added = residual ? residual->contiguous() : torch::Tensor();
+  torch::Tensor y = torch::empty_like(x);
+  torch::Tensor sum = residual ? torch::empty_like(x) : torch::Tensor();
+  const int64_t hidden = x.size(-1);
+  norm::ForwardRows rows{};
+  rows.x = x.data_ptr();
+  rows.residual = residual ? added.data_ptr() : nullptr;
+  rows.weight = weight.data_ptr();
+  rows.y = y.data_ptr();
+  rows.sum = residual ? sum.data_ptr() : nullptr;
+  rows.hidden = rows.x_stride = rows.residual_stride = rows.y_stride = rows.sum_stride = hidden;
+  rows.eps = static_cast<float>(eps);
+  rows.dtype = dtype_of(x);
+  rows.casting = norm::kCastingNone;
+  at::parallel_for(0, x.numel() / hidden, 1, [&](int64_t begin, int64_t end) { level().forward(rows, begin, end); });
+  return {y, sum};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> backward(const torch::Tensor& grad, const torch::Tensor& x,
+                                                  const torch::Tensor& weight, double eps) {
+  check(x, weight);
+  constexpr int64_t kChunk = 64;
+  const int64_t hidden = x.size(-1), count = x.numel() / hidden, chunks = (count + kChunk - 1) / kChunk;
+  torch::Tensor grad_x = torch::empty_like(x), grad_weight = torch::empty_like(weight);
+  torch::Tensor parts = torch::empty({chunks, hidden}, weight.options().dtype(torch::kFloat));
+  norm::BackwardRows rows{};
+  rows.grad = grad.data_ptr();
+  rows.x = x.data_ptr();
+  rows.weight = weight.data_ptr();
+  rows.grad_x = grad_x.data_ptr();
+  rows.weight_parts = parts.data_ptr<float>();
+  rows.rows = count;
+  rows.hidden = rows.grad_stride = rows.x_stride = hidden;
+  rows.chunk_rows = kChunk;
+  rows.eps = static_cast<float>(eps);
+  rows.dtype = dtype_of(x);
+  rows.casting = norm::kCastingNone;
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) { level().backward(rows, begin, end); });
+  at::parallel_for(0, hidden, 1024, [&](int64_t begin, int64_t end) {
+    level().reduce_weight(rows.weight_parts, chunks, hidden, grad_weight.data_ptr(), rows.dtype, begin, end);
+  });
+  return {grad_x, grad_weight};
+}
+
+adam::Factor factor(double value) {
+  const float high = static_cast<float>(value);
+  return {high, static_cast<float>(value - high)};
+}
+
+void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Tensor>& grads,
+          const std::vector<torch::Tensor>& first, const std::vector<torch::Tensor>& second, int64_t count, double lr,
+          double beta1, double beta2, double eps, double weight_decay) {
+  std::vector<adam::Slot> slots;
+  int64_t units = 0;
+  for (size_t i = 0; i < params.size(); ++i) {
+    TORCH_CHECK(params[i].is_contiguous() && params[i].scalar_type() == torch::kFloat, "wanted contiguous float32");
+    slots.push_back({{params[i].data_ptr(), adam::Type::kFloat},
+                     {grads[i].data_ptr(), adam::Type::kFloat},
+                     {first[i].data_ptr(), adam::Type::kFloat},
+                     {second[i].data_ptr(), adam::Type::kFloat},
+                     {nullptr, adam::Type::kFloat},
+                     params[i].numel(),
+                     units});
+    units += adam::units(params[i].numel());
+  }
+  adam::Step values{};
+  values.grad_scale = 1.0f;
+  values.beta1 = factor(beta1);
+  values.beta2 = factor(beta2);
+  values.decay = factor(1.0 - lr * weight_decay);
+  values.one_minus_beta1 = static_cast<float>(1.0 - beta1);
+  values.one_minus_beta2 = static_cast<float>(1.0 - beta2);
+  values.minus_step_size = static_cast<float>(-lr / (1.0 - std::pow(beta1, count)));
+  values.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, count)));
+  values.eps = static_cast<float>(eps);
+  at::parallel_for(0, units, 1024, [&](int64_t begin, int64_t end) {
+    level().update(slots.data(), static_cast<int64_t>(slots.size()), &values, begin, end);
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("forward", &forward);
+  m.def("backward", &backward);
+  m.def("step", &step);
+}
