@@ -31,6 +31,7 @@ class Family:
 COMMON_HOST = (
     "common/api.cpp",
     "common/torch.cpp",
+    "common/cpu_level.cpp",
     "common/driver.cpp",
     "common/launch.cpp",
     "common/glibc_compat.cpp",
