@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind
+from precast._abi.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
 
 EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -129,16 +129,20 @@ def read_cubin(data: bytes) -> CubinHeader:
     elf = _Elf(data)
     if elf.machine != EM_CUDA:
         raise ElfError(f"the machine is {elf.machine}, and a cubin has {EM_CUDA}")
+    suffix: Suffix = ""
     if (elf.os_abi, elf.abi_version) == (51, 7):
-        layout, number, suffix = 12, elf.flags & 0xFF, "a" if elf.flags & _ACCELERATED_12 else ""
+        suffix = "a" if elf.flags & _ACCELERATED_12 else ""
+        layout, number = 12, elf.flags & 0xFF
     elif (elf.os_abi, elf.abi_version) == (65, 8):
-        layout, number, suffix = 13, (elf.flags >> 8) & 0xFF, ""
+        layout, number = 13, (elf.flags >> 8) & 0xFF
     else:
         raise ElfError(f"unknown cubin layout: OS ABI {elf.os_abi}, ABI version {elf.abi_version}")
     if number < 50 or not elf.sections:
         raise ElfError(f"the header names sm_{number}, which is no GPU")
-    capability = ComputeCapability(number // 10, number % 10)
-    return CubinHeader(GpuTarget(TargetKind.SASS, capability, suffix), layout)
+    try:
+        return CubinHeader(GpuTarget(TargetKind.SASS, ComputeCapability.from_number(number), suffix), layout)
+    except ValueError as error:
+        raise ElfError(f"the header names no target: {error}") from error
 
 
 def read_shared_object(data: bytes) -> ElfInfo:

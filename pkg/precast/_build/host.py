@@ -57,7 +57,12 @@ def stable_headers_dir(cache: Cache) -> Path:
     shipped = sources.csrc_dir() / "torch_stable"
     if headers.complete(shipped, pins):
         return shipped / "include"
-    return headers.ensure_headers(cache.root / "headers" / pins.digest[:16], pins)
+    return headers.ensure_headers(headers_in_cache(cache, pins), pins)
+
+
+def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
+    """Where a checkout keeps the stable headers."""
+    return cache.root / "headers" / pins.digest[:16]
 
 
 def build_host_library(

@@ -1,0 +1,48 @@
+"""Which commit a build is made from: asked of git in a checkout, read from the sdist elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+FACTS_FILE = "source.json"  # in an sdist: what git said when it was made
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may."""
+
+    commit: str | None
+    dirty: bool
+
+
+def of(root: Path) -> Provenance:
+    """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record."""
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top).resolve() == root.resolve():
+        return Provenance(_git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain") != "")
+    try:
+        known = json.loads((root / FACTS_FILE).read_bytes())
+    except FileNotFoundError:
+        return Provenance(None, True)
+    return Provenance(known["commit"], bool(known["dirty"]))
+
+
+def record(root: Path, tree: Path) -> None:
+    """Write into an sdist's tree what is known of ``root``."""
+    facts = of(root)
+    text = json.dumps({"commit": facts.commit, "dirty": facts.dirty}, indent=1) + "\n"
+    (tree / FACTS_FILE).write_text(text, encoding="utf-8")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Git's answer, or None where there is no git or no checkout."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

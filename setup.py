@@ -1,0 +1,22 @@
+"""The build. Metadata is in pyproject.toml; what is compiled, and what a wheel holds, is in ``precast._build.aot``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "pkg"))  # the build backend keeps the project off the path
+
+from precast._abi.settings import Settings  # noqa: E402
+from precast._build.commands import for_setup  # noqa: E402
+
+setup(
+    packages=[*find_packages("pkg"), "precast.csrc"],
+    package_dir={"": "pkg", "precast.csrc": "csrc"},
+    package_data={"precast": ["py.typed"], "precast._build": ["headers.json"], "precast.csrc": ["**/*"]},
+    **for_setup(Settings.from_env(os.environ), ROOT),
+)
