@@ -36,7 +36,7 @@ ALLOWED["optim"] -= {"nn", "_C", "base_extension"}
 ALLOWED["_C"] = {"_C", "kernel_loader", *FREE}
 ALLOWED["base_extension"] = {"extension", *FREE}
 ALLOWED["tools"] = {"_abi", "_build", *FREE}
-ALLOWED["setup"] = {"_build", *FREE}
+ALLOWED["setup"] = {"_abi", "_build", *FREE}
 ALLOWED.update({part: set() for part in FREE})
 
 # The files that may import torch. Outside ops, optim and nn they do so inside functions, when it is needed.
@@ -46,6 +46,7 @@ TORCH = (
     "_load/prebuilt.py",
     "_load/library.py",
     "_load/namespace.py",
+    "_load/loader.py",
 )
 TORCH_ROOMS = ("extension", "ops", "optim", "nn")
 EAGER_TORCH_ROOMS = ("ops", "optim", "nn")
@@ -58,7 +59,11 @@ PURE = {
 
 # What is there at run time besides the standard library, and what only a build asks for.
 THIRD_PARTY = {"torch", "ninja"}
-BUILD_ONLY = {"_build/headers.py": {"remotezip"}, "_build/aot.py": {"setuptools"}}
+BUILD_ONLY = {
+    "_build/matrix.py": {"tomli"},
+    "_build/commands.py": {"setuptools"},
+    "extension/builtin.py": {"setuptools"},
+}
 
 
 def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:

@@ -1,0 +1,90 @@
+"""What the front door says is so: links lead somewhere, pins and runners are named once, workflows only call make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("csrc/*.md")])
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """List the relative links of a page that lead to no file, or to no heading in it."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in headings(target.read_text() if path else text)):
+            broken.append(link)
+    return broken
+
+
+def headings(text: str) -> set[str]:
+    """The anchors that a Markdown page offers, spelled as forges spell them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "# One two\n[a](README.md) [b](nowhere.md) [c](#one-two) [d](#three) [e](https://example.org)"
+    assert broken_links(ROOT / "README.md", text) == ["nowhere.md", "#three"]
+
+
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert phony is not None
+    return set(phony[1].split())
+
+
+@pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS, ROOT / ".ci" / "run"], ids=lambda page: page.name)
+def test_only_targets_that_exist_are_named(page: Path) -> None:
+    named = set(re.findall(r"(?:`|\n|^|run: |step )(?:[A-Z]+=\S+ )*make ([a-z-]+)", page.read_text()))
+    assert named <= make_targets() | {"made"}
+
+
+def test_every_target_does_something() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in make_targets():
+        assert re.search(rf"^{target}:.*\n\t\S", makefile, re.MULTILINE), target
+
+
+def test_workflows_pin_actions_and_only_call_make() -> None:
+    assert WORKFLOWS
+    for workflow in WORKFLOWS:
+        text = workflow.read_text()
+        for action in re.findall(r"uses: (\S+)", text):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
+        for command in re.findall(r"run: (.+)", text):
+            assert re.fullmatch(r"make [a-z-]+", command), command
+
+
+def test_workflows_name_the_runners_of_the_matrix() -> None:
+    section = re.search(r"^\[runners\]\n((?:\w+ = .+\n)+)", (ROOT / "matrix.toml").read_text(), re.MULTILINE)
+    assert section is not None
+    runners = set(re.findall(r'"([^"]+)"', section[1]))
+    named = {name for workflow in WORKFLOWS for name in re.findall(r"ubuntu-[\w.-]+", workflow.read_text())}
+    assert named <= runners
+
+
+def test_the_readme_names_the_pinned_torch() -> None:
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert f"torch {pinned[1]}" in (ROOT / "README.md").read_text()
+
+
+def test_nothing_names_the_machine_it_was_written_on() -> None:
+    places = re.compile(r"/(?:root|home)/\w")
+    for page in [*PAGES, *WORKFLOWS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
+        assert not places.search(page.read_text()), page
