@@ -126,6 +126,16 @@ Tensor contiguous(const Tensor& tensor) {
   return Tensor(reinterpret_cast<AtenTensorHandle>(stack[0]));
 }
 
+Tensor with_strides_of(const Tensor& tensor, const Tensor& like) {
+  AtenTensorHandle handle = nullptr;
+  torch_check(aoti_torch_empty_strided(like.dim(), like.sizes(), like.strides(), tensor.dtype_code(),
+                                       tensor.device_type(), tensor.device_index(), &handle),
+              "empty_strided");
+  Tensor copy(handle);
+  PRECAST_TORCH(aoti_torch_copy_(copy.get(), tensor.get(), 0));
+  return copy;
+}
+
 void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t given) {
   fail("precast: an op's schema has %llu arguments and %llu results, its kernel takes %llu and gives %llu",
        static_cast<unsigned long long>(arguments), static_cast<unsigned long long>(results),

@@ -126,6 +126,9 @@ inline Tensor empty_contiguous_like(const Tensor& like) {
 // The tensor itself (another reference to it) when it is contiguous, else a contiguous copy.
 Tensor contiguous(const Tensor& tensor);
 
+// A copy of the tensor with the strides of `like`, which has the same sizes and no two elements in one place.
+Tensor with_strides_of(const Tensor& tensor, const Tensor& like);
+
 // Calls body(begin, end) for parts of [begin, end) on torch's own thread pool. `body` must not throw.
 template <class Body>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
