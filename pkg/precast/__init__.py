@@ -16,11 +16,12 @@ from precast._version import __version__
 
 if TYPE_CHECKING:
     from precast import base_extension, errors, extension, kernel_loader, ops, optim
-    from precast._load.loader import Loaded, load
+    from precast._load.loader import load
+    from precast._load.source import Loaded
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
 _SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "ops", "optim")
-_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.loader"}
+_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source"}
 
 __all__ = [
     "Loaded",

@@ -1,3 +1,3 @@
-"""The version, written once: ``setup.py`` reads this file, and the label (``+cu130``) is added to the wheel's name only."""
+"""The version, written once; a label (``+cu130``) is added to the name of a wheel only."""
 
 __version__ = "0.1.0"

@@ -39,7 +39,9 @@ class HostLibrary:
         """Gives the family's ops their kernels for a dispatch key, "CPU" or "CUDA"; again is a no-op."""
         self._call("precast_register", family, key)
 
-    def set_image(self, family: str, device: int, image: bytes, target: GpuTarget, capability: ComputeCapability) -> None:
+    def set_image(
+        self, family: str, device: int, image: bytes, target: GpuTarget, capability: ComputeCapability
+    ) -> None:
         """Hands over a device's cubin or PTX; the library copies it, and loads it at the first launch there."""
         where = (str(target), capability.major, capability.minor)
         self._call("precast_set_image", family, device, image, ctypes.c_size_t(len(image)), *where)

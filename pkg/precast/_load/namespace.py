@@ -1,8 +1,8 @@
 """The operator namespace ``precast``: every schema defined once, from the catalogue, before anything is loaded.
 
-An op has a kernel from the moment its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family for
-the device of the arguments and dispatches again. The dispatcher prefers the loaded kernel from then on, so the stub runs
-once per family and device. This works under ``torch.compile`` and ``torch.export`` because graphs see a plain operator.
+An op has a kernel from the moment its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family
+for the device of the arguments and dispatches again. The dispatcher prefers the loaded kernel from then on, so the stub
+runs once per family and device. ``torch.compile`` and ``torch.export`` see a plain operator all along.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 NAMESPACE = "precast"
 
 _lock = threading.Lock()
-_made: list[torch.library.Library] = []  # at most one; kept for the life of the process, as its end would undefine the ops
+_made: list[
+    torch.library.Library
+] = []  # at most one; kept for the life of the process, as its end would undefine the ops
 _running = threading.local()
 
 
@@ -71,7 +73,7 @@ def _define_catalogue() -> torch.library.Library:
     if foreign:
         raise _occupied(f"the ops {', '.join(foreign[:3])}")
     try:
-        made = torch.library.Library(NAMESPACE, "DEF")
+        made: Any = torch.library.Library(NAMESPACE, "DEF")
     except RuntimeError as error:  # a library that owns the namespace without an op in it yet
         if "Only a single TORCH_LIBRARY" not in str(error):
             raise
@@ -82,7 +84,8 @@ def _define_catalogue() -> torch.library.Library:
             made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
             op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
             made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
-    return made
+    defined: torch.library.Library = made
+    return defined
 
 
 def _occupied(what: str) -> KernelIncompatible:

@@ -9,23 +9,18 @@ import importlib.util
 import os
 import platform
 import re
-import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from precast._abi.capability import ComputeCapability
-from precast._abi.host import Builders, Compiler, Gpu, Host, TorchInfo
+from precast._abi.host import Builders, Gpu, Host, TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._load import gpus as gpu_probe
 from precast.errors import KernelError
 
-_COMPILERS = ("g++", "c++", "clang++")
-_WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 _GLIBCXX = re.compile(rb"GLIBCXX_(3\.4(?:\.\d+)?)\0")
 
 
@@ -54,15 +49,23 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
     )
 
 
-def probe_builders(settings: Settings, host: Host) -> Builders:
+def probe_builders(settings: Settings) -> Builders:
     """What could build here: a C++ compiler, ninja, NVRTC; and where each was looked for."""
-    from precast._build import nvrtc  # not needed, and not imported, while a prebuilt fits
+    from precast._build import nvrtc, toolchain  # not needed, and not imported, while a prebuilt fits
 
-    looked_at: list[str] = []
-    compiler = _find_compiler(settings.cxx, looked_at)
-    ninja = _find_ninja(looked_at)
-    found, where = nvrtc.find_nvrtc(_torch_lib_dir(), settings.cuda_home, None)
-    return Builders(compiler=compiler, ninja=ninja, nvrtc=found, looked_at=(*looked_at, *where))
+    compiler, compiler_places = toolchain.find_compiler(settings)
+    ninja, ninja_places = toolchain.find_ninja()
+    found, nvrtc_places = nvrtc.find_nvrtc(_torch_lib_dir(), settings.cuda_home, None)
+    return Builders(compiler, ninja, found, looked_at=(*compiler_places, *ninja_places, *nvrtc_places))
+
+
+def current_gpu() -> int | None:
+    """The current GPU of torch, which this initialises; None where torch can use none."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
@@ -126,60 +129,6 @@ def _gpus_of_torch(torch: ModuleType) -> tuple[Gpu, ...]:
         capability = ComputeCapability(properties.major, properties.minor)
         found.append(Gpu(index, capability, properties.name, None if uuid is None else f"GPU-{uuid}"))
     return tuple(found)
-
-
-def _find_compiler(cxx: str | None, looked_at: list[str]) -> Compiler | None:
-    """CXX alone when it is set (a setting is verified, never replaced), else the first compiler on PATH that answers."""
-    if cxx:
-        words = shlex.split(cxx)
-        if len(words) > 1 and Path(words[0]).name in _WRAPPERS:
-            words = words[1:]
-        if len(words) != 1:
-            looked_at.append(f"compiler: CXX={cxx!r} must be one compiler, without options")
-            return None
-        names: tuple[str, ...] = (words[0],)
-    else:
-        names = _COMPILERS
-    for name in names:
-        shown = f"CXX={cxx!r}" if cxx else f"{name} on PATH"
-        path = shutil.which(name)
-        found = _ask_compiler(path) if path else None
-        if found is not None:
-            looked_at.append(f"compiler: {shown}: {path} {found.version}")
-            return found
-        looked_at.append(f"compiler: {shown}: {'does not say its version' if path else 'not there'}")
-    return None
-
-
-def _ask_compiler(path: str) -> Compiler | None:
-    """Kind and version of a compiler by its own words; None for anything that does not answer like one."""
-    try:
-        answers = [
-            subprocess.run([path, *option], capture_output=True, text=True, timeout=30, check=False).stdout
-            for option in (["--version"], ["-dumpfullversion", "-dumpversion"])
-        ]
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    version = re.match(r"\d+(\.\d+)*", answers[1].strip())
-    if version is None:
-        return None
-    return Compiler(path=path, version=version[0], kind="clang++" if "clang" in answers[0] else "g++")
-
-
-def _find_ninja(looked_at: list[str]) -> str | None:
-    """The program the ninja package brings along (outside PATH perhaps), else the one on PATH."""
-    try:
-        import ninja
-    except ImportError:
-        looked_at.append("ninja: package: not installed")
-    else:
-        path = Path(ninja.BIN_DIR) / "ninja"
-        looked_at.append(f"ninja: package: {path}{'' if os.access(path, os.X_OK) else ': not there'}")
-        if os.access(path, os.X_OK):
-            return str(path)
-    found = shutil.which("ninja")
-    looked_at.append(f"ninja: PATH: {found or 'not there'}")
-    return found
 
 
 def _torch_lib_dir() -> Path | None:

@@ -53,7 +53,7 @@ class CPUAdamOptimizer:
         exp_avg_sq: Tensor,
         loss_scale: float = -1.0,
     ) -> None:
-        """Updates ``params``, ``exp_avg`` and ``exp_avg_sq`` in place; gradients are divided by a positive ``loss_scale``.
+        """Updates ``params``, ``exp_avg`` and ``exp_avg_sq`` in place; a positive ``loss_scale`` divides the gradients.
 
         ``step`` counts from 1. Any mix of fp32, bf16 and fp16 that ``torch.ops.precast.adam_`` takes.
         """
@@ -64,18 +64,37 @@ class CPUAdamOptimizer:
         correction1 = 1.0 - beta1**step if bias_correction else 1.0
         correction2 = 1.0 - beta2**step if bias_correction else 1.0
         grad_scale = 1.0 / loss_scale if loss_scale > 0 else 1.0
-        lists = ([params], [grads], [exp_avg], [exp_avg_sq], [])
         with torch.no_grad():
             self._adam(
-                *lists, lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale, self.adamw_mode, False
+                [params],
+                [grads],
+                [exp_avg],
+                [exp_avg_sq],
+                [],
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                correction1,
+                correction2,
+                grad_scale,
+                self.adamw_mode,
+                False,
             )
 
 
 def rms_layernorm(out: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002 - a name to keep
     """Writes the RMS norm of ``input`` over its last dimension, times ``weight``, into ``out``."""
-    out.copy_(namespace.overload("rms_norm_forward")(input, weight, eps, _CAST_ONCE))
+    import torch
+
+    with torch.no_grad():
+        out.copy_(namespace.overload("rms_norm")(input, weight, eps, _CAST_ONCE))
 
 
 def fused_add_rms_layernorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002
     """``residual += input``, then ``input`` becomes the RMS norm of ``residual``; both in place."""
-    namespace.overload("fused_add_rms_norm_")(input, residual, weight, eps, _CAST_ONCE)
+    import torch
+
+    with torch.no_grad():
+        namespace.overload("fused_add_rms_norm_")(input, residual, weight, eps, _CAST_ONCE)

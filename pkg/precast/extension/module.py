@@ -9,11 +9,17 @@ from precast._load.source import Source
 
 
 class KernelModule:
-    """Functions and classes as attributes, and ``source``: where the machine code behind them came from."""
+    """Functions and classes as attributes, and where the machine code behind them came from.
 
-    def __init__(self, name: str, members: Mapping[str, Any], source: Source) -> None:
+    ``source`` is the host library; ``images`` are the device code of each GPU, by its index.
+    """
+
+    def __init__(
+        self, name: str, members: Mapping[str, Any], source: Source, images: tuple[tuple[int, Source], ...] = ()
+    ) -> None:
         self.__name__ = name
         self.source = source
+        self.images = images
         self._members = dict(members)
 
     def __getattr__(self, name: str) -> Any:
@@ -24,7 +30,7 @@ class KernelModule:
         raise AttributeError(f"{vars(self).get('__name__', 'module')!r} has no {name!r}; it has {', '.join(members)}")
 
     def __dir__(self) -> list[str]:
-        return sorted((*self._members, "source", "__name__"))
+        return sorted((*self._members, "source", "images", "__name__"))
 
     def __repr__(self) -> str:
         return f"<kernel module {self.__name__!r} from {self.source}>"

@@ -1,0 +1,112 @@
+"""``precast doctor``: one page, or one JSON object, on what would be loaded on this machine and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from precast._load import probe, report
+from precast.extension.builtin import BUILTIN, CatalogueExtension
+
+SCHEMA = 1
+
+
+def examine() -> dict[str, Any]:
+    """Everything the doctor says, as plain JSON. Builds and loads nothing, and needs neither torch nor a GPU."""
+    settings = probe.read_settings()
+    examination = report.Examination(settings)
+    kernels = [_kernel(examination, extension()) for extension in BUILTIN]
+    return {
+        "schema": SCHEMA,
+        "ok": all(kernel["verdict"] in ("prebuilt", "jit") for kernel in kernels if kernel["expected"]),
+        "environment": report.environment_line(examination),
+        "host": report.describe_host(examination),
+        "build": report.describe_build(examination),
+        "settings": report.describe_settings(settings),
+        "kernels": kernels,
+    }
+
+
+def to_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [facts["environment"], *_build_lines(facts["build"]), *_host_lines(facts["host"])]
+    if facts["settings"]:
+        lines.append("  settings  " + ", ".join(f"{name}={value}" for name, value in facts["settings"].items()))
+    lines += ["", *_table(facts["kernels"])]
+    for kernel in facts["kernels"]:
+        if kernel["expected"] and (kernel["rejections"] or kernel["error"] or kernel["notes"]):
+            lines += ["", *_kernel_lines(kernel)]
+    good = "every kernel this machine should have can be loaded"
+    bad = "not every kernel this machine should have can be loaded"
+    return "\n".join([*lines, "", good if facts["ok"] else bad])
+
+
+def run(*, as_json: bool) -> int:
+    """Prints the report; 0 only if every kernel that this machine should have can be loaded."""
+    facts = examine()
+    print(json.dumps(facts, indent=2) if as_json else to_text(facts))
+    return 0 if facts["ok"] else 1
+
+
+def _kernel(examination: report.Examination, extension: CatalogueExtension) -> dict[str, Any]:
+    facts = {
+        "extension": extension.name,
+        "family": extension.family.name,
+        "device": extension.device,
+        "priority": extension.priority,
+    }
+    if extension.machine not in (None, examination.host.machine):
+        return {**facts, "expected": False, **report.NOT_HERE}
+    expected = extension.device == "cpu" or examination.has_gpu
+    found = report.describe_kernel(examination, extension.family, extension.device)
+    if not expected and found["verdict"] == "refused":
+        found["verdict"] = report.NOT_HERE["verdict"]
+    return {**facts, "expected": expected, **found}
+
+
+def _build_lines(build: dict[str, Any]) -> list[str]:
+    label = f"+{build['label']}" if build["label"] else ""
+    commit = f", commit {build['commit'][:12]}{' with changes' if build['dirty'] else ''}" if build["commit"] else ""
+    lines = [f"  build     {build['version']}{label}, {build['mode'] or 'no manifest'}{commit}"]
+    files = len(build["host_files"]), len(build["device_files"])
+    lines.append(f"  files     {files[0]} host libraries, {files[1]} device files")
+    if build["note"]:
+        lines.append(f"  note      {build['note']}")
+    if build["manifest_error"]:
+        lines += [f"  manifest  {line}" for line in build["manifest_error"].splitlines()]
+    return lines
+
+
+def _host_lines(host: dict[str, Any]) -> list[str]:
+    lines = [f"  torch     {host['torch_error']}"] if host["torch_error"] else []
+    lines += [f"  gpu {gpu['index']}     {gpu['capability']} {gpu['name']}" for gpu in host["gpus"]]
+    if host["gpu_note"]:
+        lines.append(f"  gpus      {host['gpu_note']}")
+    compiler, nvrtc, cache = host["compiler"], host["nvrtc"], host["cache"]
+    lines.append(f"  compiler  {compiler['path'] + ': ' + compiler['version'] if compiler else 'none'}")
+    lines.append(f"  ninja     {host['ninja'] or 'none'}")
+    lines.append(f"  nvrtc     {nvrtc['path'] + ': ' + nvrtc['version'] if nvrtc else 'none'}")
+    lines.append(f"  cache     {cache['path'] or 'none'}{'' if cache['writable'] else ' (cannot be written)'}")
+    return lines
+
+
+def _table(kernels: list[dict[str, Any]]) -> list[str]:
+    rows = [("extension", "family", "device", "priority", "verdict", "source")]
+    for kernel in kernels:
+        source = "; ".join(f"{piece['piece']}: {piece['source']} {piece['what']}" for piece in kernel["pieces"])
+        verdict = kernel["verdict"] + ("" if kernel["expected"] or not source else " (not expected)")
+        cells = (kernel["extension"], kernel["family"], kernel["device"], str(kernel["priority"]), verdict, source)
+        rows.append(cells)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _kernel_lines(kernel: dict[str, Any]) -> list[str]:
+    lines = [f"{kernel['extension']}:"]
+    if kernel["error"]:
+        return lines + [f"  {line}" for line in kernel["error"].splitlines()]
+    for item in kernel["rejections"]:
+        lines.append(
+            f"  {item['piece']}  {item['candidate']}  {item['reason']}: wanted {item['wanted']}; found {item['found']}"
+        )
+    return lines + [f"  note  {note}" for note in kernel["notes"]]

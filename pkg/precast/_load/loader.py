@@ -1,0 +1,205 @@
+"""``ensure``: one pass from a family and a device to registered kernels. Probe, decide, build what is missing, load.
+
+Once per family and device; a process that forks afterwards keeps what is loaded. Whoever asks while another thread
+loads the same family waits for it. Nothing is loaded before its bytes have been checked against the manifest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from precast._abi import explain
+from precast._abi.build_info import DeviceFile, HostFile
+from precast._abi.capability import GpuTarget
+from precast._abi.decide import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
+from precast._build import catalogue
+from precast._load import jit, namespace, prebuilt, probe, verdict
+from precast._load.choose import Choice, choose
+from precast._load.library import CannotOpen, HostLibrary
+from precast._load.source import Loaded, Source
+from precast._load.system import require_linux
+from precast.errors import KernelUnavailable
+
+_log = logging.getLogger("precast")
+
+
+class TorchDevice(Protocol):
+    """A ``torch.device``: its text is its type and, after a colon, its index."""
+
+    type: str
+    index: int | None
+
+
+class _State:
+    """What this process has loaded. The dictionaries only ever grow; each family has a lock of its own."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[tuple[str, str], Loaded] = {}
+        self.libraries: dict[Path, HostLibrary] = {}
+        self.serving: dict[tuple[str, str], HostLibrary] = {}
+        self.bad: dict[str, str] = {}
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Also runs in a forked child, where the thread that holds a lock does not exist any more."""
+        self.locks = {family.name: threading.RLock() for family in catalogue.FAMILIES}
+        self.library_lock = threading.Lock()
+
+
+_state = _State()
+os.register_at_fork(after_in_child=_state.renew_locks)
+
+
+def ensure(family: str, device: str) -> Loaded:
+    """Kernels of the family are registered for the device type ("cpu", "cuda") when this returns; else KernelError."""
+    done = _state.loaded.get((family, device))
+    if done is not None:
+        return done
+    require_linux()
+    known = catalogue.get(family)
+    if device not in known.devices:
+        raise verdict.wrong_device(known, device)
+    with _state.locks[family]:
+        done = _state.loaded.get((family, device))
+        if done is None:
+            done = _state.loaded[family, device] = _load(known, device)
+        return done
+
+
+def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
+    """Loads the kernels of an op ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
+
+    ``op`` is a name such as ``"rms_norm"`` or ``"precast::rms_norm"``; ``device`` is ``"cpu"`` (the default),
+    ``"cuda"`` (the current GPU), ``"cuda:1"`` or a ``torch.device``.
+    """
+    family = family_of(op)
+    kind, index = _split_device(device)
+    if kind == "cuda" and "cuda" in family.devices:
+        index = probe.current_gpu() if index is None else index
+    loaded = ensure(family.name, kind)
+    if kind == "cuda" and index is not None:
+        _state.serving[family.name, kind].prepare(family.name, index)
+    return loaded
+
+
+def family_of(op: str) -> catalogue.Family:
+    """The family of an op ("rms_norm", "precast::rms_norm") or of its own name; a typo lists the names."""
+    name = op.removeprefix(f"{namespace.NAMESPACE}::")
+    names: list[str] = []
+    for family in catalogue.FAMILIES:
+        ops = [namespace.op_name(schema) for schema in family.ops]
+        if name == family.name or name in ops:
+            return family
+        names += ops
+    close = difflib.get_close_matches(name, names, n=1)
+    raise KernelUnavailable(
+        f"there is no op {op!r} in {namespace.NAMESPACE}\n  needed  one of {', '.join(names)}"
+        + (f"\n  fix     1) precast.load({close[0]!r})" if close else "")
+    )
+
+
+def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
+    """Type and index of a device, without asking torch, which may be missing or broken."""
+    if device is None:
+        return "cpu", None
+    kind, colon, index = str(device).partition(":")
+    if colon and not index.isdigit():
+        raise KernelUnavailable(f"device {str(device)!r} is not understood; needed 'cpu', 'cuda' or 'cuda:0'")
+    return kind, int(index) if index else None
+
+
+def _load(family: catalogue.Family, device: str) -> Loaded:
+    started = time.perf_counter()
+    settings = probe.read_settings()
+    need = Need(family.name, "cuda" if device == "cuda" else "cpu")
+    while True:  # ends: every turn after the first has a shipped file more in `bad`
+        choice = choose(need, settings, _state.bad, certain=True)
+        _state.bad.update(choice.bad)
+        decision = choice.decision
+        if isinstance(decision, Refuse):
+            raise verdict.refusal(choice)
+        host = _host_source(choice, decision)
+        try:
+            library = _open(host.path)
+        except CannotOpen as error:
+            if not isinstance(decision.host, HostFile):
+                raise verdict.cannot_open(choice, host, str(error)) from error
+            _state.bad[decision.host.path] = f"the dynamic linker refuses it: {error}"
+            continue
+        _warn(choice)
+        images = _set_images(library, choice, decision) if device == "cuda" else ()
+        _register(library, family, device.upper())
+        _state.serving[family.name, device] = library
+        return Loaded(family.name, device, host, images, time.perf_counter() - started)
+
+
+def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
+    """The host library a decision names, built now if it has to be."""
+    if isinstance(decision.host, HostFile):
+        return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
+    why = explain.top_reason(decision.rejections, "host")
+    return jit.build_host(choice.need.family, decision.host, choice.builders, choice.settings, why)
+
+
+def _open(path: Path) -> HostLibrary:
+    """The library of a file, mapped once for all families it holds."""
+    with _state.library_lock:
+        if path not in _state.libraries:
+            _state.libraries[path] = HostLibrary(path)
+        return _state.libraries[path]
+
+
+def _set_images(
+    library: HostLibrary, choice: Choice, decision: UsePrebuilt | BuildJit
+) -> tuple[tuple[int, Source], ...]:
+    """Hands over the device code of every visible GPU at once, and the refusal of each that nothing serves."""
+    family = choice.need.family
+    capabilities = {gpu.index: gpu.capability for gpu in choice.host.gpus}
+    targets = list(dict.fromkeys(image.target for _, image in decision.images if isinstance(image, BuildImage)))
+    built: Mapping[GpuTarget, Source] = {}
+    if targets:
+        why = explain.top_reason(r for r in decision.rejections if r.piece != "host")
+        built = jit.build_images(family, targets, choice.builders, choice.settings, why)
+    sources: list[tuple[int, Source]] = []
+    for index, image in decision.images:
+        if isinstance(image, DeviceFile):
+            source = Source("prebuilt", prebuilt.C_DIR / image.path, str(image.target))
+            content = choice.contents[image.path]
+        else:
+            source = built[image.target]
+            content = source.path.read_bytes()
+        library.set_image(family, index, content, image.target, capabilities[index])
+        sources.append((index, source))
+    for index, rejections in decision.refused:
+        library.refuse(family, index, verdict.gpu_refusal(choice, index, rejections))
+    return tuple(sources)
+
+
+def _register(library: HostLibrary, family: catalogue.Family, key: str) -> None:
+    # The one import against the arrows, by name: no kernel may be there without the ops' formulas. Gradients would be
+    # silently missing, and formulas that come after a first call are not seen by the dispatcher.
+    importlib.import_module("precast.ops")
+    namespace.refuse_foreign_kernels(family, key)
+    library.register(family.name, key)
+
+
+def _warn(choice: Choice) -> None:
+    """What a user should read once: files that are not what they should be, GPUs left out, costs to expect."""
+    for rejection in all_rejections(choice.decision):
+        if rejection.reason is Reason.DAMAGED:
+            _log.warning("%s is not used: %s", prebuilt.C_DIR / rejection.candidate, rejection.found)
+    if isinstance(choice.decision, Refuse):
+        return
+    for note in choice.decision.notes:
+        _log.warning("%s: %s", choice.need.family, note)
+    for index, rejections in choice.decision.refused:
+        why = explain.top_reason(rejections)
+        _log.warning("%s does not run on GPU %d: %s", choice.need.family, index, why)

@@ -1,0 +1,202 @@
+"""What the doctor knows: this host, this installation, and for a kernel family what the loader would do, and why.
+
+Everything is gathered without building or loading anything, and whatever is missing or broken is part of the answer.
+The values are plain JSON; docs/reference/doctor.md describes them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from precast._abi import explain
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.decide import (
+    BuildHost,
+    BuildImage,
+    Need,
+    Refuse,
+    Rejection,
+    all_rejections,
+)
+from precast._abi.host import Host
+from precast._abi.settings import JitMode, Settings
+from precast._build.catalogue import Family
+from precast._load import gpus, prebuilt, probe, verdict
+from precast._load.choose import Choice, choose_on
+from precast._version import __version__
+from precast.errors import KernelError
+
+Json = dict[str, Any]
+
+# Of a kernel for another kind of machine.
+NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
+_PLACES = ("home", "xdg_cache_home")  # everybody has them set; what follows from them is under `cache`
+
+
+class Examination:
+    """One look at the world, shared by everything that is reported."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def host(self) -> Host:
+        """The host, with its GPUs and what could build here."""
+        host = probe.probe_host(self.settings, gpus=True)
+        return replace(host, builders=probe.probe_builders(self.settings)) if host.system == "Linux" else host
+
+    @cached_property
+    def manifest(self) -> tuple[BuildInfo | None, str | None]:
+        """The manifest, or what is wrong with it."""
+        try:
+            return prebuilt.load_build_info(), None
+        except KernelError as error:
+            return None, str(error)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the CUDA kernels should work here: a GPU is visible, and torch is not a build for other GPUs."""
+        torch = self.host.torch
+        return bool(self.host.gpus) and (torch is None or torch.hip is None)
+
+    def choice(self, family: Family, device: str) -> Choice | str:
+        """What the loader would choose for a family on a device type, or the error it would raise before choosing."""
+        info, error = self.manifest
+        if self.settings.jit is JitMode.JIT:
+            info = None
+        elif error is not None:
+            return error
+        return choose_on(self.host, info, self.settings, Need(family.name, "cuda" if device == "cuda" else "cpu"))
+
+
+def describe_host(examination: Examination) -> Json:
+    """The machine, its torch, its GPUs and its builders."""
+    host, settings = examination.host, examination.settings
+    torch, builders = host.torch, host.builders
+    nvrtc = builders.nvrtc if builders else None
+    compiler = builders.compiler if builders else None
+    note = gpus.forecast(settings.visible_devices, settings.device_order).note if host.driver else ""
+    return {
+        "system": host.system,
+        "machine": host.machine,
+        "python": str(host.python),
+        "glibc": _text(host.glibc),
+        "glibcxx": host.glibcxx,
+        "torch": None
+        if torch is None
+        else {
+            "version": str(torch.version),
+            "git": torch.version.git,
+            "cxx11": torch.cxx11,
+            "cuda": _text(torch.cuda),
+            "hip": torch.hip,
+        },
+        "torch_error": host.torch_error,
+        "driver": _text(host.driver),
+        "gpus": [
+            {"index": gpu.index, "capability": str(gpu.capability), "name": gpu.name, "uuid": gpu.uuid}
+            for gpu in host.gpus
+        ],
+        "gpu_note": note,
+        "compiler": compiler and {"path": compiler.path, "kind": compiler.kind, "version": compiler.version},
+        "ninja": builders.ninja if builders else None,
+        "nvrtc": nvrtc and {"path": nvrtc.path, "version": nvrtc.version, "found_via": nvrtc.found_via},
+        "looked_at": list(builders.looked_at) if builders else [],
+        "cache": _describe_cache(settings),
+    }
+
+
+def describe_build(examination: Examination) -> Json:
+    """This installation: what its manifest says, or why there is none."""
+    info, error = examination.manifest
+    if info is None:
+        mode, note = None, "" if error else "no manifest: a checkout, or an installation that was never built"
+    else:
+        mode = info.mode.value
+        note = "pure wheel: CUDA_EXT was not seen at build time" if info.mode is BuildMode.PURE else ""
+    return {
+        "version": __version__,
+        "label": info.label.text if info else None,
+        "mode": mode,
+        "commit": info.commit if info else None,
+        "dirty": info.dirty if info else None,
+        "source_digest": info.source_digest if info else None,
+        "compilers": dict(info.compilers) if info else {},
+        "host_files": [file.path for file in info.host] if info else [],
+        "device_files": [file.path for file in info.device] if info else [],
+        "manifest": str(prebuilt.C_DIR / prebuilt.MANIFEST),
+        "manifest_error": error,
+        "note": note,
+    }
+
+
+def describe_settings(settings: Settings) -> Json:
+    """The settings that are not at their default."""
+    default = Settings()
+    changed = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in _PLACES}
+    return {name: _plain(value) for name, value in changed.items() if value != getattr(default, name)}
+
+
+def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
+    """The source of each piece, every candidate that was passed over, and the error a call would raise, if any."""
+    choice = examination.choice(family, device)
+    if isinstance(choice, str):
+        return {"verdict": "refused", "pieces": [], "rejections": [], "notes": [], "error": choice}
+    decision = choice.decision
+    rejections = [_describe_rejection(rejection) for rejection in all_rejections(decision)]
+    if isinstance(decision, Refuse):
+        error = str(verdict.refusal(choice))
+        return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": error}
+    pieces = [_describe_piece("host", decision.host)]
+    pieces += [_describe_piece(f"cuda:{index}", image) for index, image in decision.images]
+    error_text = "\n".join(verdict.gpu_refusal(choice, index, why) for index, why in decision.refused) or None
+    word = "partly" if decision.refused else "jit" if any(p["source"] == "jit" for p in pieces) else "prebuilt"
+    notes = list(decision.notes)
+    return {"verdict": word, "pieces": pieces, "rejections": rejections, "notes": notes, "error": error_text}
+
+
+def environment_line(examination: Examination) -> str:
+    """The host in one line, as in the errors."""
+    return explain.environment(examination.host, examination.manifest[0], __version__)
+
+
+def _describe_piece(piece: str, what: HostFile | DeviceFile | BuildHost | BuildImage) -> Json:
+    if isinstance(what, (HostFile, DeviceFile)):
+        return {"piece": piece, "source": "prebuilt", "what": what.path}
+    return {"piece": piece, "source": "jit", "what": str(what.abi if isinstance(what, BuildHost) else what.target)}
+
+
+def _describe_rejection(rejection: Rejection) -> Json:
+    return {
+        "piece": rejection.piece,
+        "candidate": rejection.candidate,
+        "reason": rejection.reason.value,
+        "wanted": rejection.wanted,
+        "found": rejection.found,
+        "remedy": rejection.remedy,
+    }
+
+
+def _describe_cache(settings: Settings) -> Json:
+    """Where builds go. Only looks: the folder is made by the first build."""
+    named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
+    root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
+    if root is None:
+        return {"path": None, "writable": False}
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    return {"path": str(root), "writable": os.access(there, os.W_OK | os.X_OK)}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    return value if isinstance(value, (bool, int)) else str(value)

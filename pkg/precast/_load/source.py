@@ -1,0 +1,32 @@
+"""Where a loaded kernel came from: the values that ``precast.load`` returns and ``.source`` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["prebuilt", "cache", "jit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file, and how it came to be: shipped, built by an earlier process, or built by this one."""
+
+    kind: Kind
+    path: Path
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.path} ({self.detail})"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One family on one device type: its host library, the device code of each GPU, and the seconds it took."""
+
+    family: str
+    device: str
+    host: Source
+    images: tuple[tuple[int, Source], ...]
+    seconds: float

@@ -1,0 +1,95 @@
+"""A choice in words and as exceptions: what was asked, what was found, what was needed, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from precast._abi import explain
+from precast._abi.build_info import BuildMode
+from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
+from precast._build.catalogue import Family
+from precast._load import prebuilt, probe
+from precast._load.choose import Choice, choose
+from precast._load.source import Source
+from precast._version import __version__
+from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
+
+_DOCTOR = "python -m precast doctor"
+_FORBIDDEN = {Reason.AOT_ONLY, Reason.JIT_OFF}
+
+
+def assert_served(family: Family, device: str) -> None:
+    """Raises what ``loader.ensure`` would raise for reasons of this host; builds and loads nothing."""
+    if device not in family.devices:
+        raise wrong_device(family, device)
+    need = Need(family.name, "cuda" if device == "cuda" else "cpu")
+    choice = choose(need, probe.read_settings(), {}, certain=False)
+    if isinstance(choice.decision, Refuse):
+        raise refusal(choice)
+
+
+def sees_cuda_gpu() -> bool:
+    """Whether torch is a CUDA build and a GPU is visible, without creating a CUDA context."""
+    host = probe.probe_host(probe.read_settings(), gpus=True)
+    return host.torch is not None and host.torch.cuda is not None and host.torch.hip is None and bool(host.gpus)
+
+
+def assert_not_pure() -> None:
+    """Raises KernelUnavailable if this installation has nothing prebuilt."""
+    info = prebuilt.load_build_info()
+    if info is None or info.mode is BuildMode.PURE:
+        raise KernelUnavailable(
+            "this installation has nothing prebuilt: it is a pure wheel or a checkout\n"
+            "  needed  a wheel with a label, or one built with CUDA_EXT=1\n"
+            "  fix     1) use the loaders of precast.kernel_loader, which build what is missing\n"
+            "          2) CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps precast"
+        )
+
+
+def refusal(choice: Choice) -> KernelError:
+    """The exception of a decision to refuse; JitDisabled where only a setting stands in the way."""
+    rejections = all_rejections(choice.decision)
+    need = choice.need
+    text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
+    forbidden = any(rejection.reason in _FORBIDDEN for rejection in rejections)
+    return JitDisabled(text) if forbidden else KernelUnavailable(text)
+
+
+def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> str:
+    """What a launch on a GPU that nothing serves raises, while other GPUs of the machine are served."""
+    return _explain(f"{choice.need.family} cannot run on cuda:{index}", choice, rejections)
+
+
+def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
+    """The exception for a library that was built here and that the dynamic linker refuses all the same."""
+    env = explain.environment(choice.host, choice.build_info, __version__)
+    actions = (f"report this, with the output of: {_DOCTOR} --json",)
+    headline = f"{choice.need.family}: the library built for this machine cannot be opened: {host.path}: {what}"
+    return KernelIncompatible(explain.explain(headline, (), env, actions))
+
+
+def wrong_device(family: Family, device: str) -> KernelUnavailable:
+    """The exception for a device type that a family has no kernels for, whatever the machine."""
+    return KernelUnavailable(
+        f"{family.name} has no {device} kernels\n"
+        f"  found   tensors on, or a request for, {device}\n"
+        f"  needed  one of {', '.join(family.devices)}\n"
+        f"  fix     1) move the tensors: tensor.to({family.devices[-1]!r})"
+    )
+
+
+def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:
+    """The exception for an extension of another CPU architecture."""
+    return KernelUnavailable(
+        f"{name} cannot be loaded here: it is for {wanted} machines\n"
+        f"  found   {found}\n"
+        f"  needed  {wanted}\n"
+        f"  fix     1) leave the choice to the loader: .load() without ext_name"
+    )
+
+
+def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
+    rejections = tuple(rejections)
+    env = explain.environment(choice.host, choice.build_info, __version__)
+    actions = (*explain.actions_for(rejections)[: explain.MOST_ACTIONS - 1], _DOCTOR)
+    return explain.explain(headline, rejections, env, actions)

@@ -1,0 +1,112 @@
+"""The extensions that come with the package: each stands for one kernel family on one kind of device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from precast._build import catalogue
+from precast._load import loader, verdict
+from precast.extension import compat
+from precast.extension.base import Extension
+from precast.extension.module import KernelModule
+
+if TYPE_CHECKING:
+    from setuptools import Extension as SetuptoolsExtension
+
+
+class CatalogueExtension(Extension):
+    """A family on a device type. Subclasses say which; everything else is derived from the catalogue."""
+
+    extension_name: ClassVar[str]
+    family: ClassVar[catalogue.Family]
+    device: ClassVar[str] = "cpu"
+    machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
+    members: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__(self.extension_name, support_aot=True, support_jit=True)
+
+    def is_available(self) -> bool:
+        """Whether this machine, and for a CUDA family a GPU that torch can use, is here."""
+        if self.machine not in (None, platform.machine()):
+            return False
+        return self.device == "cpu" or verdict.sees_cuda_gpu()
+
+    def assert_compatible(self) -> None:
+        """Raises KernelUnavailable with every candidate and why it was passed over; loads and builds nothing."""
+        if self.machine not in (None, platform.machine()):
+            raise verdict.wrong_machine(self.name, self.machine, platform.machine())
+        verdict.assert_served(self.family, self.device)
+
+    def build_aot(self) -> SetuptoolsExtension:
+        """The extension for setup.py: it names the sources, and ``precast._build`` compiles them."""
+        from setuptools import Extension as SetuptoolsExtension
+
+        from precast._build import sources
+
+        csrc = sources.csrc_dir()
+        files = (*catalogue.COMMON_HOST, *self.family.sources)
+        return SetuptoolsExtension(
+            f"precast._C.{self.name}", [str(csrc / file) for file in files], include_dirs=[str(csrc)], language="c++"
+        )
+
+    def build_jit(self) -> KernelModule:
+        """The same as ``load``: what fits is loaded, and only what is missing is built."""
+        return self.load()
+
+    def load(self) -> KernelModule:
+        """Loads the family for the device type and returns its functions under the names they always had."""
+        self.assert_compatible()
+        loaded = loader.ensure(self.family.name, self.device)
+        return KernelModule(self.name, self.members, loaded.host, loaded.images)
+
+
+class CpuAdamX86Extension(CatalogueExtension):
+    """Adam on x86-64; AVX2 and AVX-512 are chosen at run time."""
+
+    extension_name = "cpu_adam_x86"
+    family = catalogue.CPU_ADAM
+    machine = "x86_64"
+    members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
+
+
+class CpuAdamArmExtension(CatalogueExtension):
+    """Adam on 64-bit ARM."""
+
+    extension_name = "cpu_adam_arm"
+    family = catalogue.CPU_ADAM
+    machine = "aarch64"
+    members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
+
+
+_NORMS = {
+    "rms_layernorm": compat.rms_layernorm,
+    "fused_add_rms_layernorm": compat.fused_add_rms_layernorm,
+}
+
+
+class RmsNormCudaExtension(CatalogueExtension):
+    """RMS norm on NVIDIA GPUs."""
+
+    extension_name = "rms_norm_cuda"
+    family = catalogue.RMS_NORM
+    device = "cuda"
+    members: ClassVar[Mapping[str, Any]] = _NORMS
+
+
+class RmsNormCpuExtension(CatalogueExtension):
+    """RMS norm on the CPU."""
+
+    extension_name = "rms_norm_cpu"
+    family = catalogue.RMS_NORM
+    members: ClassVar[Mapping[str, Any]] = _NORMS
+
+
+BUILTIN: tuple[type[CatalogueExtension], ...] = (
+    CpuAdamX86Extension,
+    CpuAdamArmExtension,
+    RmsNormCudaExtension,
+    RmsNormCpuExtension,
+)
