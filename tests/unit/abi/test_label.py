@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from precast._abi.capability import ComputeCapability
+from precast._abi.label import LABELS, Label, PlatformTag, label_for, sass_floor
+from precast._abi.version import CudaVersion
+
+
+@pytest.mark.parametrize(("text", "cuda", "local"), [("cu130", "13.0", "+cu130"), ("cu129", "12.9", "+cu129")])
+def test_cuda_labels(text: str, cuda: str, local: str) -> None:
+    label = Label.parse(text)
+    assert label.cuda == CudaVersion.parse(cuda)
+    assert label.local == local
+    assert str(label) == text
+
+
+def test_labels_without_cuda() -> None:
+    assert (Label("cpu").cuda, Label("cpu").local) == (None, "+cpu")
+    assert (Label("").cuda, Label("").local) == (None, "")
+
+
+@pytest.mark.parametrize("text", ["cuda130", "cu13", "cu1300", "CU130", "13.0", "+cu130", "cu013", "rocm7", " "])
+def test_what_is_not_a_label_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match="not a label"):
+        Label.parse(text)
+
+
+def test_platform_tags() -> None:
+    assert PlatformTag.parse("manylinux_2_28_x86_64") == PlatformTag("x86_64", (2, 28))
+    assert PlatformTag.parse("linux_aarch64") == PlatformTag("aarch64", None)
+    for text in ("manylinux_2_28_x86_64", "manylinux_2_34_aarch64", "linux_x86_64"):
+        assert str(PlatformTag.parse(text)) == text
+    for text in ("win_amd64", "manylinux2014_x86_64", "manylinux_2_28", "any", "linux_", "manylinux_2_28_x86-64"):
+        with pytest.raises(ValueError, match="not a platform tag"):
+            PlatformTag.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "label"),
+    [
+        ("7.0", "13.0", "cu129"),
+        ("7.0", None, "cu129"),
+        ("7.5", "13.0", "cu132"),
+        ("9.0", "12.2", "cu129"),
+        ("12.1", "12.9", "cu129"),
+        ("11.0", "13.0", "cu132"),
+        ("11.0", "12.8", None),
+        ("6.1", "13.0", None),
+        ("13.0", "13.0", None),
+        ("9.0", "11.8", None),
+    ],
+)
+def test_which_label_serves_a_gpu(gpu: str, driver: str | None, label: str | None) -> None:
+    found = label_for(ComputeCapability.parse(gpu), None if driver is None else CudaVersion.parse(driver))
+    assert (None if found is None else str(found)) == label
+
+
+def test_labels_are_ordered_and_have_floors() -> None:
+    versions = [label.cuda for label in LABELS if label.cuda is not None]
+    assert versions == sorted(versions) and len(versions) == len(LABELS)
+    assert str(sass_floor(CudaVersion(12, 9))) == "7.0"
+    assert str(sass_floor(CudaVersion(13, 0))) == "7.5"

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from precast._abi.label import Label
+from precast._abi.settings import VARIABLES, JitMode, Settings, settings_table
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert Settings.from_env({}) == Settings()
+    assert Settings().jit is JitMode.AUTO
+
+
+def test_every_variable_reaches_its_field() -> None:
+    env = {
+        "PRECAST_JIT": "aot",
+        "PRECAST_CACHE_DIR": "/cache",
+        "PRECAST_CUDA_ARCH_LIST": "9.0",
+        "TORCH_CUDA_ARCH_LIST": "8.0",
+        "MAX_JOBS": "3",
+        "PRECAST_DEBUG": "1",
+        "PRECAST_LABEL": "cu130",
+        "CUDA_EXT": "1",
+        "CXX": "clang++",
+        "CUDA_HOME": "/cuda",
+        "XDG_CACHE_HOME": "/xdg",
+        "HOME": "/home/u",
+        "CUDA_VISIBLE_DEVICES": "1,0",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    assert env.keys() == {variable.name for variable in VARIABLES}
+    assert Settings.from_env(env) == Settings(
+        jit=JitMode.AOT,
+        cache_dir="/cache",
+        arch_list="9.0",
+        max_jobs=3,
+        debug=True,
+        label=Label("cu130"),
+        cuda_ext=True,
+        cxx="clang++",
+        cuda_home="/cuda",
+        xdg_cache_home="/xdg",
+        home="/home/u",
+        visible_devices="1,0",
+        device_order="PCI_BUS_ID",
+    )
+
+
+def test_every_field_has_a_variable_and_the_reverse() -> None:
+    assert {variable.field for variable in VARIABLES} == {field.name for field in fields(Settings)}
+
+
+def test_empty_counts_as_unset_except_for_visible_devices() -> None:
+    empty = {variable.name: "" for variable in VARIABLES}
+    assert Settings.from_env(empty) == Settings(visible_devices="")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("PRECAST_JIT", "never", "auto, aot, jit, off"),
+        ("PRECAST_DEBUG", "maybe", "1 or 0"),
+        ("CUDA_EXT", "2", "1 or 0"),
+        ("MAX_JOBS", "0", "whole number"),
+        ("MAX_JOBS", "-1", "whole number"),
+        ("MAX_JOBS", "many", "whole number"),
+        ("MAX_JOBS", "²", "whole number"),
+        ("PRECAST_LABEL", "cuda13", "cu130"),
+        ("PRECAST_CUDA_ARCH_LIST", "9.0;nine", "nine"),
+    ],
+)
+def test_a_bad_value_is_refused_with_name_value_and_what_is_accepted(name: str, value: str, accepted: str) -> None:
+    with pytest.raises(ValueError, match="is not accepted") as caught:
+        Settings.from_env({name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name}={value!r}")
+    assert accepted in message
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "on"])
+def test_switches(value: str) -> None:
+    assert Settings.from_env({"CUDA_EXT": value}).cuda_ext
+    assert not Settings.from_env({"CUDA_EXT": "0"}).cuda_ext
+    assert Settings.from_env({"PRECAST_JIT": "AOT"}).jit is JitMode.AOT
+
+
+def test_the_arch_list_of_torch_is_second_and_judged_at_use() -> None:
+    settings = Settings.from_env({"TORCH_CUDA_ARCH_LIST": "8.0+PTX"})
+    assert " ".join(map(str, settings.targets())) == "sm_80 compute_80"
+    assert Settings().targets() == ()
+    strange = Settings.from_env({"TORCH_CUDA_ARCH_LIST": "Kepler+Tesla"})
+    with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST='Kepler\\+Tesla' is not accepted"):
+        strange.targets()
+
+
+def test_the_page_in_the_docs_holds_the_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert settings_table() in page, (
+        f"replace the table of {PAGE} by what precast._abi.settings.settings_table() returns"
+    )
+    for variable in VARIABLES:
+        assert settings_table().count(f"| `{variable.name}` |") == 1
