@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from pathlib import Path
 
@@ -12,8 +11,11 @@ from benchmarks.report import Report, Row, interleaved_medians
 ROUNDS = 3
 BINDING = Path(__file__).parent / "peers" / "binding.cpp"
 
-# The instruction sets of our build, in the form that works inside a source: the usual builder has one set of flags.
-LEVELS = {"baseline": "", "avx2": "avx2,fma,f16c", "avx512": "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"}
+# The usual builder has one set of flags, so the peer has the best instruction set of this machine; we build all three.
+LEVELS = {
+    "AVX512": ("avx512", "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c"),
+    "AVX2": ("avx2", "-mavx2 -mfma -mf16c"),
+}
 
 OURS = """
 import sys, time
@@ -30,10 +32,10 @@ print(seconds)
 THEIRS = """
 import sys, time
 import torch
-folder, csrc, *files = sys.argv[1:]
+folder, csrc, flags, *files = sys.argv[1:]
 start = time.perf_counter()
 from torch.utils.cpp_extension import load
-module = load("peer", files, extra_cflags=["-O2", "-DNDEBUG"], extra_include_paths=[csrc], build_directory=folder)
+module = load("peer", files, extra_cflags=flags.split(), extra_include_paths=[csrc], build_directory=folder)
 seconds = time.perf_counter() - start
 y, _ = module.forward(torch.ones(2, 8), None, torch.ones(8), 1e-6)
 assert torch.allclose(y, torch.ones(2, 8)), y
@@ -41,19 +43,17 @@ print(seconds)
 """
 
 
-def peer_sources(folder: Path) -> list[str]:
-    """Write a source for each kernel file and instruction set, as the usual builder wants them."""
-    levels = LEVELS if platform.machine() == "x86_64" else {"baseline": ""}
-    files = [str(BINDING)]
+def peer_arguments(folder: Path) -> list[str]:
+    """The flags and the sources of the peer: a binding, and our CPU kernels under names that differ."""
+    import torch
+
+    level, flags = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("baseline", ""))
+    sources = [str(BINDING)]
     for family in ("rms_norm", "cpu_adam"):
-        for level, target in levels.items():
-            path = folder / f"{family}_{level}.cpp"
-            pragma = f'#pragma GCC target("{target}")\n' if target else ""
-            path.write_text(
-                f'#pragma GCC optimize("O3")\n{pragma}#define PRECAST_CPU_LEVEL {level}\n#include "{family}/cpu.cpp"\n'
-            )
-            files.append(str(path))
-    return files
+        path = folder / f"{family}_cpu.cpp"
+        path.write_text(f'#include "{family}/cpu.cpp"\n')
+        sources.append(str(path))
+    return [f"-O3 -DNDEBUG -DPRECAST_CPU_LEVEL={level} {flags}", *sources]
 
 
 def main() -> Report:
@@ -61,7 +61,7 @@ def main() -> Report:
     target = prebuilt_installation()
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
         folder = Path(name)
-        files = peer_sources(folder)
+        arguments = peer_arguments(folder)
         count = iter(range(1000))
 
         def ours(kind: str, cache: Path) -> float:
@@ -70,7 +70,7 @@ def main() -> Report:
 
         def theirs(build: Path) -> float:
             build.mkdir(exist_ok=True)
-            return float(run(THEIRS, str(build), str(CHECKOUT / "csrc"), *files))
+            return float(run(THEIRS, str(build), str(CHECKOUT / "csrc"), *arguments))
 
         cold = interleaved_medians(
             {

@@ -14,27 +14,9 @@ namespace {
 namespace adam = precast::cpu_adam;
 namespace norm = precast::rms_norm;
 
-struct Level {
-  norm::ForwardFunction forward;
-  norm::BackwardFunction backward;
-  norm::WeightFunction reduce_weight;
-  adam::UpdateFunction update;
-};
-
-const Level& level() {
-  static const Level chosen = [] {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-      return Level{norm::avx512::forward, norm::avx512::backward, norm::avx512::reduce_weight,
-                   precast_cpu_adam_update_avx512};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-      return Level{norm::avx2::forward, norm::avx2::backward, norm::avx2::reduce_weight, precast_cpu_adam_update_avx2};
-#endif
-    return Level{norm::baseline::forward, norm::baseline::backward, norm::baseline::reduce_weight,
-                 precast_cpu_adam_update_baseline};
-  }();
-  return chosen;
-}
+// One instruction set, as such an extension has it: its builder knows one set of flags.
+namespace adam_level = precast::cpu_adam::PRECAST_CPU_LEVEL;
+namespace norm_level = precast::rms_norm::PRECAST_CPU_LEVEL;
 
 int dtype_of(const torch::Tensor& t) {
   switch (t.scalar_type()) {
@@ -74,7 +56,8 @@ std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& given,
   rows.eps = static_cast<float>(eps);
   rows.dtype = dtype_of(x);
   rows.casting = norm::kCastingNone;
-  at::parallel_for(0, x.numel() / hidden, 1, [&](int64_t begin, int64_t end) { level().forward(rows, begin, end); });
+  at::parallel_for(0, x.numel() / hidden, 1,
+                   [&](int64_t begin, int64_t end) { norm_level::forward(rows, begin, end); });
   return {y, sum};
 }
 
@@ -97,9 +80,9 @@ std::tuple<torch::Tensor, torch::Tensor> backward(const torch::Tensor& grad, con
   rows.eps = static_cast<float>(eps);
   rows.dtype = dtype_of(x);
   rows.casting = norm::kCastingNone;
-  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) { level().backward(rows, begin, end); });
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) { norm_level::backward(rows, begin, end); });
   at::parallel_for(0, hidden, 1024, [&](int64_t begin, int64_t end) {
-    level().reduce_weight(rows.weight_parts, chunks, hidden, grad_weight.data_ptr(), rows.dtype, begin, end);
+    norm_level::reduce_weight(rows.weight_parts, chunks, hidden, grad_weight.data_ptr(), rows.dtype, begin, end);
   });
   return {grad_x, grad_weight};
 }
@@ -116,11 +99,11 @@ void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Ten
   int64_t units = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     TORCH_CHECK(params[i].is_contiguous() && params[i].scalar_type() == torch::kFloat, "wanted contiguous float32");
-    slots.push_back({{params[i].data_ptr(), adam::Type::kFloat},
-                     {grads[i].data_ptr(), adam::Type::kFloat},
-                     {first[i].data_ptr(), adam::Type::kFloat},
-                     {second[i].data_ptr(), adam::Type::kFloat},
-                     {nullptr, adam::Type::kFloat},
+    slots.push_back({{params[i].data_ptr(), adam::Type::kFloat32},
+                     {grads[i].data_ptr(), adam::Type::kFloat32},
+                     {first[i].data_ptr(), adam::Type::kFloat32},
+                     {second[i].data_ptr(), adam::Type::kFloat32},
+                     {nullptr, adam::Type::kFloat32},
                      params[i].numel(),
                      units});
     units += adam::units(params[i].numel());
@@ -136,7 +119,7 @@ void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Ten
   values.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, count)));
   values.eps = static_cast<float>(eps);
   at::parallel_for(0, units, 1024, [&](int64_t begin, int64_t end) {
-    level().update(slots.data(), static_cast<int64_t>(slots.size()), &values, begin, end);
+    adam_level::update(slots.data(), static_cast<int64_t>(slots.size()), values, begin, end);
   });
 }
 
