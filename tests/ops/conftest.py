@@ -23,11 +23,11 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def assert_accurate() -> Callable[..., None]:
-    """``check(ours, exact, torchs)``: all three of one shape, ``exact`` in float64, ``torchs`` in the dtype of ``ours``.
+    """``check(ours, exact, torchs)``: of one shape, ``exact`` in float64, ``torchs`` in the dtype of ``ours``.
 
-    Accepted is an error of one unit in the last place (float32: 2e-6 of the element) at every element, or else a largest
-    error of at most 1.5 times torch's own. ``terms`` is the size of what was added up for an element, where that can be
-    much more than the element itself: the float32 allowance is then taken from it.
+    Accepted is an error of one unit in the last place (float32: 2e-6 of the element) at every element, or else a
+    largest error of at most 1.5 times torch's own. ``terms`` is the size of what was added up for an element, where
+    that can be much more than the element itself: the float32 allowance is then taken from it.
     """
     import torch
 
@@ -45,7 +45,9 @@ def assert_accurate() -> Callable[..., None]:
         if bool((error <= unit).all()):
             return
         worst = int((error / unit).argmax())
-        text = f"{int((error > unit).sum())} of {error.numel()} elements are off by more than a unit; the worst: {worst}, "
+        text = (
+            f"{int((error > unit).sum())} of {error.numel()} elements are off by more than a unit; the worst: {worst}, "
+        )
         text += f"ours {ours.flatten()[worst]}, exact {exact.flatten()[worst]}, largest error {error.max()}"
         assert torchs is not None, text
         assert torchs.dtype == ours.dtype

@@ -265,9 +265,7 @@ def test_transforms_of_the_in_place_op(device: str) -> None:
         return _reference.fused_add_rms_norm(x, residual, weight, EPS, 0)
 
     for name in ("jvp", "grad", "vmap over rows", "functionalize"):
-        assert_close(
-            TRANSFORMS[name](in_place, (x, residual, weight)), TRANSFORMS[name](exact, (x, residual, weight))
-        )
+        assert_close(TRANSFORMS[name](in_place, (x, residual, weight)), TRANSFORMS[name](exact, (x, residual, weight)))
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -34,41 +34,49 @@ def norm_inputs(op: str, x: Tensor, weight: Tensor, casting: int, **like_x: Tens
 
 
 def adam_inputs(
-    op: str,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
     copies: Sequence[Tensor],
 ) -> None:
-    """Raises unless the lists are of one length and entries of one index are dense CPU tensors of one shape."""
+    """Raises unless the lists are of one length and the tensors of one index can be updated together."""
     others = {"grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
     if copies:
         others["copies"] = copies
     for name, tensors in others.items():
-        _require(
-            len(tensors) == len(params),
-            lambda: f"{op}: {name} has {len(tensors)} tensors; needed {len(params)}, one per parameter",  # noqa: B023
-        )
+        message = f"adam_: {len(params)} params, but {len(tensors)} {name}; one for each param is needed"
+        _require(len(tensors) == len(params), lambda: message)  # noqa: B023 - called at once or never
     for index, param in enumerate(params):
         for name, tensors in {"params": params, **others}.items():
-            _adam_tensor(op, f"{name}[{index}]", tensors[index], param, f"params[{index}]")
+            _adam_tensor(f"{name}[{index}]", tensors[index], f"params[{index}]", param, params[0])
+        m, v = exp_avgs[index], exp_avg_sqs[index]
+        message = (
+            f"adam_: exp_avgs[{index}] is {_dtype(m)} and exp_avg_sqs[{index}] is {_dtype(v)} "
+            f"with a {_dtype(param)} param; both must be float32, or both of the param's dtype"
+        )
+        _require(m.dtype == v.dtype and m.dtype in (torch.float32, param.dtype), lambda: message)  # noqa: B023
+        message = f"adam_: copies[{index}] is float32; float16 or bfloat16 is needed"
+        _require(not copies or copies[index].dtype != torch.float32, lambda: message)  # noqa: B023
 
 
-def _adam_tensor(op: str, name: str, tensor: Tensor, param: Tensor, param_name: str) -> None:
+def _adam_tensor(name: str, tensor: Tensor, param_name: str, param: Tensor, first: Tensor) -> None:
+    # Tensors without data pass as well, as long as all of them are.
     _require(
-        tensor.layout == torch.strided,
-        lambda: f"{op}: {name} is {str(tensor.layout).removeprefix('torch.')}; needed a dense tensor",
+        tensor.device.type == first.device.type and tensor.device.type in ("cpu", "meta"),
+        lambda: f"adam_: {name} is on {tensor.device}; all tensors must be on cpu",
     )
     _require(
         tensor.dtype in FLOAT_TYPES,
-        lambda: f"{op}: {name} is {_dtype(tensor)}; needed float32, float16 or bfloat16",
+        lambda: f"adam_: {name} is {_dtype(tensor)}; float32, float16 or bfloat16 is needed",
     )
     _require(
-        tensor.device.type in ("cpu", "meta"),
-        lambda: f"{op}: {name} is on {tensor.device}; needed the CPU",
+        tensor.numel() == param.numel(),
+        lambda: (
+            f"adam_: {name} has shape {tuple(tensor.shape)}, {param_name} has {tuple(param.shape)}; "
+            "as many elements are needed"
+        ),
     )
-    _same_shape(op, name, tensor, param_name, param)
 
 
 def _same_kind(op: str, name: str, other: Tensor, x: Tensor) -> None:

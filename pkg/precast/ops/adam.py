@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from precast.ops import _checks
@@ -31,11 +32,16 @@ def adam_(
 ) -> None:
     """Updates ``params``, ``exp_avgs`` and ``exp_avg_sqs`` in place, in one pass and one parallel region.
 
-    Tensors of one index have one shape; each may be float32, float16 or bfloat16 by itself, and the arithmetic is
-    float32. ``copies``, one per parameter or none, receive the rounded new parameters. ``grads`` are multiplied by
-    ``grad_scale`` as they are read and stay as they are. ``bias_correction1`` is ``1 - beta1**step``, and likewise for
-    ``beta2``. ``decoupled`` decays the weights apart from the gradient (AdamW), else the decay joins it (Adam).
+    Tensors of one index have one shape. Parameters and gradients are float32, float16 or bfloat16, each by itself; the
+    moments are float32 or of the parameter's dtype; the arithmetic is float32. ``copies``, one float16 or bfloat16
+    tensor per parameter, or none at all, receive the rounded new parameters. ``grads`` are multiplied by ``grad_scale``
+    as they are read and stay as they are. ``bias_correction1`` is ``1 - beta1**step``, and likewise for ``beta2``.
+    ``decoupled`` decays the weights apart from the gradient (AdamW), else the decay joins it (Adam).
     """
+    for index, grad in enumerate(grads):
+        if grad.layout is not torch.strided:
+            layout = str(grad.layout).removeprefix("torch.")
+            raise RuntimeError(f"adam_: grads[{index}] has the layout {layout}; a dense tensor is needed")
     ADAM_(
         list(params),
         list(grads),
@@ -63,7 +69,7 @@ def _check(
     copies: list[Tensor],
     *_: Any,
 ) -> None:
-    _checks.adam_inputs("adam_", params, grads, exp_avgs, exp_avg_sqs, copies)
+    _checks.adam_inputs(params, grads, exp_avgs, exp_avg_sqs, copies)
 
 
 def _refuse_derivative(*_: Any) -> NoReturn:

@@ -31,8 +31,9 @@ _outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
 class CPUAdam(Optimizer):
     """AdamW (``decoupled=True``) or Adam with the decay added to the gradient, over float32, float16 or bfloat16.
 
-    The arithmetic is float32 whatever the tensors are. Moments are kept in ``state_dtype``. The usual mixed-precision
-    loop, float32 masters updated from low-precision gradients and rounded into the model in the same pass::
+    The arithmetic is float32 whatever the tensors are. The moments are float32 too, or, with ``state_dtype=None``, of
+    their parameter's dtype, as ``torch.optim`` keeps them. The usual mixed-precision loop, float32 masters updated from
+    low-precision gradients and rounded into the model in the same pass::
 
         optimizer = CPUAdam(masters)
         optimizer.step(grads=[p.grad for p in model.parameters()], copies=list(model.parameters()))
@@ -53,7 +54,7 @@ class CPUAdam(Optimizer):
         decoupled: bool = True,
         *,
         maximize: bool = False,
-        state_dtype: torch.dtype = torch.float32,
+        state_dtype: torch.dtype | None = torch.float32,
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**options, "decoupled": decoupled, "maximize": maximize, "state_dtype": state_dtype})
@@ -107,30 +108,24 @@ class CPUAdam(Optimizer):
                         _refuse(index, param, grad, copy)
                     if tensor.shape != param.shape:
                         _refuse(index, param, grad, copy)
+                if copy is not None and copy.dtype is torch.float32:
+                    _refuse(index, param, grad, copy)
                 yield _Item(group, param, grad, copy)
 
     def _batches(self, work: Iterable[_Item]) -> Iterable[_Batch]:
-        """The items that share their numbers, together; counts the step."""
+        """The items that share every number, together."""
         batches: dict[tuple[int, float, bool], _Batch] = {}
         for item in work:
             state = self.state[item.param]
             if not state:
-                dtype = item.group["state_dtype"]
                 state["step"] = torch.zeros((), dtype=torch.float32)
                 for name in ("exp_avg", "exp_avg_sq"):
-                    state[name] = torch.zeros_like(item.param, dtype=dtype, memory_format=torch.contiguous_format)
-            state["step"] += 1
-            step = state["step"].item()
+                    state[name] = torch.zeros_like(item.param, dtype=_moment_dtype(item.group, item.param))
+            step = state["step"].item() + 1
             key = (id(item.group), step, item.copy is None)
-            batch = batches.get(key)
-            if batch is None:
-                batch = batches[key] = _Batch(item.group, step)
-            batch.params.append(item.param)
-            batch.grads.append(item.grad)
-            batch.exp_avgs.append(state["exp_avg"])
-            batch.exp_avg_sqs.append(state["exp_avg_sq"])
-            if item.copy is not None:
-                batch.copies.append(item.copy)
+            if key not in batches:
+                batches[key] = _Batch(item.group, step)
+            batches[key].add(item, state)
         return batches.values()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -148,7 +143,7 @@ class CPUAdam(Optimizer):
         for saved_id, (group, param) in zip(saved_ids, params, strict=True):
             saved = seen["state"].get(saved_id, {})
             for name in saved.keys() & {"exp_avg", "exp_avg_sq"}:
-                self.state[param][name] = saved[name].to(param.device, group["state_dtype"], copy=True)
+                self.state[param][name] = saved[name].to(param.device, _moment_dtype(group, param), copy=True)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if any(group.get("amsgrad", False) for group in state["param_groups"]):
@@ -177,35 +172,42 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Parameters that one call of the op updates: they share every number."""
+    """Parameters that one call of the op updates."""
 
     group: dict[str, Any]
     step: float
+    steps: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     exp_avgs: list[Tensor] = field(default_factory=list)
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
     copies: list[Tensor] = field(default_factory=list)
+    written_back: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, item: _Item, state: dict[str, Tensor]) -> None:
+        written = [item.param, state["exp_avg"], state["exp_avg_sq"], *([] if item.copy is None else [item.copy])]
+        grad = item.grad
+        if not all(tensor.is_contiguous() for tensor in written):
+            # The op takes flat ranges. Dimensions in the order of their strides make one of a channels_last tensor
+            # without moving anything; what still has gaps is updated in a copy.
+            order = sorted(range(grad.dim()), key=item.param.stride, reverse=True)
+            views = [tensor.permute(order) for tensor in written]
+            grad, written = grad.permute(order), [view.contiguous() for view in views]
+            self.written_back.extend(pair for pair in zip(views, written, strict=True) if pair[0] is not pair[1])
+        for tensors, tensor in zip((self.params, self.exp_avgs, self.exp_avg_sqs, self.copies), written, strict=False):
+            tensors.append(tensor)
+        self.grads.append(grad)
+        self.steps.append(state["step"])
 
     def run(self, scale: float) -> None:
-        group, written_back = self.group, list[tuple[Tensor, Tensor]]()
-
-        def dense(tensors: list[Tensor]) -> list[Tensor]:
-            result = []
-            for tensor in tensors:
-                flat = tensor.contiguous()  # the same tensor, as a rule
-                if flat is not tensor:
-                    written_back.append((tensor, flat))
-                result.append(flat)
-            return result
-
+        group = self.group
         beta1, beta2 = map(float, group["betas"])
         adam_(
-            dense(self.params),
-            [grad.contiguous() for grad in self.grads],
-            dense(self.exp_avgs),
-            dense(self.exp_avg_sqs),
-            dense(self.copies),
+            self.params,
+            self.grads,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            self.copies,
             lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2,
@@ -217,8 +219,13 @@ class _Batch:
             decoupled=group["decoupled"],
             maximize=group["maximize"],
         )
-        for tensor, flat in written_back:
+        for tensor, flat in self.written_back:
             tensor.copy_(flat)
+        torch._foreach_add_(self.steps, 1)
+
+
+def _moment_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
+    return param.dtype if group["state_dtype"] is None else torch.float32
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -230,8 +237,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {float(value)}; needed 0 or more")
     if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
         raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
-    if options["state_dtype"] not in FLOAT_TYPES:
-        raise ValueError(f"state_dtype is {options['state_dtype']}; needed float32, float16 or bfloat16")
+    if options["state_dtype"] not in (torch.float32, None):
+        raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
 
 
 def _number(scale: float | Tensor | None) -> float:
@@ -258,6 +265,7 @@ def _refuse(index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> Non
             f"is on {tensor.device}; needed the CPU": not tensor.is_cpu,
             f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
             f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+            "is float32; needed float16 or bfloat16": tensor is copy and tensor.dtype == torch.float32,
             f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
         }
         for what, is_wrong in wrong.items():

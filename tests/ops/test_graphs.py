@@ -1,0 +1,219 @@
+"""The ops in graphs: ``opcheck``, ``torch.compile`` on a cold cache, ``torch.export`` into a fresh process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast import ops  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.compiler,
+    # torch.func.jvp of torch 2.13 warns about torch's own use of torch.jit.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
+
+RAW = torch.ops.precast
+EPS = 1e-6
+
+
+def made(*shape: int, device: str, grad: bool = False, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_(grad)
+
+
+def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    x, residual = (made(4, 6, 24, device=device, seed=seed) for seed in (0, 1))
+    weight = made(24, device=device, seed=2)
+    return {
+        "rms_norm": (RAW.rms_norm, (x, weight, EPS, 0)),
+        "rms_norm with gradients": (
+            RAW.rms_norm,
+            (x.clone().requires_grad_(), weight.clone().requires_grad_(), EPS, 1),
+        ),
+        "rms_norm of rows apart": (RAW.rms_norm, (made(4, 6, 50, device=device)[..., 1:25], weight, EPS, 2)),
+        "rms_norm transposed": (RAW.rms_norm, (made(24, 6, 4, device=device).permute(2, 1, 0), weight, EPS, 0)),
+        "rms_norm of nothing": (RAW.rms_norm, (x[:0], weight, EPS, 0)),
+        "rms_norm_backward": (RAW.rms_norm_backward, (residual, x, weight, EPS, 0)),
+        "fused_add_rms_norm": (RAW.fused_add_rms_norm, (x, residual, weight, EPS, 0)),
+        "fused_add_rms_norm with gradients": (
+            RAW.fused_add_rms_norm,
+            (*(t.clone().requires_grad_() for t in (x, residual, weight)), EPS, 0),
+        ),
+        "fused_add_rms_norm_backward": (RAW.fused_add_rms_norm_backward, (x, residual, x + residual, weight, EPS, 0)),
+        "fused_add_rms_norm_": (RAW.fused_add_rms_norm_, (x.clone(), residual.clone(), weight, EPS, 0)),
+    }
+
+
+@pytest.mark.parametrize("name", samples("cpu"))
+def test_opcheck(name: str, device: str) -> None:
+    op, args = samples(device)[name]
+    assert set(torch.library.opcheck(op.default, args).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_opcheck_of_adam(copies: bool) -> None:
+    def tensors(*dtypes: Any) -> list[Any]:
+        return [torch.rand(5, 3).to(dtypes[0]), torch.rand(7).to(dtypes[-1])]
+
+    args = (
+        tensors(torch.float32),
+        tensors(torch.bfloat16, torch.float32),
+        tensors(torch.float32),
+        tensors(torch.float32),
+        tensors(torch.bfloat16) if copies else [],
+    )
+    numbers = (1e-3, 0.9, 0.999, 1e-8, 0.1, 0.1, 0.001, 1.0, True, False)
+    assert set(torch.library.opcheck(RAW.adam_.default, (*args, *numbers)).values()) == {"SUCCESS"}
+
+
+def test_every_op_is_checked(device: str) -> None:
+    from precast._build import catalogue
+
+    names = {schema.partition("(")[0] for family in catalogue.FAMILIES for schema in family.ops}
+    assert names == {op.__name__ for op, _ in samples(device).values()} | {"adam_"}
+
+
+BLOCK = """
+    import torch
+    from precast import ops
+
+    device = {device!r}
+    torch.manual_seed(0)
+    x, residual = (torch.randn(4, 6, 24, device=device) for _ in range(2))
+    weight = torch.randn(24, device=device)
+
+    def block(x, residual, weight):
+        y, total = ops.fused_add_rms_norm(x.sin(), residual, weight, casting="gemma")
+        return ops.rms_norm(y + total.cos(), weight).square(), total
+
+    def gradients(function):
+        leaves = [t.clone().requires_grad_() for t in (x, residual, weight)]
+        y, total = function(*leaves)
+        return (y, total, *torch.autograd.grad(y.sum() + total.sin().sum(), leaves))
+"""
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_in_a_fresh_process(backend: str, dynamic: bool, device: str, run_child: Callable[[str], str]) -> None:
+    """Nothing is loaded when the graph is made: it knows the ops by their schemas alone."""
+    source = (
+        BLOCK
+        + """
+    options = dict(backend={backend!r}, fullgraph=True, dynamic={dynamic})
+    compiled = torch.compile(block, **options)
+    for ours, eager in zip(gradients(compiled), gradients(block), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, residual, weight), block(x, residual, weight))
+
+    @torch.compile(**options)
+    def in_place(x, residual, weight):
+        ops.fused_add_rms_norm_(x, residual, weight)
+        return x + 1
+
+    with torch.no_grad():
+        a, b = x.clone(), residual.clone()
+        saved = torch.ones_like(a).requires_grad_()
+        with torch.enable_grad():
+            product = saved * a
+        result = in_place(a, b, weight)
+        y, total = ops.fused_add_rms_norm(x, residual, weight)
+        torch.testing.assert_close((a, b, result), (y, total, y + 1))
+    try:
+        product.sum().backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+        print("raised as it should")
+    """
+    )
+    assert "raised as it should" in run_child(source.format(backend=backend, dynamic=dynamic, device=device))
+
+
+def test_compile_of_a_graph_that_writes_to_what_requires_grad_is_refused(device: str) -> None:
+    x, residual = made(4, 24, device=device), made(4, 24, device=device)
+    weight = made(24, device=device, grad=True)
+    compiled = torch.compile(ops.fused_add_rms_norm_, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="a gradient is wanted"):
+        compiled(x, residual, weight)
+
+
+def test_compiled_vmap_and_jvp(device: str) -> None:
+    x, weight = made(4, 6, 24, device=device), made(24, device=device, seed=1)
+    for function in (
+        torch.vmap(ops.rms_norm, in_dims=(0, None)),
+        lambda x, w: torch.func.jvp(lambda x: ops.rms_norm(x, w), (x,), (torch.ones_like(x),))[1],
+        lambda x, w: torch.func.grad(lambda x: ops.rms_norm(x, w).sin().sum())(x),
+    ):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, weight), function(x, weight))
+
+
+def test_export_into_a_fresh_process(device: str, tmp_path: Path, run_child: Callable[[str], str]) -> None:
+    path = tmp_path / "block.pt2"
+    export = (
+        BLOCK
+        + """
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, x, residual):
+            return block(x, residual, self.weight)
+
+    rows = torch.export.Dim("rows", min=2)
+    for strict in (True, False):
+        program = torch.export.export(
+            Module(), (x, residual), dynamic_shapes=({{0: rows}}, {{0: rows}}), strict=strict
+        )
+        called = [str(node.target) for node in program.graph.nodes if "precast" in str(node.target)]
+        assert called == ["precast.fused_add_rms_norm.default", "precast.rms_norm.default"], called
+    torch.export.save(program, {path!r})
+    torch.save((x, residual, block(x, residual, weight)), {path!r} + ".expected")
+    """
+    )
+    run_child(export.format(device=device, path=str(path)))
+    load = """
+    import torch
+    import precast.ops  # the schemas: torch.export.load needs nothing else
+
+    program = torch.export.load({path!r})
+    x, residual, expected = torch.load({path!r} + ".expected")
+    for rows in (4, 3):
+        ours = program.module()(x[:rows], residual[:rows])
+        torch.testing.assert_close(ours, tuple(e[:rows] for e in expected))
+    print("loaded")
+    """
+    assert "loaded" in run_child(load.format(path=str(path)))
+
+
+def test_make_fx_keeps_the_op(device: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, weight = made(4, 24, device=device), made(24, device=device, seed=1)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            graph = make_fx(ops.rms_norm)(x, weight)
+        assert RAW.rms_norm.default in {node.target for node in graph.graph.nodes}
+
+
+@pytest.mark.gpu
+def test_capture_in_a_cuda_graph() -> None:
+    x, residual, weight = (made(*shape, device="cuda") for shape in ((64, 1024), (64, 1024), (1024,)))
+    expected = ops.fused_add_rms_norm(x, residual, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = ops.fused_add_rms_norm(x, residual, weight)
+    for result in results:
+        result.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for result, right in zip(results, expected, strict=True):
+        assert torch.equal(result, right)
