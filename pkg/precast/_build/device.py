@@ -32,13 +32,14 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
     if family.device is None:
         raise KernelError(f"kernel family {family.name!r} has no device code to build")
     root = sources.csrc_dir() if csrc is None else csrc
-    files = sources.reachable([f"csrc/{family.device}"], {"csrc": root})
+    tree = sources.Tree({"csrc": root})
+    files = tree.reachable([f"csrc/{family.device}"])
     by_name = {file.name: file for file in files}
     headers: dict[str, bytes] = {}
     for file in files:
         for spelled in sources.INCLUDE.findall(file.data):
             text = spelled.decode("utf-8", "replace")
-            target = sources.resolve(file.name, text, {"csrc": root})
+            target = tree.resolve(file.name, text)
             if target is None:
                 raise KernelError(
                     f"{file.name} includes {text!r}, which NVRTC has not\n"

@@ -95,9 +95,8 @@ def make_plan(
         )
     roots = {"csrc": sources.csrc_dir(), "torch_stable": stable_headers_dir(cache)}
     entries = (*catalogue.COMMON_HOST, *(source for family in families for source in (*family.host, *family.cpu)))
-    closure = {
-        entry: {file.name: file.sha256 for file in sources.reachable([f"csrc/{entry}"], roots)} for entry in entries
-    }
+    tree = sources.Tree(roots)
+    closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
     identity = _identity(compiler, machine)
@@ -184,12 +183,11 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
 def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
     """The build graph: each missing object, the stubs, the link."""
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
-    linked = []
     roots = {name: str(path) for name, path in plan.roots.items()}
-    for unit, _ in plan.units:
-        there = objects[unit.name]
-        linked.append(f"{unit.name}.o" if there is None else str(there))
-        if there is None:
+    linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
+    # The families first: their adapters to torch take longest, and ninja starts what comes first.
+    for unit, _ in sorted(plan.units, key=lambda pair: pair[0].source.startswith("common/")):
+        if objects[unit.name] is None:
             command = flags.host_compile_command(
                 plan.compiler.path,
                 unit.options,

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from precast.errors import KernelError
@@ -14,7 +15,7 @@ MARKER = "common/api.cpp"
 INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceFile:
     """One file under a stable name (``csrc/rms_norm/host.cpp``) that is the same wherever the package is installed."""
 
@@ -22,7 +23,7 @@ class SourceFile:
     path: Path
     data: bytes
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The digest of the content; neither the path nor the time of the file enters a key."""
         return hashlib.sha256(self.data).hexdigest()
@@ -49,28 +50,52 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
     )
 
 
-def reachable(entries: Iterable[str], roots: Mapping[str, Path]) -> tuple[SourceFile, ...]:
-    """The files that ``entries`` include, directly or not, sorted by name, ``entries`` among them.
+class Tree:
+    """Files under named roots, each read and searched for includes once.
 
-    ``roots`` maps a prefix (``csrc``) to a folder; an entry is ``prefix/relative path``. An include is looked for
-    beside the file that has it, then in each root; what is found in neither belongs to the system and is the
-    compiler's share of the key. Conditional includes count: a key may hold a file too many, never one too few.
+    ``roots`` maps a prefix (``csrc``) to a folder; a file's name is ``prefix/relative path``.
     """
-    found: dict[str, SourceFile] = {}
-    todo = list(entries)
-    while todo:
-        name = todo.pop()
-        if name in found:
-            continue
-        prefix, _, relative = name.partition("/")
-        path = roots[prefix] / relative
-        data = _read(path, name)
-        found[name] = SourceFile(name, path, data)
-        for spelled in INCLUDE.findall(data):
-            target = resolve(name, spelled.decode("utf-8", "replace"), roots)
-            if target is not None:
-                todo.append(target)
-    return tuple(found[name] for name in sorted(found))
+
+    def __init__(self, roots: Mapping[str, Path]) -> None:
+        self.roots = dict(roots)
+        self._read: dict[str, tuple[SourceFile, tuple[str, ...]]] = {}
+
+    def reachable(self, entries: Iterable[str]) -> tuple[SourceFile, ...]:
+        """The files that ``entries`` include, directly or not, sorted by name, ``entries`` among them.
+
+        An include is looked for beside the file that has it, then in each root; what is found in neither belongs to the
+        system and is the compiler's share of the key. Conditional includes count: a key may hold a file too many, never
+        one too few.
+        """
+        found: dict[str, SourceFile] = {}
+        todo = list(entries)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found[name], included = self._file(name)
+                todo += included
+        return tuple(found[name] for name in sorted(found))
+
+    def resolve(self, includer: str, spelled: str) -> str | None:
+        """Find an include: the name of the file it means, or None for one of the system's."""
+        prefix, _, relative = includer.partition("/")
+        beside = _normalised(f"{relative.rpartition('/')[0]}/{spelled}")
+        if beside is not None and (self.roots[prefix] / beside).is_file():
+            return f"{prefix}/{beside}"
+        inside = _normalised(spelled)
+        for root, folder in self.roots.items():
+            if inside is not None and (folder / inside).is_file():
+                return f"{root}/{inside}"
+        return None
+
+    def _file(self, name: str) -> tuple[SourceFile, tuple[str, ...]]:
+        if name not in self._read:
+            prefix, _, relative = name.partition("/")
+            file = SourceFile(name, self.roots[prefix] / relative, _read(self.roots[prefix] / relative, name))
+            spelled = (text.decode("utf-8", "replace") for text in INCLUDE.findall(file.data))
+            targets = (self.resolve(name, text) for text in spelled)
+            self._read[name] = file, tuple(target for target in targets if target is not None)
+        return self._read[name]
 
 
 def digest_of(files: Iterable[SourceFile]) -> str:
@@ -103,19 +128,6 @@ def _read(path: Path, name: str) -> bytes:
             f"  needed  {path}\n"
             f"  fix     1) pip install --force-reinstall --no-deps precast"
         ) from error
-
-
-def resolve(includer: str, spelled: str, roots: Mapping[str, Path]) -> str | None:
-    """Find an include: the name of the file it means, or None for one of the system's."""
-    prefix, _, relative = includer.partition("/")
-    beside = _normalised(f"{relative.rpartition('/')[0]}/{spelled}")
-    if beside is not None and (roots[prefix] / beside).is_file():
-        return f"{prefix}/{beside}"
-    for root, folder in roots.items():
-        inside = _normalised(spelled)
-        if inside is not None and (folder / inside).is_file():
-            return f"{root}/{inside}"
-    return None
 
 
 def _normalised(relative: str) -> str | None:

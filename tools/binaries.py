@@ -1,0 +1,211 @@
+"""What shared libraries, cubins and PTX say of themselves, by pyelftools: nothing here shares code with the build.
+
+The audit compares these facts with what the build claimed; a bug in the build's own parser must not hide itself.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.relocation import RelocationSection
+from elftools.elf.sections import SymbolTableSection
+
+_MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+_FAMILY_TABLE = "precast_families"
+# One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2) or a 256-bit one (VEX, map 0F38, L = 1): the
+# instruction that the CPU kernels of these levels are made of.
+_FMA_512 = re.compile(
+    rb"\x62[\x02\x12\x22\x32\x42\x52\x62\x72\x82\x92\xa2\xb2\xc2\xd2\xe2\xf2][\x00-\xff][\x40-\x5f\xc0-\xdf][\x98\xa8\xb8]"
+)
+_FMA_256 = re.compile(
+    rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d][\x98\xa8\xb8]"
+)
+_ENOUGH = 16  # chance alone gives a handful in a library of this size
+_TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
+_ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
+# Places every Linux has; a library may name them.
+_EVERYWHERE = ("/lib/", "/lib64/", "/proc/", "/sys/", "/dev/")
+
+
+class Unreadable(ValueError):
+    """The bytes are not what their name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """A host library as the audit sees it."""
+
+    machine: str
+    soname: str | None
+    needed: tuple[str, ...]
+    run_path: str | None
+    glibc: tuple[int, ...]
+    glibcxx: tuple[int, ...]
+    exported: frozenset[str]
+    families: tuple[str, ...]
+    cpu_levels: tuple[str, ...]
+    debug: bool
+    compiler: str
+    text_relocations: bool
+    executable_stack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A device file as the audit sees it; ``nvrtc`` and ``isa`` are None where the format does not tell."""
+
+    target: str
+    cuda_major: int | None
+    nvrtc: str | None
+    isa: str | None
+    entries: frozenset[str]
+
+
+def read_library(data: bytes) -> LibraryFacts:
+    """Read a shared library; anything pyelftools stumbles over is Unreadable."""
+    try:
+        return _library(ELFFile(io.BytesIO(data)), data)
+    except (ELFError, KeyError, ValueError, TypeError, AttributeError, IndexError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def read_cubin(data: bytes) -> DeviceFacts:
+    """Read a cubin of either layout."""
+    try:
+        elf = ELFFile(io.BytesIO(data))
+        if elf["e_machine"] != "EM_CUDA":
+            raise Unreadable(f"machine {elf['e_machine']}")
+        abi, version, bits = data[7], elf["e_ident"]["EI_ABIVERSION"], int(elf["e_flags"])
+        if (abi, version) == (51, 7):
+            major, number, suffix = 12, bits % 256, "a" if bits // 0x800 % 2 else ""
+        elif (abi, version) == (65, 8):
+            major, number, suffix = 13, bits // 256 % 256, _noted_suffix(elf)
+        else:
+            raise Unreadable(f"OS ABI {abi}, ABI version {version}")
+        sections = {section.name: section for section in elf.iter_sections()}
+        entries = frozenset(name.removeprefix(".text.") for name in sections if name.startswith(".text."))
+    except (ELFError, KeyError, ValueError, TypeError, AttributeError, IndexError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+    tools = _TOOLS.search(data)
+    return DeviceFacts(f"sm_{number}{suffix}", major, tools[1].decode() if tools else None, None, entries)
+
+
+def read_ptx(data: bytes) -> DeviceFacts:
+    """Read a PTX file."""
+    target = re.findall(rb"^\.target\s+sm_(\w+)", data, re.MULTILINE)
+    isa = re.findall(rb"^\.version\s+([\d.]+)", data, re.MULTILINE)
+    if len(target) != 1 or len(isa) != 1 or b"\0" in data:
+        raise Unreadable(f"{len(target)} .target lines, {len(isa)} .version lines, {data.count(0)} NUL bytes")
+    tools = _TOOLS.search(data)
+    entries = re.findall(rb"^\.visible \.entry (\w+)\(", data, re.MULTILINE)
+    return DeviceFacts(
+        f"compute_{target[0].decode()}",
+        None,
+        tools[1].decode() if tools else None,
+        isa[0].decode(),
+        frozenset(entry.decode() for entry in entries),
+    )
+
+
+def absolute_paths(data: bytes) -> list[str]:
+    """Every absolute path inside a binary, but for those that every Linux has."""
+    found = {match.decode() for match in _ABSOLUTE.findall(data)}
+    return sorted(path for path in found if not path.startswith(_EVERYWHERE))
+
+
+def _library(elf: Any, data: bytes) -> LibraryFacts:
+    if elf["e_type"] != "ET_DYN":
+        raise Unreadable(f"type {elf['e_type']}")
+    sections = {section.name: section for section in elf.iter_sections()}
+    dynamic = [section for section in sections.values() if isinstance(section, DynamicSection)]
+    tags: list[Any] = [tag for section in dynamic for tag in section.iter_tags()]
+    by_tag = {tag.entry.d_tag: tag for tag in tags}
+    versions = list(_needed_versions(sections.values()))
+    run_path = [getattr(tag, "runpath", None) or getattr(tag, "rpath", None) for tag in tags]
+    flags = by_tag["DT_FLAGS"].entry.d_val if "DT_FLAGS" in by_tag else 0
+    stack = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_GNU_STACK"]
+    comment = sections[".comment"].data() if ".comment" in sections else b""
+    code = sections[".text"].data()
+    return LibraryFacts(
+        machine=_MACHINES.get(elf["e_machine"], str(elf["e_machine"])),
+        soname=by_tag["DT_SONAME"].soname if "DT_SONAME" in by_tag else None,
+        needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
+        run_path=next((path for path in run_path if path), None),
+        glibc=_greatest("GLIBC_", versions),
+        glibcxx=_greatest("GLIBCXX_", versions),
+        exported=frozenset(_exports(sections.values())),
+        families=tuple(_families(elf, sections)),
+        cpu_levels=_cpu_levels(code, str(elf["e_machine"])),
+        debug=".debug_info" in sections,
+        compiler=comment.split(b"\0")[0].decode("utf-8", "replace").rpartition(" ")[2],
+        text_relocations="DT_TEXTREL" in by_tag or bool(flags & 4),
+        executable_stack=not stack or bool(stack[0]["p_flags"] & 1),
+    )
+
+
+def _needed_versions(sections: Iterable[Any]) -> Iterator[str]:
+    for section in sections:
+        if isinstance(section, GNUVerNeedSection):
+            for _, versions in section.iter_versions():
+                yield from (version.name for version in versions)
+
+
+def _greatest(prefix: str, versions: Iterable[str]) -> tuple[int, ...]:
+    mine = [version.removeprefix(prefix) for version in versions if version.startswith(prefix)]
+    return max((tuple(int(part) for part in version.split(".")) for version in mine), default=())
+
+
+def _exports(sections: Iterable[Any]) -> Iterator[str]:
+    for section in sections:
+        if isinstance(section, SymbolTableSection) and section.name == ".dynsym":
+            for symbol in section.iter_symbols():
+                if symbol.name and symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL":
+                    yield symbol.name
+
+
+def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
+    """The names in the table that registration walks: pointer -> family -> its first field -> text, by relocations."""
+    table = sections.get(_FAMILY_TABLE)
+    if table is None:
+        raise Unreadable(f"there is no section {_FAMILY_TABLE}")
+    points_to = {
+        relocation["r_offset"]: relocation["r_addend"]
+        for section in sections.values()
+        if isinstance(section, RelocationSection)
+        for relocation in section.iter_relocations()
+        if relocation.is_RELA()
+    }
+    for address in range(table["sh_addr"], table["sh_addr"] + table["sh_size"], 8):
+        yield _text_at(elf, points_to[points_to[address]])
+
+
+def _text_at(elf: Any, address: int) -> str:
+    for segment in elf.iter_segments():
+        if segment["p_type"] == "PT_LOAD" and 0 <= address - segment["p_vaddr"] < segment["p_filesz"]:
+            data: bytes = segment.data()[address - segment["p_vaddr"] :]
+            return data.partition(b"\0")[0].decode("ascii")
+    raise Unreadable(f"no segment holds address {address:#x}")
+
+
+def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
+    if machine != "EM_X86_64":
+        return ("baseline",)
+    counts = {"avx2": len(_FMA_256.findall(code)), "avx512": len(_FMA_512.findall(code))}
+    return ("baseline", *(level for level, count in counts.items() if count >= _ENOUGH))
+
+
+def _noted_suffix(elf: Any) -> str:
+    """A CUDA 13 cubin tells `sm_90a` from `sm_90` in a note only."""
+    for section in elf.iter_sections():
+        if section.name == ".note.nv.tkinfo":
+            noted = re.search(rb"-arch sm_\d+([af]?)\b", section.data())
+            return noted[1].decode() if noted else ""
+    return ""
