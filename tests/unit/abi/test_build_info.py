@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from precast._abi.build_info import BuildInfo, BuildMode, ManifestError, device_path, host_path
+from precast._abi.capability import GpuTarget
+from precast._abi.label import Label
+from precast._abi.torch_abi import Exact, parse_torch_abi
+from precast._abi.version import Release
+from tests.unit.abi import examples as ex
+
+INFO = ex.build_info("sm_90 compute_90")
+
+
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(INFO.to_json())
+    return loaded
+
+
+def test_a_manifest_comes_back() -> None:
+    assert BuildInfo.from_json(INFO.to_json()) == INFO
+
+
+def test_the_rarer_values_come_back() -> None:
+    file = ex.host_file(
+        abi=f"torch-2.10-cxx1-git{'a' * 40}", path="host/x.so", python="cp312", cuda_major=13, debug=True, needed=()
+    )
+    info = BuildInfo("1.0.dev3", Label(""), BuildMode.MACHINE, None, True, "f" * 64, host=(file,))
+    assert BuildInfo.from_json(info.to_json()) == info
+    pure = BuildInfo("1.0", Label(""), BuildMode.PURE, None, False, "f" * 64)
+    assert BuildInfo.from_json(pure.to_json()) == pure
+
+
+def test_the_text_is_canonical() -> None:
+    text = INFO.to_json()
+    assert text.endswith("}\n")
+    assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
+    assert json.loads(text)["schema"] == 1
+
+
+def test_names_of_files() -> None:
+    assert host_path(parse_torch_abi("torch-stable-2.10")) == "host/torch-stable-2.10.so"
+    assert host_path(Exact(Release(2, 6), cxx11=False)) == "host/torch-2.6-cxx0.so"
+    assert device_path("rms_norm", GpuTarget.parse("sm_90a")) == "device/rms_norm.sm_90a.cubin"
+    assert device_path("rms_norm", GpuTarget.parse("compute_90")) == "device/rms_norm.compute_90.ptx"
+
+
+def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
+    def change(root: dict[str, Any], value: Any) -> None:
+        target: Any = root
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+
+    return change
+
+
+BAD_VALUES = [
+    (("schema",), 2, "$.schema: wanted 1, found 2"),
+    (("schema",), "1", "$.schema: wanted a whole number, found a string"),
+    (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
+    (("version",), "1.0+cu130", "$.version"),
+    (("version",), None, "$.version: wanted a string, found null"),
+    (("label",), "cuda", "$.label: not a label"),
+    (("label",), "", "$.label"),
+    (("mode",), "fast", "$.mode"),
+    (("commit",), "main", "$.commit"),
+    (("dirty",), 0, "$.dirty: wanted true or false, found a number"),
+    (("source_digest",), "0" * 63, "$.source_digest"),
+    (("compilers",), {}, "$.compilers: wanted a list, found an object"),
+    (("compilers", 0), "g++", "$.compilers[0]: wanted an object, found a string"),
+    (("host",), None, "$.host: wanted a list, found null"),
+    (("host", 0, "sha256"), "0" * 64 + "0", "$.host[0].sha256"),
+    (("host", 0, "sha256"), "G" + "0" * 63, "$.host[0].sha256"),
+    (("host", 0, "sha256"), "A" * 64, "$.host[0].sha256"),
+    (("host", 0, "bytes"), -1, "$.host[0].bytes: wanted 0 or more, found -1"),
+    (("host", 0, "bytes"), 1.5, "$.host[0].bytes: wanted a whole number"),
+    (("host", 0, "path"), "/etc/passwd", "$.host[0].path: wanted 'host/<file name>'"),
+    (("host", 0, "path"), "host/../../x.so", "$.host[0].path"),
+    (("host", 0, "path"), "host/..", "$.host[0].path"),
+    (("host", 0, "path"), "../host/x.so", "$.host[0].path"),
+    (("host", 0, "path"), "host\\x.so", "$.host[0].path"),
+    (("host", 0, "path"), "host/x\\y.so", "$.host[0].path"),
+    (("host", 0, "path"), "host/x\0.so", "$.host[0].path: wanted printable text"),
+    (("host", 0, "path"), "host/x\n.so", "$.host[0].path: wanted printable text"),
+    (("host", 0, "path"), "host/\udcff.so", "$.host[0].path: wanted printable text"),
+    (("host", 0, "path"), "host/", "$.host[0].path"),
+    (("host", 0, "path"), "x.so", "$.host[0].path"),
+    (("host", 0, "path"), "host/.hidden.so", "$.host[0].path"),
+    (("host", 0, "path"), "host//x.so", "$.host[0].path"),
+    (("host", 0, "path"), "device/rms_norm.sm_90.cubin", "$.host[0].path"),
+    (("host", 0, "abi"), "torch-2.6", "$.host[0].abi: not a torch ABI"),
+    (("host", 0, "machine"), "x86-64", "$.host[0].machine"),
+    (("host", 0, "python"), "py3", "$.host[0].python"),
+    (("host", 0, "cuda_major"), "13", "$.host[0].cuda_major"),
+    (("host", 0, "needed"), [""], "$.host[0].needed[0]: wanted printable text"),
+    (("host", 0, "needed"), ["libc.so.6", "libc.so.6"], "$.host[0].needed: holds an item twice"),
+    (("host", 0, "glibc"), "2", "$.host[0].glibc: not a release"),
+    (("host", 0, "glibcxx"), "GLIBCXX_3.4", "$.host[0].glibcxx: not a dotted version"),
+    (("host", 0, "cpu_levels"), ["AVX2"], "$.host[0].cpu_levels"),
+    (("host", 0, "families"), [1], "$.host[0].families[0]: wanted a string, found a number"),
+    (("host", 0, "debug"), "no", "$.host[0].debug"),
+    (("device", 1, "path"), "host/rms_norm.sm_90.cubin", "$.device[1].path"),
+    (("device", 1, "family"), "", "$.device[1].family"),
+    (("device", 1, "target"), "sm90", "$.device[1].target: not a GPU target"),
+    (("device", 1, "nvrtc"), "thirteen", "$.device[1].nvrtc"),
+    (("device", 1, "min_driver"), "13000", "$.device[1].min_driver"),
+    (("device", 1, "min_driver"), 13000, "$.device[1].min_driver: wanted a string, found a number"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), BAD_VALUES, ids=lambda x: repr(x)[:48])
+def test_a_bad_value_is_refused_with_its_place(path: tuple[str | int, ...], value: Any, message: str) -> None:
+    changed = document()
+    set_at(*path)(changed, value)
+    with pytest.raises(ManifestError) as caught:
+        BuildInfo.from_json(json.dumps(changed))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("path", [(), ("host", 0), ("device", 0), ("compilers", 0)])
+def test_unknown_and_missing_keys_are_refused(path: tuple[str | int, ...]) -> None:
+    def at(root: Any) -> dict[str, Any]:
+        for key in path:
+            root = root[key]
+        found: dict[str, Any] = root
+        return found
+
+    changed = document()
+    at(changed)["colour"] = "red"
+    with pytest.raises(ManifestError, match="unknown keys \\['colour'\\]"):
+        BuildInfo.from_json(json.dumps(changed))
+    for key in at(document()):
+        changed = document()
+        del at(changed)[key]
+        with pytest.raises(ManifestError, match=f"\\.{key}: missing"):
+            BuildInfo.from_json(json.dumps(changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "$: not JSON"),
+        ("{", "$: not JSON"),
+        ("[]", "$: wanted an object, found a list"),
+        ("null", "$: wanted an object, found null"),
+        ('{"schema": 1, "schema": 1}', "$: a key is given twice"),
+        ('{"schema": NaN}', "$: NaN is not a JSON number"),
+        ('{"schema": 1' + "0" * 5000 + "}", "$: not JSON"),
+        ("[" * 100_000, "$: not a manifest: nested too deeply"),
+        ("\ufeff{}", "$: not JSON"),
+    ],
+    ids=lambda x: x[:20],
+)
+def test_what_is_not_an_object_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        BuildInfo.from_json(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_every_truncation_is_refused() -> None:
+    text = INFO.to_json().rstrip()
+    for end in range(0, len(text), 7):
+        with pytest.raises(ManifestError):
+            BuildInfo.from_json(text[:end])
+
+
+def refused(info: BuildInfo, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        info.to_json()
+
+
+def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
+    file, image = INFO.host[0], INFO.device[0]
+    refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
+    refused(replace(INFO, device=(image, replace(image, path="device/again.cubin"))), "device code 'rms_norm sm_90'")
+    refused(replace(INFO, mode=BuildMode.PURE), "a pure build lists no files")
+    refused(replace(INFO, label=Label("cpu")), "has no device code")
+    refused(replace(INFO, host=(replace(file, path="/tmp/x.so"),)), "path")
+    refused(replace(INFO, host=(replace(file, sha256="?"),)), "sha256")
+    refused(replace(INFO, host=[file]), "does not survive")  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from precast._abi.decide import Need, Reason, Rejection, all_rejections, decide
+from precast._abi.explain import actions_for, environment, explain, rejection_lines, top_reason
+from precast._abi.settings import Settings
+from tests.unit.abi import examples as ex
+
+MACHINE = ex.host(gpu="7.0", build_with=ex.builders())
+INFO = ex.build_info("sm_75 sm_90 compute_90")
+DECISION = decide(MACHINE, INFO, Settings(), Need(ex.FAMILY, "cuda"))
+
+
+def test_a_refusal_in_words() -> None:
+    rejections = all_rejections(DECISION)
+    text = explain(
+        "rms_norm on cuda: nothing serves it", rejections, environment(MACHINE, INFO), actions_for(rejections)
+    )
+    assert text.splitlines() == [
+        "rms_norm on cuda: nothing serves it",
+        (
+            "  cuda:0  3 files (sm_75, sm_90, compute_90)  rejected (arch): wanted compute capability 7.5 or a newer 7.x, "
+            "9.0 or a newer 9.x, 9.0 or newer; found compute capability 7.0 (GPU model 7.0); "
+            "cu130 serves 7.5 and newer, labels below CUDA 13 serve this GPU"
+        ),
+        (
+            "  cuda:0  jit                                 rejected (nvrtc-arch): wanted an NVRTC that compiles for 7.0; "
+            "found NVRTC 13.0.88 (oldest 7.5); compute capability 7.0 (GPU model 7.0)"
+        ),
+        (
+            "  env  precast 1.0+cu130, torch 2.13.0+cu130 (CUDA 13.0, cxx11 ABI 1), driver for CUDA 13.0, "
+            "GPU 0 is 7.0 (GPU model 7.0), Python 3.12, Linux x86_64, glibc 2.36"
+        ),
+        '  fix  1) pip install "precast==1.0+cu129"',
+    ]
+
+
+def test_at_most_three_actions_and_each_once() -> None:
+    rejections = [Rejection("host", f"host/{i}.so", Reason.GLIBC, "a", str(i), f"do {i % 4}") for i in range(8)]
+    assert actions_for(rejections) == ("do 0", "do 1", "do 2")
+    text = explain("no", rejections[:1], "", ["do 0", "do 1", "do 2", "do 3"])
+    assert text.splitlines()[-3:] == ["  fix  1) do 0", "       2) do 1", "       3) do 2"]
+    assert "env" not in text
+    assert actions_for([Rejection("host", "jit", Reason.HIP, "a", "b")]) == ()
+
+
+def test_pieces_are_not_mixed_up() -> None:
+    alike = [Rejection(piece, "jit", Reason.NO_NVRTC, "NVRTC", "none") for piece in ("cuda:0", "cuda:1")]
+    assert len(rejection_lines(alike)) == 2
+    assert rejection_lines([]) == ()
+
+
+def test_files_are_named_by_what_tells_them_apart() -> None:
+    unfit = [
+        Rejection("host", f"host/{name}.so", Reason.TORCH_ABI, f"needs {name}", "torch 2.9.0")
+        for name in ("torch-stable-2.10", "torch-2.8-cxx1")
+    ]
+    (line,) = rejection_lines(unfit)
+    assert line == (
+        "host  2 files (torch-stable-2.10, torch-2.8-cxx1)  rejected (torch-abi): "
+        "wanted needs torch-stable-2.10, needs torch-2.8-cxx1; found torch 2.9.0"
+    )
+
+
+def test_the_reason_for_a_log_line() -> None:
+    arch = Rejection("cuda:0", "device/rms_norm.sm_75.cubin", Reason.ARCH, "7.5", "9.0")
+    damaged = Rejection("cuda:0", "device/rms_norm.sm_90.cubin", Reason.DAMAGED, "the file that was built", "2 bytes")
+    library = Rejection("host", "host/a.so", Reason.GLIBC, "glibc 2.28", "2.17")
+    assert top_reason([arch, damaged, library], "cuda:0") == (
+        "device/rms_norm.sm_90.cubin: wanted the file that was built; found 2 bytes"
+    )
+    assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin: wanted 7.5; found 9.0"
+    assert top_reason([library, arch]) == "host/a.so: wanted glibc 2.28; found 2.17"
+    assert top_reason([library], "cuda:0") == ""
+
+
+def test_the_environment_of_a_bare_machine() -> None:
+    bare = ex.host(torch=None, driver=None, gpu="", glibc=None, machine="aarch64")
+    assert (
+        environment(bare, None, "1.0")
+        == "precast 1.0, no torch, no NVIDIA driver, Python 3.12, Linux aarch64, no glibc"
+    )
+    broken = ex.host(torch=None, torch_error="OSError", gpu="")
+    assert "a torch that fails to import" in environment(broken, None)
+    rocm = ex.host(torch=ex.torch_info("2.13.0", cuda=None, hip="7.0"), gpu="")
+    assert "torch 2.13.0 (ROCm 7.0, cxx11 ABI 1)" in environment(rocm, INFO)
+    plain = ex.host(torch=ex.torch_info("2.13.0", cuda=None), gpu="")
+    assert "torch 2.13.0 (no CUDA, cxx11 ABI 1)" in environment(plain, INFO)
