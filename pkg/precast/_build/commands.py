@@ -52,6 +52,7 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
         "distclass": Precast,
         "cmdclass": {"build": _Build, "build_kernels": BuildKernels, "bdist_wheel": Wheel, "sdist": Sdist},
         "setup_requires": aot.requirements(settings, root),
+        "options": {"egg_info": {"egg_base": _temporary()}},
     }
 
 
@@ -61,8 +62,7 @@ class _Build(build):  # type: ignore[misc]
     sub_commands = (*build.sub_commands, ("build_kernels", None))
 
     def finalize_options(self) -> None:
-        self.build_base = tempfile.mkdtemp(prefix="precast-build-")
-        atexit.register(shutil.rmtree, self.build_base, ignore_errors=True)
+        self.build_base = _temporary()
         super().finalize_options()
 
 
@@ -87,3 +87,10 @@ class _BuildKernels(Command):  # type: ignore[misc]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
+
+
+def _temporary() -> str:
+    """A folder for the life of this process: what a build leaves must be neither in the tree nor in the next build."""
+    folder = tempfile.mkdtemp(prefix="precast-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
