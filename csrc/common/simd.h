@@ -47,6 +47,7 @@
 #endif
 
 #define PRECAST_INLINE static inline __attribute__((always_inline))
+#define PRECAST_METHOD inline __attribute__((always_inline))
 #define PRECAST_RARE static __attribute__((noinline, unused))
 
 // Without an instruction for it, a conversion of float16 is thirty others: kept in one place, or compiling takes twice

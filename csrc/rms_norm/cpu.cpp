@@ -40,40 +40,53 @@ PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
   }
 }
 
+// Where the values of a row come from: x itself, or round(x + residual), which is stored on the way. `out` may be
+// either input.
 template <class T>
-double sum_squares(const T* x, int64_t hidden) {
+struct Plain {
+  const T* x;
+  PRECAST_METHOD Floats at(int64_t i) const { return load(x + i); }
+  PRECAST_METHOD Floats last(int64_t i, int64_t count) const { return load_part(x + i, count); }
+};
+
+template <class T>
+struct Added {
+  const T *x, *residual;
+  T* out;
+  PRECAST_METHOD Floats at(int64_t i) const {
+    const Floats value = round_to(load(x + i) + load(residual + i), x);
+    store(out + i, value);
+    return value;
+  }
+  PRECAST_METHOD Floats last(int64_t i, int64_t count) const {
+    const Floats value = round_to(load_part(x + i, count) + load_part(residual + i, count), x);
+    store_part(out + i, value, count);
+    return value;
+  }
+};
+
+template <class Row>
+double sum_squares(Row row, int64_t hidden) {
   double total = 0;
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
     Floats even = broadcast(0), odd = broadcast(0);
     int64_t i = start;
     for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
-      const Floats a = load(x + i), b = load(x + i + kLanes);
+      const Floats a = row.at(i), b = row.at(i + kLanes);
       even = fma(a, a, even);
       odd = fma(b, b, odd);
     }
-    for (; i < stop; i += kLanes) {
-      const Floats a = load_upto(x + i, stop - i);
+    if (i + kLanes <= stop) {
+      const Floats a = row.at(i);
       even = fma(a, a, even);
+      i += kLanes;
+    }
+    if (i < stop) {
+      const Floats b = row.last(i, stop - i);
+      odd = fma(b, b, odd);
     }
     total += static_cast<double>(sum(even + odd));
-  }
-  return total;
-}
-
-// out = round(x + residual); the squares are those of the rounded sum. `out` may be either input.
-template <class T>
-double add_and_sum_squares(const T* x, const T* residual, T* out, int64_t hidden) {
-  double total = 0;
-  for (int64_t start = 0; start < hidden; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats squares = broadcast(0);
-    for (int64_t i = start; i < stop; i += kLanes) {
-      const Floats a = round_to(load_upto(x + i, stop - i) + load_upto(residual + i, stop - i), x);
-      store_upto(out + i, a, stop - i);
-      squares = fma(a, a, squares);
-    }
-    total += static_cast<double>(sum(squares));
   }
   return total;
 }
@@ -114,10 +127,10 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
     if (rows.residual != nullptr) {
       const T* residual = static_cast<const T*>(rows.residual) + row * rows.residual_stride;
       T* added = static_cast<T*>(rows.sum) + row * rows.sum_stride;
-      squares = add_and_sum_squares(x, residual, added, rows.hidden);
+      squares = sum_squares(Added<T>{x, residual, added}, rows.hidden);
       x = added;
     } else {
-      squares = sum_squares(x, rows.hidden);
+      squares = sum_squares(Plain<T>{x}, rows.hidden);
     }
     const float inverse_rms = inverse_root(squares, rows.hidden, rows.eps);
     scale_row(x, weight, y, rows.hidden, inverse_rms, rows.casting, past_caches);
