@@ -60,7 +60,7 @@ PURE = {
 # What is there at run time besides the standard library, and what only a build asks for.
 THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
-    "_build/matrix.py": {"tomli"},
+    "_build/matrix.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
     "extension/builtin.py": {"setuptools"},
 }
