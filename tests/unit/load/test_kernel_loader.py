@@ -1,0 +1,224 @@
+"""Registries of their own, validated registration, priorities, and one object however it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from precast import base_extension, kernel_loader
+from precast.errors import KernelUnavailable
+from precast.extension import Extension
+from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
+
+
+def make(name: str, *, priority: int = 1, available: bool = True, refusal: Exception | None = None) -> type[Extension]:
+    """An extension that loads a new object each time it is asked."""
+
+    class Made(Extension):
+        loads = 0
+
+        def __init__(self) -> None:
+            super().__init__(name, support_aot=False, support_jit=False, priority=priority)
+
+        def is_available(self) -> bool:
+            return available
+
+        def assert_compatible(self) -> None:
+            if refusal is not None:
+                raise refusal
+
+        def build_aot(self) -> Any:
+            raise NotImplementedError
+
+        def build_jit(self) -> Any:
+            return self.load()
+
+        def load(self) -> Any:
+            type(self).loads += 1
+            return [name]
+
+    return Made
+
+
+@pytest.fixture
+def loader() -> Iterator[type[KernelLoader]]:
+    class Loader(KernelLoader):
+        pass
+
+    yield Loader
+    assert KernelLoader.REGISTRY == [], "a registration leaked into the base"
+
+
+def test_registrations_stay_with_their_class(loader: type[KernelLoader]) -> None:
+    class Other(KernelLoader):
+        pass
+
+    loader.register_extension(make("one"))
+
+    class Child(loader):  # type: ignore[misc,valid-type]
+        pass
+
+    Child.register_extension(make("two"))
+    assert (loader.names(), Other.names(), Child.names()) == (("one",), (), ("one", "two"))
+
+
+def test_what_is_no_extension_or_is_there_already_is_refused(loader: type[KernelLoader]) -> None:
+    loader.register_extension(make("one"))
+    with pytest.raises(ValueError, match=r"already has an extension 'one'; unregister_extension\('one'\)"):
+        loader.register_extension(make("one"))
+    with pytest.raises(TypeError, match="is none"):
+        loader.register_extension(make("two")())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="int is no extension: it lacks name, priority"):
+        loader.register_extension(int)  # type: ignore[arg-type]
+
+    class Half(Extension):
+        def load(self) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match="Half leaves assert_compatible, build_aot, build_jit, is_available open"):
+        loader.register_extension(Half)  # type: ignore[arg-type]
+    assert loader.names() == ("one",)
+
+
+def test_the_highest_priority_that_can_be_loaded_wins_and_ties_go_by_registration(loader: type[KernelLoader]) -> None:
+    for extension in (
+        make("low", priority=0),
+        make("first"),
+        make("second"),
+        make("absent", priority=9, available=False),
+        make("refused", priority=8, refusal=KernelUnavailable("no")),
+        make("asserting", priority=7, refusal=AssertionError("as older classes do")),
+    ):
+        loader.register_extension(extension)
+    assert loader().load() == ["first"]
+
+
+def test_loading_is_remembered_until_the_registry_changes(loader: type[KernelLoader]) -> None:
+    loader.register_extension(make("one"))
+    kernels = loader().load()
+    assert loader().load() is kernels and loader().load(ext_name="one") is kernels
+    loader.register_extension(make("better", priority=2))
+    assert loader().load() == ["better"]
+    loader.unregister_extension("better")
+    assert loader().load() == ["one"]
+
+
+def test_an_extension_loaded_by_name_is_the_one_found_by_priority(loader: type[KernelLoader]) -> None:
+    loader.register_extension(make("one"))
+    named = loader().load(ext_name="one")
+    assert loader().load() is named
+
+
+def test_unregistering_takes_name_or_class_and_refuses_what_is_not_there(loader: type[KernelLoader]) -> None:
+    one = make("one")
+    loader.register_extension(one)
+    loader.unregister_extension(one)
+    assert loader.names() == ()
+    with pytest.raises(ValueError, match="has no extension 'one'; it has none"):
+        loader.unregister_extension("one")
+
+
+def test_a_named_extension_goes_through_the_same_checks(loader: type[KernelLoader]) -> None:
+    loader.register_extension(make("refused", refusal=KernelUnavailable("not here")))
+    with pytest.raises(KernelUnavailable, match="not here"):
+        loader().load(ext_name="refused")
+
+
+def test_a_typo_lists_the_names_and_suggests_one() -> None:
+    with pytest.raises(KernelUnavailable) as caught:
+        CPUAdamLoader().load(ext_name="cpu_adam_x68")
+    assert "one of cpu_adam_x86, cpu_adam_arm" in str(caught.value)
+    assert "CPUAdamLoader().load(ext_name='cpu_adam_x86')" in str(caught.value)
+
+
+def test_when_nothing_can_be_loaded_every_extension_says_why(loader: type[KernelLoader]) -> None:
+    loader.register_extension(make("absent", available=False))
+    loader.register_extension(make("refused", refusal=KernelUnavailable("first line\nsecond line")))
+    with pytest.raises(KernelUnavailable) as caught:
+        loader().load()
+    assert str(caught.value).splitlines() == [
+        "none of the extensions of Loader can be loaded here",
+        "  absent: its hardware is not here",
+        "  refused: first line",
+        "      second line",
+    ]
+    assert isinstance(caught.value.__cause__, KernelUnavailable)
+
+
+def test_eight_threads_get_one_object(loader: type[KernelLoader]) -> None:
+    extension = make("one")
+    loader.register_extension(extension)
+    seen: list[int] = []
+    threads = [threading.Thread(target=lambda: seen.append(id(loader().load()))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8 and len(set(seen)) == 1 and extension.loads == 1  # type: ignore[attr-defined]
+
+
+def test_the_wrong_machine_is_one_clear_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(KernelUnavailable) as caught:
+        CPUAdamLoader().load(ext_name="cpu_adam_arm")
+    assert str(caught.value).splitlines()[0] == "cpu_adam_arm cannot be loaded here: it is for aarch64 machines"
+    assert "found   x86_64" in str(caught.value)
+
+
+class OlderSpelling(Extension):
+    """Written for the older interface: the other spelling of both questions."""
+
+    def __init__(self) -> None:
+        super().__init__("older", support_aot=False, support_jit=True)
+
+    def is_hardware_available(self) -> bool:
+        return True
+
+    def assert_hardware_compatible(self) -> None:
+        raise AssertionError("never compatible")
+
+    def build_aot(self) -> Any:
+        raise NotImplementedError
+
+    def build_jit(self) -> Any:
+        return None
+
+    def load(self) -> Any:
+        return self.build_jit()
+
+
+def test_either_spelling_may_be_written_and_both_may_be_called(loader: type[KernelLoader]) -> None:
+    older = OlderSpelling()
+    assert older.is_available() and older.is_hardware_available()
+    with pytest.raises(AssertionError, match="never compatible"):
+        older.assert_compatible()
+    newer = make("newer", available=False)()
+    assert not newer.is_hardware_available()
+    newer.assert_hardware_compatible()
+    loader.register_extension(OlderSpelling)
+    with pytest.raises(KernelUnavailable, match="older: never compatible"):
+        loader().load()
+
+
+def test_the_older_import_path_gives_the_same_class() -> None:
+    assert base_extension._Extension is base_extension.Extension is Extension
+
+
+def test_the_built_in_registries() -> None:
+    assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu")
+    for cls in (*CPUAdamLoader.REGISTRY, *RMSNormLoader.REGISTRY):
+        kernel_loader._check_interface(KernelLoader, cls)
+
+
+def test_build_aot_names_sources_that_exist() -> None:
+    pytest.importorskip("setuptools")
+    from pathlib import Path
+
+    for cls in CPUAdamLoader.REGISTRY:
+        extension = cls().build_aot()
+        assert extension.name == f"precast._C.{cls().name}"
+        assert extension.sources and all(Path(source).is_file() for source in extension.sources), extension.sources

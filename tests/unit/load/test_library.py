@@ -1,0 +1,59 @@
+"""The C interface by ctypes: what goes over, and how a failure comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precast._abi.capability import ComputeCapability, GpuTarget
+from precast._load.library import CannotOpen, HostLibrary
+from precast.errors import KernelError, KernelIncompatible
+from tests.unit.load import fakes
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOY_LOG", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+@pytest.mark.compiler
+def test_every_call_reaches_the_library_with_its_arguments(toy_library: Path, calls: Path) -> None:
+    library = HostLibrary(toy_library)
+    assert library.build_id() == "0.0 torch-stable-2.10 toy"
+    assert library.families() == ("rms_norm", "cpu_adam")
+    assert library.entries("rms_norm") == ("one", "two")
+    library.set_image("rms_norm", 3, b"1234567", GpuTarget.parse("sm_90a"), ComputeCapability(9, 0))
+    library.refuse("rms_norm", 4, "no")
+    library.register("rms_norm", "CUDA")
+    library.prepare("rms_norm", 3)
+    assert calls.read_text().splitlines() == [
+        "set_image rms_norm 3 7 sm_90a 9.0",
+        "refuse rms_norm 4 no",
+        "register rms_norm CUDA",
+        "prepare rms_norm 3",
+    ]
+
+
+@pytest.mark.compiler
+def test_a_failure_is_an_error_with_the_librarys_own_words(toy_library: Path) -> None:
+    library = HostLibrary(toy_library)
+    for call in (lambda: library.register("broken", "CPU"), lambda: library.prepare("broken", 0)):
+        with pytest.raises(KernelIncompatible, match="the family is broken") as caught:
+            call()
+        assert str(toy_library) in str(caught.value)
+    with pytest.raises(KernelIncompatible, match="no such family"):
+        library.entries("broken")
+    with pytest.raises(KernelError, match=r"precast_refuse\(broken, 1\) failed with 1"):
+        library.refuse("broken", 1, "text")
+
+
+@pytest.mark.compiler
+def test_what_the_linker_refuses_or_is_no_library_of_ours_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library")
+    with pytest.raises(CannotOpen, match=r"text\.so"):
+        HostLibrary(tmp_path / "text.so")
+    other = fakes.compile_library('extern "C" int something() { return 1; }', tmp_path / "other.so")
+    with pytest.raises(CannotOpen, match="precast_build_id"):
+        HostLibrary(other)
