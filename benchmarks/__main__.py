@@ -5,21 +5,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import tempfile
+from pathlib import Path
 
+from benchmarks import child
 from benchmarks.report import RESULTS, host_facts, print_report, save
 
 # In this order: the cheap ones first.
 NAMES = ("start", "call", "cold_jit", "cpu_adam", "device_jit", "norm")
 
 
-def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all of them by default")
-    names = parser.parse_args().names or NAMES
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
+def run(names: list[str]) -> None:
+    """Run and print the named benchmarks."""
     facts = host_facts()
     print("; ".join(f"{key} {value}" for key, value in facts.items()))
     for name in names:
@@ -28,6 +25,20 @@ def main() -> int:
         save(report, facts)
         sys.stdout.flush()
     print(f"\nA ratio above 1 means that precast is better. The figures are kept in {RESULTS}.")
+
+
+def main() -> int:
+    """Build an installation for this machine, unless one is given, and measure it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all of them by default")
+    parser.add_argument("--site", type=Path, help="measure the wheel installed in this folder (pip install --target)")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    with tempfile.TemporaryDirectory(prefix="precast-bench-") as folder:
+        child.use_installation((options.site or child.build_installation(Path(folder))).resolve())
+        run(options.names or list(NAMES))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -34,15 +33,25 @@ def run(code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
     return done.stdout.splitlines()[-1] if done.stdout else ""
 
 
-@functools.cache
-def prebuilt_installation() -> Path:
-    """Build a wheel for this machine and install it into a folder that lasts as long as this process."""
-    keep = tempfile.TemporaryDirectory(prefix="precast-bench-")
-    _KEPT.append(keep)
-    target = Path(keep.name) / "site"
+def build_installation(folder: Path) -> Path:
+    """Build a wheel for this machine and install it into a folder of its own."""
+    target = folder / "site"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
     subprocess.run([*command, "--target", str(target), str(CHECKOUT)], env=environment(CUDA_EXT="1"), check=True)
     return target
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+def use_installation(target: Path) -> None:
+    """Measure the precast that is installed in ``target``, here and in child processes."""
+    if not (target / "precast" / "_C" / "build_info.json").is_file():
+        raise SystemExit(f"benchmark: nothing prebuilt in {target}; needed: pip install --target {target} WHEEL")
+    sys.path.insert(0, str(target))
+    _INSTALLATION.append(target)
+
+
+def prebuilt_installation() -> Path:
+    """The folder that ``use_installation`` was given."""
+    return _INSTALLATION[-1]
+
+
+_INSTALLATION: list[Path] = []
