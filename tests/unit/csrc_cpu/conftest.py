@@ -1,0 +1,83 @@
+"""The CPU kernels level by level: the libraries that the product itself builds, with the level chosen by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def levels_here() -> tuple[str, ...]:
+    """What this processor can run, by its own account; the libraries' own choice is tested against this."""
+    if platform.machine() != "x86_64":
+        return ("baseline",)
+    line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    flags = set(line.split())
+    found = ["baseline"]
+    if {"avx2", "fma", "f16c"} <= flags:
+        found.append("avx2")
+        if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+            found.append("avx512")
+    return tuple(found)
+
+
+LEVELS = levels_here()
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+class Levels:
+    """Chooses the level that one loaded library uses."""
+
+    def __init__(self, path: Path) -> None:
+        self._set = ctypes.CDLL(str(path)).precast_set_cpu_level
+
+    def choose(self, name: str) -> None:
+        error = ctypes.create_string_buffer(400)
+        if self._set(name.encode(), error, ctypes.c_size_t(len(error))) != 0:
+            raise ValueError(error.value.decode())
+
+    def each(self, compute: Callable[[], Any]) -> dict[str, Any]:
+        """What ``compute`` returns at every level of this machine."""
+        results = {}
+        for name in LEVELS:
+            self.choose(name)
+            results[name] = compute()
+        return results
+
+
+def _levels_of(op: str) -> Iterator[Levels]:
+    import precast
+
+    path = precast.load(op, "cpu").host.path
+    assert path is not None
+    levels = Levels(path)
+    yield levels
+    levels.choose("")
+
+
+@pytest.fixture
+def adam_levels() -> Iterator[Levels]:
+    yield from _levels_of("adam_")
+
+
+@pytest.fixture
+def norm_levels() -> Iterator[Levels]:
+    yield from _levels_of("rms_norm")
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads for the length of a test."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -1,0 +1,78 @@
+"""What holds for every level before anything is computed: it can be chosen, and its code stays its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast._abi.settings import Settings
+from precast._build import catalogue, flags, toolchain
+
+CPU_SOURCES = [source for family in catalogue.FAMILIES for source in family.cpu]
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_every_level_of_this_machine_can_be_chosen(adam_levels: Any, level: str) -> None:
+    adam_levels.choose(level)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_level_that_is_none_is_refused_by_name(adam_levels: Any) -> None:
+    with pytest.raises(ValueError, match="no CPU level 'sse9'; there are: baseline, avx2, avx512"):
+        adam_levels.choose("sse9")
+
+
+def compiled(tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ))
+    assert compiler is not None, looked_at
+    command = [compiler.path, *flags.host_options(debug=False), *options, "-c", str(checkout / "csrc" / source)]
+    return subprocess.run(
+        [*command, "-o", str(tmp_path / "unit.o")], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("level", flags.cpu_levels(platform.machine()), ids=lambda level: level.name)
+@pytest.mark.parametrize("source", CPU_SOURCES)
+def test_a_level_shares_no_function_with_another(
+    tmp_path: Path, checkout: Path, source: str, level: flags.CpuLevel
+) -> None:
+    """A symbol that two levels define alike would be kept once by the linker, perhaps in its AVX-512 form."""
+    done = compiled(tmp_path, checkout, source, flags.cpu_options(level, debug=False))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    listing = subprocess.run(
+        ["nm", "--demangle", "--extern-only", "--defined-only", str(tmp_path / "unit.o")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = [line.split(maxsplit=2)[2] for line in listing.stdout.splitlines()]
+    assert names, "the unit defines nothing"
+    assert [name for name in names if f"::{level.name}::" not in name] == []
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "PRECAST_CPU_LEVEL=baseline|avx2|avx512 is missing"),
+        (("-DPRECAST_CPU_LEVEL=avx1024",), "PRECAST_CPU_LEVEL is none of baseline, avx2, avx512"),
+        (("-DPRECAST_CPU_LEVEL=avx2",), "level avx2 needs -mavx2 -mfma -mf16c"),
+        (("-DPRECAST_CPU_LEVEL=avx512", "-mavx512f"), "level avx512 needs -mavx512f -mavx512bw"),
+    ],
+)
+def test_a_level_without_its_options_does_not_compile(
+    tmp_path: Path, checkout: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = compiled(tmp_path, checkout, CPU_SOURCES[0], options)
+    assert done.returncode != 0
+    assert message in done.stderr
