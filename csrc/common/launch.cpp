@@ -41,14 +41,16 @@ struct Target {
 };
 
 Target parse_target(const char* text, const char* family) {
-  const bool sass = strncmp(text, "sm_", 3) == 0;
   const bool ptx = strncmp(text, "compute_", 8) == 0;
-  char* rest = nullptr;
-  const long number = sass || ptx ? strtol(text + (sass ? 3 : 8), &rest, 10) : 0;
-  const bool whole = rest != nullptr && (*rest == '\0' || ((*rest == 'a' || *rest == 'f') && rest[1] == '\0'));
-  PRECAST_CHECK(number >= 50 && number < 1000 && whole, "precast: %s: '%.40s' is not a GPU target such as sm_90",
-                family, text);
-  return {ptx, static_cast<int>(number), *rest};
+  const char* at = text + (ptx ? 8 : 3);
+  int number = 0;
+  int digits = 0;
+  if (ptx || strncmp(text, "sm_", 3) == 0) {
+    for (; *at >= '0' && *at <= '9' && digits < 3; ++at, ++digits) number = number * 10 + (*at - '0');
+  }
+  const bool whole = digits >= 2 && (*at == '\0' || ((*at == 'a' || *at == 'f') && at[1] == '\0'));
+  PRECAST_CHECK(whole, "precast: %s: '%.40s' is not a GPU target such as sm_90", family, text);
+  return {ptx, number, *at};
 }
 
 bool is_tegra(int number) { return number == 72 || number == 87 || number == 101 || number == 110; }

@@ -45,17 +45,28 @@ RMS_NORM = Family(
     ops=(
         "rms_norm(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
         "rms_norm_forward(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
-        "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
         "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
         (
             "fused_add_rms_norm_forward(Tensor x, Tensor residual, Tensor weight, float eps, int casting)"
             " -> (Tensor, Tensor)"
         ),
+        "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
+    ),
+    devices=("cpu", "cuda"),
+)
+
+# Apart from the forward, so that inference neither compiles nor loads it. It shares the CPU sources.
+RMS_NORM_BACKWARD = Family(
+    name="rms_norm_backward",
+    device="rms_norm/backward.cu",
+    host=("rms_norm/backward.cpp",),
+    cpu=("rms_norm/cpu.cpp",),
+    ops=(
+        "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
         (
             "fused_add_rms_norm_backward(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, float eps,"
             " int casting) -> (Tensor, Tensor)"
         ),
-        "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
     ),
     devices=("cpu", "cuda"),
 )
@@ -75,7 +86,7 @@ CPU_ADAM = Family(
     devices=("cpu",),
 )
 
-FAMILIES = (RMS_NORM, CPU_ADAM)
+FAMILIES = (RMS_NORM, RMS_NORM_BACKWARD, CPU_ADAM)
 
 
 def get(name: str) -> Family:

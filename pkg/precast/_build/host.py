@@ -137,7 +137,7 @@ def list_units(
             for level in flags.cpu_levels(machine):
                 options = (*flags.host_options(debug=debug), *flags.cpu_options(level, debug=debug))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
-    return tuple(units)
+    return tuple(dict.fromkeys(units))  # families may share sources
 
 
 def _object_name(source: str) -> str:

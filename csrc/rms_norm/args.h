@@ -1,0 +1,71 @@
+// What host.cpp hands to the kernels of device.cu: one structure by value. Compiled on both sides, so it includes
+// nothing.
+#pragma once
+
+namespace precast {
+namespace rms_norm {
+
+// How `weight` enters and where the result is rounded: the ops' `casting` argument.
+enum Casting : int {
+  kNone = 0,   // round(x * r * weight)
+  kLlama = 1,  // round(round(x * r) * weight)
+  kGemma = 2,  // round(x * r * (1 + weight))
+};
+
+// Strides are in bytes, from one row to the next. The last dimension is contiguous everywhere.
+struct ForwardArgs {
+  const char* x;
+  const char* residual;  // null: the plain norm
+  const char* weight;
+  char* y;    // may be x
+  char* sum;  // may be residual; round(x + residual)
+  long long x_stride;
+  long long residual_stride;
+  long long y_stride;
+  long long sum_stride;
+  long long hidden;
+  unsigned int rows;
+  unsigned int vectors;   // of 16 bytes in a row that may be moved as such: all of it, or nothing
+  unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
+  float inverse_hidden;
+  float eps;
+  int casting;
+};
+
+// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
+// i, i + workers, ... and leaves the sum of its share of grad_weight in line i of `parts`.
+struct BackwardArgs {
+  const char* grad;
+  const char* grad_sum;  // null: nothing is added to grad_x
+  const char* x;
+  const char* weight;
+  char* grad_x;
+  float* parts;  // (workers, hidden)
+  long long grad_stride;
+  long long grad_sum_stride;
+  long long x_stride;
+  long long grad_x_stride;
+  long long hidden;
+  long long rows;
+  unsigned int vectors;
+  unsigned int workers;
+  int prefetch;  // 1: ask the L2 cache for the worker's next row
+  float inverse_hidden;
+  float eps;
+  int casting;
+};
+
+// grad_weight[c] = round(sum of parts[i][c] over i).
+struct ColumnArgs {
+  const float* parts;
+  char* grad_weight;
+  long long hidden;
+  unsigned int workers;
+  int dtype;  // of grad_weight: a precast::DType
+};
+
+static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 120 && sizeof(ColumnArgs) == 32,
+              "host and device must agree");
+
+}  // namespace rms_norm
+}  // namespace precast

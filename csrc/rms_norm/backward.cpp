@@ -1,0 +1,188 @@
+// The gradients of RMSNorm: checks, allocation, and the choice of a kernel. A family of its own, so that inference
+// neither compiles nor loads them.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "args.h"
+#include "rows.h"
+
+namespace precast::rms_norm {
+namespace {
+
+// ---- which kernel serves which row ----
+//
+// A worker (a block, or one warp of it) walks over rows and keeps its share of grad_weight in registers: eight or
+// sixteen numbers for each thread beside the row. One vector of 16 bytes per thread serves rows of up to 16 KB, two
+// serve 24 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory.
+
+enum Kernel : int { kV1 = 0, kV2 = 1, kAny = 2, kKernels = 3 };
+
+constexpr Entry kEntries[] = {
+    {"rms_norm_backward_f32_v1"},  {"rms_norm_backward_f32_v2"},
+    {"rms_norm_backward_f32_any"},  // in the order of DType
+    {"rms_norm_backward_f16_v1"},  {"rms_norm_backward_f16_v2"},
+    {"rms_norm_backward_f16_any"}, {"rms_norm_backward_bf16_v1"},
+    {"rms_norm_backward_bf16_v2"}, {"rms_norm_backward_bf16_any"},
+    {"rms_norm_backward_columns"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kColumns = kEntryCount - 1;
+
+KernelFamily kernels = {"rms_norm_backward", kEntries, kEntryCount};
+
+struct Choice {
+  Kernel kernel;
+  uint32_t threads;  // that share a row
+  uint32_t rows;     // workers in a block; more than one only where a row has one warp
+  uint32_t vectors;
+};
+
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
+Choice choose(int64_t hidden, int64_t vectors) {
+  const uint32_t count = static_cast<uint32_t>(vectors);
+  if (vectors > 0 && vectors <= 1024) return {kV1, warps_for(vectors), vectors <= 32 ? 4u : 1u, count};
+  if (vectors > 0 && vectors <= 2 * 768) return {kV2, warps_for((vectors + 1) / 2), 1, count};
+  const int64_t steps = (hidden + 3) / 4;
+  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
+  return {kAny, threads, threads == 32 ? 4u : 1u, 0};
+}
+
+// As many workers as the device holds at a time (1024 threads on each multiprocessor, 16 workers at most), no more than
+// there are rows, and no more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes
+// between two calls: the result is the same every time.
+int64_t worker_count(const Norm& norm, const Choice& choice) {
+  int64_t each = 1024 / static_cast<int64_t>(choice.threads);
+  if (each > 16) each = 16;
+  int64_t workers = multiprocessors(norm.device) * (each > 0 ? each : 1);
+  const int64_t fitting = (int64_t{1} << 24) / norm.hidden;
+  if (workers > fitting) workers = fitting > 0 ? fitting : 1;
+  return workers < norm.rows ? workers : norm.rows;
+}
+
+// ---- the two devices ----
+
+// The partial sums of grad_weight: one line for each worker or chunk.
+Tensor make_parts(int64_t lines, const Norm& norm, const Tensor& like) {
+  const int64_t sizes[] = {lines, norm.hidden};
+  return empty(sizes, 2, float32_code(), like);
+}
+
+void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
+  const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  BackwardArgs args;
+  args.grad_stride = work.grad_stride * bytes;
+  args.grad_sum_stride = work.grad_sum_stride * bytes;
+  args.x_stride = work.x_stride * bytes;
+  args.grad_x_stride = row_bytes;
+  const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
+                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
+                              misalignment(work.grad_x, row_bytes);
+  const Choice choice = choose(norm.hidden, misaligned == 0 ? row_bytes / 16 : 0);
+  const int64_t workers = norm.rows > 0 ? worker_count(norm, choice) : 0;
+  const Tensor parts = make_parts(workers, norm, x);
+
+  if (workers > 0) {
+    args.grad = static_cast<const char*>(work.grad);
+    args.grad_sum = static_cast<const char*>(work.grad_sum);
+    args.x = static_cast<const char*>(work.x);
+    args.weight = static_cast<const char*>(work.weight);
+    args.grad_x = static_cast<char*>(work.grad_x);
+    args.parts = static_cast<float*>(parts.mutable_data());
+    args.hidden = norm.hidden;
+    args.rows = norm.rows;
+    args.vectors = choice.vectors;
+    args.workers = static_cast<unsigned>(workers);
+    args.prefetch = choice.kernel != kAny;
+    args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
+    args.eps = work.eps;
+    args.casting = work.casting;
+    void* arguments[] = {&args};
+    const LaunchShape shape = {static_cast<uint32_t>((workers + choice.rows - 1) / choice.rows), 1, choice.threads,
+                               choice.rows, 0};
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+  }
+
+  ColumnArgs columns;
+  columns.parts = static_cast<const float*>(parts.data());
+  columns.grad_weight = static_cast<char*>(grad_weight);
+  columns.hidden = norm.hidden;
+  columns.workers = static_cast<unsigned>(workers);
+  columns.dtype = work.dtype;
+  void* arguments[] = {&columns};
+  const LaunchShape shape = {static_cast<uint32_t>((norm.hidden + 31) / 32), 1, 32, 32, 0};
+  launch(kernels, norm.device, kColumns, shape, arguments);
+}
+
+void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
+  constexpr int64_t kChunks = 64;  // whatever the number of threads, so that it does not enter the result
+  work.chunk_rows = norm.rows > kChunks ? (norm.rows + kChunks - 1) / kChunks : 1;
+  const int64_t chunks = (norm.rows + work.chunk_rows - 1) / work.chunk_rows;
+  const Tensor parts = make_parts(chunks, norm, x);
+  work.weight_parts = static_cast<float*>(parts.mutable_data());
+
+  const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(rms_norm, backward);
+  const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
+  parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
+
+  // Columns in multiples of 16, so that threads do not share a cache line.
+  const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
+  const int64_t blocks = (norm.hidden + 15) / 16;
+  parallel_for(0, blocks, grain_rows(16 * (chunks > 0 ? chunks : 1)), [&](int64_t begin, int64_t end) {
+    const int64_t stop = end * 16 < norm.hidden ? end * 16 : norm.hidden;
+    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, work.dtype, begin * 16, stop);
+  });
+}
+
+// ---- the ops, the same for both devices ----
+
+using Backward = void (*)(const Norm&, BackwardRows&, void*, const Tensor&);
+
+template <Backward backward>
+TensorPair gradients(const Norm& norm, const Tensor& grad, const Tensor* grad_sum, const Tensor& x,
+                     const Tensor& weight, double eps, int64_t casting) {
+  TensorPair result(empty_contiguous_like(x), empty_contiguous_like(weight));
+  if (norm.hidden == 0) return result;
+  const ReadRows grad_rows(grad), sum_rows(grad_sum), x_rows(x), weight_row(weight);
+  BackwardRows work = {};
+  work.grad = grad_rows.data();
+  work.grad_stride = grad_rows.stride();
+  work.grad_sum = sum_rows.data();
+  work.grad_sum_stride = sum_rows.stride();
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.weight = weight_row.data();
+  work.grad_x = result.first.mutable_data();
+  work.rows = norm.rows;
+  work.hidden = norm.hidden;
+  work.eps = static_cast<float>(eps);
+  work.dtype = static_cast<int>(norm.dtype);
+  work.casting = static_cast<int>(casting);
+  backward(norm, work, result.second.mutable_data(), x);
+  return result;
+}
+
+template <Backward backward>
+TensorPair norm_backward_op(const Tensor& grad, const Tensor& x, const Tensor& weight, double eps, int64_t casting) {
+  const Named others[] = {{"grad", grad}};
+  const Norm norm = check_norm("rms_norm_backward", x, weight, eps, casting, others, 1);
+  return gradients<backward>(norm, grad, nullptr, x, weight, eps, casting);
+}
+
+// `x` is the saved sum; its gradient is that of both addends.
+template <Backward backward>
+TensorPair add_norm_backward_op(const Tensor& grad_y, const Tensor& grad_sum, const Tensor& x, const Tensor& weight,
+                                double eps, int64_t casting) {
+  const Named others[] = {{"grad_y", grad_y}, {"grad_sum", grad_sum}};
+  const Norm norm = check_norm("fused_add_rms_norm_backward", x, weight, eps, casting, others, 2);
+  return gradients<backward>(norm, grad_y, &grad_sum, x, weight, eps, casting);
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("rms_norm_backward", "CPU", norm_backward_op<backward_cpu>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_backward", "CPU", add_norm_backward_op<backward_cpu>),
+    PRECAST_IMPLEMENTATION("rms_norm_backward", "CUDA", norm_backward_op<backward_cuda>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_backward", "CUDA", add_norm_backward_op<backward_cuda>),
+};
+PRECAST_FAMILY(rms_norm_backward, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::rms_norm

@@ -1,0 +1,206 @@
+// The gradients of RMSNorm on the GPU. See backward.cpp for which kernel serves which shape.
+//
+//   r = rsqrt(mean(x^2) + eps)    m = mean(g w x r)    w is weight, or 1 + weight
+//   grad_x = r (g w - x r m)      grad_weight = sum over rows of g x r
+//
+// All arithmetic is in float32, the rounding of the forward counts as the identity, and the sums over rows have a fixed
+// order: the result is the same bit for bit every time.
+#include "row.cuh"
+
+namespace precast {
+namespace rms_norm {
+
+struct TwoSums {
+  float squares, products;
+};
+
+// Both sums of a row with one barrier. `shared` holds 64 floats.
+DEVICE TwoSums row_sums(float squares, float products, float* shared) {
+  squares = warp_sum(squares);
+  products = warp_sum(products);
+  if (blockDim.x == 32) return {squares, products};
+  const u32 warps = blockDim.x >> 5;
+  if ((threadIdx.x & 31) == 0) {
+    shared[(threadIdx.x >> 5) * 2] = squares;
+    shared[(threadIdx.x >> 5) * 2 + 1] = products;
+  }
+  __syncthreads();
+  const float2* pairs = reinterpret_cast<const float2*>(shared);
+  TwoSums sums{0.0f, 0.0f};
+  for (u32 i = 0; i < warps; ++i) {
+    const float2 pair = pairs[i];
+    sums.squares += pair.x;
+    sums.products += pair.y;
+  }
+  return sums;
+}
+
+// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too.
+template <class T, int V>
+DEVICE void backward_rows(const BackwardArgs& a) {
+  __shared__ alignas(16) float shared[2][64];
+  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
+  const u32 first = threadIdx.x, step = blockDim.x;
+  const float offset = weight_offset(a.casting);
+
+  Vector w[V];
+  float part[V][T::kPerVector];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+#pragma unroll
+    for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
+  }
+
+  u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
+  for (i64 row = worker; row < a.rows; row += a.workers, parity ^= 1) {
+    const char* x = a.x + row * a.x_stride;
+    const char* grad = a.grad + row * a.grad_stride;
+    Vector v[V], g[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        v[j] = load_constant(x + (first + j * step) * 16);
+        g[j] = load_constant(grad + (first + j * step) * 16);
+      }
+    }
+    if (first == 0 && a.prefetch != 0 && row + a.workers < a.rows) {
+      prefetch(x + a.workers * a.x_stride, a.vectors * 16);
+      prefetch(grad + a.workers * a.grad_stride, a.vectors * 16);
+      if (a.grad_sum != nullptr) prefetch(a.grad_sum + (row + a.workers) * a.grad_sum_stride, a.vectors * 16);
+    }
+
+    float squares = 0.0f, products = 0.0f;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        squares = sum_of_squares<T>(v[j], squares);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
+          T::unpack(v[j].word[k], p);
+          T::unpack(g[j].word[k], q);
+          T::unpack(w[j].word[k], s);
+#pragma unroll
+          for (int e = 0; e < T::kPerWord; ++e) products = fmaf(q[e] * (s[e] + offset), p[e], products);
+        }
+      }
+    }
+    const TwoSums sums = row_sums(squares, products, shared[parity]);
+    const float r = rsqrtf(sums.squares * a.inverse_hidden + a.eps);
+    const float mean = sums.products * r * a.inverse_hidden;
+
+    char* grad_x = a.grad_x + row * a.grad_x_stride;
+    const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        Vector added = {{0, 0, 0, 0}};
+        if (grad_sum != nullptr) added = load_constant(grad_sum + (first + j * step) * 16);
+        Vector result;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord], t[T::kPerWord];
+          T::unpack(v[j].word[k], p);
+          T::unpack(g[j].word[k], q);
+          T::unpack(w[j].word[k], s);
+          T::unpack(added.word[k], t);
+#pragma unroll
+          for (int e = 0; e < T::kPerWord; ++e) {
+            const float normal = p[e] * r;
+            part[j][k * T::kPerWord + e] = fmaf(q[e], normal, part[j][k * T::kPerWord + e]);
+            t[e] = fmaf(r, q[e] * (s[e] + offset) - normal * mean, t[e]);
+          }
+          result.word[k] = T::pack(t);
+        }
+        store(grad_x + (first + j * step) * 16, result);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) {
+      float* line = a.parts + worker * a.hidden + (first + j * step) * T::kPerVector;
+#pragma unroll
+      for (int e = 0; e < T::kPerVector; e += 4) {
+        store(reinterpret_cast<char*>(line + e),
+              Vector{{__float_as_uint(part[j][e]), __float_as_uint(part[j][e + 1]), __float_as_uint(part[j][e + 2]),
+                      __float_as_uint(part[j][e + 3])}});
+      }
+    }
+  }
+}
+
+// Any row, one element at a time and read twice; the worker's line of `parts` is the accumulator.
+template <class T>
+DEVICE void backward_any(const BackwardArgs& a) {
+  __shared__ alignas(16) float shared[2][64];
+  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  if (worker >= a.workers) return;
+  const i64 first = threadIdx.x, step = blockDim.x;
+  const float offset = weight_offset(a.casting);
+  float* line = a.parts + worker * a.hidden;
+
+  u32 parity = 0;
+  for (i64 row = worker; row < a.rows; row += a.workers, parity ^= 1) {
+    const char* x = a.x + row * a.x_stride;
+    const char* grad = a.grad + row * a.grad_stride;
+    float squares = 0.0f, products = 0.0f;
+    for (i64 i = first; i < a.hidden; i += step) {
+      const float p = T::load(x + i * T::kBytes);
+      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      squares = fmaf(p, p, squares);
+      products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
+    }
+    const TwoSums sums = row_sums(squares, products, shared[parity]);
+    const float r = rsqrtf(sums.squares * a.inverse_hidden + a.eps);
+    const float mean = sums.products * r * a.inverse_hidden;
+
+    char* grad_x = a.grad_x + row * a.grad_x_stride;
+    const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
+    for (i64 i = first; i < a.hidden; i += step) {
+      const float normal = T::load(x + i * T::kBytes) * r;
+      const float q = T::load(grad + i * T::kBytes);
+      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      const float added = grad_sum != nullptr ? T::load(grad_sum + i * T::kBytes) : 0.0f;
+      T::store(grad_x + i * T::kBytes, fmaf(r, q * s - normal * mean, added));
+      line[i] = row == worker ? q * normal : fmaf(q, normal, line[i]);
+    }
+  }
+}
+
+// 32 columns per block; 32 threads add the lines of a column, then their sums are added in order.
+DEVICE void add_columns(const ColumnArgs& a) {
+  __shared__ float shared[32][33];
+  const i64 column = static_cast<i64>(blockIdx.x) * 32 + threadIdx.x;
+  float sum = 0.0f;
+  if (column < a.hidden) {
+    for (u32 i = threadIdx.y; i < a.workers; i += 32) sum += a.parts[i * a.hidden + column];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= a.hidden) return;
+  for (int i = 1; i < 32; ++i) sum += shared[i][threadIdx.x];
+  if (a.dtype == kFloat32) Float32::store(a.grad_weight + column * 4, sum);
+  if (a.dtype == kFloat16) Float16::store(a.grad_weight + column * 2, sum);
+  if (a.dtype == kBFloat16) BFloat16::store(a.grad_weight + column * 2, sum);
+}
+
+}  // namespace rms_norm
+}  // namespace precast
+
+KERNEL(rms_norm_backward_f32_v1, BackwardArgs, 1024, 1024, backward_rows<Float32, 1>)
+KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 768, 768, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
+
+KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 1024, 1024, backward_rows<Float16, 1>)
+KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 768, 768, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
+
+KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 1024, 1024, backward_rows<BFloat16, 1>)
+KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 768, 768, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
+
+KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, add_columns)

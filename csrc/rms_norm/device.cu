@@ -1,0 +1,147 @@
+// RMSNorm on the GPU, with and without the add before it. See host.cpp for which kernel serves which shape.
+//
+//   r = rsqrt(mean(x^2) + eps)    y = x r w    w is weight, or 1 + weight
+//
+// All arithmetic is in float32. A row is read once and stays in registers between the sum and the result, unless it is
+// too wide or cannot be moved by 16 bytes: the `any` kernels take every row, and read it twice.
+#include "row.cuh"
+
+namespace precast {
+namespace rms_norm {
+
+// One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
+template <class T, int V, bool kAdd>
+DEVICE void forward_row(const ForwardArgs& a) {
+  __shared__ alignas(16) float shared[32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  const u32 first = threadIdx.x, step = blockDim.x;
+
+  const char* x = a.x + row * a.x_stride;
+  const char* residual = kAdd ? a.residual + row * a.residual_stride : nullptr;
+  Vector v[V], w[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) v[j] = load(x + (first + j * step) * 16);
+  }
+  if constexpr (kAdd) {
+    Vector other[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) other[j] = load(residual + (first + j * step) * 16);
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+    }
+    if (first == 0 && a.prefetch != 0 && row + a.prefetch < a.rows) {
+      prefetch(x + a.prefetch * a.x_stride, a.vectors * 16);
+      prefetch(residual + a.prefetch * a.residual_stride, a.vectors * 16);
+    }
+    char* sum = a.sum + row * a.sum_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        v[j] = combine<T>(v[j], other[j], [](int, float p, float q) { return p + q; });
+        store(sum + (first + j * step) * 16, v[j]);
+      }
+    }
+  } else {
+    if (first == 0 && a.prefetch != 0 && row + a.prefetch < a.rows) {
+      prefetch(x + a.prefetch * a.x_stride, a.vectors * 16);
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+    }
+  }
+
+  float squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) squares = sum_of_squares<T>(v[j], squares);
+  }
+  float scale = rsqrtf(row_sum(squares, shared) * a.inverse_hidden + a.eps);
+
+  if (a.casting == kLlama) {  // the normalised row in the row's dtype; what follows then multiplies by one, exactly
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) v[j] = combine<T>(v[j], v[j], [&](int, float p, float) { return p * scale; });
+    }
+    scale = 1.0f;
+  }
+  const float offset = weight_offset(a.casting);
+  char* y = a.y + row * a.y_stride;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) {
+      store(y + (first + j * step) * 16,
+            combine<T>(v[j], w[j], [&](int, float p, float q) { return p * scale * (q + offset); }));
+    }
+  }
+}
+
+// Any row, with or without the add: read once for the sum and once more for the result. What can be moved by 16 bytes
+// comes first (a.vectors, which may be 0), the rest one element at a time.
+template <class T>
+DEVICE void forward_any(const ForwardArgs& a) {
+  __shared__ alignas(16) float shared[32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const i64 first = threadIdx.x, step = blockDim.x, vectors = a.vectors, rest = vectors * T::kPerVector + first;
+
+  const bool add = a.residual != nullptr;
+  const char* x = a.x + row * a.x_stride;
+  const char* residual = a.residual + row * a.residual_stride;
+  char* sum = a.sum + row * a.sum_stride;
+  float squares = 0.0f;
+#pragma unroll 1
+  for (i64 i = first; i < vectors; i += step) {
+    Vector v = load(x + i * 16);
+    if (add) {
+      v = combine<T>(v, load(residual + i * 16), [](int, float p, float q) { return p + q; });
+      store(sum + i * 16, v);
+    }
+    squares = sum_of_squares<T>(v, squares);
+  }
+#pragma unroll 2
+  for (i64 i = rest; i < a.hidden; i += step) {
+    float v = T::load(x + i * T::kBytes);
+    if (add) {
+      v = T::round(v + T::load(residual + i * T::kBytes));
+      T::store(sum + i * T::kBytes, v);
+    }
+    squares = fmaf(v, v, squares);
+  }
+  if (add) x = sum;  // each thread reads again what it wrote itself
+  const float scale = rsqrtf(row_sum(squares, shared) * a.inverse_hidden + a.eps);
+
+  const bool llama = a.casting == kLlama;
+  const float offset = weight_offset(a.casting);
+  const auto result = [&](float p, float q) { return (llama ? T::round(p * scale) : p * scale) * (q + offset); };
+  char* y = a.y + row * a.y_stride;
+#pragma unroll 1
+  for (i64 i = first; i < vectors; i += step) {
+    store(y + i * 16, combine<T>(load(x + i * 16), load_constant(a.weight + i * 16),
+                                 [&](int, float p, float q) { return result(p, q); }));
+  }
+#pragma unroll 2
+  for (i64 i = rest; i < a.hidden; i += step) {
+    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), T::load(a.weight + i * T::kBytes)));
+  }
+}
+
+}  // namespace rms_norm
+}  // namespace precast
+
+KERNEL(rms_norm_f32_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, false>)
+KERNEL(rms_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
+KERNEL(add_rms_norm_f32_v1, ForwardArgs, 1024, 2048, forward_row<Float32, 1, true>)
+
+KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
+KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
+KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
+
+KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
+KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
+KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)

@@ -1,0 +1,220 @@
+// The ops of RMSNorm without gradients: checks, allocation, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "args.h"
+#include "rows.h"
+
+namespace precast::rms_norm {
+namespace {
+
+// ---- which kernel serves which row ----
+//
+// H200, bf16, share of the copy rate reached by these shapes (rms_norm / add_rms_norm):
+//
+//   row                  v4                      add v1
+//   1024 (2 KB)          T 32, two rows  0.925   T 128   0.975
+//   4096 (8 KB)          T 128           0.966   T 512   0.982
+//   8192 (16 KB)         T 256           0.965   T 1024  0.985
+//
+// A plain row wants four vectors of 16 bytes in each thread; with two streams one vector is enough to keep as many
+// loads in flight, and needs the fewest registers. Wider rows than the threads of a block can hold, and rows that
+// cannot be moved by 16 bytes, go through the `any` kernel, which reads them twice, the second time from the caches.
+
+enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kKernels = 3 };
+
+constexpr Entry kEntries[] = {
+    {"rms_norm_f32_v4"},  {"rms_norm_f32_any"},  {"add_rms_norm_f32_v1"},   // in the order of DType
+    {"rms_norm_f16_v4"},  {"rms_norm_f16_any"},  {"add_rms_norm_f16_v1"},   //
+    {"rms_norm_bf16_v4"}, {"rms_norm_bf16_any"}, {"add_rms_norm_bf16_v1"},  //
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"rms_norm", kEntries, kEntryCount};
+
+struct Choice {
+  Kernel kernel;
+  uint32_t threads;  // that share a row
+  uint32_t rows;     // in a block; more than one only where a row has one warp
+  uint32_t vectors;  // of 16 bytes in a row that are moved as such
+};
+
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
+Choice choose(int64_t hidden, int64_t vectors, bool add) {
+  const uint32_t count = static_cast<uint32_t>(vectors);
+  if (vectors > 0 && add && vectors <= 1024) return {kAddV1, warps_for(vectors), vectors <= 32 ? 4u : 1u, count};
+  if (vectors > 0 && !add && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
+  if (vectors > 0 && !add && vectors <= 4 * 640) return {kV4, warps_for((vectors + 3) / 4), 1, count};
+  const int64_t steps = vectors > 0 ? vectors : (hidden + 3) / 4;  // four elements, or one vector, in each thread
+  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
+  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+}
+
+// How far ahead of the row in work the L2 cache is asked for another: 2 to 4 MB is the plateau.
+constexpr int64_t kPrefetchBytes = 3 << 20;
+
+// The most rows of one launch; the grid is limited to 2^31 - 1 blocks.
+constexpr int64_t kLaunchRows = int64_t{1} << 30;
+
+// ---- the two devices ----
+
+void forward_cuda(const Norm& norm, const ForwardRows& work) {
+  const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  const bool add = work.residual != nullptr;
+  ForwardArgs args;
+  args.x_stride = work.x_stride * bytes;
+  args.residual_stride = work.residual_stride * bytes;
+  args.y_stride = work.y_stride * bytes;
+  args.sum_stride = work.sum_stride * bytes;
+  const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, args.y_stride) |
+                              misalignment(work.weight, row_bytes) | misalignment(work.residual, args.residual_stride) |
+                              misalignment(work.sum, args.sum_stride);
+  const Choice choice =
+      choose(norm.hidden, misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0, add);
+  args.weight = static_cast<const char*>(work.weight);
+  args.hidden = norm.hidden;
+  args.vectors = choice.vectors;
+  const int64_t ahead = kPrefetchBytes / (row_bytes * (add ? 2 : 1));
+  args.prefetch = choice.kernel == kAny ? 0 : static_cast<unsigned>(ahead > 0 ? ahead : 1);
+  args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
+  args.eps = work.eps;
+  args.casting = work.casting;
+  void* arguments[] = {&args};
+  for (int64_t begin = 0; begin < norm.rows; begin += kLaunchRows) {
+    const int64_t rows = norm.rows - begin < kLaunchRows ? norm.rows - begin : kLaunchRows;
+    args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
+    args.residual = add ? static_cast<const char*>(work.residual) + begin * args.residual_stride : nullptr;
+    args.y = static_cast<char*>(work.y) + begin * args.y_stride;
+    args.sum = add ? static_cast<char*>(work.sum) + begin * args.sum_stride : nullptr;
+    args.rows = static_cast<unsigned>(rows);
+    LaunchShape shape{};
+    shape.blocks_x = static_cast<uint32_t>((rows + choice.rows - 1) / choice.rows);
+    shape.blocks_y = 1;
+    shape.threads_x = choice.threads;
+    shape.threads_y = choice.rows;
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+  }
+}
+
+void forward_cpu(const Norm& norm, const ForwardRows& work) {
+  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(rms_norm, forward);
+  parallel_for(0, norm.rows, grain_rows(norm.hidden), [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+}
+
+// ---- the ops, the same for both devices ----
+
+using Forward = void (*)(const Norm&, const ForwardRows&);
+
+ForwardRows describe(const Norm& norm, const ReadRows& weight, double eps, int64_t casting) {
+  ForwardRows work = {};
+  work.weight = weight.data();
+  work.hidden = norm.hidden;
+  work.y_stride = norm.hidden;
+  work.sum_stride = norm.hidden;
+  work.eps = static_cast<float>(eps);
+  work.dtype = static_cast<int>(norm.dtype);
+  work.casting = static_cast<int>(casting);
+  return work;
+}
+
+template <Forward forward>
+Tensor norm_op(const Tensor& x, const Tensor& weight, double eps, int64_t casting) {
+  const Norm norm = check_norm("rms_norm", x, weight, eps, casting, nullptr, 0);
+  Tensor y = empty_contiguous_like(x);
+  if (norm.rows == 0) return y;
+  const ReadRows x_rows(x), weight_row(weight);
+  ForwardRows work = describe(norm, weight_row, eps, casting);
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.y = y.mutable_data();
+  forward(norm, work);
+  return y;
+}
+
+template <Forward forward>
+TensorPair add_norm_op(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t casting) {
+  const Named others[] = {{"residual", residual}};
+  const Norm norm = check_norm("fused_add_rms_norm", x, weight, eps, casting, others, 1);
+  TensorPair result(empty_contiguous_like(x), empty_contiguous_like(x));
+  if (norm.rows == 0) return result;
+  const ReadRows x_rows(x), residual_rows(residual), weight_row(weight);
+  ForwardRows work = describe(norm, weight_row, eps, casting);
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.residual = residual_rows.data();
+  work.residual_stride = residual_rows.stride();
+  work.y = result.first.mutable_data();
+  work.sum = result.second.mutable_data();
+  forward(norm, work);
+  return result;
+}
+
+// ---- in place ----
+
+// A tensor that is written where it lies.
+struct WrittenRows {
+  char* data;
+  int64_t stride;  // in elements
+};
+
+WrittenRows written(const char* name, const Tensor& tensor, const Norm& norm) {
+  const int64_t stride = row_stride(tensor);
+  PRECAST_CHECK(
+      stride >= 0 && (norm.rows == 1 || stride >= norm.hidden),
+      "fused_add_rms_norm_: %s is written in place and has shape %s with strides %s; needed a contiguous last "
+      "dimension, and rows at one distance that do not overlap",
+      name, shape_of(tensor).text, ShapeText(tensor.strides(), tensor.dim()).text);
+  return {static_cast<char*>(tensor.mutable_data()), stride};
+}
+
+// Rows at the same distance may lie between each other without touching, as the halves of one wide buffer do.
+bool overlap(const WrittenRows& a, const WrittenRows& b, const Norm& norm) {
+  const int64_t bytes = norm.element_bytes(), row = norm.hidden * bytes;
+  const int64_t a_extent = (norm.rows - 1) * a.stride * bytes + row,
+                b_extent = (norm.rows - 1) * b.stride * bytes + row;
+  const int64_t distance = a.data < b.data ? b.data - a.data : a.data - b.data;
+  if (distance >= (a.data < b.data ? a_extent : b_extent)) return false;
+  if (a.stride != b.stride || norm.rows == 1) return true;
+  const int64_t offset = distance % (a.stride * bytes);
+  return offset < row || offset > a.stride * bytes - row;
+}
+
+template <Forward forward>
+void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, int64_t casting) {
+  const Named others[] = {{"residual", residual}};
+  const Norm norm = check_norm("fused_add_rms_norm_", x, weight, eps, casting, others, 1);
+  if (norm.rows == 0) return;
+  const WrittenRows x_rows = written("x", x, norm), residual_rows = written("residual", residual, norm);
+  PRECAST_CHECK(!overlap(x_rows, residual_rows, norm),
+                "fused_add_rms_norm_: x and residual share memory; needed two that do not, as both are written");
+  const ReadRows weight_row(weight);
+  const char* weight_begin = weight_row.data();
+  const char* weight_end = weight_begin + norm.hidden * norm.element_bytes();
+  for (const WrittenRows& rows : {x_rows, residual_rows}) {
+    const char* end = rows.data + ((norm.rows - 1) * rows.stride + norm.hidden) * norm.element_bytes();
+    PRECAST_CHECK(end <= weight_begin || weight_end <= rows.data,
+                  "fused_add_rms_norm_: weight shares memory with x or residual, which are written; needed its own");
+  }
+  ForwardRows work = describe(norm, weight_row, eps, casting);
+  work.x = work.y = x_rows.data;
+  work.x_stride = work.y_stride = x_rows.stride;
+  work.residual = work.sum = residual_rows.data;
+  work.residual_stride = work.sum_stride = residual_rows.stride;
+  forward(norm, work);
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("rms_norm", "CPU", norm_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("rms_norm_forward", "CPU", norm_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm", "CPU", add_norm_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_forward", "CPU", add_norm_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_", "CPU", add_norm_in_place_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("rms_norm", "CUDA", norm_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("rms_norm_forward", "CUDA", norm_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm", "CUDA", add_norm_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_forward", "CUDA", add_norm_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("fused_add_rms_norm_", "CUDA", add_norm_in_place_op<forward_cuda>),
+};
+PRECAST_FAMILY(rms_norm, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::rms_norm
