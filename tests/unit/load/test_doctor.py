@@ -1,0 +1,191 @@
+"""What the doctor says on made-up machines, whatever is missing or damaged there; and its exit status."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast import __main__, _doctor
+from precast._abi.build_info import BuildMode
+from precast._abi.host import Host
+from precast._abi.settings import Settings
+from precast._load import gpus, probe
+from tests.unit.abi import examples as ex
+from tests.unit.load import fakes
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The doctor's facts on a made-up host; nothing may be built or loaded."""
+    monkeypatch.delenv("PRECAST_JIT", raising=False)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("the doctor builds and loads nothing")
+
+    monkeypatch.setattr("precast._load.loader.ensure", forbidden)
+    monkeypatch.setattr("ctypes.CDLL", forbidden)
+
+    def run(host: Host) -> dict[str, Any]:
+        builders = host.builders or ex.builders()
+        monkeypatch.setattr(probe, "probe_host", lambda *_, **__: dataclasses.replace(host, builders=None))
+        monkeypatch.setattr(probe, "probe_builders", lambda settings: builders)
+        monkeypatch.setattr(gpus, "forecast", lambda *_: gpus.Forecast(host.gpus, certain=True, note=""))
+        facts = _doctor.examine()
+        assert json.loads(json.dumps(facts)) == facts, "the report is plain JSON"
+        assert _doctor.to_text(facts)
+        return facts
+
+    return run
+
+
+def kernels(facts: dict[str, Any]) -> dict[str, str]:
+    return {kernel["extension"]: kernel["verdict"] for kernel in facts["kernels"]}
+
+
+def reasons(facts: dict[str, Any], extension: str) -> set[str]:
+    (kernel,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == extension]
+    return {rejection["reason"] for rejection in kernel["rejections"]}
+
+
+@pytest.mark.compiler
+def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_library: Path) -> None:
+    fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
+    facts = examine(ex.host())
+    assert facts["ok"] and kernels(facts) == {
+        "cpu_adam_x86": "prebuilt",
+        "cpu_adam_arm": "not-here",
+        "rms_norm_cuda": "prebuilt",
+        "rms_norm_cpu": "prebuilt",
+    }
+    (cuda,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda"]
+    assert cuda["pieces"] == [
+        {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
+        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
+    ]
+    assert facts["build"]["label"] == "cu121" and facts["build"]["mode"] == "release"
+
+
+@pytest.mark.compiler
+def test_damaged_files_are_named_and_what_would_happen_instead(examine: Any, c_dir: Path, toy_library: Path) -> None:
+    fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
+    (c_dir / "device/rms_norm.sm_90.cubin").write_bytes(b"")
+    facts = examine(ex.host())
+    assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
+
+
+def test_a_damaged_manifest_is_part_of_the_report(examine: Any, c_dir: Path) -> None:
+    (c_dir / "build_info.json").write_text("{")
+    facts = examine(ex.host())
+    assert not facts["ok"] and str(c_dir / "build_info.json") in facts["build"]["manifest_error"]
+    assert kernels(facts)["cpu_adam_x86"] == "refused" and facts["build"]["mode"] is None
+    assert str(c_dir / "build_info.json") in _doctor.to_text(facts)
+
+
+def test_a_pure_wheel_says_that_the_switch_was_not_seen(examine: Any, c_dir: Path) -> None:
+    fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
+    facts = examine(ex.host())
+    assert facts["build"]["note"] == "pure wheel: CUDA_EXT was not seen at build time"
+    assert facts["build"]["note"] in _doctor.to_text(facts)
+    assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit"
+
+
+@pytest.mark.parametrize(("torch_error", "found"), [(None, "no torch"), ("OSError: libtorch.so", "OSError: libtorch.so")])
+def test_without_a_working_torch_nothing_resolves_and_it_says_so(
+    examine: Any, torch_error: str | None, found: str
+) -> None:
+    facts = examine(ex.host(torch=None, torch_error=torch_error, gpu=""))
+    assert not facts["ok"] and reasons(facts, "cpu_adam_x86") == {"torch-missing"}
+    assert found in _doctor.to_text(facts)
+
+
+def test_without_a_gpu_the_cuda_kernels_are_not_expected(examine: Any) -> None:
+    cpu_torch = ex.torch_info("2.13.0+cpu", cuda=None)
+    facts = examine(ex.host(torch=cpu_torch, driver=None, gpu=""))
+    assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "not-here"
+
+
+def test_with_a_gpu_and_a_torch_that_cannot_use_it_they_are_missed(examine: Any) -> None:
+    facts = examine(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None)))
+    assert not facts["ok"] and reasons(facts, "rms_norm_cuda") == {"torch-cpu"}
+    assert kernels(facts)["rms_norm_cpu"] == "jit"
+
+
+def test_a_rocm_torch_is_not_asked_for_cuda_kernels(examine: Any) -> None:
+    facts = examine(ex.host(torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"), driver=None, gpu=""))
+    assert facts["ok"] and reasons(facts, "rms_norm_cuda") == {"hip"}
+
+
+def test_a_gpu_that_nothing_serves_fails_the_report_while_others_are_served(examine: Any) -> None:
+    facts = examine(ex.host(gpu="9.0 6.1"))
+    assert not facts["ok"] and kernels(facts)["rms_norm_cuda"] == "partly"
+    (cuda,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda"]
+    assert "rms_norm cannot run on cuda:1" in cuda["error"]
+
+
+def test_without_builders_and_without_prebuilt_files_the_places_looked_at_are_named(examine: Any) -> None:
+    facts = examine(ex.host(build_with=ex.builders(None, compiler=False)))
+    assert not facts["ok"] and "no-compiler" in reasons(facts, "cpu_adam_x86")
+    assert "g++ on PATH: not there" in _doctor.to_text(facts)
+    assert facts["host"]["compiler"] is None and facts["host"]["looked_at"]
+
+
+def test_another_system_is_one_reason(examine: Any) -> None:
+    facts = examine(ex.host(system="Darwin", machine="arm64"))
+    assert not facts["ok"] and reasons(facts, "rms_norm_cpu") == {"system"}
+
+
+def test_settings_that_change_the_outcome_are_shown(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_JIT", "off")
+    facts = examine(ex.host())
+    assert facts["settings"]["jit"] == "off" and not facts["ok"]
+    assert reasons(facts, "cpu_adam_x86") == {"jit-off"}
+
+
+def test_the_command_line_gives_the_status_and_either_form(
+    examine: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = examine(ex.host())
+    assert __main__.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == facts
+    assert __main__.main(["doctor"]) == 0
+    assert "rms_norm_cuda" in capsys.readouterr().out
+    monkeypatch.setenv("PRECAST_JIT", "aot")
+    assert __main__.main(["doctor"]) == 1
+    monkeypatch.setenv("PRECAST_JIT", "nonsense")
+    assert __main__.main(["doctor"]) == 2
+    assert "PRECAST_JIT='nonsense'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        __main__.main(["docter"])
+
+
+def test_the_cache_folder_is_named_and_not_made(examine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "not" / "yet"))
+    facts = examine(ex.host())
+    assert facts["host"]["cache"] == {"path": str(tmp_path / "not/yet"), "writable": True}
+    assert not (tmp_path / "not").exists()
+
+
+def test_the_document_describes_every_key(examine: Any) -> None:
+    facts = examine(ex.host())
+    text = (CHECKOUT / "docs/reference/doctor.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    kernel = facts["kernels"][0]
+    keys = {*facts, *facts["host"], *facts["host"]["torch"], *facts["host"]["gpus"][0], *facts["host"]["cache"]}
+    keys |= {*facts["host"]["compiler"], *facts["host"]["nvrtc"], *facts["build"], *kernel, *kernel["rejections"][0]}
+    keys |= {*kernel["pieces"][0]}
+    verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
+    assert verdicts <= set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
+    assert described - verdicts == keys
+
+
+def test_no_default_setting_is_shown() -> None:
+    from precast._load import report
+
+    assert report.describe_settings(Settings(home="/root", xdg_cache_home="/x")) == {}
