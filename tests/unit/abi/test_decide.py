@@ -1,4 +1,4 @@
-"""Every reason shown refusing, every preference shown choosing; the facts about GPUs and torch are in the truth table."""
+"""Every reason shown refusing, every preference shown choosing; the truth table holds the facts about GPUs."""
 
 from __future__ import annotations
 

@@ -18,13 +18,14 @@ def test_a_refusal_in_words() -> None:
     assert text.splitlines() == [
         "rms_norm on cuda: nothing serves it",
         (
-            "  cuda:0  3 files (sm_75, sm_90, compute_90)  rejected (arch): wanted compute capability 7.5 or a newer 7.x, "
-            "9.0 or a newer 9.x, 9.0 or newer; found compute capability 7.0 (GPU model 7.0); "
-            "cu130 serves 7.5 and newer, labels below CUDA 13 serve this GPU"
+            "  cuda:0  3 files (sm_75, sm_90, compute_90)  rejected (arch): "
+            "wanted compute capability 7.5 or a newer 7.x, 9.0 or a newer 9.x, 9.0 or newer; found "
+            "compute capability 7.0 (GPU model 7.0); cu130 serves 7.5 and newer, labels below CUDA 13 serve this GPU"
         ),
         (
-            "  cuda:0  jit                                 rejected (nvrtc-arch): wanted an NVRTC that compiles for 7.0; "
-            "found NVRTC 13.0.88 (oldest 7.5); compute capability 7.0 (GPU model 7.0)"
+            "  cuda:0  jit                                 rejected (nvrtc-arch): "
+            "wanted an NVRTC that compiles for 7.0; found "
+            "NVRTC 13.0.88 (oldest 7.5); compute capability 7.0 (GPU model 7.0)"
         ),
         (
             "  env  precast 1.0+cu130, torch 2.13.0+cu130 (CUDA 13.0, cxx11 ABI 1), driver for CUDA 13.0, "

@@ -1,0 +1,8 @@
+"""How Hypothesis runs here: no deadline, because a busy machine is not a failing test."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("precast", deadline=None, print_blob=True, max_examples=150)
+settings.load_profile("precast")
