@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("torch", help="the torch release whose headers are pinned, such as 2.15.0")
     torch: str = parser.parse_args(arguments).torch
     url = headers.find_wheel(headers.Pins(torch, {}, {}))
-    with zipfile.ZipFile(headers.open_url(url)) as wheel:
+    with headers.open_url(url) as file, zipfile.ZipFile(file) as wheel:
         pins = pin(wheel, torch)
     headers.PINS.write_text(json.dumps(pins, indent=1) + "\n", encoding="utf-8")
     print(f"{headers.PINS}: the headers of torch {torch} are pinned")

@@ -118,7 +118,7 @@ def _from_index(pins: Pins) -> dict[str, bytes]:
     LOG.warning("reading the headers of torch %s from the package index, once", pins.torch)
     url = find_wheel(pins)
     try:
-        with zipfile.ZipFile(open_url(url)) as wheel:
+        with open_url(url) as file, zipfile.ZipFile(file) as wheel:
             files = {f"include/{name}": wheel.read(f"torch/include/{name}") for name in pins.headers}
             notices = f"torch-{pins.torch}.dist-info/licenses"
             files |= {name: wheel.read(f"{notices}/{name}") for name in pins.notices}

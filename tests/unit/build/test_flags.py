@@ -1,0 +1,95 @@
+"""Command lines are pinned as text: a change of a flag is a change of every binary, and must be seen in review."""
+
+from __future__ import annotations
+
+import pytest
+
+from precast._abi.capability import GpuTarget
+from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable
+from precast._abi.version import Release
+from precast._build import flags
+
+STABLE = Stable(STABLE_FLOOR)
+
+
+def test_host_options_are_pinned() -> None:
+    assert " ".join(flags.host_options(debug=False)) == (
+        "-std=c++17 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-gnu-unique -Wall -Wextra -O2 -DNDEBUG"
+    )
+    assert " ".join(flags.host_options(debug=True)) == (
+        "-std=c++17 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-gnu-unique -Wall -Wextra "
+        "-O0 -g -gno-record-gcc-switches"
+    )
+
+
+def test_a_compile_names_no_folder_in_its_object() -> None:
+    command = flags.host_compile_command(
+        "g++",
+        ("-O2",),
+        source="/home/me/csrc/a/host.cpp",
+        output="a.host.o",
+        roots={"csrc": "/home/me/csrc", "torch_stable": "/cache/include"},
+        includes=("/home/me/csrc", "/cache/include"),
+        build_dir="/tmp/build",
+        seed="a.host",
+    )
+    assert " ".join(command) == (
+        "g++ -O2 -frandom-seed=a.host -ffile-prefix-map=/home/me/csrc=csrc "
+        "-ffile-prefix-map=/cache/include=torch_stable -ffile-prefix-map=/tmp/build=. "
+        "-I/home/me/csrc -I/cache/include -c /home/me/csrc/a/host.cpp -o a.host.o"
+    )
+
+
+def test_the_link_needs_torch_by_name_only() -> None:
+    command = flags.host_link_command(
+        "g++",
+        flags.link_options(debug=False),
+        objects=("a.o", "b.o"),
+        output="x.so",
+        soname="precast-x.so",
+        exports="exports.map",
+        stubs=("./libtorch_cpu.so",),
+    )
+    assert " ".join(command) == (
+        "g++ -shared -fPIC -Wl,-z,relro,-z,now -Wl,-z,noexecstack -Wl,--build-id=sha1 -Wl,--exclude-libs,ALL "
+        "-Wl,--strip-all -Wl,-soname,precast-x.so -Wl,--version-script=exports.map -o x.so a.o b.o "
+        "-Wl,--no-as-needed ./libtorch_cpu.so -Wl,--as-needed -ldl"
+    )
+    assert "-Wl,--strip-all" not in flags.link_options(debug=True)
+
+
+def test_the_torch_target_is_the_floor() -> None:
+    assert flags.torch_target_version(Release(2, 10)) == "-DTORCH_TARGET_VERSION=0x020a000000000000"
+    assert flags.abi_defines(STABLE) == (flags.torch_target_version(STABLE_FLOOR),)
+
+
+def test_a_classic_abi_is_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match=r"torch-2\.6-cxx0"):
+        flags.abi_defines(Exact(Release(2, 6), cxx11=False))
+
+
+@pytest.mark.parametrize(
+    ("target", "debug", "wanted"),
+    [
+        ("sm_90", False, "--gpu-architecture=sm_90 --std=c++17"),
+        ("compute_90", False, "--gpu-architecture=compute_90 --std=c++17"),
+        ("sm_90a", True, "--gpu-architecture=sm_90a --std=c++17 -lineinfo"),
+    ],
+)
+def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
+    assert " ".join(flags.nvrtc_options(GpuTarget.parse(target), debug=debug)) == wanted
+
+
+def test_cpu_levels_are_named_in_the_unit() -> None:
+    avx2 = flags.cpu_levels("x86_64")[1]
+    assert flags.cpu_options(avx2, debug=False) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c", "-O3")
+    assert [level.name for level in flags.cpu_levels("aarch64")] == ["baseline"]
+    with pytest.raises(ValueError, match="riscv64"):
+        flags.cpu_levels("riscv64")
+
+
+def test_no_option_names_a_path() -> None:
+    options = [*flags.host_options(debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
+    for level in flags.cpu_levels("x86_64"):
+        options += flags.cpu_options(level, debug=False)
+    assert not [option for option in options if "/" in option]
