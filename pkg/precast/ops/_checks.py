@@ -15,7 +15,7 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _require: Callable[[object, Callable[[], str]], None] = torch._check
 
 
-def norm_inputs(op: str, x: Tensor, weight: Tensor, casting: int, **like_x: Tensor) -> None:
+def norm_inputs(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:
     """Raises unless ``weight`` fits ``x``'s last dimension, and each tensor of ``like_x`` has ``x``'s shape."""
     _require(
         x.dtype in FLOAT_TYPES,
@@ -23,6 +23,7 @@ def norm_inputs(op: str, x: Tensor, weight: Tensor, casting: int, **like_x: Tens
     )
     _require(x.dim() >= 1, lambda: f"{op}: x has shape (); needed at least one dimension")
     _require(casting in _reference.CASTINGS.values(), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
+    _require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
     for name, other in {"weight": weight, **like_x}.items():
         _same_kind(op, name, other, x)
     _require(

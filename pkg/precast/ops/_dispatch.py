@@ -13,6 +13,7 @@ tangent under ``torch.func.jvp``, and its gradient cannot be differentiated agai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ def register(
 
     ``check`` raises on inputs that no kernel takes; ``result`` makes an uninitialised result; ``reference`` computes it
     in differentiable torch ops, and answers wherever a tangent or a transform is present; ``gradient`` records reverse
-    mode (it is called with the dispatch keys first), or is None when the reference does that too.
+    mode (it is called with what computes below autograd first), or is None when the reference does that too.
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
@@ -58,7 +59,9 @@ def register(
         if forward_ad._current_level >= 0:
             return by_reference(*args)
         if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args)):
-            return by_reference(*args) if gradient is None else gradient(keyset, *args)
+            if gradient is None:
+                return by_reference(*args)
+            return gradient(functools.partial(below_autograd, op, keyset), *args)
         if written:
             mark_written(_tensors(args[i] for i in written))
         return below_autograd(op, keyset, *args)
@@ -73,6 +76,19 @@ def below_autograd(op: torch._ops.OpOverload, keyset: torch._C.DispatchKeySet, *
     """Hands a call that reached the ``Autograd`` key on to the kernel beneath."""
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def without_autograd(entry: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls an op's entry point under autograd, from where the ``Autograd`` key has not been passed yet."""
+
+    def call(*args: Any) -> Any:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOGRAD_KEY, True)
+        try:
+            return entry(*args)
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOGRAD_KEY, False)
+
+    return call
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:

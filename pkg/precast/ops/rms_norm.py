@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
 from precast.ops import _checks, _reference
-from precast.ops._dispatch import AUTOGRAD_KEY, below_autograd, mark_written, register
+from precast.ops._dispatch import AUTOGRAD_KEY, mark_written, register, without_autograd
 from precast.ops._reference import Casting, casting_code
 
 # Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
@@ -35,22 +36,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
     device. The result has the shape and dtype of ``x`` and is contiguous.
     """
     code = 0 if casting == "none" else casting_code(casting)
-    # Where nothing can ask for a gradient, a tangent or a graph, the call passes under autograd's Python kernel. Every
-    # other call leads through it, as does a direct call of the op: this is only ever a matter of speed.
+    # Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
+    # what that would have done is done here. Every other call leads through it, as does a direct call of the op.
     if (
-        not (_is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and forward_ad._current_level < 0
+        forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, weight)
         and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
+        if _is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            return _recorded_rms_norm(_rms_norm_below, x, weight, eps, code)
         _set_excluded(AUTOGRAD_KEY, True)
         try:
-            return cast("Tensor", _rms_norm(x, weight, eps, code))
+            return _rms_norm(x, weight, eps, code)
         finally:
             _set_excluded(AUTOGRAD_KEY, False)
-    return cast("Tensor", RMS_NORM(x, weight, eps, code))
+    y: Tensor = RMS_NORM(x, weight, eps, code)
+    return y
 
 
 def fused_add_rms_norm(
@@ -62,19 +65,21 @@ def fused_add_rms_norm(
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm
-        not (_is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad))
-        and forward_ad._current_level < 0
+        forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, residual, weight)
         and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
+        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+            return _recorded_fused_add_rms_norm(_fused_add_rms_norm_below, x, residual, weight, eps, code)
         _set_excluded(AUTOGRAD_KEY, True)
         try:
-            return cast("tuple[Tensor, Tensor]", _fused_add_rms_norm(x, residual, weight, eps, code))
+            return _fused_add_rms_norm(x, residual, weight, eps, code)
         finally:
             _set_excluded(AUTOGRAD_KEY, False)
-    return cast("tuple[Tensor, Tensor]", FUSED_ADD_RMS_NORM(x, residual, weight, eps, code))
+    both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
+    return both
 
 
 def fused_add_rms_norm_(
@@ -87,13 +92,14 @@ def fused_add_rms_norm_(
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm
-        not (_is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad))
-        and forward_ad._current_level < 0
+        forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, residual, weight)
         and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
+        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+            _refuse_gradient()
         mark_written((x, residual))
         _set_excluded(AUTOGRAD_KEY, True)
         try:
@@ -106,13 +112,15 @@ def fused_add_rms_norm_(
 
 
 class _RmsNorm(torch.autograd.Function):
+    """``compute`` is what computes below autograd: it depends on where the call came from."""
+
     @staticmethod
     def forward(
-        ctx: Any, keyset: torch._C.DispatchKeySet, x: Tensor, weight: Tensor, eps: float, casting: int
+        ctx: Any, compute: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float, casting: int
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.casting = eps, casting
-        return cast("Tensor", below_autograd(RMS_NORM, keyset, x, weight, eps, casting))
+        return compute(x, weight, eps, casting)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -122,17 +130,19 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _FusedAddRmsNorm(torch.autograd.Function):
+    """As above. The sum is saved rather than the two inputs: it is a result anyway."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        keyset: torch._C.DispatchKeySet,
+        compute: Callable[..., tuple[Tensor, Tensor]],
         x: Tensor,
         residual: Tensor,
         weight: Tensor,
         eps: float,
         casting: int,
     ) -> tuple[Tensor, Tensor]:
-        y, total = below_autograd(FUSED_ADD_RMS_NORM, keyset, x, residual, weight, eps, casting)
+        y, total = compute(x, residual, weight, eps, casting)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.casting = eps, casting
         return y, total
@@ -142,6 +152,10 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         total, weight = ctx.saved_tensors
         grad_x, grad_weight = FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
         return None, grad_x, grad_x, grad_weight, None, None
+
+
+_recorded_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
+_recorded_fused_add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _FusedAddRmsNorm.apply
 
 
 def _refuse_gradient(*_: Any) -> NoReturn:
@@ -158,21 +172,23 @@ def _like(t: Tensor) -> Tensor:
 # A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
 RMS_NORM = register(
     "rms_norm",
-    check=lambda x, weight, eps, casting: _checks.norm_inputs("rms_norm", x, weight, casting),
+    check=lambda x, weight, eps, casting: _checks.norm_inputs("rms_norm", x, weight, eps, casting),
     result=lambda x, *_: _like(x),
     reference=_reference.rms_norm,
     gradient=_RmsNorm.apply,
 )
 RMS_NORM_BACKWARD = register(
     "rms_norm_backward",
-    check=lambda grad, x, weight, eps, casting: _checks.norm_inputs("rms_norm_backward", x, weight, casting, grad=grad),
+    check=lambda grad, x, weight, eps, casting: _checks.norm_inputs(
+        "rms_norm_backward", x, weight, eps, casting, grad=grad
+    ),
     result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
     reference=_reference.rms_norm_backward,
 )
 FUSED_ADD_RMS_NORM = register(
     "fused_add_rms_norm",
     check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm", x, weight, casting, residual=residual
+        "fused_add_rms_norm", x, weight, eps, casting, residual=residual
     ),
     result=lambda x, *_: (_like(x), _like(x)),
     reference=_reference.fused_add_rms_norm,
@@ -181,7 +197,7 @@ FUSED_ADD_RMS_NORM = register(
 FUSED_ADD_RMS_NORM_BACKWARD = register(
     "fused_add_rms_norm_backward",
     check=lambda grad_y, grad_sum, total, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm_backward", total, weight, casting, grad_y=grad_y, grad_sum=grad_sum
+        "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
     ),
     result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
     reference=_reference.fused_add_rms_norm_backward,
@@ -189,7 +205,7 @@ FUSED_ADD_RMS_NORM_BACKWARD = register(
 FUSED_ADD_RMS_NORM_ = register(
     "fused_add_rms_norm_",
     check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm_", x, weight, casting, residual=residual
+        "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
     ),
     result=lambda *_: None,
     reference=_reference.fused_add_rms_norm_,
@@ -197,6 +213,9 @@ FUSED_ADD_RMS_NORM_ = register(
 )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__ (0.3 us).
-_rms_norm = RMS_NORM._op
-_fused_add_rms_norm = FUSED_ADD_RMS_NORM._op
-_fused_add_rms_norm_in_place = FUSED_ADD_RMS_NORM_._op
+_rms_norm: Callable[[Tensor, Tensor, float, int], Tensor] = RMS_NORM._op
+_fused_add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, int], tuple[Tensor, Tensor]] = FUSED_ADD_RMS_NORM._op
+_fused_add_rms_norm_in_place: Callable[[Tensor, Tensor, Tensor, float, int], None] = FUSED_ADD_RMS_NORM_._op
+
+_rms_norm_below = without_autograd(_rms_norm)
+_fused_add_rms_norm_below = without_autograd(_fused_add_rms_norm)
