@@ -12,8 +12,7 @@ namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-constexpr int64_t kSumBlock = 1024;                 // elements whose sum is kept in float
-constexpr int64_t kStreamBytes = int64_t{1} << 25;  // outputs from this size on are written past the caches
+constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 struct Sums {
   double squares;   // of x
@@ -99,15 +98,13 @@ PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int cas
   return normal * weight;
 }
 
+// Ordinary stores: past the caches it is faster only into memory that was written before, and a large result of torch
+// is fresh memory, whose pages the kernel has just put into the cache by clearing them.
 template <class T>
-void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_rms, int casting, bool past_caches) {
+void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_rms, int casting) {
   const Floats scale = broadcast(inverse_rms);
   int64_t i = 0;
-  if (past_caches) {
-    for (; i + kLanes <= hidden; i += kLanes) stream(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
-  } else {
-    for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
-  }
+  for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
   if (i < hidden) {
     const int64_t rest = hidden - i;
     store_part(y + i, apply<T>(load_part(x + i, rest), load_part(weight + i, rest), scale, casting), rest);
@@ -117,9 +114,6 @@ void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(rows.weight);
-  const int64_t output_bytes = (end - begin) * rows.hidden * static_cast<int64_t>(sizeof(T));
-  const uintptr_t misaligned = reinterpret_cast<uintptr_t>(rows.y) | static_cast<uintptr_t>(rows.y_stride) * sizeof(T);
-  const bool past_caches = output_bytes >= kStreamBytes && misaligned % 64 == 0 && rows.y != rows.x;
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
     T* y = static_cast<T*>(rows.y) + row * rows.y_stride;
@@ -133,9 +127,8 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
       squares = sum_squares(Plain<T>{x}, rows.hidden);
     }
     const float inverse_rms = inverse_root(squares, rows.hidden, rows.eps);
-    scale_row(x, weight, y, rows.hidden, inverse_rms, rows.casting, past_caches);
+    scale_row(x, weight, y, rows.hidden, inverse_rms, rows.casting);
   }
-  if (past_caches) stream_end();
 }
 
 template <class T>
