@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("precast", deadline=None, print_blob=True, max_examples=150)
+settings.register_profile("precast", deadline=None, print_blob=True)
 settings.load_profile("precast")

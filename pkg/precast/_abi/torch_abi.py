@@ -58,6 +58,17 @@ def parse_torch_abi(text: str) -> TorchAbi:
     raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-stable-2.10' or 'torch-2.6-cxx0'")
 
 
+def compiled_for(abi: TorchAbi) -> Release | None:
+    """The floor of the stable ABI that a library is compiled for; None when it would take classic C++ code.
+
+    A commit on the way to the floor has nearly all of the stable ABI, and what it lacks is a missing symbol when the
+    library is opened. So the same sources serve it, in a library that is built there and bound to that commit.
+    """
+    if isinstance(abi, Stable):
+        return abi.floor
+    return STABLE_FLOOR if abi.git is not None and abi.release >= STABLE_FLOOR else None
+
+
 def is_git_version(text: str | None) -> bool:
     """True for what names one commit; torch says ``Unknown`` when it was built outside a repository."""
     return text is not None and _GIT.fullmatch(text) is not None

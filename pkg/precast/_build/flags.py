@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
 from precast._abi.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
@@ -49,9 +49,10 @@ def torch_target_version(floor: Release) -> str:
 
 def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
     """The defines by which the torch adapter knows which torch it is compiled for."""
-    if isinstance(abi, Stable):
-        return (torch_target_version(abi.floor),)
-    raise NotImplementedError(f"no adapter for {abi}: only the stable ABI of torch >= {STABLE_FLOOR} is built")
+    floor = compiled_for(abi)
+    if floor is None:
+        raise NotImplementedError(f"no adapter for {abi}: only the stable ABI of torch >= {STABLE_FLOOR} is built")
+    return (torch_target_version(floor),)
 
 
 def host_options(*, debug: bool) -> tuple[str, ...]:
@@ -147,7 +148,7 @@ def stub_command(compiler: str, soname: str, output: str) -> tuple[str, ...]:
 
 def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
     """The torch libraries a host library must name in NEEDED."""
-    return ("libtorch_cpu.so",) if isinstance(abi, Stable) else ("libtorch_cpu.so", "libc10.so")
+    return ("libtorch_cpu.so",) if compiled_for(abi) is not None else ("libtorch_cpu.so", "libc10.so")
 
 
 def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.host import Compiler
-from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
 from precast._build import catalogue, elf, failure, flags, headers, sources
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
@@ -86,7 +86,7 @@ def make_plan(
     families: Sequence[Family], abi: TorchAbi, compiler: Compiler, *, cache: Cache, debug: bool, machine: str
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
-    if not isinstance(abi, Stable):
+    if compiled_for(abi) is None:
         raise KernelUnavailable(
             f"no host library can be built for {abi}\n"
             f"  found   the classic C++ ABI, which has no adapter yet\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.torch_abi import Exact, Stable, fits, is_git_version, parse_torch_abi, wanted
+from precast._abi.torch_abi import Exact, Stable, compiled_for, fits, is_git_version, parse_torch_abi, wanted
 from precast._abi.version import Release, TorchVersion
 
 GIT = "b4e4ee81d3" + "0" * 30
@@ -58,6 +58,20 @@ def test_a_commit_fits_itself_in_its_own_cxx_abi() -> None:
     assert fits(abi, same, cxx11=True) is None
     assert fits(abi, same, cxx11=False) == "torch 2.10.0a0+b4e4ee81d3.nv25.12 with cxx11 ABI 0"
     assert fits(abi, TorchVersion.parse("2.10.0a0"), cxx11=True) == "torch 2.10.0a0 of git unknown"
+
+
+@pytest.mark.parametrize(
+    ("abi", "floor"),
+    [
+        ("torch-stable-2.12", "2.12"),
+        (f"torch-2.10-cxx1-git{GIT}", "2.10"),
+        (f"torch-2.9-cxx1-git{GIT}", "None"),
+        ("torch-2.10-cxx1", "None"),
+        ("torch-2.6-cxx0", "None"),
+    ],
+)
+def test_what_the_stable_sources_can_be_compiled_for(abi: str, floor: str) -> None:
+    assert str(compiled_for(parse_torch_abi(abi))) == floor
 
 
 def test_abis_say_what_they_want() -> None:
