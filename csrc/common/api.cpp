@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include <exception>
-#include <mutex>
 
 #include "checks.h"
 #include "family.h"
 #include "launch.h"
+#include "lock.h"
 
 #ifndef PRECAST_BUILD_ID
 #define PRECAST_BUILD_ID "unstamped"
@@ -42,10 +42,10 @@ KernelFamily& kernels_of(const char* name) {
 
 void register_family(const char* name, const char* key) {
   // One bit for each family and key; torch takes the kernels in under the mutex, so that two threads cannot both do it.
-  static std::mutex mutex;
+  static Mutex mutex;
   static uint64_t done[2] = {0, 0};
   const int64_t index = index_of(name);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   uint64_t& bits = done[strcmp(key, "CUDA") == 0];
   if ((bits >> index & 1) != 0) return;
   const int64_t count = register_implementations(*__start_precast_families[index], key);

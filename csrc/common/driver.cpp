@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "checks.h"
+#include "lock.h"
 
 // glibc 2.34 moved these two into libc under a new version. Bound to the old one, which it still has, a library built
 // on a new system also loads on an old one.
@@ -22,7 +22,7 @@ __asm__(".symver dlerror,dlerror@GLIBC_2.17");
 namespace precast {
 namespace {
 
-std::mutex mutex;
+Mutex mutex;
 
 // Fills in one function pointer, or raises by name.
 template <class Function>
@@ -91,7 +91,7 @@ const Driver& driver() {
   static std::atomic<const Driver*> opened{nullptr};
   const Driver* ready = opened.load(std::memory_order_acquire);
   if (__builtin_expect(ready != nullptr, 1)) return *ready;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   static Driver table{};
   if (opened.load(std::memory_order_relaxed) == nullptr) {
     open_driver(table);

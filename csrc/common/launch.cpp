@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <mutex>
 #include <new>
 
 #include "checks.h"
 #include "driver.h"
+#include "lock.h"
 
 namespace precast {
 
@@ -32,7 +32,7 @@ struct Loaded {
 
 namespace {
 
-std::mutex mutex;  // of everything that is not the hot path; never held while anything of Python could be waited for
+Mutex mutex;  // of everything that is not the hot path; never held while anything of Python could be waited for
 
 struct Target {
   bool ptx;
@@ -216,7 +216,7 @@ const Loaded* load(const Driver& cuda, KernelFamily& family, DeviceSlot& slot, i
 
 __attribute__((cold, noinline)) const Loaded* make_ready(KernelFamily& family, int device) {
   DeviceSlot& slot = slot_of(family, device);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   const Loaded* loaded = slot.loaded.load(std::memory_order_relaxed);
   if (loaded != nullptr) return loaded;
   if (slot.refusal != nullptr) fail("%s", slot.refusal);
@@ -286,7 +286,7 @@ void set_image(KernelFamily& family, int device, const void* data, size_t bytes,
   DeviceSlot& slot = slot_of(family, device);
   parse_target(target, family.name);
   PRECAST_CHECK(data != nullptr && bytes > 0, "precast: %s: the device code for cuda:%d is empty", family.name, device);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   Image* image = image_of(family, data, bytes, target);
   PRECAST_CHECK(slot.loaded.load(std::memory_order_relaxed) == nullptr || image == slot.image,
                 "precast: %s is already running on cuda:%d with other device code, which cannot be replaced",
@@ -300,7 +300,7 @@ void set_image(KernelFamily& family, int device, const void* data, size_t bytes,
 
 void refuse(KernelFamily& family, int device, const char* message) {
   DeviceSlot& slot = slot_of(family, device);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   PRECAST_CHECK(slot.loaded.load(std::memory_order_relaxed) == nullptr, "precast: %s is already running on cuda:%d",
                 family.name, device);
   free(slot.refusal);

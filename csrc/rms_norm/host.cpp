@@ -185,14 +185,14 @@ void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor&
   if (norm.rows == 0) return;
   const WrittenRows x_rows = written("x", x, norm), residual_rows = written("residual", residual, norm);
   PRECAST_CHECK(!overlap(x_rows, residual_rows, norm),
-                "fused_add_rms_norm_: x and residual share memory; needed two that do not, as both are written");
+                "fused_add_rms_norm_: x and residual overlap in memory; needed two that do not, as both are written");
   const ReadRows weight_row(weight);
   const char* weight_begin = weight_row.data();
   const char* weight_end = weight_begin + norm.hidden * norm.element_bytes();
   for (const WrittenRows& rows : {x_rows, residual_rows}) {
     const char* end = rows.data + ((norm.rows - 1) * rows.stride + norm.hidden) * norm.element_bytes();
     PRECAST_CHECK(end <= weight_begin || weight_end <= rows.data,
-                  "fused_add_rms_norm_: weight shares memory with x or residual, which are written; needed its own");
+                  "fused_add_rms_norm_: weight overlaps x or residual in memory, which are written; needed its own");
   }
   ForwardRows work = describe(norm, weight_row, eps, casting);
   work.x = work.y = x_rows.data;
