@@ -11,20 +11,20 @@ namespace {
 
 using Kernel = void (*)(precast::rms_norm::ForwardArgs);
 
-Kernel kernel_for(torch::ScalarType dtype, int64_t vectors) {
+Kernel kernel_for(torch::ScalarType dtype) {
   switch (dtype) {
     case torch::kFloat:
-      return vectors == 4 ? rms_norm_f32_v4 : rms_norm_f32_v2;
+      return rms_norm_f32_v4;
     case torch::kHalf:
-      return vectors == 4 ? rms_norm_f16_v4 : rms_norm_f16_v2;
+      return rms_norm_f16_v4;
     case torch::kBFloat16:
-      return vectors == 4 ? rms_norm_bf16_v4 : rms_norm_bf16_v2;
+      return rms_norm_bf16_v4;
     default:
       TORCH_CHECK(false, "float32, float16 or bfloat16, not ", dtype);
   }
 }
 
-torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps, int64_t vectors) {
+torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
   TORCH_CHECK(x.is_cuda() && x.dim() == 2 && x.is_contiguous() && weight.is_contiguous(), "contiguous CUDA tensors");
   const c10::cuda::CUDAGuard guard(x.device());
   torch::Tensor y = torch::empty_like(x);
@@ -38,9 +38,9 @@ torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, doub
   args.vectors = static_cast<unsigned>(args.x_stride / 16);
   args.inverse_hidden = 1.0f / static_cast<float>(x.size(1));
   args.eps = static_cast<float>(eps);
-  const unsigned threads = (args.vectors / vectors + 31) / 32 * 32;
-  TORCH_CHECK(args.x_stride % 16 == 0 && threads * vectors >= args.vectors, "rows of whole 16-byte vectors");
-  kernel_for(x.scalar_type(), vectors)<<<args.rows, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
+  const unsigned threads = (args.vectors / 4 + 31) / 32 * 32;  // four vectors in each
+  TORCH_CHECK(args.x_stride % 16 == 0 && threads * 4 >= args.vectors, "rows of whole 16-byte vectors");
+  kernel_for(x.scalar_type())<<<args.rows, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return y;
 }
