@@ -83,12 +83,18 @@ VARIABLES: tuple[Variable, ...] = (
         "`1`: build ahead of time, for this machine, when the package is installed from source",
         "build",
     ),
-    Variable("CXX", "cxx", "`g++`, then `clang++`", "The C++ compiler", "build, run"),
+    Variable(
+        "CXX",
+        "cxx",
+        "`g++`, `c++`, `clang++`",
+        "The C++ compiler; the first of the default that is there",
+        "build, run",
+    ),
     Variable(
         "CUDA_HOME",
         "cuda_home",
-        "none",
-        "A CUDA toolkit to take NVRTC from when neither torch nor a pip package has one",
+        "that of `nvcc`, else `/usr/local/cuda`",
+        "The CUDA toolkit to take NVRTC from when neither torch nor a pip package has one",
         "build, run",
     ),
     Variable(
@@ -98,7 +104,14 @@ VARIABLES: tuple[Variable, ...] = (
         "The parent of the cache when `PRECAST_CACHE_DIR` is not set",
         "build, run",
     ),
-    Variable("HOME", "home", "none", "The parent of `.cache` when `XDG_CACHE_HOME` is not set", "build, run"),
+    Variable(
+        "HOME",
+        "home",
+        "none",
+        "The parent of `.cache` when `XDG_CACHE_HOME` is not set; without either, builds go to a private folder in the "
+        "temporary directory",
+        "build, run",
+    ),
     Variable(
         "CUDA_VISIBLE_DEVICES",
         "visible_devices",

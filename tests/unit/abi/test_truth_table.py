@@ -56,6 +56,7 @@ GPUS = [
     Gpus("a GB10 runs sm_120", "12.1", "sm_120 compute_90", ("use sm_120",)),
     Gpus("a B300 runs sm_100", "10.3", "sm_100", ("use sm_100",)),
     Gpus("a B200 does not run sm_103", "10.0", "sm_103", ("build sm_100",)),
+    Gpus("an RTX 5090 does not run the GB10's code", "12.0", "sm_121", ("build sm_120",)),
     Gpus("Blackwell does not run Hopper code", "10.0", "sm_90", ("build sm_100",)),
     Gpus("consumer Blackwell does not run sm_100", "12.0", "sm_100 sm_103", ("build sm_120",)),
     Gpus("a V100 under a CUDA 12 label", "7.0", CU121, ("use sm_70",), toolkit="12.1.105"),
