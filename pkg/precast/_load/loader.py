@@ -6,7 +6,6 @@ loads the same family waits for it. Nothing is loaded before its bytes have been
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -21,7 +20,7 @@ from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._build import catalogue
-from precast._load import jit, namespace, prebuilt, probe, verdict
+from precast._load import namespace, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source
@@ -99,11 +98,7 @@ def family_of(op: str) -> catalogue.Family:
         if name == family.name or name in ops:
             return family
         names += ops
-    close = difflib.get_close_matches(name, names, n=1)
-    raise KernelUnavailable(
-        f"there is no op {op!r} in {namespace.NAMESPACE}\n  needed  one of {', '.join(names)}"
-        + (f"\n  fix     1) precast.load({close[0]!r})" if close else "")
-    )
+    raise verdict.unknown_op(op, name, names)
 
 
 def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
@@ -145,6 +140,8 @@ def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
     """The host library a decision names, built now if it has to be."""
     if isinstance(decision.host, HostFile):
         return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
+    from precast._load import jit  # not needed while prebuilt files serve, and they are to be quick
+
     why = explain.top_reason(decision.rejections, "host")
     return jit.build_host(choice.need.family, decision.host, choice.builders, choice.settings, why)
 
@@ -166,6 +163,8 @@ def _set_images(
     targets = list(dict.fromkeys(image.target for _, image in decision.images if isinstance(image, BuildImage)))
     built: Mapping[GpuTarget, Source] = {}
     if targets:
+        from precast._load import jit
+
         why = explain.top_reason(r for r in decision.rejections if r.piece != "host")
         built = jit.build_images(family, targets, choice.builders, choice.settings, why)
     sources: list[tuple[int, Source]] = []

@@ -78,6 +78,15 @@ def wrong_device(family: Family, device: str) -> KernelUnavailable:
     )
 
 
+def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable:
+    """The exception for an op that does not exist, with the one that was probably meant."""
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=1)
+    fix = f"\n  fix     1) precast.load({close[0]!r})" if close else ""
+    return KernelUnavailable(f"there is no op {asked!r}\n  needed  one of {', '.join(names)}{fix}")
+
+
 def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:
     """The exception for an extension of another CPU architecture."""
     return KernelUnavailable(

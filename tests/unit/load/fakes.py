@@ -1,4 +1,4 @@
-"""Stand-ins compiled on the spot: a host library with the C interface and no kernels, NVML, and libcuda; and a cubin."""
+"""Stand-ins compiled on the spot: a host library without kernels, NVML, libcuda; and files that look like images."""
 
 from __future__ import annotations
 

@@ -96,7 +96,9 @@ def test_a_pure_wheel_says_that_the_switch_was_not_seen(examine: Any, c_dir: Pat
     assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit"
 
 
-@pytest.mark.parametrize(("torch_error", "found"), [(None, "no torch"), ("OSError: libtorch.so", "OSError: libtorch.so")])
+@pytest.mark.parametrize(
+    ("torch_error", "found"), [(None, "no torch"), ("OSError: libtorch.so", "OSError: libtorch.so")]
+)
 def test_without_a_working_torch_nothing_resolves_and_it_says_so(
     examine: Any, torch_error: str | None, found: str
 ) -> None:

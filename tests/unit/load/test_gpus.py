@@ -90,7 +90,9 @@ def test_a_machine_without_nvml_says_which_library_it_looked_for(monkeypatch: py
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("number", "version"), [("13000", CudaVersion(13, 0)), ("12040", CudaVersion(12, 4)), ("0", None)])
+@pytest.mark.parametrize(
+    ("number", "version"), [("13000", CudaVersion(13, 0)), ("12040", CudaVersion(12, 4)), ("0", None)]
+)
 def test_the_driver_is_asked_for_its_cuda_version(
     fake_libcuda: Path, monkeypatch: pytest.MonkeyPatch, number: str, version: CudaVersion | None
 ) -> None:

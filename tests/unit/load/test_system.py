@@ -21,5 +21,5 @@ def test_linux_gets_none() -> None:
 
 
 def test_a_setting_that_cannot_be_read_is_a_kernel_error_that_names_it() -> None:
-    with pytest.raises(KernelError, match="PRECAST_JIT='always'.*auto, aot, jit, off"):
+    with pytest.raises(KernelError, match=r"PRECAST_JIT='always'.*auto, aot, jit, off"):
         probe.read_settings({"PRECAST_JIT": "always"})
