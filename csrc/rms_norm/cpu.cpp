@@ -155,49 +155,94 @@ Sums sum_row(const T* x, const T* grad, const T* weight, int64_t hidden, bool pl
   return total;
 }
 
-// With r = 1 / rms and g = grad * weight: grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum), part += grad * r * x.
+// One row of the backward pass: where it lies, and the two numbers that its first pass found.
 template <class T>
-void backward_row(const BackwardRows& rows, int64_t row, float* part) {
-  const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
-  const T* grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
-  const T* grad_sum = static_cast<const T*>(rows.grad_sum);
-  if (grad_sum != nullptr) grad_sum += row * rows.grad_sum_stride;
-  const T* weight = static_cast<const T*>(rows.weight);
-  T* grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
-  const bool plus_one = rows.casting == kCastingGemma;
+struct BackwardRow {
+  const T *x, *grad, *grad_sum;
+  T* grad_x;
+  float scale, minus_slope;
+};
 
-  const Sums sums = sum_row(x, grad, weight, rows.hidden, plus_one);
-  const float inverse_rms = inverse_root(sums.squares, rows.hidden, rows.eps);
-  const double r = static_cast<double>(inverse_rms);
-  const Floats scale = broadcast(inverse_rms);
-  const Floats minus_slope =
-      broadcast(static_cast<float>(-r * r * r * sums.products / static_cast<double>(rows.hidden)));
-  for (int64_t i = 0; i < rows.hidden; i += kLanes) {
-    const int64_t rest = rows.hidden - i;
-    const Floats a = load_upto(x + i, rest), g = load_upto(grad + i, rest);
-    Floats result = weighted<T>(g, load_upto(weight + i, rest), plus_one) * scale;
+template <class T>
+BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
+  BackwardRow<T> result;
+  result.x = static_cast<const T*>(rows.x) + row * rows.x_stride;
+  result.grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
+  result.grad_sum = static_cast<const T*>(rows.grad_sum);
+  if (result.grad_sum != nullptr) result.grad_sum += row * rows.grad_sum_stride;
+  result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
+  const T* weight = static_cast<const T*>(rows.weight);
+  const Sums sums = sum_row(result.x, result.grad, weight, rows.hidden, rows.casting == kCastingGemma);
+  result.scale = inverse_root(sums.squares, rows.hidden, rows.eps);
+  const double r = static_cast<double>(result.scale);
+  result.minus_slope = static_cast<float>(-r * r * r * sums.products / static_cast<double>(rows.hidden));
+  return result;
+}
+
+// With r = 1 / rms and g = grad * weight, for the columns [begin, begin + count):
+// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum), and to `part` is added grad * r * x.
+template <class T>
+void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, int64_t begin, int64_t count,
+                    float* part) {
+  const Floats scale = broadcast(row.scale), minus_slope = broadcast(row.minus_slope);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t at = begin + i, rest = count - i;
+    const Floats a = load_upto(row.x + at, rest), g = load_upto(row.grad + at, rest);
+    Floats result = weighted<T>(g, load_upto(weight + at, rest), plus_one) * scale;
     result = fma(minus_slope, a, result);
-    if (grad_sum != nullptr) result = result + load_upto(grad_sum + i, rest);
-    store_upto(grad_x + i, result, rest);
-    store_upto(part + i, fma(g, a * scale, load_upto<float>(part + i, rest)), rest);
+    if (row.grad_sum != nullptr) result = result + load_upto(row.grad_sum + at, rest);
+    store_upto(row.grad_x + at, result, rest);
+    store(part + i, fma(g, a * scale, load(part + i)));
+  }
+}
+
+// The rows of a chunk are taken in groups that stay in the second-level cache between their two passes. A group's part
+// of grad_weight is summed by itself first: added one by one, many rows would each be rounded to the size of the sum.
+constexpr int64_t kGroup = 8;
+constexpr int64_t kGroupBytes = int64_t{1} << 19;
+constexpr int64_t kColumns = 512;
+
+template <class T>
+void backward_group(const BackwardRows& rows, int64_t first, int64_t count, float* line) {
+  const T* weight = static_cast<const T*>(rows.weight);
+  BackwardRow<T> group[kGroup];
+  for (int64_t i = 0; i < count; ++i) group[i] = open_row<T>(rows, first + i);
+  for (int64_t begin = 0; begin < rows.hidden; begin += kColumns) {
+    const int64_t columns = smaller(kColumns, rows.hidden - begin);
+    float part[kColumns] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      finish_columns(group[i], weight, rows.casting == kCastingGemma, begin, columns, part);
+    }
+    for (int64_t i = 0; i < columns; ++i) line[begin + i] += part[i];
   }
 }
 
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
+  const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));
+  const int64_t group = fitting < 1 ? 1 : smaller(fitting, kGroup);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    float* part = rows.weight_parts + chunk * rows.hidden;
-    for (int64_t i = 0; i < rows.hidden; ++i) part[i] = 0;
+    float* line = rows.weight_parts + chunk * rows.hidden;
+    for (int64_t i = 0; i < rows.hidden; ++i) line[i] = 0;
     const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
-    for (int64_t row = chunk * rows.chunk_rows; row < stop; ++row) backward_row<T>(rows, row, part);
+    for (int64_t row = chunk * rows.chunk_rows; row < stop; row += group) {
+      backward_group<T>(rows, row, smaller(group, stop - row), line);
+    }
   }
 }
 
+// Eight chunks at a time, for the same reason.
 template <class T>
 void reduce_columns(const float* parts, int64_t chunks, int64_t hidden, T* grad_weight, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
     Floats total = broadcast(0);
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) total = total + load_upto(parts + chunk * hidden + i, end - i);
+    for (int64_t first = 0; first < chunks; first += kGroup) {
+      Floats some = broadcast(0);
+      for (int64_t chunk = first; chunk < smaller(first + kGroup, chunks); ++chunk) {
+        some = some + load_upto(parts + chunk * hidden + i, end - i);
+      }
+      total = total + some;
+    }
     store_upto(grad_weight + i, total, end - i);
   }
 }

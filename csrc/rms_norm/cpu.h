@@ -54,10 +54,10 @@ struct BackwardRows {
 // Rows [begin, end).
 using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
 // Chunks [begin, end): writes their grad_x rows and their lines of weight_parts (which come uninitialised). Rows of a
-// chunk are added in order, so the result depends on the chunks alone and not on the threads.
+// chunk are added in an order that depends on the shape alone, so the result does not depend on the threads.
 using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
-// grad_weight[c] = round(sum over chunks, in order, of weight_parts[chunk][c]) for the columns [begin, end). No chunk:
-// 0.
+// grad_weight[c] = round(sum over chunks, in a fixed order, of weight_parts[chunk][c]) for the columns [begin, end). No
+// chunk: 0.
 using WeightFunction = void (*)(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
                                 int64_t begin, int64_t end);
 
