@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import precast
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -62,7 +64,10 @@ def run_child(tmp_path: Path) -> Callable[[str], str]:
     """Runs Python source in a fresh process, with empty torch.compile caches, and returns what it printed."""
 
     def run(source: str) -> str:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "MAX_JOBS": "1"}
+        package = str(Path(precast.__file__).resolve().parents[1])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        environment = {**os.environ, **caches, "PYTHONPATH": path}
         child = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(source)],
             env=environment,

