@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from precast._build.catalogue import Family
 from precast._load import probe, report
 from precast.extension.builtin import BUILTIN, CatalogueExtension
 
@@ -15,7 +16,7 @@ def examine() -> dict[str, Any]:
     """Everything the doctor says, as plain JSON. Builds and loads nothing, and needs neither torch nor a GPU."""
     settings = probe.read_settings()
     examination = report.Examination(settings)
-    kernels = [_kernel(examination, extension()) for extension in BUILTIN]
+    kernels = [_kernel(examination, cls(), family) for cls in BUILTIN for family in cls.families]
     return {
         "schema": SCHEMA,
         "ok": all(kernel["verdict"] in ("prebuilt", "jit") for kernel in kernels if kernel["expected"]),
@@ -48,17 +49,17 @@ def run(*, as_json: bool) -> int:
     return 0 if facts["ok"] else 1
 
 
-def _kernel(examination: report.Examination, extension: CatalogueExtension) -> dict[str, Any]:
+def _kernel(examination: report.Examination, extension: CatalogueExtension, family: Family) -> dict[str, Any]:
     facts = {
         "extension": extension.name,
-        "family": extension.family.name,
+        "family": family.name,
         "device": extension.device,
         "priority": extension.priority,
     }
     if extension.machine not in (None, examination.host.machine):
         return {**facts, "expected": False, **report.NOT_HERE}
     expected = extension.device == "cpu" or examination.has_gpu
-    found = report.describe_kernel(examination, extension.family, extension.device)
+    found = report.describe_kernel(examination, family, extension.device)
     if not expected and found["verdict"] == "refused":
         found["verdict"] = report.NOT_HERE["verdict"]
     return {**facts, "expected": expected, **found}
@@ -102,7 +103,7 @@ def _table(kernels: list[dict[str, Any]]) -> list[str]:
 
 
 def _kernel_lines(kernel: dict[str, Any]) -> list[str]:
-    lines = [f"{kernel['extension']}:"]
+    lines = [f"{kernel['family']} for {kernel['device']} ({kernel['extension']}):"]
     if kernel["error"]:
         return lines + [f"  {line}" for line in kernel["error"].splitlines()]
     for item in kernel["rejections"]:

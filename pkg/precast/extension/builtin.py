@@ -1,4 +1,4 @@
-"""The extensions that come with the package: each stands for one kernel family on one kind of device."""
+"""The extensions that come with the package: each stands for kernel families on one kind of device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class CatalogueExtension(Extension):
-    """A family on a device type. Subclasses say which; everything else is derived from the catalogue."""
+    """Families on a device type; subclasses say which. The first one is loaded by ``load``, the others when called."""
 
     extension_name: ClassVar[str]
-    family: ClassVar[catalogue.Family]
+    families: ClassVar[tuple[catalogue.Family, ...]]
     device: ClassVar[str] = "cpu"
     machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
     members: ClassVar[Mapping[str, Any]] = {}
@@ -38,7 +38,8 @@ class CatalogueExtension(Extension):
         """Raises KernelUnavailable with every candidate and why it was passed over; loads and builds nothing."""
         if self.machine not in (None, platform.machine()):
             raise verdict.wrong_machine(self.name, self.machine, platform.machine())
-        verdict.assert_served(self.family, self.device)
+        for family in self.families:
+            verdict.assert_served(family, self.device)
 
     def build_aot(self) -> SetuptoolsExtension:
         """The extension for setup.py: it names the sources, and ``precast._build`` compiles them."""
@@ -47,7 +48,7 @@ class CatalogueExtension(Extension):
         from precast._build import sources
 
         csrc = sources.csrc_dir()
-        files = (*catalogue.COMMON_HOST, *self.family.sources)
+        files = dict.fromkeys((*catalogue.COMMON_HOST, *(file for family in self.families for file in family.sources)))
         return SetuptoolsExtension(
             f"precast._C.{self.name}", [str(csrc / file) for file in files], include_dirs=[str(csrc)], language="c++"
         )
@@ -59,7 +60,7 @@ class CatalogueExtension(Extension):
     def load(self) -> KernelModule:
         """Loads the family for the device type and returns its functions under the names they always had."""
         self.assert_compatible()
-        loaded = loader.ensure(self.family.name, self.device)
+        loaded = loader.ensure(self.families[0].name, self.device)
         return KernelModule(self.name, self.members, loaded.host, loaded.images)
 
 
@@ -67,7 +68,7 @@ class CpuAdamX86Extension(CatalogueExtension):
     """Adam on x86-64; AVX2 and AVX-512 are chosen at run time."""
 
     extension_name = "cpu_adam_x86"
-    family = catalogue.CPU_ADAM
+    families = (catalogue.CPU_ADAM,)
     machine = "x86_64"
     members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
 
@@ -76,7 +77,7 @@ class CpuAdamArmExtension(CatalogueExtension):
     """Adam on 64-bit ARM."""
 
     extension_name = "cpu_adam_arm"
-    family = catalogue.CPU_ADAM
+    families = (catalogue.CPU_ADAM,)
     machine = "aarch64"
     members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
 
@@ -91,7 +92,7 @@ class RmsNormCudaExtension(CatalogueExtension):
     """RMS norm on NVIDIA GPUs."""
 
     extension_name = "rms_norm_cuda"
-    family = catalogue.RMS_NORM
+    families = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
     device = "cuda"
     members: ClassVar[Mapping[str, Any]] = _NORMS
 
@@ -100,7 +101,7 @@ class RmsNormCpuExtension(CatalogueExtension):
     """RMS norm on the CPU."""
 
     extension_name = "rms_norm_cpu"
-    family = catalogue.RMS_NORM
+    families = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
     members: ClassVar[Mapping[str, Any]] = _NORMS
 
 

@@ -152,7 +152,7 @@ def write_installation(
                 glibc=Release(2, 17),
                 glibcxx="3.4.22",
                 cpu_levels=("baseline",),
-                families=("rms_norm", "cpu_adam"),
+                families=("rms_norm", "rms_norm_backward", "cpu_adam"),
             )
         )
     for text, content in (device or {}).items():

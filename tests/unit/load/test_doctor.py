@@ -14,6 +14,7 @@ from precast import __main__, _doctor
 from precast._abi.build_info import BuildMode
 from precast._abi.host import Host
 from precast._abi.settings import Settings
+from precast._build import catalogue
 from precast._load import gpus, probe
 from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
@@ -46,11 +47,12 @@ def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def kernels(facts: dict[str, Any]) -> dict[str, str]:
-    return {kernel["extension"]: kernel["verdict"] for kernel in facts["kernels"]}
+    """The verdict on the first family of each extension."""
+    return {kernel["extension"]: kernel["verdict"] for kernel in reversed(facts["kernels"])}
 
 
 def reasons(facts: dict[str, Any], extension: str) -> set[str]:
-    (kernel,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == extension]
+    kernel = next(kernel for kernel in facts["kernels"] if kernel["extension"] == extension)
     return {rejection["reason"] for rejection in kernel["rejections"]}
 
 
@@ -64,7 +66,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
         "rms_norm_cuda": "prebuilt",
         "rms_norm_cpu": "prebuilt",
     }
-    (cuda,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda"]
+    cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert cuda["pieces"] == [
         {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
         {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
@@ -127,7 +129,7 @@ def test_a_rocm_torch_is_not_asked_for_cuda_kernels(examine: Any) -> None:
 def test_a_gpu_that_nothing_serves_fails_the_report_while_others_are_served(examine: Any) -> None:
     facts = examine(ex.host(gpu="9.0 6.1"))
     assert not facts["ok"] and kernels(facts)["rms_norm_cuda"] == "partly"
-    (cuda,) = [kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda"]
+    cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert "rms_norm cannot run on cuda:1" in cuda["error"]
 
 
@@ -185,6 +187,11 @@ def test_the_document_describes_every_key(examine: Any) -> None:
     verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
     assert verdicts <= set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
     assert described - verdicts == keys
+
+
+def test_every_family_is_reported_for_every_device_it_has(examine: Any) -> None:
+    reported = {(kernel["family"], kernel["device"]) for kernel in examine(ex.host())["kernels"]}
+    assert reported == {(family.name, device) for family in catalogue.FAMILIES for device in family.devices}
 
 
 def test_no_default_setting_is_shown() -> None:
