@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "pkg"))  # the build backend keeps the project off the path
@@ -14,9 +14,12 @@ sys.path.insert(0, str(ROOT / "pkg"))  # the build backend keeps the project off
 from precast._abi.settings import Settings  # noqa: E402
 from precast._build.commands import for_setup  # noqa: E402
 
+# Every folder of sources counts as a package: setuptools warns about data in folders that are none.
+CSRC = ["precast.csrc", *(f"precast.csrc.{name}" for name in find_namespace_packages(str(ROOT / "csrc")))]
+
 setup(
-    packages=[*find_packages("pkg"), "precast.csrc"],
+    packages=[*find_packages("pkg"), *CSRC],
     package_dir={"": "pkg", "precast.csrc": "csrc"},
-    package_data={"precast": ["py.typed"], "precast._build": ["headers.json"], "precast.csrc": ["**/*"]},
+    package_data={"precast": ["py.typed"], "precast._build": ["headers.json"], **dict.fromkeys(CSRC, ["*"])},
     **for_setup(Settings.from_env(os.environ), ROOT),
 )
