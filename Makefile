@@ -56,5 +56,5 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --group dev torch
-	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --no-build-isolation --editable .
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
 	touch $@
