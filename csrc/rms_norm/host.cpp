@@ -204,14 +204,10 @@ void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor&
 
 constexpr Implementation kImplementations[] = {
     PRECAST_IMPLEMENTATION("rms_norm", "CPU", norm_op<forward_cpu>),
-    PRECAST_IMPLEMENTATION("rms_norm_forward", "CPU", norm_op<forward_cpu>),
     PRECAST_IMPLEMENTATION("fused_add_rms_norm", "CPU", add_norm_op<forward_cpu>),
-    PRECAST_IMPLEMENTATION("fused_add_rms_norm_forward", "CPU", add_norm_op<forward_cpu>),
     PRECAST_IMPLEMENTATION("fused_add_rms_norm_", "CPU", add_norm_in_place_op<forward_cpu>),
     PRECAST_IMPLEMENTATION("rms_norm", "CUDA", norm_op<forward_cuda>),
-    PRECAST_IMPLEMENTATION("rms_norm_forward", "CUDA", norm_op<forward_cuda>),
     PRECAST_IMPLEMENTATION("fused_add_rms_norm", "CUDA", add_norm_op<forward_cuda>),
-    PRECAST_IMPLEMENTATION("fused_add_rms_norm_forward", "CUDA", add_norm_op<forward_cuda>),
     PRECAST_IMPLEMENTATION("fused_add_rms_norm_", "CUDA", add_norm_in_place_op<forward_cuda>),
 };
 PRECAST_FAMILY(rms_norm, kImplementations, &kernels);

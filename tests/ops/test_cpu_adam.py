@@ -423,3 +423,16 @@ def test_the_ancestors_optimizer_computes_the_same() -> None:
         ancestor.step(step, 1e-2, 0.9, 0.999, 1e-8, 0.1, True, theirs, grad * 8, m, v, 8.0)
     assert torch.equal(ours, theirs)
     assert torch.equal(m, optimizer.state[ours]["exp_avg"])
+
+
+def test_the_ancestors_optimizer_bumps_versions_by_itself(run_child: Callable[[str], str]) -> None:
+    out = run_child("""
+        import sys, torch
+        from precast.kernel_loader import CPUAdamLoader
+
+        optimizer = CPUAdamLoader().load().CPUAdamOptimizer(1e-3, 0.9, 0.999, 1e-8, 0.0, True)
+        tensors = [torch.ones(8) for _ in range(4)]
+        optimizer.step(1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, *tensors, 1.0)
+        print([t._version > 0 for t in tensors], "precast.ops" in sys.modules)
+    """)
+    assert out.splitlines()[-1] == "[True, False, True, True] False"

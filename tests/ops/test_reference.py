@@ -34,8 +34,7 @@ def test_rms_norm_is_torchs(casting: int) -> None:
 
 
 def test_castings_round_where_they_say() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
-    weight = torch.tensor([0.3, 0.7, 1.1], dtype=torch.bfloat16)
+    x, weight = (t.detach().bfloat16() for t in doubles((100,), (100,)))
     normal = x.float() * torch.rsqrt(x.float().square().mean() + EPS)
     once, llama, gemma = (_reference.rms_norm(x, weight, EPS, casting) for casting in CASTINGS)
     assert torch.equal(once, (normal * weight.float()).bfloat16())

@@ -44,12 +44,7 @@ RMS_NORM = Family(
     cpu=("rms_norm/cpu.cpp",),
     ops=(
         "rms_norm(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
-        "rms_norm_forward(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
         "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
-        (
-            "fused_add_rms_norm_forward(Tensor x, Tensor residual, Tensor weight, float eps, int casting)"
-            " -> (Tensor, Tensor)"
-        ),
         "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
     ),
     devices=("cpu", "cuda"),
