@@ -113,6 +113,7 @@ inline DType dtype_of(int32_t code) {
 }
 
 inline int32_t float32_code() { return aoti_torch_dtype_float32(); }
+inline int32_t float64_code() { return aoti_torch_dtype_float64(); }
 
 inline ShapeText shape_of(const Tensor& tensor) { return ShapeText(tensor.sizes(), tensor.dim()); }
 inline DeviceText device_of(const Tensor& tensor) { return DeviceText(tensor.device_type(), tensor.device_index()); }

@@ -61,9 +61,9 @@ int64_t worker_count(const Norm& norm, const Choice& choice) {
 // ---- the two devices ----
 
 // The partial sums of grad_weight: one line for each worker or chunk.
-Tensor make_parts(int64_t lines, const Norm& norm, const Tensor& like) {
+Tensor make_parts(int64_t lines, const Norm& norm, int32_t dtype, const Tensor& like) {
   const int64_t sizes[] = {lines, norm.hidden};
-  return empty(sizes, 2, float32_code(), like);
+  return empty(sizes, 2, dtype, like);
 }
 
 void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
@@ -78,7 +78,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
                               misalignment(work.grad_x, row_bytes);
   const Choice choice = choose(norm.hidden, misaligned == 0 ? row_bytes / 16 : 0);
   const int64_t workers = norm.rows > 0 ? worker_count(norm, choice) : 0;
-  const Tensor parts = make_parts(workers, norm, x);
+  const Tensor parts = make_parts(workers, norm, float32_code(), x);
 
   if (workers > 0) {
     args.grad = static_cast<const char*>(work.grad);
@@ -116,8 +116,8 @@ void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const
   constexpr int64_t kChunks = 64;  // whatever the number of threads, so that it does not enter the result
   work.chunk_rows = norm.rows > kChunks ? (norm.rows + kChunks - 1) / kChunks : 1;
   const int64_t chunks = (norm.rows + work.chunk_rows - 1) / work.chunk_rows;
-  const Tensor parts = make_parts(chunks, norm, x);
-  work.weight_parts = static_cast<float*>(parts.mutable_data());
+  const Tensor parts = make_parts(chunks, norm, float64_code(), x);
+  work.weight_parts = static_cast<double*>(parts.mutable_data());
 
   const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(rms_norm, backward);
   const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);

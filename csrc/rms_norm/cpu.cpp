@@ -197,13 +197,14 @@ void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, i
 }
 
 // The rows of a chunk are taken in groups that stay in the second-level cache between their two passes. A group's part
-// of grad_weight is summed by itself first: added one by one, many rows would each be rounded to the size of the sum.
+// of grad_weight is summed in float, all groups in double: in float, each of many rows would be rounded to the size of
+// their sum.
 constexpr int64_t kGroup = 8;
 constexpr int64_t kGroupBytes = int64_t{1} << 19;
 constexpr int64_t kColumns = 512;
 
 template <class T>
-void backward_group(const BackwardRows& rows, int64_t first, int64_t count, float* line) {
+void backward_group(const BackwardRows& rows, int64_t first, int64_t count, double* line) {
   const T* weight = static_cast<const T*>(rows.weight);
   BackwardRow<T> group[kGroup];
   for (int64_t i = 0; i < count; ++i) group[i] = open_row<T>(rows, first + i);
@@ -213,7 +214,7 @@ void backward_group(const BackwardRows& rows, int64_t first, int64_t count, floa
     for (int64_t i = 0; i < count; ++i) {
       finish_columns(group[i], weight, rows.casting == kCastingGemma, begin, columns, part);
     }
-    for (int64_t i = 0; i < columns; ++i) line[begin + i] += part[i];
+    for (int64_t i = 0; i < columns; ++i) line[begin + i] += static_cast<double>(part[i]);
   }
 }
 
@@ -222,7 +223,7 @@ void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));
   const int64_t group = fitting < 1 ? 1 : smaller(fitting, kGroup);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    float* line = rows.weight_parts + chunk * rows.hidden;
+    double* line = rows.weight_parts + chunk * rows.hidden;
     for (int64_t i = 0; i < rows.hidden; ++i) line[i] = 0;
     const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
     for (int64_t row = chunk * rows.chunk_rows; row < stop; row += group) {
@@ -231,19 +232,17 @@ void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   }
 }
 
-// Eight chunks at a time, for the same reason.
 template <class T>
-void reduce_columns(const float* parts, int64_t chunks, int64_t hidden, T* grad_weight, int64_t begin, int64_t end) {
+void reduce_columns(const double* parts, int64_t chunks, int64_t hidden, T* grad_weight, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
-    Floats total = broadcast(0);
-    for (int64_t first = 0; first < chunks; first += kGroup) {
-      Floats some = broadcast(0);
-      for (int64_t chunk = first; chunk < smaller(first + kGroup, chunks); ++chunk) {
-        some = some + load_upto(parts + chunk * hidden + i, end - i);
-      }
-      total = total + some;
+    const int64_t columns = smaller(kLanes, end - i);
+    double total[kLanes] = {};
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (int64_t lane = 0; lane < columns; ++lane) total[lane] += parts[chunk * hidden + i + lane];
     }
-    store_upto(grad_weight + i, total, end - i);
+    float rounded[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) rounded[lane] = static_cast<float>(total[lane]);
+    store_upto(grad_weight + i, load(static_cast<const float*>(rounded)), columns);
   }
 }
 
@@ -269,7 +268,7 @@ void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
   }
 }
 
-void reduce_weight(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
+void reduce_weight(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
                    int64_t begin, int64_t end) {
   if (dtype == kFloat32) {
     reduce_columns(weight_parts, chunks, hidden, static_cast<float*>(grad_weight), begin, end);

@@ -38,8 +38,8 @@ struct BackwardRows {
   const void* grad_sum;  // null: nothing is added
   const void* x;
   const void* weight;
-  void* grad_x;         // rows follow each other without a gap
-  float* weight_parts;  // (chunks, hidden): the sum over each chunk's rows of grad * normalised x, in float32
+  void* grad_x;          // rows follow each other without a gap
+  double* weight_parts;  // (chunks, hidden): the sum over each chunk's rows of grad * normalised x
   int64_t rows;
   int64_t hidden;
   int64_t chunk_rows;  // chunk i holds the rows [i * chunk_rows, min(rows, (i + 1) * chunk_rows))
@@ -58,15 +58,15 @@ using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t
 using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
 // grad_weight[c] = round(sum over chunks, in a fixed order, of weight_parts[chunk][c]) for the columns [begin, end). No
 // chunk: 0.
-using WeightFunction = void (*)(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
-                                int64_t begin, int64_t end);
+using WeightFunction = void (*)(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight,
+                                int dtype, int64_t begin, int64_t end);
 
-#define PRECAST_RMS_NORM_CPU_LEVEL(level)                                                                     \
-  namespace level {                                                                                           \
-  void forward(const ForwardRows& rows, int64_t begin, int64_t end);                                          \
-  void backward(const BackwardRows& rows, int64_t begin, int64_t end);                                        \
-  void reduce_weight(const float* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype, \
-                     int64_t begin, int64_t end);                                                             \
+#define PRECAST_RMS_NORM_CPU_LEVEL(level)                                                                      \
+  namespace level {                                                                                            \
+  void forward(const ForwardRows& rows, int64_t begin, int64_t end);                                           \
+  void backward(const BackwardRows& rows, int64_t begin, int64_t end);                                         \
+  void reduce_weight(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype, \
+                     int64_t begin, int64_t end);                                                              \
   }
 
 PRECAST_RMS_NORM_CPU_LEVEL(baseline)
