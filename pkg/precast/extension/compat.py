@@ -82,7 +82,6 @@ class CPUAdamOptimizer:
                 self.adamw_mode,
                 False,
             )
-        _mark_written(params, exp_avg, exp_avg_sq)
 
 
 def rms_layernorm(out: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002 - a name to keep
@@ -99,11 +98,3 @@ def fused_add_rms_layernorm(input: Tensor, residual: Tensor, weight: Tensor, eps
 
     with torch.no_grad():
         namespace.overload("fused_add_rms_norm_")(input, residual, weight, eps, _CAST_ONCE)
-    _mark_written(input, residual)
-
-
-def _mark_written(*tensors: Tensor) -> None:
-    """Bumps version counters, which ``precast.ops`` does for its callers: it need not be imported here."""
-    import torch
-
-    torch.autograd.graph.increment_version(tensors)
