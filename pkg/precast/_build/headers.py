@@ -74,7 +74,7 @@ def complete(dest: Path, pins: Pins) -> bool:
     wanted = {**{f"include/{name}": sha for name, sha in pins.headers.items()}, **pins.notices}
     try:
         return all(hashlib.sha256((dest / name).read_bytes()).hexdigest() == sha for name, sha in wanted.items())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
