@@ -209,3 +209,62 @@ def test_many_steps_do_not_drift_with_the_rounding_of_beta(adam_levels: Any, lev
         step(lists, number, lr=0.0)
     right = 1 - 0.999**8000
     assert abs(float(lists[3][0][0]) / right - 1) < 2e-6
+
+
+def channels_last(tensor: Any) -> Any:
+    return tensor.view(2, 3, 2, 2).to(memory_format=torch.channels_last)
+
+
+def test_a_gradient_of_another_layout_is_brought_into_the_parameters(adam_levels: Any) -> None:
+    """Transposed, expanded, or contiguous beside a channels_last parameter; the gradient itself stays as it is."""
+    adam_levels.choose("")
+    lists = [[tensor.view(4, 6) for tensor in tensors] for tensors in made((24,))[:4]]
+    for strange in (lists[1][0].t().contiguous().t(), torch.ones(1, 6).expand(4, 6)):
+        kept = strange.clone()
+        wanted = step([*copied([lists[0], [strange], *lists[2:]]), []])
+        ours = step([*copied(lists[:1]), [strange], *copied(lists[2:]), []])
+        for which in (0, 2, 3):
+            assert torch.equal(ours[which][0], wanted[which][0])
+        assert torch.equal(strange, kept)
+    shaped = [[channels_last(tensor) for tensor in tensors] for tensors in made((24,))[:4]]
+    wanted = step([*(list(map(torch.clone, tensors)) for tensors in shaped), []])
+    shaped[1] = [shaped[1][0].contiguous()]
+    assert torch.equal(step([*shaped, []])[0][0], wanted[0][0])
+
+
+def spoiled(which: int, tensor: Any) -> Lists:
+    lists = made((24,), (F32, F32, F32, F32, BF16))
+    lists[which] = [tensor(lists) if callable(tensor) else tensor]
+    return lists
+
+
+REFUSED = {
+    "a second moment with gaps": (lambda: spoiled(3, torch.ones(48)[::2]), "exp_avg_sqs.0. and params.0. differ in"),
+    "a copy with gaps": (lambda: spoiled(4, torch.ones(48, dtype=BF16)[::2]), "copies.0. and params.0. differ in"),
+    "a copy of another length": (lambda: spoiled(4, torch.ones(23, dtype=BF16)), r"copies\[0\] has shape \(23,\)"),
+    "a gradient inside its parameter": (lambda: spoiled(1, lambda lists: lists[0][0]), "a gradient shares memory"),
+    "moments in one tensor": (lambda: spoiled(3, lambda lists: lists[2][0]), "share memory; each must have its own"),
+    "parameters that overlap": (
+        lambda: (
+            [[t[:20], t[4:]] if i == 0 else [t[:20].clone(), t[4:].clone()] for i, (t,) in enumerate(made((24,))[:4])]
+            + [[]]
+        ),
+        "share memory; each must have its own",
+    ),
+    "a flat gradient of a channels_last parameter": (
+        lambda: [[channels_last(t) if i != 1 else t] for i, (t,) in enumerate(made((24,))[:4])] + [[]],
+        r"grads\[0\] has shape \(24,\), params\[0\] has \(2, 3, 2, 2\) and is not contiguous; the same shape is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_updated_is_refused_before_any_write(adam_levels: Any, case: str) -> None:
+    adam_levels.choose("")
+    make, message = REFUSED[case]
+    lists = make()
+    before = copied(lists)
+    with pytest.raises(RuntimeError, match=message):
+        step(lists)
+    for tensors, kept in zip(lists, before, strict=True):
+        assert all(map(torch.equal, tensors, kept))
