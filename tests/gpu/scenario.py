@@ -87,7 +87,6 @@ def first_call() -> dict[str, object]:
 
     x, weight = inputs()
     torch.cuda.synchronize()
-    nvrtc_of_torch = mapped(r"libnvrtc\.so")
     start = time.perf_counter()
     y = precast.ops.rms_norm(x, weight)
     torch.cuda.synchronize()
@@ -97,7 +96,6 @@ def first_call() -> dict[str, object]:
     return {
         "first_call_ms": round(elapsed_ms, 2),
         "libraries": host_libraries(),
-        "nvrtc": [path for path in mapped(r"libnvrtc\.so") if path not in nvrtc_of_torch],
         "binary": sorted({row["binary"] for row in table.values()}),
         "ptx": sorted({row["ptx"] for row in table.values()}),
         "local_bytes": max(row["local_bytes"] for row in table.values()),
@@ -171,6 +169,8 @@ def side_stream() -> dict[str, object]:
     import precast.ops
 
     x, weight = inputs(rows=8192)
+    precast.ops.rms_norm(x, weight)  # loaded before the wait, which is shorter than a load can be
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
