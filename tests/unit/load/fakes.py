@@ -132,6 +132,7 @@ def write_installation(
     mode: BuildMode = BuildMode.RELEASE,
     label: str = "cu121",
     nvrtc: str = "12.1.105",
+    families: tuple[str, ...] = ("rms_norm", "rms_norm_backward", "cpu_adam"),
 ) -> BuildInfo:
     """Fills ``folder`` like precast/_C: a host library, device files of rms_norm by target, and their manifest."""
     host_files, device_files = [], []
@@ -152,7 +153,7 @@ def write_installation(
                 glibc=Release(2, 17),
                 glibcxx="3.4.22",
                 cpu_levels=("baseline",),
-                families=("rms_norm", "rms_norm_backward", "cpu_adam"),
+                families=families,
             )
         )
     for text, content in (device or {}).items():

@@ -1,0 +1,128 @@
+"""Installations of the package in folders of their own, and child processes that use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from precast._abi.settings import Settings
+from tests.unit.load import fakes
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STEERING = ("PRECAST_", "TORCH_CUDA_ARCH_LIST", "CUDA_EXT", "CXX", "XDG_CACHE_HOME", "PYTHONPATH")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder with ``precast`` in it, a home, and a build cache."""
+
+    folder: Path
+    home: Path
+    cache: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def c_dir(self) -> Path:
+        return self.folder / "precast" / "_C"
+
+    @property
+    def library(self) -> Path:
+        """The prebuilt host library."""
+        (path,) = (self.c_dir / "host").glob("*.so")
+        return path
+
+    def run(
+        self, code: str, *, env: dict[str, str] | None = None, options: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs code in a fresh process that sees this installation; the caller judges its status."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
+        steering = {
+            "PYTHONPATH": str(self.folder),
+            "HOME": str(self.home),
+            "PRECAST_CACHE_DIR": str(self.cache),
+            "MAX_JOBS": "2",
+        }
+        return subprocess.run(
+            [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
+            env=inherited | steering | self.env | (env or {}),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def ok(self, code: str, *, env: dict[str, str] | None = None) -> str:
+        """What the code printed on stdout; it must succeed."""
+        done = self.run(code, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def refusal(self, code: str, *, env: dict[str, str] | None = None) -> str:
+        """The text of the KernelError that the code must raise, after its class."""
+        body = textwrap.indent(textwrap.dedent(code).strip(), "    ")
+        return self.ok(
+            "from precast.errors import KernelError\n"
+            f"try:\n{body}\n"
+            "except KernelError as error:\n    print(type(error).__name__ + ': ' + str(error))\n"
+            "else:\n    raise AssertionError('nothing was refused')\n",
+            env=env,
+        )
+
+
+@pytest.fixture(scope="session")
+def stable_headers() -> Path:
+    """The folder that a wheel carries as csrc/torch_stable; read from the package index once per user."""
+    from precast._build.cache import Cache, default_root
+    from precast._build.host import stable_headers_dir
+
+    return stable_headers_dir(Cache(default_root(Settings.from_env(os.environ)))).parent
+
+
+@pytest.fixture(scope="session")
+def built(stable_headers: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A checkout-like installation in whose cache the host library of cpu_adam has been built."""
+    site = make_site(tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("cache"), stable_headers)
+    site.ok("import precast; print(precast.load('adam_'))")
+    return site
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Site:
+    """An installation with nothing prebuilt, an empty cache, and no sources to build from."""
+    return make_site(tmp_path, tmp_path / "cache", None)
+
+
+@pytest.fixture
+def pure(tmp_path: Path, stable_headers: Path) -> Site:
+    """An installation with nothing prebuilt, and an empty cache."""
+    return make_site(tmp_path, tmp_path / "cache", stable_headers)
+
+
+@pytest.fixture
+def wheel(built: Site, tmp_path: Path, stable_headers: Path) -> Site:
+    """An installation with a prebuilt host library of cpu_adam; a JIT finds it in the cache as well."""
+    site = make_site(tmp_path, built.cache, stable_headers)
+    (library,) = built.cache.glob("v1/cpu_adam/*/cpu_adam.so")
+    fakes.write_installation(site.c_dir, library, families=("cpu_adam",))
+    return site
+
+
+def make_site(folder: Path, cache: Path, headers: Path | None) -> Site:
+    site = Site(folder / "site", folder / "home", cache)
+    site.home.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.cubin", "*.ptx", "build_info.json")
+    shutil.copytree(CHECKOUT / "pkg" / "precast", site.folder / "precast", ignore=ignored)
+    if headers is not None:
+        shutil.copytree(
+            CHECKOUT / "csrc", site.folder / "precast" / "csrc", ignore=shutil.ignore_patterns("torch_stable")
+        )
+        (site.folder / "precast" / "csrc" / "torch_stable").symlink_to(headers)
+    return site

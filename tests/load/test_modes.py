@@ -1,0 +1,67 @@
+"""Where a kernel comes from in each mode, and what is said about it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.load.conftest import Site
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+STEP = """
+import torch, precast
+from precast.optim import CPUAdam
+weight = torch.nn.Parameter(torch.ones(100))
+weight.grad = torch.ones(100)
+CPUAdam([weight], lr=0.5).step()
+assert torch.allclose(weight, torch.full((100,), 0.5)), weight
+print(precast.load("adam_").host.kind)
+"""
+
+
+def test_a_prebuilt_kernel_is_used_in_silence_and_nothing_is_written(wheel: Site) -> None:
+    done = wheel.run(STEP, env={"PATH": "/nonexistent", "PRECAST_CACHE_DIR": str(wheel.home / "cache")})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "prebuilt\n", "")
+    assert list(wheel.home.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "aot"])
+def test_the_mapped_library_is_the_prebuilt_one(wheel: Site, mode: str) -> None:
+    said = wheel.ok(STEP + "print(open('/proc/self/maps').read())", env={"PRECAST_JIT": mode})
+    assert set(re.findall(r"/\S*(?:cpu_adam|torch-stable)\S*\.so", said)) == {str(wheel.library)}
+
+
+def test_mode_jit_takes_its_own_build_and_leaves_the_prebuilt_alone(wheel: Site) -> None:
+    said = wheel.ok(STEP + "print(open('/proc/self/maps').read())", env={"PRECAST_JIT": "jit"})
+    assert said.startswith("cache\n") and str(wheel.library) not in said
+
+
+def test_a_jit_build_says_what_why_and_how_long_and_only_the_first_time(pure: Site) -> None:
+    first = pure.run(STEP)
+    assert (first.returncode, first.stdout) == (0, "jit\n"), first.stderr
+    lines = first.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert re.fullmatch(r"precast: building the host library of cpu_adam with g\+\+ \S+ \(.*prebuilt.*\)", lines[0])
+    assert re.fullmatch(r"precast: built the host library of cpu_adam in \d+\.\d s", lines[1])
+    second = pure.run(STEP, env={"PATH": "/nonexistent:/usr/bin:/bin"})
+    assert (second.stdout, second.stderr) == ("cache\n", "")
+
+
+def test_the_log_tells_the_same(built: Site) -> None:
+    code = "import logging; logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s')\n" + STEP
+    done = built.run(code)
+    assert "precast: the host library of cpu_adam comes from the build cache (" in done.stderr, done.stderr
+
+
+def test_off_and_aot_refuse_without_a_compiler_being_looked_for(bare: Site) -> None:
+    for mode in ("aot", "off"):
+        said = bare.refusal(STEP, env={"PRECAST_JIT": mode, "PATH": "/nonexistent"})
+        assert said.startswith("JitDisabled: cpu_adam cannot be loaded for cpu"), said
+        assert f"PRECAST_JIT={mode}" in said and "export PRECAST_JIT=auto" in said and "no-compiler" not in said
+    assert not bare.cache.exists()
+
+
+def test_a_mode_that_does_not_exist_is_refused_by_name(bare: Site) -> None:
+    assert "PRECAST_JIT='allways'" in bare.refusal(STEP, env={"PRECAST_JIT": "allways"})
