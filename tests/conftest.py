@@ -1,8 +1,8 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``wheel``, ``container``). The needs of the collected tests are
-probed once; what was found is printed above the results, and a test whose need is not met is skipped here, with the
-reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``container``). The needs of the collected
+tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped here,
+with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
 Every skip is listed again at the end. A module that cannot even be imported without torch says
 ``pytest.importorskip("torch")`` first.
 """
@@ -86,6 +86,11 @@ def probe_wheel() -> Found:
     return Found(True, f"pip finds {wanted}")
 
 
+def probe_nvcc() -> Found:
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return Found(nvcc is not None, nvcc or "no nvcc on PATH or in /usr/local/cuda/bin")
+
+
 def probe_container() -> Found:
     for engine in filter(None, map(shutil.which, ("docker", "podman"))):
         if subprocess.run([engine, "info"], capture_output=True, timeout=60, check=False).returncode == 0:
@@ -99,6 +104,7 @@ NEEDS = {
         Need("torch", "imports torch", probe_torch),
         Need("gpu", "needs an NVIDIA GPU that torch can use; gpu(2): as many of them", probe_gpu),
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
+        Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
         Need("container", "needs a container engine that answers", probe_container),
     )

@@ -38,7 +38,7 @@ DEVICE TwoSums row_sums(float squares, float products, float* shared) {
 // A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  __shared__ alignas(16) float shared[2][64];
+  alignas(16) __shared__ float shared[2][64];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -136,7 +136,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 // Any row, one element at a time and read twice; the worker's line of `parts` is the accumulator.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
-  __shared__ alignas(16) float shared[2][64];
+  alignas(16) __shared__ float shared[2][64];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;
   const i64 first = threadIdx.x, step = blockDim.x;

@@ -12,7 +12,7 @@ namespace rms_norm {
 // One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
 template <class T, int V, bool kAdd>
 DEVICE void forward_row(const ForwardArgs& a) {
-  __shared__ alignas(16) float shared[32];
+  alignas(16) __shared__ float shared[32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -85,7 +85,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
 // comes first (a.vectors, which may be 0), the rest one element at a time.
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
-  __shared__ alignas(16) float shared[32];
+  alignas(16) __shared__ float shared[32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const i64 first = threadIdx.x, step = blockDim.x, vectors = a.vectors, rest = vectors * T::kPerVector + first;

@@ -1,0 +1,12 @@
+// The device code of RMSNorm as C++ for the emulator. DEVICE_CODE and BACKWARD_CODE are its sources with every line of
+// PTX replaced; each entry point takes the address of its arguments.
+#include "emulator.h"
+
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+
+#include DEVICE_CODE
+#include BACKWARD_CODE
+
+extern const EmulatedKernel emulated_kernels[] = {KERNEL_TABLE{nullptr, nullptr}};

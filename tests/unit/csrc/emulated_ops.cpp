@@ -1,0 +1,68 @@
+// The ops of RMSNorm exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the families'
+// CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the emulator.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/launch.h"
+#include "common/torch.h"
+#include "emulator.h"
+#include "rms_norm/cpu.h"
+
+extern const EmulatedKernel emulated_kernels[];
+
+extern "C" const precast::Family* const __start_precast_families[];
+extern "C" const precast::Family* const __stop_precast_families[];
+
+namespace precast {
+
+static char launched[1 << 12];
+
+void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void** arguments) {
+  PRECAST_CHECK(entry >= 0 && entry < family.entry_count, "there is no entry %d", entry);
+  const char* name = family.entries[entry].name;
+  for (const EmulatedKernel* kernel = emulated_kernels; kernel->name != nullptr; ++kernel) {
+    if (strcmp(kernel->name, name) != 0) continue;
+    const size_t used = strlen(launched);
+    snprintf(launched + used, sizeof(launched) - used, "%s<%u,%ux%u> ", name, shape.blocks_x, shape.threads_x,
+             shape.threads_y);
+    emulator::launch(kernel->function, arguments[0], shape.blocks_x, shape.threads_x, shape.threads_y);
+    return;
+  }
+  fail("device code has no entry point %s", name);
+}
+
+int multiprocessors(int) { return 2; }
+
+// The CPU's own kernels are not under test here, and never called.
+#define NO_CPU_LEVEL(level)                                                                     \
+  namespace rms_norm::level {                                                                   \
+  void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                               \
+  void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                             \
+  void reduce_weight(const double*, int64_t, int64_t, void*, int, int64_t, int64_t) { abort(); } \
+  }
+NO_CPU_LEVEL(baseline)
+#if defined(__x86_64__)
+NO_CPU_LEVEL(avx2)
+NO_CPU_LEVEL(avx512)
+#endif
+
+}  // namespace precast
+
+extern "C" __attribute__((visibility("default"))) void emulated_register(const char* space) {
+  TorchLibraryHandle library = nullptr;
+  aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &library);
+  for (auto family = __start_precast_families; family != __stop_precast_families; ++family) {
+    for (int64_t i = 0; i < (*family)->implementation_count; ++i) {
+      const precast::Implementation& one = (*family)->implementations[i];
+      if (strcmp(one.key, "CUDA") == 0) torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION);
+    }
+  }
+}
+
+// "name<blocks,threads x rows> ..." of every launch since the last call.
+extern "C" __attribute__((visibility("default"))) const char* emulated_launches() {
+  static char taken[sizeof(precast::launched)];
+  memcpy(taken, precast::launched, sizeof(taken));
+  precast::launched[0] = '\0';
+  return taken;
+}

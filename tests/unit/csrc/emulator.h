@@ -1,0 +1,156 @@
+// Runs device code on the CPU, thread by thread, to hold its indices and barriers against the truth without a GPU.
+//
+// Every thread of a block is a fiber. A warp runs on alone as far as it can, up to a barrier of the block, so that a
+// missing barrier shows as a wrong number; the order of the warps changes from barrier to barrier. Blocks follow one
+// another and find the shared memory as the one before left it.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+struct Index3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+
+inline Index3 threadIdx, blockIdx, blockDim, gridDim;
+
+// An entry point of device code under test.
+struct EmulatedKernel {
+  const char* name;
+  void (*function)(const void*);
+};
+
+namespace emulator {
+
+constexpr size_t kStackBytes = 64 * 1024;
+
+enum class State { kReady, kAtShuffle, kAtBarrier, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  Index3 index;
+  State state = State::kReady;
+  float offered = 0;
+};
+
+inline ucontext_t scheduler;
+inline std::vector<Fiber> fibers;
+inline size_t running;
+inline void (*kernel)(const void*);
+inline const void* kernel_arguments;
+
+inline void yield(State state) {
+  fibers[running].state = state;
+  swapcontext(&fibers[running].context, &scheduler);
+}
+
+inline void body() {
+  kernel(kernel_arguments);
+  yield(State::kDone);
+}
+
+inline void resume(size_t fiber) {
+  running = fiber;
+  threadIdx = fibers[fiber].index;
+  fibers[fiber].state = State::kReady;
+  swapcontext(&scheduler, &fibers[fiber].context);
+}
+
+// Runs one warp until all of its threads are done or wait for the block.
+inline void run_warp(size_t first) {
+  for (;;) {
+    size_t shuffling = 0, waiting = 0;
+    for (size_t i = first; i < first + 32; ++i) {
+      if (fibers[i].state == State::kReady || fibers[i].state == State::kAtShuffle) resume(i);
+    }
+    for (size_t i = first; i < first + 32; ++i) {
+      shuffling += fibers[i].state == State::kAtShuffle;
+      waiting += fibers[i].state == State::kAtBarrier;
+    }
+    if (shuffling == 0) return;
+    if (shuffling != 32) throw std::runtime_error("a shuffle of the full warp was reached by a part of it");
+  }
+}
+
+inline void run_block(unsigned threads_x, unsigned threads_y, unsigned seed) {
+  const size_t count = static_cast<size_t>(threads_x) * threads_y, warps = count / 32;
+  if (fibers.size() < count) fibers = std::vector<Fiber>(count);
+  for (size_t i = 0; i < count; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.index = {static_cast<unsigned>(i % threads_x), static_cast<unsigned>(i / threads_x), 0};
+    fiber.state = State::kReady;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, body, 0);
+  }
+  for (;;) {
+    seed = seed * 1664525u + 1013904223u;
+    for (size_t i = 0; i < warps; ++i) run_warp((i + seed / 65536) % warps * 32);
+    size_t waiting = 0;
+    for (size_t i = 0; i < count; ++i) waiting += fibers[i].state == State::kAtBarrier;
+    if (waiting == 0) return;
+    if (waiting != count) throw std::runtime_error("a barrier was reached by a part of the block");
+    for (size_t i = 0; i < count; ++i) fibers[i].state = State::kReady;
+  }
+}
+
+inline void launch(void (*function)(const void*), const void* arguments, unsigned blocks, unsigned threads_x,
+                   unsigned threads_y) {
+  kernel = function;
+  kernel_arguments = arguments;
+  gridDim = {blocks, 1, 1};
+  blockDim = {threads_x, threads_y, 1};
+  for (unsigned block = 0; block < blocks; ++block) {
+    blockIdx = {block, 0, 0};
+    run_block(threads_x, threads_y, block);
+  }
+}
+
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::yield(emulator::State::kAtBarrier); }
+
+inline float __shfl_xor_sync(unsigned, float value, int distance) {
+  const size_t self = emulator::running;
+  emulator::fibers[self].offered = value;
+  emulator::yield(emulator::State::kAtShuffle);  // all have offered
+  const float taken = emulator::fibers[self ^ static_cast<size_t>(distance)].offered;
+  emulator::yield(emulator::State::kAtShuffle);  // all have taken
+  return taken;
+}
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
+
+// What the test puts in place of inline PTX.
+template <class To, class From>
+To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}

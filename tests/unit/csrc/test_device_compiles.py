@@ -1,0 +1,161 @@
+"""Every device source compiles for every target of the labels, without a spill and within its register budget."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._build import catalogue, device, elf, flags, matrix, nvrtc
+
+CSRC = Path(__file__).parents[3] / "csrc"
+WITH_DEVICE = [family for family in catalogue.FAMILIES if family.device is not None]
+IDS = [family.name for family in WITH_DEVICE]
+
+# The registers that leave room for as many threads as the bandwidth needs (65536 / threads on a multiprocessor). An SM
+# with room for 1024 or 1536 threads only has more for each, and there the compiler may use them.
+BUDGETS = {"add_rms_norm_v1": 32, "rms_norm_v4": 48, "rms_norm_any": 64}
+BUDGETS |= {"rms_norm_backward_v1": 64, "rms_norm_backward_v2": 80, "rms_norm_backward_any": 128}
+BUDGETS |= {"rms_norm_backward_columns": 64}
+FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
+
+MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
+LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
+COMPILES = [
+    pytest.param(family, label, target, id=f"{family.name}-{label}-{target}")
+    for family in WITH_DEVICE
+    for label, spec in LABELS.items()
+    for target in spec.targets
+]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What ptxas says of one entry point."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def usage_of(log: str) -> dict[str, Usage]:
+    """Reads the report of ``ptxas -v``."""
+    pattern = re.compile(
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+        r".*?Used (\d+) registers",
+        re.DOTALL,
+    )
+    return {
+        name: Usage(int(registers), int(stack), int(stores) + int(loads))
+        for name, stack, stores, loads, registers in pattern.findall(log)
+    }
+
+
+def entry_points(family: catalogue.Family) -> set[str]:
+    assert family.device is not None
+    return set(re.findall(r"^KERNEL\((\w+)", (CSRC / family.device).read_text(), re.MULTILINE))
+
+
+def budget(entry: str, target: GpuTarget) -> int:
+    allowed = BUDGETS[re.sub(r"_(f32|f16|bf16)", "", entry)]
+    return max(allowed, 64) if target.capability.number in FEWER_THREADS else allowed
+
+
+Opener = Callable[[str], nvrtc.Compiler]
+
+
+@pytest.fixture(scope="session")
+def opened(pytestconfig: pytest.Config) -> Opener:
+    """A label's own NVRTC: from this environment, else fetched once and kept beside pytest's cache."""
+
+    @functools.cache
+    def find(label: str) -> nvrtc.Compiler:
+        spec = LABELS[label]
+        assert pytestconfig.cache is not None
+        site = pytestconfig.cache.mkdir(f"nvrtc-{spec.nvrtc}")
+        places = [*(Path(entry) for entry in sys.path if entry), site]
+        found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=places)
+        if found is None:
+            wanted = f"{spec.package}=={spec.nvrtc}"
+            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
+            subprocess.run([*command, "--target", str(site), wanted], check=True)
+            found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=[site])
+        assert found is not None, looked_at
+        return nvrtc.open_nvrtc(found)
+
+    return find
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(("family", "label", "target"), COMPILES)
+def test_nvrtc(opened: Opener, family: catalogue.Family, label: str, target: GpuTarget) -> None:
+    program = device.read_program(family, CSRC)
+    ptx = target.kind is TargetKind.PTX
+    options = [*flags.nvrtc_options(target, debug=False), *(() if ptx else ("--ptxas-options=-v",))]
+    done = opened(label).compile(program.source, program.name, program.headers, options, ptx=ptx)
+    assert done.error is None, done.log
+    assert "warning" not in done.log.lower(), done.log
+    wanted = entry_points(family)
+    if ptx:
+        assert set(re.findall(rb"\.visible \.entry (\w+)", done.image)) == {entry.encode() for entry in wanted}
+        return
+    assert elf.read_cubin(done.image).target.capability == target.capability
+    used = usage_of(done.log)
+    assert set(used) == wanted
+    for entry, usage in used.items():
+        assert (usage.stack_bytes, usage.spill_bytes) == (0, 0), entry
+        assert usage.registers <= budget(entry, target), (entry, usage)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("family", WITH_DEVICE, ids=IDS)
+def test_nvcc(family: catalogue.Family, tmp_path: Path) -> None:
+    """The toolkit's compiler takes the same files, host pass included, and warns of nothing."""
+    assert family.device is not None
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    command = [nvcc, "-std=c++17", "-Werror", "all-warnings", "-Xptxas", "-v", "-gencode", "arch=compute_90,code=sm_90"]
+    command += [
+        "-gencode",
+        "arch=compute_75,code=sm_75",
+        "-c",
+        str(CSRC / family.device),
+        "-o",
+        str(tmp_path / "device.o"),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    used = usage_of(done.stdout)
+    assert set(used) == entry_points(family)
+    assert all((usage.stack_bytes, usage.spill_bytes) == (0, 0) for usage in used.values()), used
+
+
+def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
+    """launch() finds kernels by name: a name that one side lacks would fail at the first use on a GPU only."""
+    for host, family in (
+        ("rms_norm/host.cpp", catalogue.RMS_NORM),
+        ("rms_norm/backward.cpp", catalogue.RMS_NORM_BACKWARD),
+    ):
+        table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
+        assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)
+
+
+@pytest.mark.parametrize("family", WITH_DEVICE, ids=IDS)
+def test_device_code_includes_nothing_of_others(family: catalogue.Family) -> None:
+    program = device.read_program(family, CSRC)
+    assert all(name.startswith("csrc/") for name in program.digests)
+
+
+def test_a_spill_is_seen() -> None:
+    log = (
+        "ptxas info    : Compiling entry function 'a' for 'sm_90'\nptxas info    : Function properties for a\n"
+        "    8 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\nptxas info    : Used 40 registers, x\n"
+    )
+    assert usage_of(log) == {"a": Usage(40, 8, 12)}

@@ -1,0 +1,224 @@
+"""The device code, run thread by thread on the CPU and held against fp64: every index, barrier and launch choice."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast._build import catalogue  # noqa: E402
+from precast.ops import _reference  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+EPS = 1e-6
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+UNIT = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+class Emulated:
+    """The ops of the emulated library, and what they launched."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = torch.library.Library("precast_emulated", "DEF")
+        for family in (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD):
+            for schema in family.ops:
+                self.library.define(schema)
+        self.c = ctypes.CDLL(str(path))
+        self.c.emulated_launches.restype = ctypes.c_char_p
+        self.c.emulated_register(b"precast_emulated")
+        self.ops = torch.ops.precast_emulated
+
+    def launches(self) -> str:
+        text: bytes = self.c.emulated_launches()
+        return text.decode().strip()
+
+
+@pytest.fixture(scope="module")
+def gpu(emulated: Path) -> Emulated:
+    return Emulated(emulated)
+
+
+def made(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def unaligned(tensor: Any) -> Any:
+    """The same values one element off a 16-byte boundary."""
+    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    offset = next(i for i in range(8) if (room.data_ptr() + i * tensor.element_size()) % 16)
+    view = room[offset : offset + tensor.numel()].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def assert_close(ours: Any, exact: Any, units: float = 1.0, floor: float = 1e-6) -> None:
+    """Within ``units`` in the last place of the dtype, and a hair of fp32."""
+    assert ours.shape == exact.shape
+    if ours.dtype == torch.float32:
+        units *= 8  # several roundings, not one
+    allowed = units * UNIT[ours.dtype] * exact.abs() + floor
+    worst = ((ours.double() - exact).abs() / allowed).max().item() if exact.numel() else 0.0
+    assert worst <= 1.0, f"{worst} times the allowed error"
+
+
+def wide(*tensors: Any) -> list[Any]:
+    return [t.double() for t in tensors]
+
+
+FORWARD = [
+    (torch.bfloat16, (5, 128), "rms_norm_bf16_v4<2,32x4>"),
+    (torch.bfloat16, (3, 1024), "rms_norm_bf16_v4<2,32x2>"),
+    (torch.bfloat16, (2, 4096), "rms_norm_bf16_v4<2,128x1>"),
+    (torch.bfloat16, (2, 8192), "rms_norm_bf16_v4<2,256x1>"),
+    (torch.bfloat16, (1, 20480), "rms_norm_bf16_v4<1,640x1>"),
+    (torch.bfloat16, (1, 20488), "rms_norm_bf16_any<1,512x1>"),
+    (torch.float16, (2, 1032), "rms_norm_f16_v4<2,64x1>"),
+    (torch.float16, (2, 769), "rms_norm_f16_any<2,224x1>"),
+    (torch.float16, (9, 7), "rms_norm_f16_any<3,32x4>"),
+    (torch.float32, (2, 4096), "rms_norm_f32_v4<2,256x1>"),
+    (torch.float32, (7, 1), "rms_norm_f32_any<2,32x4>"),
+    (torch.float32, (2, 2, 3, 20), "rms_norm_f32_v4<3,32x4>"),
+    (torch.float32, (1, 100_003), "rms_norm_f32_any<1,512x1>"),
+]
+
+
+@pytest.mark.parametrize("casting", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "shape", "launch"), FORWARD)
+def test_forward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int) -> None:
+    x, weight = made(*shape, dtype=dtype), made(shape[-1], dtype=dtype, seed=1)
+    gpu.launches()
+    y = gpu.ops.rms_norm(x, weight, EPS, casting)
+    assert gpu.launches() == launch
+    exact = _reference.rms_norm(*wide(x, weight), EPS, casting)
+    assert_close(y, exact, 2.0 if casting == 1 else 0.51, floor=2e-6)
+
+
+ADD = [
+    (torch.bfloat16, (5, 128), "add_rms_norm_bf16_v1<2,32x4>"),
+    (torch.bfloat16, (3, 1024), "add_rms_norm_bf16_v1<3,128x1>"),
+    (torch.bfloat16, (1, 8192), "add_rms_norm_bf16_v1<1,1024x1>"),
+    (torch.bfloat16, (1, 8200), "rms_norm_bf16_any<1,512x1>"),
+    (torch.float16, (2, 770), "rms_norm_f16_any<2,224x1>"),
+    (torch.float16, (2, 4096), "add_rms_norm_f16_v1<2,512x1>"),
+    (torch.float32, (3, 100), "add_rms_norm_f32_v1<1,32x4>"),
+    (torch.float32, (2, 103), "rms_norm_f32_any<1,32x4>"),
+]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("casting", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "shape", "launch"), ADD)
+def test_add(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, in_place: bool) -> None:
+    x, residual, weight = made(*shape, dtype=dtype), made(*shape, dtype=dtype, seed=1), made(shape[-1], dtype=dtype)
+    total = x + residual
+    exact = _reference.rms_norm(*wide(total, weight), EPS, casting)
+    gpu.launches()
+    if in_place:
+        gpu.ops.fused_add_rms_norm_(x, residual, weight, EPS, casting)
+        y, added = x, residual
+    else:
+        y, added = gpu.ops.fused_add_rms_norm(x, residual, weight, EPS, casting)
+    assert gpu.launches() == launch
+    assert torch.equal(added, total)
+    assert_close(y, exact, 2.0 if casting == 1 else 0.51, floor=2e-6)
+
+
+BACKWARD = [
+    (torch.bfloat16, (40, 128), "rms_norm_backward_bf16_v1<8,32x4> rms_norm_backward_columns<4,32x32>"),
+    (torch.bfloat16, (9, 4096), "rms_norm_backward_bf16_v1<4,512x1> rms_norm_backward_columns<128,32x32>"),
+    (torch.bfloat16, (3, 8192), "rms_norm_backward_bf16_v1<2,1024x1> rms_norm_backward_columns<256,32x32>"),
+    (torch.bfloat16, (3, 12288), "rms_norm_backward_bf16_v2<2,768x1> rms_norm_backward_columns<384,32x32>"),
+    (torch.bfloat16, (3, 12296), "rms_norm_backward_bf16_any<3,512x1> rms_norm_backward_columns<385,32x32>"),
+    (torch.float16, (50, 1000), "rms_norm_backward_f16_v1<16,128x1> rms_norm_backward_columns<32,32x32>"),
+    (torch.float16, (9, 111), "rms_norm_backward_f16_any<3,32x4> rms_norm_backward_columns<4,32x32>"),
+    (torch.float32, (9, 1028), "rms_norm_backward_f32_v1<6,288x1> rms_norm_backward_columns<33,32x32>"),
+    (torch.float32, (5, 1), "rms_norm_backward_f32_any<2,32x4> rms_norm_backward_columns<1,32x32>"),
+    (torch.float32, (4, 777), "rms_norm_backward_f32_any<4,224x1> rms_norm_backward_columns<25,32x32>"),
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("casting", [0, 2])
+@pytest.mark.parametrize(("dtype", "shape", "launch"), BACKWARD)
+def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, fused: bool) -> None:
+    grad, x, weight = made(*shape, dtype=dtype, seed=1), made(*shape, dtype=dtype), made(shape[-1], dtype=dtype, seed=2)
+    gpu.launches()
+    if fused:
+        grad_sum = made(*shape, dtype=dtype, seed=3)
+        ours = gpu.ops.fused_add_rms_norm_backward(grad, grad_sum, x, weight, EPS, casting)
+        exact = _reference.fused_add_rms_norm_backward(*wide(grad, grad_sum, x, weight), EPS, casting)
+    else:
+        ours = gpu.ops.rms_norm_backward(grad, x, weight, EPS, casting)
+        exact = _reference.rms_norm_backward(*wide(grad, x, weight), EPS, casting)
+    assert gpu.launches() == launch
+    assert_close(ours[0], exact[0], 0.51, floor=5e-6)
+    assert_close(ours[1], exact[1], 0.51, floor=2e-5)
+    again = (
+        gpu.ops.fused_add_rms_norm_backward(grad, grad_sum, x, weight, EPS, casting)
+        if fused
+        else gpu.ops.rms_norm_backward(grad, x, weight, EPS, casting)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unaligned_rows_go_through_the_general_kernel(gpu: Emulated, dtype: Any) -> None:
+    x, weight = unaligned(made(3, 512, dtype=dtype)), made(512, dtype=dtype, seed=1)
+    gpu.launches()
+    y = gpu.ops.rms_norm(x, weight, EPS, 0)
+    assert gpu.launches() == f"rms_norm_{NAMES[dtype]}_any<3,128x1>"
+    assert_close(y, _reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
+    assert_close(gpu.ops.rms_norm(x.contiguous().clone(), unaligned(weight), EPS, 0), y.double(), 1.0)
+
+
+def test_strided_rows_are_read_where_they_lie(gpu: Emulated) -> None:
+    wide_rows = made(4, 3, 96, dtype=torch.bfloat16)
+    weight = made(64, dtype=torch.bfloat16)
+    for x in (wide_rows[..., :64], wide_rows[..., 1:65], wide_rows.transpose(0, 1)[..., :64], wide_rows[:1, :1, 16:80]):
+        y = gpu.ops.rms_norm(x, weight, EPS, 0)
+        assert y.is_contiguous()
+        assert_close(y, _reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
+
+
+def test_in_place_beside_each_other(gpu: Emulated) -> None:
+    room = made(6, 128, dtype=torch.float16)
+    x, residual, weight = room[:, :64], room[:, 64:], made(64, dtype=torch.float16)
+    y, total = gpu.ops.fused_add_rms_norm(x, residual, weight, EPS, 0)
+    gpu.ops.fused_add_rms_norm_(x, residual, weight, EPS, 0)
+    assert torch.equal(x, y)
+    assert torch.equal(residual, total)
+
+
+def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
+    gpu.launches()
+    for shape in ((0, 8), (3, 0), (0,), (2, 0, 8)):
+        weight = made(shape[-1])
+        assert gpu.ops.rms_norm(torch.empty(shape), weight, EPS, 0).shape == shape
+        y, total = gpu.ops.fused_add_rms_norm(torch.empty(shape), torch.empty(shape), weight, EPS, 0)
+        assert y.shape == total.shape == shape
+    assert gpu.launches() == ""
+    grad_x, grad_weight = gpu.ops.rms_norm_backward(torch.empty(0, 8), torch.empty(0, 8), made(8), EPS, 0)
+    assert grad_x.shape == (0, 8)
+    assert torch.equal(grad_weight, torch.zeros(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nan_and_infinity_stay_what_they_are(gpu: Emulated, dtype: Any) -> None:
+    x = made(3, 64, dtype=dtype)
+    x[0, 5], x[1, 7] = float("nan"), float("inf")
+    weight = torch.full((64,), -0.0, dtype=dtype)
+    y = gpu.ops.rms_norm(x, weight, EPS, 0)
+    assert y[0].isnan().all()
+    assert torch.equal(y[1].isnan(), torch.arange(64) == 7)
+    assert torch.equal(torch.signbit(y[2]), ~torch.signbit(x[2]))
+
+
+def test_a_row_of_zeros(gpu: Emulated) -> None:
+    assert torch.equal(gpu.ops.rms_norm(torch.zeros(2, 64), torch.ones(64), EPS, 0), torch.zeros(2, 64))
+    assert gpu.ops.rms_norm(torch.zeros(1, 64), torch.ones(64), 0.0, 0).isnan().all()
