@@ -40,6 +40,14 @@ def made(*shape: int, dtype: Any = torch.float32, device: str = "cpu", seed: int
     return torch.randn(*shape, generator=generator).to(device, dtype)
 
 
+def same(ours: Any, other: Any) -> bool:
+    """Equal, as the CPU computes a row in one way only; a GPU sums rows of another alignment in another order."""
+    if ours.device.type == "cpu":
+        return torch.equal(ours, other)
+    torch.testing.assert_close(ours, other, rtol=max(1e-6, 2 * torch.finfo(ours.dtype).eps), atol=1e-6)
+    return True
+
+
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("casting", CASTINGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,22 +116,22 @@ def test_any_layout_gives_the_numbers_of_the_plain_one(dtype: Any, hidden: int, 
     for weights in (weight[:hidden], weight[1 : hidden + 1], weight[: 2 * hidden : 2]):
         for name, x in layouts(hidden, dtype, device).items():
             plain_x, plain_weight = x.clone(memory_format=torch.contiguous_format), weights.clone()
-            assert torch.equal(ops.rms_norm(x, weights), ops.rms_norm(plain_x, plain_weight)), name
+            assert same(ops.rms_norm(x, weights), ops.rms_norm(plain_x, plain_weight)), name
             residual = made(4, 6, hidden, dtype=dtype, device=device, seed=2)
             ours = ops.fused_add_rms_norm(residual, x, weights)
             for one, other in zip(ours, ops.fused_add_rms_norm(residual, plain_x, plain_weight), strict=True):
-                assert torch.equal(one, other), name
+                assert same(one, other), name
 
 
 @pytest.mark.parametrize("name", ["row-strided", "row-strided, unaligned", "unaligned", "every other row"])
 def test_in_place_in_strided_rows(name: str, device: str) -> None:
     weight = made(16, device=device, seed=1)
     x = layouts(16, torch.float32, device)[name]
-    residual = layouts(16, torch.float32, device)[name] + 1
+    residual = layouts(16, torch.float32, device)[name].add_(1)
     y, total = ops.fused_add_rms_norm(x.clone(), residual.clone(), weight)
     neighbours = x._base.clone() if x._base is not None else None
     ops.fused_add_rms_norm_(x, residual, weight)
-    assert torch.equal(x, y)
+    assert same(x, y)
     assert torch.equal(residual, total)
     if neighbours is not None:  # nothing beside the rows was written
         x.copy_(layouts(16, torch.float32, device)[name])

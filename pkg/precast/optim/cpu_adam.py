@@ -185,19 +185,28 @@ class _Batch:
     written_back: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, item: _Item, state: dict[str, Tensor]) -> None:
-        written = [item.param, state["exp_avg"], state["exp_avg_sq"], *([] if item.copy is None else [item.copy])]
-        grad = item.grad
-        if not all(tensor.is_contiguous() for tensor in written):
+        param, grad, copy, m, v = item.param, item.grad, item.copy, state["exp_avg"], state["exp_avg_sq"]
+        flat = param.is_contiguous() and m.is_contiguous() and v.is_contiguous()
+        if not (flat and (copy is None or copy.is_contiguous())):
             # The op takes flat ranges. Dimensions in the order of their strides make one of a channels_last tensor
             # without moving anything; what still has gaps is updated in a copy.
-            order = sorted(range(grad.dim()), key=item.param.stride, reverse=True)
-            views = [tensor.permute(order) for tensor in written]
-            grad, written = grad.permute(order), [view.contiguous() for view in views]
-            self.written_back.extend(pair for pair in zip(views, written, strict=True) if pair[0] is not pair[1])
-        for tensors, tensor in zip((self.params, self.exp_avgs, self.exp_avg_sqs, self.copies), written, strict=False):
-            tensors.append(tensor)
+            order = sorted(range(param.dim()), key=param.stride, reverse=True)
+            grad = grad.permute(order)
+            param, m, v = (self._flat(tensor.permute(order)) for tensor in (param, m, v))
+            copy = None if copy is None else self._flat(copy.permute(order))
+        self.params.append(param)
         self.grads.append(grad)
+        self.exp_avgs.append(m)
+        self.exp_avg_sqs.append(v)
+        if copy is not None:
+            self.copies.append(copy)
         self.steps.append(state["step"])
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        flat = tensor.contiguous()
+        if flat is not tensor:
+            self.written_back.append((tensor, flat))
+        return flat
 
     def run(self, scale: float) -> None:
         group = self.group
