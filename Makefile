@@ -54,7 +54,8 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --upgrade pip
-	$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt --group dev torch
+	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
 	touch $@

@@ -2,8 +2,8 @@
 
 A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``container``). The needs of the collected
 tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped here,
-with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
-Every skip is listed again at the end. A module that cannot even be imported without torch says
+with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been
+tested. Every skip is listed again at the end. A module that cannot even be imported without torch says
 ``pytest.importorskip("torch")`` first.
 """
 
@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -182,11 +183,11 @@ def pytest_make_collect_report(
     return report
 
 
-def grouped(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> dict[str, list[str]]:
-    """Put the skipped tests under their reasons."""
-    groups: dict[str, list[str]] = {}
+def grouped(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> dict[str, Counter[str]]:
+    """Put the skipped tests under their reasons, and the cases of one test into one line."""
+    groups: dict[str, Counter[str]] = {}
     for report in reports:
-        groups.setdefault(skip_reason(report.longrepr), []).append(report.nodeid)
+        groups.setdefault(skip_reason(report.longrepr), Counter())[report.nodeid.partition("[")[0]] += 1
     return groups
 
 
@@ -196,9 +197,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("skipped, by reason")
     for reason, tests in sorted(groups.items()):
-        terminalreporter.write_line(f"{reason} ({len(tests)})")
-        for test in tests:
-            terminalreporter.write_line(f"    {test}")
+        terminalreporter.write_line(f"{reason} ({tests.total()})")
+        for test, cases in tests.items():
+            terminalreporter.write_line(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
 
 
 @pytest.fixture

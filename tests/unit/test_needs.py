@@ -29,6 +29,13 @@ def test_an_unmet_need_skips_and_is_listed(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_the_cases_of_a_skipped_test_are_one_line(pytester: pytest.Pytester) -> None:
+    test = "@pytest.mark.gpu\n@pytest.mark.parametrize('case', range(3))\ndef test_it(case):\n    assert False"
+    result = run(pytester, test, gpu=False)
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines(["needs gpu: a fake gpu (3)", "    *::test_it (3 cases)"])
+
+
 def test_a_met_need_runs_the_test(pytester: pytest.Pytester) -> None:
     result = run(pytester, "@pytest.mark.gpu\ndef test_it():\n    pass", gpu=True)
     result.assert_outcomes(passed=1)
