@@ -139,3 +139,36 @@ def test_the_loader_leaves_cuda_alone(bare: Site) -> None:
             main(["doctor"])
         assert not torch.cuda.is_initialized()
     """)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> None:
+    built.ok("""
+        import warnings
+        warnings.simplefilter("ignore")  # of setuptools, about itself
+        from setuptools import Distribution
+        from precast.extension.builtin import CpuAdamX86Extension
+        made = CpuAdamX86Extension().build_aot()
+        assert made.name == "precast._C.cpu_adam_x86"
+        command = Distribution({"ext_modules": [made]}).get_command_obj("build_ext")
+        command.build_lib = command.build_temp = "aot"
+        command.ensure_finalized()
+        command.run()
+        (path,) = command.get_outputs()
+        import torch
+        from pathlib import Path
+        from precast._load.library import HostLibrary
+        library = HostLibrary(Path(path).resolve())
+        assert library.families() == ("cpu_adam",)
+    """)
+
+
+@pytest.mark.torch
+def test_build_aot_without_a_compiler_says_where_it_looked(bare: Site) -> None:
+    said = bare.refusal(
+        "from precast.extension.builtin import CpuAdamX86Extension; CpuAdamX86Extension().build_aot()",
+        env={"PATH": "/nonexistent"},
+    )
+    assert said.startswith("KernelUnavailable: precast._C.cpu_adam_x86 cannot be built")
+    assert "compiler: g++" in said and "not there" in said

@@ -62,6 +62,7 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_build/matrix.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
+    "extension/aot.py": {"setuptools"},
     "extension/builtin.py": {"setuptools"},
 }
 

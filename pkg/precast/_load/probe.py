@@ -55,7 +55,7 @@ def probe_builders(settings: Settings) -> Builders:
 
     compiler, compiler_places = toolchain.find_compiler(settings)
     ninja, ninja_places = toolchain.find_ninja()
-    found, nvrtc_places = nvrtc.find_nvrtc(_torch_lib_dir(), settings.cuda_home, None)
+    found, nvrtc_places = nvrtc.find_nvrtc(torch_lib_dir(), settings.cuda_home, None)
     return Builders(compiler, ninja, found, looked_at=(*compiler_places, *ninja_places, *nvrtc_places))
 
 
@@ -148,7 +148,7 @@ def _gpus_of_torch(torch: ModuleType) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _torch_lib_dir() -> Path | None:
+def torch_lib_dir() -> Path | None:
     """The folder of torch's own libraries, found without importing it."""
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or ()) if spec else []

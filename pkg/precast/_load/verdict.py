@@ -87,6 +87,12 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
     return KernelUnavailable(f"there is no op {asked!r}\n  needed  one of {', '.join(names)}{fix}")
 
 
+def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
+    """The exception for a build ahead of time that lacks something; ``places`` says where it was looked for."""
+    found = "\n          ".join(places)
+    return KernelUnavailable(f"{what} cannot be built\n  found   {found}\n  needed  {wanted}\n  fix     1) {_DOCTOR}")
+
+
 def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailable:
     """The exception for an extension of another CPU architecture."""
     return KernelUnavailable(

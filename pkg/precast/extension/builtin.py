@@ -42,16 +42,10 @@ class CatalogueExtension(Extension):
             verdict.assert_served(family, self.device)
 
     def build_aot(self) -> SetuptoolsExtension:
-        """The extension for setup.py: it names the sources, and ``precast._build`` compiles them."""
-        from setuptools import Extension as SetuptoolsExtension
+        """The extension for a setup.py, its objects compiled now; the library has the host code and CPU kernels."""
+        from precast.extension import aot
 
-        from precast._build import sources
-
-        csrc = sources.csrc_dir()
-        files = dict.fromkeys((*catalogue.COMMON_HOST, *(file for family in self.families for file in family.sources)))
-        return SetuptoolsExtension(
-            f"precast._C.{self.name}", [str(csrc / file) for file in files], include_dirs=[str(csrc)], language="c++"
-        )
+        return aot.build_extension(f"precast._C.{self.name}", self.families)
 
     def build_jit(self) -> KernelModule:
         """The same as ``load``: what fits is loaded, and only what is missing is built."""

@@ -1,0 +1,50 @@
+"""A kernel family as an extension of somebody's setup.py: ``setup(ext_modules=[extension.build_aot()])``.
+
+setuptools compiles every source of an extension with the same options, and a family has sources that are compiled once
+per CPU level. So the objects are made here, by the one builder and its cache, and setuptools links them.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._build import host, toolchain
+from precast._build.cache import Cache, default_root
+from precast._build.catalogue import Family
+from precast._load import probe, verdict
+
+if TYPE_CHECKING:
+    from setuptools import Extension as SetuptoolsExtension
+
+
+def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtension:
+    """Compiles the families for torch's stable ABI and returns what links them into ``name``."""
+    from setuptools import Extension as SetuptoolsExtension
+
+    settings = probe.read_settings()
+    builders = probe.probe_builders(settings)
+    torch_libraries = probe.torch_lib_dir()
+    if builders.compiler is None or builders.ninja is None or torch_libraries is None:
+        places = (*builders.looked_at, f"torch: {torch_libraries or 'not installed'}")
+        raise verdict.cannot_build(name, "a C++ compiler, ninja and an installed torch to link with", places)
+    abi, cache = Stable(STABLE_FLOOR), Cache(default_root(settings))
+    compiler, debug, jobs = builders.compiler, settings.debug, toolchain.default_jobs(settings)
+    host.build_host_library(families, abi, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
+    plan = host.make_plan(families, abi, compiler, cache=cache, debug=debug, machine=platform.machine())
+    objects = [(unit.name, cache.lookup(key)) for unit, key in plan.units]
+    missing = [unit for unit, path in objects if path is None]
+    if missing:
+        places = tuple(f"{cache.root}: {unit}.o: not there" for unit in missing)
+        raise verdict.cannot_build(name, "the objects of the build, which the cache no longer has", places)
+    return SetuptoolsExtension(
+        name,
+        sources=[],
+        extra_objects=[str(path) for _, path in objects],
+        library_dirs=[str(torch_libraries)],
+        libraries=["torch_cpu"],
+        extra_link_args=["-Wl,--no-as-needed"],  # torch's libraries are in no global scope: NEEDED must name them
+        language="c++",
+    )
