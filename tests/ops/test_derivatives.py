@@ -25,6 +25,7 @@ pytestmark = [
 EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RAW = torch.ops.precast
+AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def norm_pairs(casting: str) -> dict[str, tuple[Callable[..., Any], Callable[..., Any], int]]:
@@ -348,9 +349,21 @@ def test_the_short_way_is_taken_where_no_gradient_can_be_wanted(python_hops: lis
         with pytest.raises(RuntimeError):
             ops.rms_norm(x, weight[:2])
         # The key that was left out for the failed call is back.
-        assert not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+        assert not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
     leaf = x.clone().requires_grad_()
     assert ops.rms_norm(leaf, weight).requires_grad
+
+
+def test_a_caller_that_left_autograd_out_finds_it_left_out_afterwards(device: str) -> None:
+    x, residual, weight = inputs(2, device)
+    with torch._C._AutoDispatchBelowAutograd():
+        for call in (
+            lambda: ops.rms_norm(x, weight),
+            lambda: ops.fused_add_rms_norm(x, residual, weight),
+            lambda: ops.fused_add_rms_norm_(x, residual, weight),
+        ):
+            call()
+            assert torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
 
 
 def test_torch_function_and_dispatch_modes_see_the_call(device: str) -> None:
@@ -362,6 +375,8 @@ def test_torch_function_and_dispatch_modes_see_the_call(device: str) -> None:
     class Functions(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(f"function {func}")
+            # A handler is code of the user, to whom autograd must not be missing.
+            assert not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
             return func(*args, **(kwargs or {}))
 
     class Dispatches(TorchDispatchMode):
