@@ -6,11 +6,12 @@ Nothing here creates a CUDA context, writes a file or raises for what is missing
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -103,18 +104,29 @@ def _glibcxx() -> str | None:
     """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        match = re.search(r"/\S*/libstdc\+\+\.so\.6[\w.]*$", maps, re.MULTILINE)
-        content = Path(match[0]).read_bytes() if match else b""
+        at = maps.find("/libstdc++.so.6")
+        if at < 0:
+            return None
+        line = maps[maps.rfind("\n", 0, at) + 1 : maps.find("\n", at)]
+        with (
+            Path(line.split(maxsplit=5)[5]).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            versions = list(_glibcxx_versions(content))
     except OSError:
         return None
-    versions: list[tuple[int, ...]] = []
-    at = content.find(_GLIBCXX)  # a search for fixed text: a regular expression takes 3 ms for the two million bytes
-    while at >= 0:
-        version = re.match(rb"3\.4(?:\.\d+)?(?=\0)", content[at + len(_GLIBCXX) : at + len(_GLIBCXX) + 16])
-        if version:
-            versions.append(tuple(int(part) for part in version[0].split(b".")))
-        at = content.find(_GLIBCXX, at + 1)
     return ".".join(str(part) for part in max(versions)) if versions else None
+
+
+def _glibcxx_versions(content: mmap.mmap) -> Iterator[tuple[int, ...]]:
+    """Every version defined in a libstdc++, by fixed text: a regular expression takes 3 ms for its two megabytes."""
+    at = content.find(_GLIBCXX)
+    while at >= 0:
+        start = at + len(_GLIBCXX)
+        version = re.match(rb"3\.4(?:\.\d+)?(?=\0)", content[start : start + 16])
+        if version:
+            yield tuple(int(part) for part in version[0].split(b"."))
+        at = content.find(_GLIBCXX, start)
 
 
 def _probe_gpus(
