@@ -34,10 +34,10 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
 int multiprocessors(int) { return 2; }
 
 // The CPU's own kernels are not under test here, and never called.
-#define NO_CPU_LEVEL(level)                                                                     \
-  namespace rms_norm::level {                                                                   \
-  void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                               \
-  void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                             \
+#define NO_CPU_LEVEL(level)                                                                      \
+  namespace rms_norm::level {                                                                    \
+  void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                                \
+  void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                              \
   void reduce_weight(const double*, int64_t, int64_t, void*, int, int64_t, int64_t) { abort(); } \
   }
 NO_CPU_LEVEL(baseline)

@@ -1,0 +1,42 @@
+// A family with two entry points, launched from a test. Linked with the launch protocol and the C interface as shipped.
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <exception>
+#include <stdexcept>
+
+#include "common/checks.h"
+#include "common/family.h"
+#include "common/launch.h"
+
+namespace precast {
+
+constexpr Entry kEntries[] = {{"probe_v4"}, {"probe_any"}};
+KernelFamily kernels = {"probe", kEntries, 2};
+static const Family family = {"probe", nullptr, 0, &kernels};
+__attribute__((used, section("precast_families"))) static const Family* const pointer = &family;
+static const Family without = {"no_device_code", nullptr, 0, nullptr};
+__attribute__((used, section("precast_families"))) static const Family* const pointer_without = &without;
+
+void fail(const char* format, ...) {
+  char text[2048];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  throw std::runtime_error(text);
+}
+
+int64_t register_implementations(const Family&, const char*) { return 0; }
+
+}  // namespace precast
+
+extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, char* err, size_t cap) {
+  try {
+    precast::launch(precast::kernels, device, entry, {1, 1, 32, 1, 0}, nullptr);
+    return 0;
+  } catch (const std::exception& error) {
+    snprintf(err, cap, "%s", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,95 @@
+"""What the host sources become: an interface of C functions, nothing at load, and nothing newer than manylinux_2_28."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from precast._build import catalogue, elf, flags, host
+
+pytestmark = pytest.mark.compiler
+
+CSRC = Path(__file__).parents[3] / "csrc"
+INTERFACE = {
+    "precast_build_id",
+    "precast_families",
+    "precast_entries",
+    "precast_register",
+    "precast_set_image",
+    "precast_refuse",
+    "precast_prepare",
+    "precast_kernel_attribute",
+    "precast_set_cpu_level",
+}
+SHIPPED = [*catalogue.COMMON_HOST, *(source for family in catalogue.FAMILIES for source in family.host)]
+
+
+def compiled(source: Path, output: Path, *options: str) -> Path:
+    command = ["g++", *flags.host_options(debug=False), *options, f"-I{CSRC}", "-Werror", "-c", str(source), "-o"]
+    subprocess.run([*command, str(output)], check=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> dict[str, Path]:
+    """Every host source but the CPU kernels, compiled with the product's options and no warning."""
+    work = tmp_path_factory.mktemp("objects")
+    options = ("-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{stable_headers}")
+    return {name: compiled(CSRC / name, work / f"{name.replace('/', '.')}.o", *options) for name in SHIPPED}
+
+
+@pytest.fixture
+def library(objects: dict[str, Path], tmp_path: Path) -> Path:
+    """All of them linked as the product is: the version script keeps the bounds of the families' section inside."""
+    script, output = tmp_path / "exports.map", tmp_path / "all.so"
+    script.write_text(host._EXPORTS)
+    script_option = f"-Wl,--version-script={script}"
+    subprocess.run(["g++", "-shared", *map(str, objects.values()), script_option, "-o", str(output)], check=True)
+    return output
+
+
+def symbols(path: Path, *options: str) -> str:
+    return subprocess.run(["nm", *options, str(path)], capture_output=True, text=True, check=True).stdout
+
+
+def test_only_the_c_interface_is_exported(library: Path) -> None:
+    defined = re.findall(r" [A-TV-Z] (\w+)", symbols(library, "-D", "--defined-only"))
+    assert set(defined) == INTERFACE
+    weak = re.findall(r" [VWu] (\w+)", symbols(library, "-D", "--defined-only"))
+    assert not weak, "an inline function of the standard library is exported: two libraries would share one copy"
+
+
+def test_nothing_of_ours_runs_at_load(objects: dict[str, Path]) -> None:
+    """Where torch's headers are included, <iostream> brings an initialiser of its own; elsewhere there is none."""
+    without_torch = [f"common/{name}.cpp" for name in ("api", "cpu_level", "driver", "launch", "glibc_compat")]
+    for name in without_torch:
+        sections = subprocess.run(["readelf", "-SW", str(objects[name])], capture_output=True, text=True, check=True)
+        assert ".init_array" not in sections.stdout, name
+
+
+def test_symbol_versions(library: Path) -> None:
+    info = elf.read_shared_object(library.read_bytes())
+    assert info.glibc is not None
+    assert info.glibc <= (flags.GLIBC_CEILING.major, flags.GLIBC_CEILING.minor)
+    assert info.glibcxx <= flags.GLIBCXX_CEILING
+    assert "dlsym@GLIBC_2.34" not in symbols(library, "-D")
+
+
+def test_the_stand_ins_keep_newer_symbols_out(tmp_path: Path) -> None:
+    """Code that would ask for two symbols newer than the ceiling, with the stand-ins and without them."""
+    probe = tmp_path / "probe.cpp"
+    probe.write_text(
+        "#include <memory>\n#include <vector>\n"
+        "int use(std::shared_ptr<int> a, std::vector<int>& v, int n) {\n"
+        "  auto b = a; v.reserve(n); v.push_back(*b); std::vector<long> w(v.begin(), v.end());\n"
+        "  return static_cast<int>(w.size());\n}\n"
+    )
+    probe_object = compiled(probe, tmp_path / "probe.o")
+    stand_ins = compiled(CSRC / "common/glibc_compat.cpp", tmp_path / "stand_ins.o")
+    newer = {"__libc_single_threaded", "_ZSt28__throw_bad_array_new_lengthv"}
+    library = tmp_path / "probe.so"
+    subprocess.run(["g++", "-shared", str(probe_object), str(stand_ins), "-o", str(library)], check=True)
+    assert not any(name in symbols(library, "-D") for name in newer)

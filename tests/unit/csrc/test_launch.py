@@ -1,0 +1,246 @@
+"""The launch protocol against a driver of our own: contexts, loading, refusals, and what each message says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.compiler
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[2] / "csrc"
+
+# What a child process begins with: `c` is the probe, `cuda` the driver, and a scenario ends by printing `out`.
+PRELUDE = """
+import ctypes, json, sys, threading
+folder = sys.argv[1]
+cuda = ctypes.CDLL(f"{folder}/libcuda.so.1") if "no driver" not in sys.argv else None
+torch_cuda = ctypes.CDLL(f"{folder}/libtorch_cuda.so") if "no torch" not in sys.argv else None
+c = ctypes.CDLL(f"{folder}/probe.so")
+c.precast_families.restype = ctypes.c_char_p
+err = ctypes.create_string_buffer(4096)
+size = ctypes.c_size_t(4096)
+def call(name, *args):
+    "None, or the text of the failure."
+    args = [a.encode() if isinstance(a, str) else a for a in args]
+    return getattr(c, name)(*args, err, size) and err.value.decode()
+def image(device, target="sm_90", cc=(9, 0), data=b"code", family="probe"):
+    return call("precast_set_image", family, device, data, ctypes.c_size_t(len(data)), target, *cc)
+def launch(device=0, entry=0):
+    return call("probe_launch", device, entry)
+def record():
+    cuda.fake_record.restype = ctypes.c_char_p
+    return cuda.fake_record().decode().split()
+def setting(name, value):
+    cuda.fake_set(name.encode(), value)
+out = {}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("launch")
+    base = ["g++", "-std=c++17", "-fPIC", "-shared", "-O1", "-fvisibility=hidden", f"-I{CSRC}"]
+    for soname in ("libcuda.so.1", "libtorch_cuda.so"):
+        command = [*base, f"-Wl,-soname,{soname}", str(HERE / "fake_driver.cpp"), "-o", str(work / soname)]
+        subprocess.run(command, check=True)
+    shipped = [str(CSRC / "common" / name) for name in ("api.cpp", "driver.cpp", "launch.cpp")]
+    subprocess.run([*base, str(HERE / "launch_probe.cpp"), *shipped, "-o", str(work / "probe.so")], check=True)
+    return work
+
+
+def scenario(folder: Path, code: str, *arguments: str) -> Any:
+    """Runs code in a process of its own, as nothing that was loaded is ever unloaded; returns what it left in `out`."""
+    command = [sys.executable, "-c", f"{PRELUDE}{code}\nprint(json.dumps(out))", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_first_launch_loads_and_later_ones_do_not(folder: Path) -> None:
+    out = scenario(folder, "image(0)\nout['errors'] = [launch(), launch(0, 1)]\nout['record'] = record()")
+    assert out["errors"] == [0, 0]
+    # Nothing is current: the primary context (100) is made so and taken away again, once to load, then per launch.
+    once = "set_current(100) launch(2100) in(100) stream(40) set_current(0)"
+    assert out["record"] == f"retain(0) set_current(100) library(4) set_current(0) {once} {once}".split()
+
+
+def test_prepare_leaves_nothing_to_load(folder: Path) -> None:
+    code = "image(1, 'sm_80', (8, 0))\nout['error'] = call('precast_prepare', 'probe', 1)\nrecord()\nlaunch(1)\n"
+    out = scenario(folder, code + "out['record'] = record()")
+    assert out["error"] == 0
+    assert out["record"] == ["set_current(101)", "launch(2101)", "in(101)", "stream(41)", "set_current(0)"]
+
+
+@pytest.mark.parametrize(
+    ("current", "record"),
+    [
+        (100, "launch(2100) in(100) stream(40)"),  # the primary context: nothing to do
+        (101, "set_current(100) launch(2100) in(100) stream(40) set_current(101)"),  # another device's: put back
+        (200, "launch(1100) in(200) stream(40)"),  # another one of this device: kept, and the kernel of no context
+    ],
+)
+def test_the_context_that_is_current(folder: Path, current: int, record: str) -> None:
+    code = f"image(0)\nlaunch()\nrecord()\ncuda.fake_context(ctypes.c_longlong({current}))\n"
+    out = scenario(
+        folder, f"{code}out['error'] = launch()\nout['record'] = record()\nout['after'] = cuda.fake_current()"
+    )
+    assert out == {"error": 0, "record": record.split(), "after": current}
+
+
+def test_a_fresh_thread_has_no_context(folder: Path) -> None:
+    code = "image(0)\ncuda.fake_context(ctypes.c_longlong(100))\nlaunch()\nrecord()\n"
+    code += (
+        "t = threading.Thread(target=lambda: out.update(error=launch()))\nt.start(); t.join()\nout['record'] = record()"
+    )
+    out = scenario(folder, code)
+    assert out["error"] == 0
+    assert out["record"] == ["set_current(100)", "launch(2100)", "in(100)", "stream(40)", "set_current(0)"]
+
+
+def test_many_threads_load_once(folder: Path) -> None:
+    code = "image(0)\nerrors = []\nstart = threading.Barrier(16)\n"
+    code += "def work():\n    e = ctypes.create_string_buffer(4096)\n    start.wait()\n"
+    code += "    errors.append(c.probe_launch(0, 0, e, ctypes.c_size_t(4096)))\n"
+    code += "ts = [threading.Thread(target=work) for _ in range(16)]\n[t.start() for t in ts]; [t.join() for t in ts]\n"
+    out = scenario(folder, code + "out['errors'] = errors\nout['record'] = record()")
+    assert out["errors"] == [0] * 16
+    assert out["record"].count("library(4)") == 1
+
+
+def test_devices_with_the_same_image_share_it(folder: Path) -> None:
+    code = "setting('capability1', 90)\nimage(0)\nimage(1)\nlaunch(0)\nlaunch(1)\nout['record'] = record()"
+    assert scenario(folder, code)["record"].count("library(4)") == 1
+    code = "image(0)\nimage(1, 'sm_80', (8, 0), b'other code')\nlaunch(0)\nlaunch(1)\nout['record'] = record()"
+    record = scenario(folder, code)["record"]
+    assert (record.count("library(4)"), record.count("library(10)")) == (1, 1)
+
+
+def test_ptx_ends_in_a_nul(folder: Path) -> None:
+    code = "image(0, 'compute_80', data=b'ptx text')\nout['error'] = launch()\nout['record'] = record()"
+    out = scenario(folder, code)
+    assert out["error"] == 0
+    assert "library(8)" in out["record"]  # strlen saw its 8 bytes and no more
+
+
+def test_eager_loading_makes_a_module_of_each_context(folder: Path) -> None:
+    code = "setting('loading_mode', 1)\nimage(0)\nimage(1, 'sm_80', (8, 0))\nlaunch(0)\nlaunch(1)\n"
+    code += "out['record'] = record()"
+    record = scenario(folder, code)["record"]
+    assert "module(100)" in record
+    assert "module(101)" in record
+    assert not any(entry.startswith("library") for entry in record)
+    assert "launch(3100)" in record
+
+
+MESSAGES = {
+    "no image": ("out = launch()", 'probe has no device code for cuda:0; call precast.load("probe", "cuda:0")'),
+    "refused": (
+        "image(0)\nc.precast_refuse(b'probe', 0, b'V100 under +cu130: use +cu129, 100% sure')\nout = launch()",
+        "V100 under +cu130: use +cu129, 100% sure",
+    ),
+    "other device": (
+        "image(0, 'sm_80', (8, 0))\nout = launch()",
+        "the loader took cuda:0 for compute capability 8.0, the driver says 9.0; the order of the devices differs",
+    ),
+    "wrong target": (
+        "image(0, 'sm_80', (9, 0))\nout = launch()",
+        "the device code for cuda:0 is for sm_80 and does not run on compute capability 9.0",
+    ),
+    "capture": (
+        "setting('version', 12020)\nsetting('capturing', 1)\nimage(0)\nout = launch()",
+        'while a graph is captured; call precast.load("probe", "cuda:0") before the capture',
+    ),
+    "missing entry": (
+        "setting('missing_kernel', 1)\nimage(0)\nout = launch()",
+        "probe on cuda:0: probe_any failed: CUDA_ERROR_NOT_FOUND (the driver's words)",
+    ),
+    "launch": (
+        "setting('launch_result', 700)\nimage(0)\nout = launch()",
+        "probe on cuda:0: probe_v4 failed: CUDA_ERROR_ILLEGAL_ADDRESS (the driver's words)",
+    ),
+    "device 64": ("out = image(64)", "there is no cuda:64; at most 64 devices are served"),
+    "bad target": ("out = image(0, 'sm_9x')", "'sm_9x' is not a GPU target such as sm_90"),
+    "empty": ("out = image(0, data=b'')", "the device code for cuda:0 is empty"),
+    "replaced": (
+        "image(0)\nlaunch()\nout = image(0, data=b'other')",
+        "probe is already running on cuda:0 with other device code, which cannot be replaced",
+    ),
+    "no family": (
+        "out = image(0, family='softmax')",
+        "this library has no kernel family 'softmax'; it has: ",
+    ),
+    "no device code": ("out = image(0, family='no_device_code')", "kernel family 'no_device_code' has no device code"),
+    "no key": (
+        "out = call('precast_register', 'probe', 'CUDA')",
+        "kernel family 'probe' has no implementation for 'CUDA'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(folder: Path, name: str) -> None:
+    code, message = MESSAGES[name]
+    assert message in scenario(folder, code)
+
+
+def test_a_refusal_ends_with_a_new_image(folder: Path) -> None:
+    code = "c.precast_refuse(b'probe', 0, b'no')\nout['first'] = launch()\nimage(0)\nout['second'] = launch()"
+    assert scenario(folder, code) == {"first": "no", "second": 0}
+
+
+def test_capture_is_no_obstacle_to_a_newer_driver_or_a_loaded_kernel(folder: Path) -> None:
+    assert scenario(folder, "setting('capturing', 1)\nimage(0)\nout = launch()") == 0
+    code = "setting('version', 12000)\nimage(0)\ncall('precast_prepare', 'probe', 0)\nsetting('capturing', 1)\n"
+    assert scenario(folder, code + "out = launch()") == 0
+
+
+def test_without_a_driver_or_torchs_cuda(folder: Path) -> None:
+    message = scenario(folder, "image(0)\nout = launch()", "no driver")
+    assert "no CUDA driver: libcuda.so.1 cannot be opened" in message
+    message = scenario(folder, "image(0)\nout = launch()", "no torch")
+    assert "this process has not loaded libtorch_cuda.so: the running torch has no CUDA" in message
+
+
+TARGETS = [
+    ("sm_90", 90, True),
+    ("sm_80", 86, True),
+    ("sm_86", 80, False),
+    ("sm_90a", 90, True),
+    ("sm_100a", 103, False),
+    ("sm_100f", 103, True),
+    ("sm_100f", 120, False),
+    ("sm_80", 87, False),
+    ("sm_87", 87, True),
+    ("sm_120", 121, True),
+    ("compute_80", 121, True),
+    ("compute_90", 89, False),
+    ("compute_90a", 100, False),
+]
+
+
+@pytest.mark.parametrize(("target", "device", "fits"), TARGETS)
+def test_targets(folder: Path, target: str, device: int, fits: bool) -> None:
+    code = f"setting('capability0', {device})\nimage(0, '{target}', {divmod(device, 10)})\nout = launch()"
+    assert (scenario(folder, code) == 0) is fits
+
+
+def test_attributes_and_names(folder: Path) -> None:
+    code = "image(0)\nvalue = ctypes.c_int()\nattribute = ctypes.byref(value)\n"
+    code += "out['error'] = call('precast_kernel_attribute', 'probe', 0, 'probe_any', 6, attribute)\n"
+    code += "out['binary'] = value.value\nout['families'] = c.precast_families().decode()\n"
+    code += "out['status'] = c.precast_entries(b'probe', err, size)\nout['entries'] = err.value.decode()\n"
+    code += "out['short'] = c.precast_entries(b'probe', err, ctypes.c_size_t(9))\n"
+    code += "out['wrong'] = call('precast_kernel_attribute', 'probe', 0, 'x', 6, ctypes.byref(value))"
+    out = scenario(folder, code)
+    assert out["error"] == out["status"] == 0
+    assert out["binary"] == 90
+    assert sorted(out["families"].split()) == ["no_device_code", "probe"]
+    assert out["entries"] == "probe_v4 probe_any"
+    assert out["short"] == 1
+    assert out["wrong"] == "precast: kernel family 'probe' has no entry point 'x'"
