@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.report import Report, Row, interleaved_medians, timed
 
 TENSORS, ELEMENTS = 32, 1 << 22  # 134 M parameters: 2.1 GB of fp32 parameters, gradients and state
-ROUNDS = 9
+ROUNDS = 15
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 

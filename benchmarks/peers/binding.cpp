@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "cpu_adam/cpu.h"
@@ -67,13 +68,14 @@ std::tuple<torch::Tensor, torch::Tensor> backward(const torch::Tensor& grad, con
   constexpr int64_t kChunk = 64;
   const int64_t hidden = x.size(-1), count = x.numel() / hidden, chunks = (count + kChunk - 1) / kChunk;
   torch::Tensor grad_x = torch::empty_like(x), grad_weight = torch::empty_like(weight);
-  torch::Tensor parts = torch::empty({chunks, hidden}, weight.options().dtype(torch::kFloat));
   norm::BackwardRows rows{};
+  using Part = std::remove_pointer_t<decltype(rows.weight_parts)>;
+  torch::Tensor parts = torch::empty({chunks, hidden}, weight.options().dtype(c10::CppTypeToScalarType<Part>::value));
   rows.grad = grad.data_ptr();
   rows.x = x.data_ptr();
   rows.weight = weight.data_ptr();
   rows.grad_x = grad_x.data_ptr();
-  rows.weight_parts = parts.data_ptr<float>();
+  rows.weight_parts = parts.data_ptr<Part>();
   rows.rows = count;
   rows.hidden = rows.grad_stride = rows.x_stride = hidden;
   rows.chunk_rows = kChunk;
