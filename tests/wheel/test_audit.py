@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from precast._build import matrix
+from tools import audit as tools_audit
 
 from .conftest import CHECKOUT
-
-tools_audit = pytest.importorskip("tools.audit", reason="the tools need pyelftools")
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 

@@ -85,22 +85,22 @@ def test_editable_builds_into_the_cache_and_never_into_the_tree(
 
 
 def test_pip_reuses_a_pure_wheel_and_the_doctor_says_so(install: Install, sdist: Path, tmp_path: Path) -> None:
-    """The trap that the guide warns of: pip keys its cache by the sdist, not by the environment it was built in."""
-    here = {
-        "PIP_CACHE_DIR": tmp_path / "pip",
-        "PIP_NO_BUILD_ISOLATION": "0",
-    }  # 0: this option is spelled in the negative
-    install(sdist, site="first", **here)
-    second = install(sdist, site="second", CUDA_EXT="1", **here).doctor()["build"]
+    """The trap that the guide warns of: pip keys its cache by the sdist, not by the environment it was built in.
+
+    It looks there for what it takes from an index, not for a file named on the command line.
+    """
+    wanted = ("--no-build-isolation", "--no-index", "--find-links", sdist.parent, "precast")
+    install(*wanted, site="first", PIP_CACHE_DIR=tmp_path / "pip")
+    second = install(*wanted, site="second", CUDA_EXT="1", PIP_CACHE_DIR=tmp_path / "pip").doctor()["build"]
     assert (second["mode"], second["note"]) == ("pure", PURE_NOTE)
-    third = install("--no-cache-dir", sdist, site="third", CUDA_EXT="1", **here).doctor()["build"]
+    third = install("--no-cache-dir", *wanted, site="third", CUDA_EXT="1").doctor()["build"]
     assert (third["mode"], third["note"]) == ("machine", "")
 
 
 def test_pip_reuses_what_was_built_ahead_of_time(install: Install, sdist: Path, tmp_path: Path) -> None:
-    here = {"PIP_CACHE_DIR": tmp_path / "pip", "PIP_NO_BUILD_ISOLATION": "0"}
-    first = install(sdist, site="first", CUDA_EXT="1", **here).doctor()["build"]
-    second = install(sdist, site="second", **here).doctor()["build"]
+    wanted = ("--no-build-isolation", "--no-index", "--find-links", sdist.parent, "precast")
+    first = install(*wanted, site="first", CUDA_EXT="1", PIP_CACHE_DIR=tmp_path / "pip").doctor()["build"]
+    second = install(*wanted, site="second", PIP_CACHE_DIR=tmp_path / "pip").doctor()["build"]
     assert first["mode"] == second["mode"] == "machine" and second["note"] == ""
 
 

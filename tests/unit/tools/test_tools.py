@@ -1,0 +1,108 @@
+"""The tools' own readers, on files made here. Whole wheels are in tests/wheel."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from precast._build import matrix
+from tools import __main__ as tools_main
+from tools import binaries
+from tools.wheel import NotAWheel, read_wheel, record_errors
+
+PTX = b"""//
+// Cuda compilation tools, release 13.0, V13.0.88
+//
+.version 9.0
+.target sm_90
+.visible .entry first(
+.visible .entry second(
+"""
+
+
+def test_ptx_facts() -> None:
+    facts = binaries.read_ptx(PTX)
+    assert (facts.target, facts.isa, facts.nvrtc) == ("compute_90", "9.0", "13.0.88")
+    assert facts.entries == {"first", "second"}
+
+
+@pytest.mark.parametrize("data", [b"", PTX + b"\0", PTX.replace(b".target", b".tarjet"), PTX + b".version 8.0\n"])
+def test_what_is_no_ptx_is_refused(data: bytes) -> None:
+    with pytest.raises(binaries.Unreadable):
+        binaries.read_ptx(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x02\x01\x01" + bytes(200), PTX])
+def test_what_is_no_elf_is_refused(data: bytes) -> None:
+    for reader in (binaries.read_cubin, binaries.read_library):
+        with pytest.raises(binaries.Unreadable):
+            reader(data)
+
+
+def test_build_paths_are_found_and_common_places_are_not() -> None:
+    data = b"\0/home/me/csrc/host.cpp\0/lib64/ld-linux-x86-64.so.2\0csrc/a/host.cpp\0/proc/self/maps\0a/b/c\0/tmp/x\0"
+    assert binaries.absolute_paths(data) == ["/home/me/csrc/host.cpp", "/tmp/x"]
+
+
+def make_wheel(folder: Path, record: str | None = None) -> Path:
+    content = b"print()\n"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    honest = f"a.py,sha256={digest},{len(content)}\na-1.dist-info/RECORD,,\n"
+    path = folder / "a-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.py", content)
+        archive.writestr("a-1.dist-info/RECORD", honest if record is None else record)
+    return path
+
+
+def test_an_honest_record_has_no_errors(tmp_path: Path) -> None:
+    assert list(record_errors(read_wheel(make_wheel(tmp_path)))) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "where"),
+    [
+        ("", "a.py"),
+        ("a.py,sha256=x,8\n", "a.py"),
+        ("a.py,,\nb.py,,\n", "b.py"),
+        ("a.py,,\na.py,,\n", "a.py"),
+        ("a.py\n", "a-1.dist-info/RECORD"),
+    ],
+)
+def test_a_dishonest_record_is_found(tmp_path: Path, record: str, where: str) -> None:
+    assert where in {name for name, _, _ in record_errors(read_wheel(make_wheel(tmp_path, record)))}
+
+
+def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
+    for name in ("a.zip", "a-1-py3-none-any.whl"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(NotAWheel):
+            read_wheel(tmp_path / name)
+
+
+def test_the_matrix_is_printed_as_json(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools_main.main(["matrix"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["labels"]["cu130"]["requirement"] == "nvidia-cuda-nvrtc==13.0.88"
+    assert set(printed["labels"]) == {str(spec.label) for spec in matrix.load(checkout / "matrix.toml").labels}
+
+
+def test_an_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools_main.main(["audti"]) == 2
+    listed = capsys.readouterr().out
+    assert all(f"  {verb} " in listed for verb in tools_main.VERBS)
+    assert tools_main.main([]) == 0
+
+
+def test_every_verb_is_documented_and_explains_itself(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (checkout / "tools" / "README.md").read_text()
+    for verb in tools_main.VERBS:
+        assert f"`{verb}" in readme
+        with pytest.raises(SystemExit) as left:
+            tools_main.main([verb, "--help"])
+        assert left.value.code == 0 and f"python -m tools {verb}" in capsys.readouterr().out
