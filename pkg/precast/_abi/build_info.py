@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from precast._abi._reader import ManifestError, Reader, parse_object
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import TorchAbi, parse_torch_abi
+from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
 __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
@@ -38,7 +38,7 @@ class BuildMode(str, Enum):
     RELEASE = "release"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class HostFile:
     """A host library and everything a process must offer to load it; ``path`` is relative to ``precast/_C``."""
 
@@ -57,7 +57,7 @@ class HostFile:
     debug: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class DeviceFile:
     """The device code of one kernel family for one target, compiled by the NVRTC of that version."""
 
@@ -70,7 +70,7 @@ class DeviceFile:
     min_driver: CudaVersion
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class BuildInfo:
     """All that one build made. ``version`` is without the label; ``compilers`` are (name, version) pairs."""
 

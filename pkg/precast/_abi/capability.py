@@ -8,10 +8,10 @@ apart; suffix ``a`` binds to one architecture, suffix ``f`` to its family; plain
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, cast
 
+from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
 Suffix = Literal["", "a", "f"]
@@ -33,7 +33,7 @@ _NAMED_ARCHS = {
 }
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@value(frozen=True, order=True)
 class ComputeCapability:
     """The compute capability of a GPU, ``9.0`` or ``12.1``; never a float."""
 
@@ -84,7 +84,7 @@ class TargetKind(str, Enum):
     PTX = "compute"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class GpuTarget:
     """Something device code is compiled for: ``sm_90``, ``sm_90a``, ``sm_100f``, ``compute_90``."""
 

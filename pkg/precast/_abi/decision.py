@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.torch_abi import TorchAbi
+from precast._abi.value import value
 
 # What a rejection is about when it is not about one file.
 EVERYTHING = "all"
@@ -48,7 +48,7 @@ class Reason(str, Enum):
     NVRTC_ARCH = "nvrtc-arch"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Rejection:
     """One candidate that cannot serve one piece.
 
@@ -68,7 +68,7 @@ class Rejection:
         return f"{self.piece}: {self.candidate}: {self.reason.value}: wanted {self.wanted}; found {self.found}"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Need:
     """One kernel family on one kind of device. A family on ``"cpu"`` needs the host library alone."""
 
@@ -76,21 +76,21 @@ class Need:
     device: Literal["cpu", "cuda"]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class BuildHost:
     """A host library to be built."""
 
     abi: TorchAbi
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class BuildImage:
     """Device code to be built."""
 
     target: GpuTarget
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Choice(Generic[T]):
     """The outcome for one piece: what serves it, or None; and the candidates passed over."""
 
@@ -102,7 +102,7 @@ class Choice(Generic[T]):
 Refused = tuple[tuple[int, tuple[Rejection, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class UsePrebuilt:
     """Every piece that can be served is there already. ``refused``: the GPUs that nothing serves, each with why.
 
@@ -117,7 +117,7 @@ class UsePrebuilt:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class BuildJit:
     """At least one piece is to be built; the others are files. The fields are those of :class:`UsePrebuilt`."""
 
@@ -128,7 +128,7 @@ class BuildJit:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Refuse:
     """Nothing can be served; there is at least one rejection."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from precast._abi.capability import ComputeCapability
+from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Gpu:
     """One visible GPU under the index that torch gives it."""
 
@@ -18,7 +17,7 @@ class Gpu:
     uuid: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TorchInfo:
     """The torch that is installed; ``cuda`` is the CUDA it was built with, ``hip`` says that it is a ROCm build."""
 
@@ -28,7 +27,7 @@ class TorchInfo:
     hip: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Compiler:
     """A C++ compiler; ``kind`` is ``"g++"`` or ``"clang++"``."""
 
@@ -37,7 +36,7 @@ class Compiler:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Nvrtc:
     """An NVRTC library, the companion that must be loaded before it, and the capabilities it compiles for."""
 
@@ -48,7 +47,7 @@ class Nvrtc:
     found_via: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Builders:
     """What could build a missing piece; ``looked_at`` says where each was sought and what was there."""
 
@@ -58,7 +57,7 @@ class Builders:
     looked_at: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Host:
     """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
+from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
 _CUDA_LABEL = re.compile(r"cu([1-9][0-9])(0|[1-9][0-9]?)")
 _PLATFORM = re.compile(r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)")
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Label:
     """The toolkit that compiled a wheel's device code: ``"cu130"``; ``"cpu"``: none; ``""``: the label-less wheel."""
 
@@ -42,7 +42,7 @@ class Label:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class PlatformTag:
     """The platform part of a wheel's name; ``policy`` is the glibc of a manylinux tag, None for plain ``linux``."""
 

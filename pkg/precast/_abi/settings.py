@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from precast._abi.capability import GpuTarget, parse_arch_list
 from precast._abi.label import Label
+from precast._abi.value import value
 
 
 class JitMode(str, Enum):
@@ -19,7 +19,7 @@ class JitMode(str, Enum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Variable:
     """One row of the documentation; ``field`` is the attribute of :class:`Settings` that holds the value."""
 
@@ -129,7 +129,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Settings:
     """The values of :data:`VARIABLES`; None where a variable is not set."""
 

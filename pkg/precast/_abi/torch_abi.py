@@ -7,8 +7,8 @@ and computes nonsense. Code on torch's stable ABI works with every torch from it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from precast._abi.value import value
 from precast._abi.version import Release, TorchVersion
 
 _STABLE = re.compile(r"torch-stable-([0-9.]+)")
@@ -19,7 +19,7 @@ _GIT = re.compile(r"[0-9a-f]{7,64}")
 STABLE_FLOOR = Release(2, 10)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Exact:
     """One torch minor in one C++ library ABI; with ``git``, one commit of torch and no other."""
 
@@ -36,7 +36,7 @@ class Exact:
         return f"torch-{self.release}-cxx{int(self.cxx11)}{git}"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Stable:
     """Torch's stable ABI, on every torch from ``floor`` on."""
 

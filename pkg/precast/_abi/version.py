@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from precast._abi.value import value
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _RELEASE = re.compile(rf"({_NUMBER})\.({_NUMBER})")
@@ -17,7 +18,7 @@ _TORCH = re.compile(
 _DOTTED = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})+")
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@value(frozen=True, order=True)
 class Release:
     """The first two numbers of a version: ``2.10`` of torch, ``2.28`` of glibc, ``3.12`` of Python."""
 
@@ -36,7 +37,7 @@ class Release:
         return f"{self.major}.{self.minor}"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class TorchVersion:
     """What ``torch.__version__`` says, and the git version of that torch where it is known.
 
@@ -79,7 +80,7 @@ class TorchVersion:
         return f"{self.release}.{self.patch}{pre}{post}{local}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@value(frozen=True, order=True)
 class CudaVersion:
     """A CUDA version by major and minor: of a toolkit, of NVRTC, of torch's runtime or of what a driver supports."""
 

@@ -6,10 +6,10 @@ A family is what is compiled, shipped and loaded together. To add one: a folder 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from precast._abi.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Family:
     """One kernel family. Paths are relative to ``csrc``; ``cpu`` sources are compiled once per CPU level."""
 

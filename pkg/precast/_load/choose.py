@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decide import Decision, Need, Refuse, decide, needs_builders
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
+from precast._abi.value import value
 from precast._load import prebuilt, probe
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Choice:
     """What to do, the facts it was decided from, and the verified content of each prebuilt file it uses, by path."""
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu
+from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Forecast:
     """What CUDA is expected to show. ``certain`` is false where only CUDA itself could tell; ``note`` says why."""
 

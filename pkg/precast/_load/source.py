@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from precast._abi.value import value
 
 Kind = Literal["prebuilt", "cache", "jit"]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Source:
     """One file, and how it came to be: shipped, built by an earlier process, or built by this one."""
 
@@ -21,7 +22,7 @@ class Source:
         return f"{self.kind} {self.path} ({self.detail})"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class Loaded:
     """One family on one device type: its host library, the device code of each GPU, and the seconds it took."""
 
