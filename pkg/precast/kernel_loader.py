@@ -7,11 +7,11 @@ is registered or unregistered. A named extension, ``load(ext_name=...)``, goes t
 from __future__ import annotations
 
 import difflib
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from precast._load.system import after_fork_in_child
 from precast._load.verdict import assert_not_pure
 from precast.errors import KernelError, KernelUnavailable
 from precast.extension.base import Extension
@@ -130,7 +130,7 @@ def _renew_locks(loader: type[KernelLoader] = KernelLoader) -> None:
         _renew_locks(subclass)
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+after_fork_in_child(_renew_locks)
 
 
 def _check_interface(loader: type[KernelLoader], extension: object) -> None:

@@ -99,3 +99,33 @@ def test_a_pure_installation_has_no_compiled_module_to_import(bare: Site) -> Non
 def test_the_doctor_changes_nothing(bare: Site) -> None:
     bare.run(DOCTOR)
     assert list(bare.home.iterdir()) == [] and not bare.cache.exists()
+
+
+@pytest.mark.parametrize(("platform", "system"), [("win32", "Windows"), ("darwin", "Darwin")])
+def test_another_system_gets_one_sentence_at_first_use_and_a_doctors_report(
+    bare: Site, platform: str, system: str
+) -> None:
+    """What only Linux has is taken away; torch is kept out, as its own modules would be confused by this."""
+    code = f"""
+        import os, platform, sys
+        sys.platform = {platform!r}
+        platform.system = lambda: {system!r}
+        for name in ("register_at_fork", "confstr", "getuid", "sched_getaffinity"):
+            delattr(os, name)
+        for name in ("fcntl", "torch", "ninja"):
+            sys.modules[name] = None
+        import precast
+        from precast.errors import KernelUnavailable
+        from precast._load import namespace
+        for use in (lambda: precast.load("adam_"), namespace.library):
+            try:
+                use()
+            except KernelUnavailable as error:
+                assert str(error) == "precast has kernels for Linux only, and this is {platform!r}; nothing was loaded"
+            else:
+                raise AssertionError("nothing was refused")
+        from precast.__main__ import main
+        assert main(["doctor"]) == 1
+    """
+    said = bare.ok(code)
+    assert "system: wanted Linux" in said or f"found {system}" in said

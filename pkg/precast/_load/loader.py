@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from precast._load import namespace, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source
-from precast._load.system import require_linux
+from precast._load.system import after_fork_in_child, require_linux
 from precast.errors import KernelUnavailable
 
 _log = logging.getLogger("precast")
@@ -54,7 +53,7 @@ class _State:
 
 
 _state = _State()
-os.register_at_fork(after_in_child=_state.renew_locks)
+after_fork_in_child(_state.renew_locks)
 
 
 def ensure(family: str, device: str) -> Loaded:
