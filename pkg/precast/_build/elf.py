@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from precast._abi.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
+from precast._abi.value import value
 
 EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -26,7 +26,7 @@ class ElfError(ValueError):
     """The bytes are not the ELF file they should be; the message says which field is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class CubinHeader:
     """What a cubin says it was compiled for. The layout is the CUDA major that wrote it."""
 
@@ -34,7 +34,7 @@ class CubinHeader:
     layout: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class ElfInfo:
     """A shared library's needs; the ceilings are the greatest symbol versions it asks for, () for none."""
 
@@ -47,7 +47,7 @@ class ElfInfo:
     exported: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True)
 class _Section:
     kind: int
     offset: int
@@ -173,13 +173,13 @@ def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
     strings = elf.strings_of(tables[0])
     needed, soname = [], None
     for offset in range(tables[0].offset, tables[0].offset + tables[0].size, 16):
-        tag, value = elf.unpack("<qQ", offset)
+        tag, content = elf.unpack("<qQ", offset)
         if tag == 0:
             break
         if tag == _DT_NEEDED:
-            needed.append(elf.string(strings, value))
+            needed.append(elf.string(strings, content))
         elif tag == _DT_SONAME:
-            soname = elf.string(strings, value)
+            soname = elf.string(strings, content)
     return tuple(needed), soname
 
 

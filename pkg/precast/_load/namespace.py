@@ -69,21 +69,19 @@ def refuse_foreign_kernels(family: catalogue.Family, key: str) -> None:
 def _define_catalogue() -> torch.library.Library:
     import torch
 
-    foreign = sorted(op for op in torch._C._dispatch_get_all_op_names() if op.startswith(f"{NAMESPACE}::"))
-    if foreign:
-        raise _occupied(f"the ops {', '.join(foreign[:3])}")
     try:
         made: Any = torch.library.Library(NAMESPACE, "DEF")
-    except RuntimeError as error:  # a library that owns the namespace without an op in it yet
-        if "Only a single TORCH_LIBRARY" not in str(error):
+        for family in catalogue.FAMILIES:
+            for schema in family.ops:
+                name = op_name(schema)
+                made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+                op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+                made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
+    except RuntimeError as error:
+        # The one owner of a namespace is there already, or somebody's fragment of it has an op of ours.
+        if "Only a single TORCH_LIBRARY" not in str(error) and "multiple times" not in str(error):
             raise
-        raise _occupied("a registration of the whole namespace") from error
-    for family in catalogue.FAMILIES:
-        for schema in family.ops:
-            name = op_name(schema)
-            made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-            op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-            made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
+        raise _occupied(str(error).splitlines()[0]) from error
     defined: torch.library.Library = made
     return defined
 
@@ -91,7 +89,7 @@ def _define_catalogue() -> torch.library.Library:
 def _occupied(what: str) -> KernelIncompatible:
     return KernelIncompatible(
         f"the operator namespace {NAMESPACE!r} is taken in this process\n"
-        f"  found   {what}, from another library or another copy of precast\n"
+        f"  found   another library, or another copy of precast: {what}\n"
         f"  needed  the namespace for this copy alone ({__file__})\n"
         f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
     )
