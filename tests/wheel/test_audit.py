@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from precast._build import matrix
+from precast._version import __version__
 from tools import audit as tools_audit
 
 from .conftest import CHECKOUT
@@ -24,7 +25,7 @@ HOST = "precast/_C/host/torch-stable-2.10.so"
 CUBIN = "precast/_C/device/rms_norm.sm_90.cubin"
 PTX = "precast/_C/device/rms_norm.compute_90.ptx"
 MANIFEST = "precast/_C/build_info.json"
-INFO = "precast-0.1.0+cu130.dist-info"
+INFO = f"precast-{__version__}+cu130.dist-info"
 
 Files = dict[str, bytes]
 

@@ -12,6 +12,7 @@ import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._build import catalogue, matrix
+from precast._version import __version__
 
 from .conftest import CHECKOUT, LABELS, Run
 
@@ -33,7 +34,7 @@ def names(wheel: Path) -> set[str]:
 @pytest.mark.parametrize("label", LABELS)
 def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path], label: str) -> None:
     wheel = repaired[label]
-    assert wheel.name.startswith(f"precast-0.1.0+{label}-py3-none-") and "manylinux_2_28" in wheel.name
+    assert wheel.name.startswith(f"precast-{__version__}+{label}-py3-none-") and "manylinux_2_28" in wheel.name
     spec = MATRIX.label(matrix.Label(label))
     device = {
         f"precast/_C/device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}"
@@ -45,7 +46,7 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
     own = {"precast/_C/__init__.py", "precast/_C/build_info.json", "precast/_C/host/torch-stable-2.10.so"}
     assert in_c == own | device
     info = manifest(wheel)
-    assert (info.mode, str(info.label), info.version) == (BuildMode.RELEASE, label, "0.1.0")
+    assert (info.mode, str(info.label), info.version) == (BuildMode.RELEASE, label, __version__)
     assert wheel.stat().st_size < MATRIX.max_bytes
 
 
@@ -57,7 +58,7 @@ def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapp
 
 def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path], tree: Path, run: Run) -> None:
     wheel = built[""]
-    assert wheel.name == "precast-0.1.0-py3-none-any.whl"
+    assert wheel.name == f"precast-{__version__}-py3-none-any.whl"
     assert {name for name in names(wheel) if name.startswith("precast/_C/")} == {
         "precast/_C/__init__.py",
         "precast/_C/build_info.json",
@@ -86,7 +87,7 @@ def test_the_same_sources_elsewhere_give_the_same_bytes(
 
 def test_wheel_and_sdist_remember_the_commit(sdist: Path, built: Mapping[str, Path], tree: Path, run: Run) -> None:
     head = run("git", "-C", tree, "rev-parse", "HEAD").stdout.strip()
-    recorded = json.loads(run("tar", "xfO", sdist, "precast-0.1.0/source.json").stdout)["commit"]
+    recorded = json.loads(run("tar", "xfO", sdist, f"precast-{__version__}/source.json").stdout)["commit"]
     assert recorded == manifest(built["cu130"]).commit == head
 
 

@@ -8,23 +8,33 @@ folder, so what it builds goes into the user's build cache, where the loader fin
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import platform
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import MINIMUM_CAPABILITY, GpuTarget, min_driver
+from precast._abi.capability import GpuTarget, min_driver
 from precast._abi.host import Compiler, Nvrtc
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable, fits
-from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._build import catalogue, device, flags, gpus, headers, host, matrix, nvrtc, provenance, sources, toolchain
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.version import CudaVersion, Release
+from precast._build import (
+    catalogue,
+    device,
+    flags,
+    headers,
+    host,
+    machine,
+    matrix,
+    nvrtc,
+    provenance,
+    sources,
+    toolchain,
+)
 from precast._build.cache import Artifact, Cache, default_root
+from precast._build.machine import say
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -93,38 +103,20 @@ def warm_cache(settings: Settings) -> None:
         raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
     cache = Cache(default_root(settings))
     if mode_of(settings) is BuildMode.PURE:
+        try:
+            host.stable_headers_dir(cache)
+        except KernelError as error:  # the install is sound without them; the first build will ask again
+            say(str(error))
         return
     compiler, ninja = _host_tools(settings)
-    say(torch_note())
+    say(machine.torch_note())
     for family in catalogue.FAMILIES:
         _build_library((family,), compiler, ninja, cache, settings)
-    found, targets = _machine_targets(settings)
+    found, targets = machine.targets(settings)
     for family in catalogue.FAMILIES:
         if found is not None and targets and family.device is not None:
             _build_images(family, targets, found, cache, settings)
     say(f"built into {cache.root}: an editable install has no folder of its own")
-
-
-def torch_note() -> str:
-    """One sentence on the torch that the build can see: whether the stable library serves it."""
-    if importlib.util.find_spec("torch") is None:
-        return f"no torch here (build isolation hides it): the library is for the stable ABI, torch >= {STABLE_FLOOR}"
-    try:
-        torch = TorchVersion.parse(importlib.metadata.version("torch"))
-    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
-        return f"the torch here does not say its version ({error}): the library is for torch >= {STABLE_FLOOR}"
-    why_not = fits(Stable(STABLE_FLOOR), torch, cxx11=True)
-    if why_not is None:
-        return f"torch {torch} is served by the library for the stable ABI of torch >= {STABLE_FLOOR}"
-    return (
-        f"{why_not}: nothing can be built for it, as the classic C++ ABI is not supported yet; "
-        f"the library for torch >= {STABLE_FLOOR} is built all the same"
-    )
-
-
-def say(line: str) -> None:
-    """Tell whoever watches the build (pip shows it with -v)."""
-    print(f"precast: {line}", file=sys.stderr, flush=True)
 
 
 def _build(c_dir: Path, settings: Settings, root: Path, cache: Cache) -> BuildInfo:
@@ -134,8 +126,8 @@ def _build(c_dir: Path, settings: Settings, root: Path, cache: Cache) -> BuildIn
         spec = matrix.load(root / "matrix.toml").label(settings.label)
         found, targets = _label_nvrtc(spec, settings), spec.targets
     else:
-        say(torch_note())
-        found, targets = _machine_targets(settings)
+        say(machine.torch_note())
+        found, targets = machine.targets(settings)
     library = _build_library(catalogue.FAMILIES, compiler, ninja, cache, settings)
     host_file = _host_file(library, c_dir, settings)
     if settings.label is not None:
@@ -178,42 +170,6 @@ def _label_nvrtc(spec: matrix.LabelSpec, settings: Settings) -> Nvrtc | None:
             f'  fix     1) pip install "{spec.requirement}", or build with isolation, which does that'
         )
     return found
-
-
-def _machine_targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
-    """What to compile device code with and for, here; without either the wheel holds the host library only."""
-    listed = settings.targets()
-    visible = () if listed else gpus.visible_gpus()
-    if not listed and not visible:
-        say("no GPU is visible and PRECAST_CUDA_ARCH_LIST is not set: no device code is built ahead of time")
-        return None, ()
-    spec = importlib.util.find_spec("torch")
-    place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-    found, looked_at = nvrtc.find_nvrtc(Path(place) / "lib" if place else None, settings.cuda_home, None)
-    if found is None:
-        say("no NVRTC was found, so no device code is built ahead of time. Looked at:")
-        for line in looked_at:
-            say(f"  {line}")
-        say("give it one: pip install --no-build-isolation (beside a torch with CUDA), or set CUDA_HOME")
-        return None, ()
-    targets = listed or tuple(dict.fromkeys(gpus.target_for(capability, found.targets) for capability in visible))
-    unknown = [target for target in targets if not _can_compile(target, found)]
-    if unknown:
-        raise KernelError(
-            f"device code for {', '.join(map(str, unknown))} cannot be built\n"
-            f"  found   NVRTC {found.version} ({found.path}), which knows {_names(found)}\n"
-            f"  needed  targets it knows, from compute capability {MINIMUM_CAPABILITY} on\n"
-            f"  fix     1) PRECAST_CUDA_ARCH_LIST=... without them"
-        )
-    return found, targets
-
-
-def _can_compile(target: GpuTarget, found: Nvrtc) -> bool:
-    return target.capability in found.targets and target.capability >= MINIMUM_CAPABILITY
-
-
-def _names(found: Nvrtc) -> str:
-    return " ".join(str(capability) for capability in found.targets)
 
 
 def _build_library(

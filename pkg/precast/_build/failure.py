@@ -7,7 +7,9 @@ from pathlib import Path
 
 from precast.errors import BuildFailed
 
-_ERROR = re.compile(r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find).*$", re.IGNORECASE | re.MULTILINE)
+_ERROR = re.compile(
+    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find).*$", re.IGNORECASE | re.MULTILINE
+)
 
 
 def first_error(log: str) -> str:

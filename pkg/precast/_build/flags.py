@@ -55,14 +55,15 @@ def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
     return (torch_target_version(floor),)
 
 
-def host_options(*, debug: bool) -> tuple[str, ...]:
-    """What every C++ unit is compiled with."""
+def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
+    """What every C++ unit is compiled with by a compiler of that kind ("g++", "clang++")."""
     common = (
         "-std=c++17",
         "-fPIC",
         "-fvisibility=hidden",
         "-fvisibility-inlines-hidden",
-        "-fno-gnu-unique",  # a unique symbol would bind across libraries, and keep the library from ever being distinct
+        # A unique symbol would bind across libraries; only GCC makes any, and clang does not know the option.
+        *(("-fno-gnu-unique",) if kind == "g++" else ()),
         "-Wall",
         "-Wextra",
     )

@@ -26,6 +26,7 @@ from precast._version import __version__
 from precast.errors import BuildFailed, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"
+_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 _REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_register"})
 
 
@@ -102,7 +103,7 @@ def make_plan(
     identity = _identity(compiler, machine)
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
-        for unit in list_units(families, abi, machine, debug=debug, build_id=build_id)
+        for unit in list_units(families, abi, compiler.kind, machine, debug=debug, build_id=build_id)
     )
     name = families[0].name if len(families) == 1 else "host"
     key = BuildKey(
@@ -123,10 +124,10 @@ def make_plan(
 
 
 def list_units(
-    families: Sequence[Family], abi: TorchAbi, machine: str, *, debug: bool, build_id: str
+    families: Sequence[Family], abi: TorchAbi, kind: str, machine: str, *, debug: bool, build_id: str
 ) -> tuple[Unit, ...]:
     """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it."""
-    base = (*flags.host_options(debug=debug), *flags.abi_defines(abi))
+    base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi))
     units = []
     for source in catalogue.COMMON_HOST:
         own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
@@ -135,7 +136,7 @@ def list_units(
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
             for level in flags.cpu_levels(machine):
-                options = (*flags.host_options(debug=debug), *flags.cpu_options(level, debug=debug))
+                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level, debug=debug))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
     return tuple(dict.fromkeys(units))  # families may share sources
 
@@ -167,7 +168,9 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=_clean_environment()
+    )
     seconds = time.perf_counter() - started
     if done.returncode:
         raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
@@ -237,6 +240,12 @@ def _edge(output: str, inputs: Sequence[str], command: Sequence[str]) -> list[st
     escaped = " ".join(path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs)
     target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
     return [f"build {target}: run {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
+
+
+def _clean_environment() -> dict[str, str]:
+    """No search path may come from a variable, as no key holds it; and errors are read, so they are in English."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
+    return {**kept, "LC_ALL": "C"}
 
 
 def _failed_command(log: str) -> str:

@@ -15,7 +15,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import Release
-from precast._build import aot, gpus, headers, matrix, provenance
+from precast._build import aot, headers, machine, matrix, provenance
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -94,9 +94,9 @@ def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
 
 def test_a_gpu_gets_sass_or_the_newest_ptx_below() -> None:
     known = [ComputeCapability(8, 0), ComputeCapability(9, 0)]
-    assert gpus.target_for(ComputeCapability(9, 0), known) == GpuTarget.parse("sm_90")
-    assert gpus.target_for(ComputeCapability(12, 0), known) == GpuTarget.parse("compute_90")
+    assert machine.target_for(ComputeCapability(9, 0), known) == GpuTarget.parse("sm_90")
+    assert machine.target_for(ComputeCapability(12, 0), known) == GpuTarget.parse("compute_90")
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:
-    assert gpus.visible_gpus("libnot-there.so.1") == ()
+    assert machine.visible_gpus("libnot-there.so.1") == ()

@@ -13,13 +13,18 @@ STABLE = Stable(STABLE_FLOOR)
 
 
 def test_host_options_are_pinned() -> None:
-    assert " ".join(flags.host_options(debug=False)) == (
+    assert " ".join(flags.host_options("g++", debug=False)) == (
         "-std=c++17 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-gnu-unique -Wall -Wextra -O2 -DNDEBUG"
     )
-    assert " ".join(flags.host_options(debug=True)) == (
+    assert " ".join(flags.host_options("g++", debug=True)) == (
         "-std=c++17 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -fno-gnu-unique -Wall -Wextra "
         "-O0 -g -gno-record-gcc-switches"
     )
+
+
+def test_clang_is_not_given_what_it_does_not_know() -> None:
+    gcc, clang = (set(flags.host_options(kind, debug=False)) for kind in ("g++", "clang++"))
+    assert gcc - clang == {"-fno-gnu-unique"} and not clang - gcc
 
 
 def test_a_compile_names_no_folder_in_its_object() -> None:
@@ -89,7 +94,7 @@ def test_cpu_levels_are_named_in_the_unit() -> None:
 
 
 def test_no_option_names_a_path() -> None:
-    options = [*flags.host_options(debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
+    options = [*flags.host_options("g++", debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
     for level in flags.cpu_levels("x86_64"):
         options += flags.cpu_options(level, debug=False)
     assert not [option for option in options if "/" in option]

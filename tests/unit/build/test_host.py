@@ -162,6 +162,18 @@ def test_a_damaged_object_is_compiled_again(build: Callable[..., Artifact], csrc
     assert compiled(build(TINY, OTHER)) == {"common.api", "other.host", "tiny.host"}
 
 
+def test_no_search_path_comes_from_a_variable(
+    build: Callable[..., Artifact], csrc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header would be found, and no key would know of it."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "stray.h").write_text("")
+    (csrc / "tiny/host.cpp").write_text("#include <stray.h>\n")
+    monkeypatch.setenv("CPATH", str(tmp_path / "elsewhere"))
+    with pytest.raises(BuildFailed, match=r"stray\.h: No such file"):
+        build()
+
+
 def test_the_classic_abi_is_refused_by_name(tmp_path: Path) -> None:
     compiler, _ = toolchain.find_compiler(Settings())
     assert compiler is not None
