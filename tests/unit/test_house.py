@@ -84,6 +84,17 @@ def test_the_readme_names_the_pinned_torch() -> None:
     assert f"torch {pinned[1]}" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("label", ["cu121", "cu130"])
+def test_the_readme_names_the_targets_of_the_matrix(label: str) -> None:
+    matrix = (ROOT / "matrix.toml").read_text()
+    targets = re.search(rf"^\[labels\.{label}\]\n(?:.+\n)*?sass = \[(.+)\]$", matrix, re.MULTILINE)
+    row = re.search(
+        rf"^.*`PRECAST_LABEL={label} pip wheel.*\| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert targets is not None and row is not None
+    assert row[1] == targets[1].replace('"', "")
+
+
 def test_nothing_names_the_machine_it_was_written_on() -> None:
     places = re.compile(r"/(?:root|home)/\w")
     for page in [*PAGES, *WORKFLOWS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
