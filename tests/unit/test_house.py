@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_broken_link_is_found() -> None:
     text = "# One two\n[a](README.md) [b](nowhere.md) [c](#one-two) [d](#three) [e](https://example.org)"
     assert broken_links(ROOT / "README.md", text) == ["nowhere.md", "#three"]
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/jit.md"])
+def test_the_examples_run(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    here = "import precast\n" + "".join(blocks).replace('"cuda"', '"cpu"')
+    done = subprocess.run([sys.executable, "-c", here], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def make_targets() -> set[str]:
