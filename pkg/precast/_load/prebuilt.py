@@ -8,7 +8,7 @@ from pathlib import Path
 
 import precast
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
-from precast._abi.capability import TargetKind
+from precast._abi.capability import GpuTarget, TargetKind
 from precast.errors import KernelIncompatible
 
 C_DIR = Path(precast.__file__).resolve().parent / "_C"
@@ -35,7 +35,7 @@ def load_build_info(folder: Path | None = None) -> BuildInfo | None:
 
 
 def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
-    """The file's content, read once; size, hash and the file's own header all agree with the manifest, or Damaged."""
+    """The file's content, read once; size, hash and a device file's own header agree with the manifest, or Damaged."""
     path = (folder or C_DIR) / file.path
     try:
         content = path.read_bytes()
@@ -48,23 +48,17 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise Damaged(f"sha256 {digest[:16]}..., {file.sha256[:16]}... in the manifest")
-    _check_header(file, content)
+    if isinstance(file, DeviceFile):  # a host library's header is read by the dynamic linker before anything runs
+        _check_target(file.target, content)
     return content
 
 
-def _check_header(file: HostFile | DeviceFile, content: bytes) -> None:
-    """What the bytes say of themselves against the manifest: a manifest can lie with every hash in order."""
-    from precast._build import elf
-
-    try:
-        if isinstance(file, HostFile):
-            found, wanted = elf.read_shared_object(content).machine, file.machine
-        elif file.target.kind is TargetKind.SASS:
-            found, wanted = str(elf.read_cubin(content).target), str(file.target)
-        else:
-            found, wanted = _ptx_target(content), str(file.target).replace("compute", "sm")
-    except elf.ElfError as error:
-        raise Damaged(str(error)) from error
+def _check_target(target: GpuTarget, content: bytes) -> None:
+    """What device code says of itself against the manifest: a manifest can lie with every hash in order."""
+    if target.kind is TargetKind.SASS:
+        found, wanted = _cubin_target(content), str(target)
+    else:
+        found, wanted = _ptx_target(content), str(target).replace("compute", "sm")
     if not _same_target(found, wanted):
         raise Damaged(f"built for {found}, {wanted} in the manifest")
 
@@ -72,6 +66,15 @@ def _check_header(file: HostFile | DeviceFile, content: bytes) -> None:
 def _same_target(found: str, wanted: str) -> bool:
     # A cubin's header holds the number only: "sm_90a" and "sm_90" look alike in it.
     return found == wanted or (found.startswith("sm_") and found == wanted.rstrip("af"))
+
+
+def _cubin_target(content: bytes) -> str:
+    from precast._build import elf
+
+    try:
+        return str(elf.read_cubin(content).target)
+    except elf.ElfError as error:
+        raise Damaged(str(error)) from error
 
 
 def _ptx_target(content: bytes) -> str:
