@@ -16,34 +16,10 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, 
 from precast._abi.label import PlatformTag
 from precast._build import catalogue, headers, matrix, sources
 from tools import binaries
+from tools.claims import Violation, device_claims, host_claims, host_rules, release_rules, same
 from tools.wheel import NotAWheel, Wheel, read_wheel, record_errors
 
 MANIFEST = "precast/_C/build_info.json"
-
-# What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
-_NEEDED = {
-    "libtorch_cpu.so",
-    "libstdc++.so.6",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libc.so.6",
-    "libdl.so.2",
-    "libpthread.so.0",
-    "ld-linux-x86-64.so.2",
-    "ld-linux-aarch64.so.1",
-}
-# CUDA toolkit -> the PTX ISA it writes (PTX ISA reference, "Release Notes").
-_PTX_ISA = {"12.1": "8.1", "12.4": "8.4", "12.6": "8.5", "12.8": "8.7", "12.9": "8.8", "13.0": "9.0", "13.2": "9.2"}
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that is not as it must be."""
-
-    check: str
-    where: str
-    wanted: str
-    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +55,14 @@ def check_tag(a: Audited) -> Iterator[Violation]:
     python, abi, platform = a.wheel.tag
     tags = sorted(a.wheel.metadata("WHEEL").get_all("Tag", []))
     expected = sorted(f"{python}-{abi}-{part}" for part in platform.split("."))
-    yield from _same("tag", "WHEEL", expected, tags)
-    yield from _same("tag", "file name", ("py3", "none"), (python, abi))
+    yield from same("tag", "WHEEL", expected, tags)
+    yield from same("tag", "file name", ("py3", "none"), (python, abi))
     purelib = a.wheel.metadata("WHEEL").get("Root-Is-Purelib")
-    yield from _same("purelib", "WHEEL", str(pure).lower(), purelib)
-    yield from _same("version", "METADATA", a.wheel.version, a.wheel.metadata("METADATA").get("Version"))
-    yield from _same("version", "manifest", f"{a.info.version}{a.info.label.local}", a.wheel.version)
+    yield from same("purelib", "WHEEL", str(pure).lower(), purelib)
+    yield from same("version", "METADATA", a.wheel.version, a.wheel.metadata("METADATA").get("Version"))
+    yield from same("version", "manifest", f"{a.info.version}{a.info.label.local}", a.wheel.version)
     if pure:
-        yield from _same("tag", "platform", "any", platform)
+        yield from same("tag", "platform", "any", platform)
         return
     machine = a.info.host[0].machine if a.info.host else "no host library"
     wanted = f"{a.matrix.policy}_{machine}" if a.repaired else f"linux_{machine}"
@@ -102,7 +78,7 @@ def check_metadata(a: Audited) -> Iterator[Violation]:
     """The requirement on torch is the matrix's floor, without a ceiling; the licence is there."""
     requires = a.wheel.metadata("METADATA").get_all("Requires-Dist", [])
     torch = [line for line in requires if line.startswith("torch")]
-    yield from _same("metadata", "Requires-Dist", [f"torch>={a.matrix.torch_floor}"], torch)
+    yield from same("metadata", "Requires-Dist", [f"torch>={a.matrix.torch_floor}"], torch)
     licences = [name for name in a.wheel.files if name.startswith(f"{a.wheel.dist_info}/licenses/")]
     if not licences:
         yield Violation("metadata", a.wheel.dist_info, "a licence file", "none")
@@ -120,14 +96,14 @@ def check_files(a: Audited) -> Iterator[Violation]:
         elif name not in listed:
             yield Violation("files", name, "listed in the manifest", "not listed")
         else:
-            yield from _same("sha256", name, listed[name].sha256, hashlib.sha256(there[name]).hexdigest())
-            yield from _same("bytes", name, listed[name].bytes, len(there[name]))
+            yield from same("sha256", name, listed[name].sha256, hashlib.sha256(there[name]).hexdigest())
+            yield from same("bytes", name, listed[name].bytes, len(there[name]))
     grafted = sorted(name for name in a.wheel.files if ".libs/" in name)
-    yield from _same("grafted", a.wheel.path.name, [], grafted)
+    yield from same("grafted", a.wheel.path.name, [], grafted)
     strays = [
         name for name in a.wheel.files if ".so" in Path(name).suffixes and not name.startswith("precast/_C/host/")
     ]
-    yield from _same("strays", a.wheel.path.name, [], strays)
+    yield from same("strays", a.wheel.path.name, [], strays)
 
 
 def check_host(a: Audited) -> Iterator[Violation]:
@@ -141,8 +117,10 @@ def check_host(a: Audited) -> Iterator[Violation]:
         except binaries.Unreadable as error:
             yield Violation("elf", file.path, "a shared library", str(error))
             continue
-        yield from _host_claims(file, facts, a)
-        yield from _host_rules(file, facts, a)
+        yield from host_claims(file, facts, a.info)
+        yield from host_rules(file, facts)
+        if a.info.mode is BuildMode.RELEASE:
+            yield from release_rules(file, facts, a.matrix)
 
 
 def check_device(a: Audited) -> Iterator[Violation]:
@@ -157,7 +135,7 @@ def check_device(a: Audited) -> Iterator[Violation]:
         except binaries.Unreadable as error:
             yield Violation("device", file.path, "device code", str(error))
             continue
-        yield from _device_claims(file, facts, a)
+        yield from device_claims(file, facts, a.info)
         first, wanted = entries.setdefault(file.family, (file.path, facts.entries))
         if facts.entries != wanted or not wanted:
             differing = sorted(facts.entries ^ wanted)[:3]
@@ -168,7 +146,7 @@ def check_complete(a: Audited) -> Iterator[Violation]:
     """A label's wheel holds every family for every target of the label, and nothing else."""
     families = {family.name for family in catalogue.FAMILIES}
     for file in a.info.host:
-        yield from _same("complete", file.path, sorted(families), sorted(file.families))
+        yield from same("complete", file.path, sorted(families), sorted(file.families))
     if a.info.mode is not BuildMode.RELEASE:
         return
     if not a.info.host:
@@ -182,7 +160,7 @@ def check_complete(a: Audited) -> Iterator[Violation]:
     for extra in sorted(found - wanted):
         yield Violation("complete", extra, f"not in the matrix of +{a.info.label}", "there")
     for image in a.info.device:
-        yield from _same("nvrtc", image.path, spec.nvrtc, image.nvrtc)
+        yield from same("nvrtc", image.path, spec.nvrtc, image.nvrtc)
 
 
 def check_paths(a: Audited) -> Iterator[Violation]:
@@ -201,7 +179,7 @@ def check_sources(a: Audited) -> Iterator[Violation]:
         for name, data in ours.items()
         if Path(name).suffix in {".h", ".cpp", ".cu", ".cuh"} and not name.startswith("torch_stable/")
     )
-    yield from _same("sources", "precast/csrc", a.info.source_digest, digest)
+    yield from same("sources", "precast/csrc", a.info.source_digest, digest)
     pins = headers.load_pins()
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     found = {
@@ -210,7 +188,7 @@ def check_sources(a: Audited) -> Iterator[Violation]:
         if name.startswith("torch_stable/")
     }
     for name in sorted(set(wanted) | set(found)):
-        yield from _same("headers", f"precast/csrc/torch_stable/{name}", wanted.get(name), found.get(name))
+        yield from same("headers", f"precast/csrc/torch_stable/{name}", wanted.get(name), found.get(name))
 
 
 def check_size(a: Audited) -> Iterator[Violation]:
@@ -218,58 +196,6 @@ def check_size(a: Audited) -> Iterator[Violation]:
     size = a.wheel.path.stat().st_size
     if size >= a.matrix.max_bytes:
         yield Violation("size", a.wheel.path.name, f"under {a.matrix.max_bytes} bytes", str(size))
-
-
-def _host_claims(file: HostFile, facts: binaries.LibraryFacts, a: Audited) -> Iterator[Violation]:
-    yield from _same("machine", file.path, file.machine, facts.machine)
-    yield from _same("needed", file.path, file.needed, facts.needed)
-    yield from _same("glibc", file.path, str(file.glibc), ".".join(map(str, facts.glibc[:2])))
-    yield from _same("glibcxx", file.path, file.glibcxx, ".".join(map(str, facts.glibcxx)))
-    yield from _same("families", file.path, sorted(file.families), sorted(facts.families))
-    yield from _same("cpu levels", file.path, file.cpu_levels, facts.cpu_levels)
-    yield from _same("debug", file.path, file.debug, facts.debug)
-    yield from _same("python", file.path, ("none", None), (file.python, file.cuda_major))
-    yield from _same("compiler", file.path, dict(a.info.compilers).get("g++", facts.compiler), facts.compiler)
-    yield from _same("name", file.path, f"host/{file.abi}.so", file.path)
-
-
-def _host_rules(file: HostFile, facts: binaries.LibraryFacts, a: Audited) -> Iterator[Violation]:
-    foreign = sorted(set(facts.needed) - _NEEDED)
-    yield from _same("needed", file.path, [], foreign)
-    if "libtorch_cpu.so" not in facts.needed:
-        yield Violation("needed", file.path, "libtorch_cpu.so", ", ".join(facts.needed))
-    yield from _same("exports", file.path, [], sorted(n for n in facts.exported if not n.startswith("precast_"))[:5])
-    yield from _same("run path", file.path, None, facts.run_path)
-    yield from _same("text relocations", file.path, False, facts.text_relocations)
-    yield from _same("executable stack", file.path, False, facts.executable_stack)
-    if a.info.mode is BuildMode.RELEASE:
-        ceiling = (a.matrix.glibc.major, a.matrix.glibc.minor)
-        if facts.glibc[:2] > ceiling or facts.glibcxx > a.matrix.glibcxx:
-            found = f"GLIBC_{'.'.join(map(str, facts.glibc))}, GLIBCXX_{'.'.join(map(str, facts.glibcxx))}"
-            yield Violation("ceiling", file.path, f"at most {a.matrix.glibc}, {a.matrix.glibcxx}", found)
-        yield from _same("debug", file.path, False, facts.debug)
-
-
-def _device_claims(file: DeviceFile, facts: binaries.DeviceFacts, a: Audited) -> Iterator[Violation]:
-    toolkit = ".".join(file.nvrtc.split(".")[:2])
-    major = int(toolkit.split(".")[0])
-    yield from _same("target", file.path, str(file.target), facts.target)
-    suffix = "ptx" if facts.isa is not None else "cubin"
-    yield from _same("name", file.path, f"device/{file.family}.{file.target}.{suffix}", file.path)
-    if facts.cuda_major is not None:
-        yield from _same("layout", file.path, major, facts.cuda_major)
-    if facts.nvrtc is not None:
-        yield from _same("nvrtc", file.path, file.nvrtc, facts.nvrtc)
-    if facts.isa is not None:
-        yield from _same("ptx isa", file.path, _PTX_ISA.get(toolkit), facts.isa)
-    # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
-    yield from _same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
-    yield from _same("compiler", file.path, dict(a.info.compilers).get("nvrtc"), file.nvrtc)
-
-
-def _same(check: str, where: str, wanted: object, found: object) -> Iterator[Violation]:
-    if wanted != found:
-        yield Violation(check, where, str(wanted), str(found))
 
 
 _CHECKS: tuple[Callable[[Audited], Iterator[Violation]], ...] = (
