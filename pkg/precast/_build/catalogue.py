@@ -66,6 +66,24 @@ RMS_NORM_BACKWARD = Family(
     devices=("cpu", "cuda"),
 )
 
+ACTIVATIONS = Family(
+    name="activations",
+    device="activations/device.cu",
+    host=("activations/host.cpp",),
+    cpu=("activations/cpu.cpp",),
+    ops=("gated_activation(Tensor x, int kind) -> Tensor",),
+    devices=("cpu", "cuda"),
+)
+
+ACTIVATIONS_BACKWARD = Family(
+    name="activations_backward",
+    device="activations/backward.cu",
+    host=("activations/backward.cpp",),
+    cpu=("activations/cpu.cpp",),
+    ops=("gated_activation_backward(Tensor grad, Tensor x, int kind) -> Tensor",),
+    devices=("cpu", "cuda"),
+)
+
 CPU_ADAM = Family(
     name="cpu_adam",
     device=None,
@@ -81,7 +99,7 @@ CPU_ADAM = Family(
     devices=("cpu",),
 )
 
-FAMILIES = (RMS_NORM, RMS_NORM_BACKWARD, CPU_ADAM)
+FAMILIES = (RMS_NORM, RMS_NORM_BACKWARD, ACTIVATIONS, ACTIVATIONS_BACKWARD, CPU_ADAM)
 
 
 def get(name: str) -> Family:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
 from precast.ops.rms_norm import fused_add_rms_norm, fused_add_rms_norm_, rms_norm
 
-__all__ = ["adam_", "fused_add_rms_norm", "fused_add_rms_norm_", "rms_norm"]
+__all__ = [
+    "adam_",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "mul_and_silu",
+    "rms_norm",
+    "silu_and_mul",
+]

@@ -34,6 +34,30 @@ def norm_inputs(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **
         _same_shape(op, name, other, "x", x)
 
 
+def gated_inputs(op: str, x: Tensor, kind: int, grad: Tensor | None = None) -> None:
+    """Raises unless ``x`` has two halves; ``grad``, if given, must have the shape of one of them."""
+    _require(
+        x.dtype in FLOAT_TYPES,
+        lambda: f"{op}: x is {_dtype(x)}; needed float32, float16 or bfloat16",
+    )
+    _require(x.dim() >= 1, lambda: f"{op}: x has shape (); needed at least one dimension")
+    _require(
+        x.shape[-1] % 2 == 0,
+        lambda: f"{op}: x has shape {tuple(x.shape)}; needed an even last dimension, which holds two halves",
+    )
+    _require(kind in _reference.GATED_KINDS, lambda: f"{op}: kind is {kind}; needed 0, 1, 2 or 3")
+    if grad is None:
+        return
+    _same_kind(op, "grad", grad, x)
+    _require(
+        grad.shape == (*x.shape[:-1], x.shape[-1] // 2),
+        lambda: (
+            f"{op}: grad has shape {tuple(grad.shape)} and x has shape {tuple(x.shape)}; needed the shape of x with "
+            "half its last dimension"
+        ),
+    )
+
+
 def adam_inputs(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

@@ -1,0 +1,51 @@
+// What host.cpp and backward.cpp hand to the kernels of device.cu and backward.cu: one structure by value. Compiled on
+// both sides, so it includes nothing.
+#pragma once
+
+namespace precast {
+namespace activations {
+
+// What is applied to the gate.
+enum Activation : int {
+  kSilu = 0,      // x / (1 + exp(-x))
+  kGelu = 1,      // x / 2 (1 + erf(x / sqrt(2)))
+  kGeluTanh = 2,  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+};
+
+// The units of one launch, row after row: vectors of 16 bytes, or single elements. The row of a unit is found without a
+// division: index / columns == index * multiplier >> shift for an index below 2^31.
+struct Units {
+  unsigned int total;  // below 2^31
+  unsigned int columns;
+  unsigned int multiplier;
+  unsigned int shift;
+};
+
+// Strides are in bytes, from one row to the next.
+struct ForwardArgs {
+  const char* gate;    // the half of x that goes through the activation
+  const char* factor;  // the other half
+  char* y;
+  long long x_stride;
+  long long y_stride;
+  Units units;
+  int activation;  // read by the `any` kernels; the others have theirs built in
+};
+
+struct BackwardArgs {
+  const char* grad;
+  const char* gate;
+  const char* factor;
+  char* grad_gate;
+  char* grad_factor;
+  long long grad_stride;
+  long long x_stride;
+  long long grad_x_stride;
+  Units units;
+  int activation;
+};
+
+static_assert(sizeof(ForwardArgs) == 64 && sizeof(BackwardArgs) == 88, "host and device must agree");
+
+}  // namespace activations
+}  // namespace precast

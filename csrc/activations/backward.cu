@@ -1,0 +1,124 @@
+// The gradients of the gated activations on the GPU, for y = activation(gate) * factor:
+//
+//   grad_gate = grad * factor * activation'(gate)      grad_factor = grad * activation(gate)
+//
+// in one pass: the activation is computed again. Arithmetic is in float32, each result is rounded once, and the
+// rounding of the forward counts as the identity.
+#include "gated.cuh"
+
+namespace precast {
+namespace activations {
+
+struct Slope {
+  float value;  // activation(x)
+  float slope;  // its derivative
+};
+
+// Where x or a power of it overflows, the factor beside it is already zero: it is held back so that the product is too.
+// The derivative is exact there. A NaN comes in through the other terms.
+DEVICE float bounded(float x) { return fminf(fmaxf(x, -64.0f), 64.0f); }
+
+struct Silu {
+  static DEVICE Slope at(float x) {
+    const float s = 1.0f / (1.0f + expf(-x));
+    return {x * s, s * (1.0f + x * (1.0f - s))};
+  }
+};
+
+struct Gelu {
+  static DEVICE Slope at(float x) {
+    const float below = 0.5f * (1.0f + erff(x * 0.70710678f));
+    const float density = 0.39894228f * expf(-0.5f * x * x);
+    return {x * below, below + x * density};
+  }
+};
+
+struct GeluTanh {
+  static DEVICE Slope at(float x) {
+    const float square = x * x;
+    const float t = tanhf(0.79788456f * (x + 0.044715f * (square * x)));
+    const float part = 0.5f * (1.0f + t), c = bounded(x);
+    const float inner = 0.79788456f * (1.0f + 3.0f * 0.044715f * (c * c));
+    return {x * part, part + 0.5f * x * (1.0f - t * t) * inner};
+  }
+};
+
+// One vector of 16 bytes of grad and of each half of x.
+template <class T, class Function>
+DEVICE void backward_vectors(const BackwardArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.units.total) return;
+  const Place at = place_of(index, a.units);
+  const i64 column = static_cast<i64>(at.column) * 16, offset = at.row * a.x_stride + column;
+  const Vector gate = load_constant(a.gate + offset), factor = load_constant(a.factor + offset);
+  const Vector grad = load_constant(a.grad + at.row * a.grad_stride + column);
+  Vector grad_gate, grad_factor;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float x[T::kPerWord], f[T::kPerWord], g[T::kPerWord];
+    T::unpack(gate.word[k], x);
+    T::unpack(factor.word[k], f);
+    T::unpack(grad.word[k], g);
+#pragma unroll
+    for (int e = 0; e < T::kPerWord; ++e) {
+      const Slope here = Function::at(x[e]);
+      x[e] = g[e] * f[e] * here.slope;
+      f[e] = g[e] * here.value;
+    }
+    grad_gate.word[k] = T::pack(x);
+    grad_factor.word[k] = T::pack(f);
+  }
+  const i64 result = at.row * a.grad_x_stride + column;
+  store(a.grad_gate + result, grad_gate);
+  store(a.grad_factor + result, grad_factor);
+}
+
+DEVICE Slope slope_at(int activation, float x) {
+  return activation == kSilu ? Silu::at(x) : activation == kGelu ? Gelu::at(x) : GeluTanh::at(x);
+}
+
+// Any row, one element at a time.
+template <class T>
+DEVICE void backward_any(const BackwardArgs& a) {
+  const u32 first = blockIdx.x * (kThreads * kElements) + threadIdx.x;
+  float gate[kElements], factor[kElements], grad[kElements];
+  i64 result[kElements];
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) {
+    const u32 index = first + j * kThreads;
+    if (index < a.units.total) {
+      const Place at = place_of(index, a.units);
+      const i64 column = static_cast<i64>(at.column) * T::kBytes, offset = at.row * a.x_stride + column;
+      gate[j] = T::load(a.gate + offset);
+      factor[j] = T::load(a.factor + offset);
+      grad[j] = T::load(a.grad + at.row * a.grad_stride + column);
+      result[j] = at.row * a.grad_x_stride + column;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) {
+    if (first + j * kThreads < a.units.total) {
+      const Slope here = slope_at(a.activation, gate[j]);
+      T::store(a.grad_gate + result[j], grad[j] * factor[j] * here.slope);
+      T::store(a.grad_factor + result[j], grad[j] * here.value);
+    }
+  }
+}
+
+}  // namespace activations
+}  // namespace precast
+
+KERNEL(silu_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, Silu>)
+KERNEL(gelu_backward_f32, BackwardArgs, 128, 1280, backward_vectors<Float32, Gelu>)
+KERNEL(gelu_tanh_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, GeluTanh>)
+KERNEL(gated_backward_f32_any, BackwardArgs, 128, 1024, backward_any<Float32>)
+
+KERNEL(silu_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, Silu>)
+KERNEL(gelu_backward_f16, BackwardArgs, 128, 1280, backward_vectors<Float16, Gelu>)
+KERNEL(gelu_tanh_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, GeluTanh>)
+KERNEL(gated_backward_f16_any, BackwardArgs, 128, 1024, backward_any<Float16>)
+
+KERNEL(silu_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, Silu>)
+KERNEL(gelu_backward_bf16, BackwardArgs, 128, 1280, backward_vectors<BFloat16, Gelu>)
+KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, GeluTanh>)
+KERNEL(gated_backward_bf16_any, BackwardArgs, 128, 1024, backward_any<BFloat16>)

@@ -1,0 +1,65 @@
+// Gated activations on the CPU: the seam between host.cpp and backward.cpp, which know tensors and threads, and
+// cpu.cpp, which knows vectors and is compiled once for each CPU level. Every level defines the two functions below in
+// the namespace precast::activations::<level>. Nothing here throws, allocates or starts threads.
+#pragma once
+
+#include <stdint.h>
+
+#include "args.h"
+
+namespace precast {
+namespace activations {
+
+// The numbers of precast::DType.
+enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+// A row of `columns` elements is worked on in pieces, so that a single wide row has work for several threads as well.
+constexpr int64_t kPiece = 4096;
+
+inline int64_t pieces_of(int64_t columns) { return (columns + kPiece - 1) / kPiece; }
+
+// Strides are in elements, from one row to the next.
+struct ForwardRows {
+  const void* gate;
+  const void* factor;
+  void* y;  // rows follow each other without a gap
+  int64_t columns;
+  int64_t x_stride;
+  int dtype;
+  int activation;
+};
+
+struct BackwardRows {
+  const void* grad;
+  const void* gate;
+  const void* factor;
+  void* grad_gate;
+  void* grad_factor;
+  int64_t columns;
+  int64_t grad_stride;
+  int64_t x_stride;
+  int64_t grad_x_stride;
+  int dtype;
+  int activation;
+};
+
+// Pieces [begin, end), counted through all rows.
+using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
+using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
+
+#define PRECAST_ACTIVATIONS_CPU_LEVEL(level)                           \
+  namespace level {                                                    \
+  void forward(const ForwardRows& rows, int64_t begin, int64_t end);   \
+  void backward(const BackwardRows& rows, int64_t begin, int64_t end); \
+  }
+
+PRECAST_ACTIVATIONS_CPU_LEVEL(baseline)
+#if defined(__x86_64__)
+PRECAST_ACTIVATIONS_CPU_LEVEL(avx2)
+PRECAST_ACTIVATIONS_CPU_LEVEL(avx512)
+#endif
+
+#undef PRECAST_ACTIVATIONS_CPU_LEVEL
+
+}  // namespace activations
+}  // namespace precast

@@ -1,0 +1,36 @@
+// What forward and backward share on the GPU.
+#pragma once
+
+#include "../common/device.cuh"
+#include "args.h"
+
+namespace precast {
+namespace activations {
+
+struct Place {
+  i64 row;
+  u32 column;  // in units
+};
+
+DEVICE Place place_of(u32 index, const Units& units) {
+  const u32 row = static_cast<u32>(static_cast<u64>(index) * units.multiplier >> units.shift);
+  return {static_cast<i64>(row), index - row * units.columns};
+}
+
+constexpr u32 kThreads = 128;
+
+// Elements of one thread of an `any` kernel, kThreads apart: loaded before the first of them is used.
+constexpr int kElements = 4;
+
+}  // namespace activations
+}  // namespace precast
+
+// An entry point for blocks of 128 threads. `resident` is how many threads a multiprocessor should hold at a time,
+// which sets the budget: 65536 / resident registers for each.
+#define KERNEL(name, Args, threads, resident, ...)                                         \
+  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
+      name(const precast::activations::Args a) {                                           \
+    using namespace precast;                                                               \
+    using namespace precast::activations;                                                  \
+    __VA_ARGS__(a);                                                                        \
+  }

@@ -1,0 +1,82 @@
+// What the gated activations ask of their tensors, and how their work is cut into launches. No check writes anything.
+#pragma once
+
+#include "../rms_norm/rows.h"
+#include "cpu.h"
+
+namespace precast::activations {
+
+using namespace ::precast::rms_norm;  // a tensor seen as rows: ReadRows, row_stride, misalignment
+
+// The ops' `kind` argument.
+enum Kind : int64_t { kSiluAndMul = 0, kGeluAndMul = 1, kGeluTanhAndMul = 2, kMulAndSilu = 3 };
+
+// A checked x: `rows` rows of two halves of `columns` elements.
+struct Gated {
+  int64_t rows;
+  int64_t columns;
+  DType dtype;
+  int32_t device;
+  Activation activation;
+  bool gate_is_second;
+
+  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  // How many elements into a row of x each half begins.
+  int64_t gate_offset() const { return gate_is_second ? columns : 0; }
+  int64_t factor_offset() const { return gate_is_second ? 0 : columns; }
+};
+
+inline Gated check_gated(const char* op, const Tensor& x, int64_t kind) {
+  Gated gated;
+  const int32_t code = x.dtype_code();
+  gated.dtype = dtype_of(code);
+  gated.device = x.device_index();
+  PRECAST_CHECK(gated.dtype != DType::kOther, "%s: x is %s; needed float32, float16 or bfloat16", op, dtype_name(code));
+  const int64_t dim = x.dim();
+  PRECAST_CHECK(dim >= 1, "%s: x has shape (); needed at least one dimension", op);
+  const int64_t* sizes = x.sizes();
+  PRECAST_CHECK(sizes[dim - 1] % 2 == 0, "%s: x has shape %s; needed an even last dimension, which holds two halves",
+                op, shape_of(x).text);
+  PRECAST_CHECK(kind >= kSiluAndMul && kind <= kMulAndSilu, "%s: kind is %lld; needed 0, 1, 2 or 3", op,
+                printable(kind));
+  gated.columns = sizes[dim - 1] / 2;
+  gated.rows = gated.columns > 0 ? 1 : 0;
+  for (int64_t i = 0; i + 1 < dim; ++i) gated.rows *= sizes[i];
+  gated.activation = kind == kGeluAndMul ? kGelu : kind == kGeluTanhAndMul ? kGeluTanh : kSilu;
+  gated.gate_is_second = kind == kMulAndSilu;
+  return gated;
+}
+
+// The most units of one launch: their numbers, and the threads behind the last one, stay below 2^31.
+constexpr int64_t kLaunchUnits = int64_t{1} << 30;
+
+inline Units make_units(int64_t rows, int64_t columns) {
+  // Exact for indices below 2^31, as the multiplier is less than 1 + 2^-31 times too large.
+  unsigned bits = 0;
+  while ((int64_t{1} << bits) < columns) ++bits;
+  const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(columns);
+  Units units;
+  units.total = static_cast<unsigned>(rows * columns);
+  units.columns = static_cast<unsigned>(columns);
+  units.multiplier = static_cast<unsigned>((power + divisor - 1) / divisor);
+  units.shift = 31 + bits;
+  return units;
+}
+
+// Calls body(first row, first column, units) for the launches that serve all rows: one, unless there are very many
+// units.
+template <class Body>
+void for_launches(int64_t rows, int64_t columns, const Body& body) {
+  for (int64_t column = 0; column < columns; column += kLaunchUnits) {
+    const int64_t width = columns - column < kLaunchUnits ? columns - column : kLaunchUnits;
+    const int64_t height = kLaunchUnits / width;
+    for (int64_t row = 0; row < rows; row += height) {
+      body(row, column, make_units(rows - row < height ? rows - row : height, width));
+    }
+  }
+}
+
+// Pieces of the work of a parallel region that are worth another thread: an activation is a few nanoseconds.
+inline int64_t grain_pieces(int64_t columns) { return grain_rows(columns < kPiece ? columns : kPiece); }
+
+}  // namespace precast::activations

@@ -1,0 +1,97 @@
+// The gated activations: checks, allocation, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "gated.h"
+
+namespace precast::activations {
+namespace {
+
+// ---- which kernel serves which shape ----
+//
+//   x, y                                                  kernel                      a thread has
+//   halves, rows and pointers at multiples of 16 bytes    one for each activation     one vector of 16 bytes per half
+//   anything else (odd widths, unaligned views)           any                         four elements, 128 apart
+//
+// Always blocks of 128 threads, as many as it takes, numbered through the rows: a row need not fill a block. On an H200
+// one vector for each thread reached 0.993 of the copy rate at 32768 x 4096 (silu, bf16), two 0.991, four 0.983; more
+// threads in a block were slower.
+
+constexpr int kAny = 3;  // after the activations
+constexpr int kKernels = 4;
+constexpr uint32_t kThreads = 128;
+constexpr int64_t kElements = 4;
+
+constexpr Entry kEntries[] = {
+    {"silu_and_mul_f32"},  {"gelu_and_mul_f32"},  {"gelu_tanh_and_mul_f32"},  {"gated_activation_f32_any"},
+    {"silu_and_mul_f16"},  {"gelu_and_mul_f16"},  {"gelu_tanh_and_mul_f16"},  {"gated_activation_f16_any"},
+    {"silu_and_mul_bf16"}, {"gelu_and_mul_bf16"}, {"gelu_tanh_and_mul_bf16"}, {"gated_activation_bf16_any"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"activations", kEntries, kEntryCount};
+
+// ---- the two devices ----
+
+void forward_cuda(const Gated& gated, const ForwardRows& work) {
+  const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
+  ForwardArgs args;
+  args.x_stride = work.x_stride * bytes;
+  args.y_stride = row_bytes;
+  args.activation = work.activation;
+  const bool vectors = (misalignment(work.gate, args.x_stride) | misalignment(work.factor, row_bytes) |
+                        misalignment(work.y, row_bytes)) == 0;
+  const int64_t unit = vectors ? 16 : bytes, per_block = kThreads * (vectors ? 1 : kElements);
+  const int kernel = vectors ? work.activation : kAny;
+  void* arguments[] = {&args};
+  for_launches(gated.rows, row_bytes / unit, [&](int64_t row, int64_t column, const Units& units) {
+    args.gate = static_cast<const char*>(work.gate) + row * args.x_stride + column * unit;
+    args.factor = static_cast<const char*>(work.factor) + row * args.x_stride + column * unit;
+    args.y = static_cast<char*>(work.y) + row * args.y_stride + column * unit;
+    args.units = units;
+    const LaunchShape shape = {static_cast<uint32_t>((units.total + per_block - 1) / per_block), 1, kThreads, 1, 0};
+    launch(kernels, gated.device, static_cast<int>(gated.dtype) * kKernels + kernel, shape, arguments);
+  });
+}
+
+void forward_cpu(const Gated& gated, const ForwardRows& work) {
+  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(activations, forward);
+  parallel_for(0, gated.rows * pieces_of(gated.columns), grain_pieces(gated.columns),
+               [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+}
+
+// ---- the op, the same for both devices ----
+
+using Forward = void (*)(const Gated&, const ForwardRows&);
+
+template <Forward forward>
+Tensor gated_op(const Tensor& x, int64_t kind) {
+  const Gated gated = check_gated("gated_activation", x, kind);
+  constexpr int64_t kMaxDim = 64;
+  const int64_t dim = x.dim();
+  PRECAST_CHECK(dim <= kMaxDim, "gated_activation: x has %lld dimensions; at most 64 are supported", printable(dim));
+  int64_t sizes[kMaxDim];
+  memcpy(sizes, x.sizes(), static_cast<size_t>(dim) * sizeof(int64_t));
+  sizes[dim - 1] = gated.columns;
+  Tensor y = empty(sizes, dim, x.dtype_code(), x);
+  if (gated.rows == 0) return y;
+  const ReadRows rows(x);
+  ForwardRows work;
+  work.gate = rows.data() + gated.gate_offset() * gated.element_bytes();
+  work.factor = rows.data() + gated.factor_offset() * gated.element_bytes();
+  work.y = y.mutable_data();
+  work.columns = gated.columns;
+  work.x_stride = rows.stride();
+  work.dtype = static_cast<int>(gated.dtype);
+  work.activation = gated.activation;
+  forward(gated, work);
+  return y;
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("gated_activation", "CPU", gated_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("gated_activation", "CUDA", gated_op<forward_cuda>),
+};
+PRECAST_FAMILY(activations, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::activations
