@@ -18,14 +18,14 @@ struct Slope {
 // The derivative is exact there. A NaN comes in through the other terms.
 DEVICE float bounded(float x) { return fminf(fmaxf(x, -64.0f), 64.0f); }
 
-struct Silu {
+struct SiluSlope {
   static DEVICE Slope at(float x) {
     const float s = 1.0f / (1.0f + expf(-x));
     return {x * s, s * (1.0f + x * (1.0f - s))};
   }
 };
 
-struct Gelu {
+struct GeluSlope {
   static DEVICE Slope at(float x) {
     const float below = 0.5f * (1.0f + erff(x * 0.70710678f));
     const float density = 0.39894228f * expf(-0.5f * x * x);
@@ -33,7 +33,7 @@ struct Gelu {
   }
 };
 
-struct GeluTanh {
+struct GeluTanhSlope {
   static DEVICE Slope at(float x) {
     const float square = x * x;
     const float t = tanhf(0.79788456f * (x + 0.044715f * (square * x)));
@@ -74,7 +74,7 @@ DEVICE void backward_vectors(const BackwardArgs& a) {
 }
 
 DEVICE Slope slope_at(int activation, float x) {
-  return activation == kSilu ? Silu::at(x) : activation == kGelu ? Gelu::at(x) : GeluTanh::at(x);
+  return activation == kSilu ? SiluSlope::at(x) : activation == kGelu ? GeluSlope::at(x) : GeluTanhSlope::at(x);
 }
 
 // Any row, one element at a time.
@@ -108,17 +108,17 @@ DEVICE void backward_any(const BackwardArgs& a) {
 }  // namespace activations
 }  // namespace precast
 
-KERNEL(silu_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, Silu>)
-KERNEL(gelu_backward_f32, BackwardArgs, 128, 1280, backward_vectors<Float32, Gelu>)
-KERNEL(gelu_tanh_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, GeluTanh>)
+KERNEL(silu_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, SiluSlope>)
+KERNEL(gelu_backward_f32, BackwardArgs, 128, 1280, backward_vectors<Float32, GeluSlope>)
+KERNEL(gelu_tanh_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, GeluTanhSlope>)
 KERNEL(gated_backward_f32_any, BackwardArgs, 128, 1024, backward_any<Float32>)
 
-KERNEL(silu_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, Silu>)
-KERNEL(gelu_backward_f16, BackwardArgs, 128, 1280, backward_vectors<Float16, Gelu>)
-KERNEL(gelu_tanh_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, GeluTanh>)
+KERNEL(silu_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, SiluSlope>)
+KERNEL(gelu_backward_f16, BackwardArgs, 128, 1280, backward_vectors<Float16, GeluSlope>)
+KERNEL(gelu_tanh_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, GeluTanhSlope>)
 KERNEL(gated_backward_f16_any, BackwardArgs, 128, 1024, backward_any<Float16>)
 
-KERNEL(silu_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, Silu>)
-KERNEL(gelu_backward_bf16, BackwardArgs, 128, 1280, backward_vectors<BFloat16, Gelu>)
-KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, GeluTanh>)
+KERNEL(silu_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, SiluSlope>)
+KERNEL(gelu_backward_bf16, BackwardArgs, 128, 1280, backward_vectors<BFloat16, GeluSlope>)
+KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, GeluTanhSlope>)
 KERNEL(gated_backward_bf16_any, BackwardArgs, 128, 1024, backward_any<BFloat16>)

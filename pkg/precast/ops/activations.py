@@ -1,9 +1,9 @@
 """Gated activations: one half of the last dimension goes through an activation and is multiplied by the other half.
 
 ``x`` is ``(..., 2 * d)`` and the result ``(..., d)``. The activation is computed in float32 and rounded to the dtype of
-``x``, then the product is rounded: as in ``torch.nn.functional.silu(x[..., :d]) * x[..., d:]`` and the like. On a GPU the
-formulas are those of torch's kernels, so the result has the same bits. On the CPU the activation is as near to the exact
-one as torch's or nearer, mostly so in the negative tails of the two GELUs, where torch's lose their digits.
+``x``, then the product is rounded, as in ``torch.nn.functional.silu(x[..., :d]) * x[..., d:]`` and the like. On a GPU
+the formulas are those of torch's kernels, so the result has the same bits. On the CPU the activation is as near to the
+exact one as torch's or nearer, mostly so in the negative tails of the two GELUs, where torch's lose their digits.
 
 Gradients are computed in one pass, from ``x`` alone, in float32, and rounded once.
 """

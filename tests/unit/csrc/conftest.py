@@ -11,7 +11,6 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-DEVICE_FILES = ("rms_norm/device.cu", "rms_norm/backward.cu")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
@@ -32,8 +31,8 @@ def entry_points(source: str) -> list[str]:
     return re.findall(r"^KERNEL\((\w+)", source, re.MULTILINE)
 
 
-def for_emulator(source: str) -> str:
-    """Device code as C++: PTX replaced, and an entry point made a function of its arguments' address."""
+def for_emulator(source: str, folder: str) -> str:
+    """Device code of a folder as C++: PTX replaced, and an entry point made a function of its arguments' address."""
 
     def replacement(match: re.Match[str]) -> str:
         (cpp,) = [cpp for ptx, cpp in PTX_AS_CPP.items() if match[1].startswith(ptx)]
@@ -46,8 +45,9 @@ def for_emulator(source: str) -> str:
             "#define KERNEL(name, Args, threads, resident, ...) \\\n"
             "  static void name(const void* address) { \\\n"
             "    using namespace precast; \\\n"
+            f"    using namespace precast::{folder}; \\\n"
             "    if (blockDim.x * blockDim.y > threads) throw std::runtime_error(#name); \\\n"
-            "    rms_norm::__VA_ARGS__(*static_cast<const rms_norm::Args*>(address)); \\\n"
+            "    __VA_ARGS__(*static_cast<const Args*>(address)); \\\n"
             "  }\n"
         )
     return source
@@ -67,22 +67,22 @@ def stable_headers() -> Path:
     return host.stable_headers_dir(Cache(default_root(Settings.from_env(os.environ))))
 
 
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    """The library of emulated_ops.cpp."""
-    work = tmp_path_factory.mktemp("emulated")
-    for name in ("common/device.cuh", "rms_norm/row.cuh", "rms_norm/args.h", *DEVICE_FILES):
-        target = work / "csrc" / name
+def build_emulated(work: Path, headers: Path, folder: str, *stand_ins: str) -> Path:
+    """The library of emulated_ops.cpp with the two families of one folder of csrc, and more sources of this one."""
+    device_files = [f"{folder}/device.cu", f"{folder}/backward.cu"]
+    sources = [CSRC / "common/device.cuh", *(CSRC / folder).glob("*.cuh"), CSRC / folder / "args.h"]
+    for source in [*sources, *(CSRC / name for name in device_files)]:
+        target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(for_emulator((CSRC / name).read_text()))
-    table = "".join(f'{{"{name}", {name}}},' for f in DEVICE_FILES for name in entry_points((CSRC / f).read_text()))
-    device = [f'-DDEVICE_CODE="{work}/csrc/{DEVICE_FILES[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{DEVICE_FILES[1]}"']
-    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
+        target.write_text(for_emulator(source.read_text(), folder))
+    table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
+    device = [f'-DDEVICE_CODE="{work}/csrc/{device_files[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{device_files[1]}"']
+    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{headers}"]
     common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
     units = {HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"], HERE / "emulated_ops.cpp": []}
-    units |= {
-        CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp", "rms_norm/host.cpp", "rms_norm/backward.cpp")
-    }
+    units |= {HERE / name: [] for name in stand_ins}
+    host = ("common/torch.cpp", "common/cpu_level.cpp", f"{folder}/host.cpp", f"{folder}/backward.cpp")
+    units |= {CSRC / name: [] for name in host}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -95,3 +95,14 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> 
         ["g++", "-shared", *objects, "-o", str(library), f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
     )
     return library
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    return build_emulated(tmp_path_factory.mktemp("emulated"), stable_headers, "rms_norm")
+
+
+@pytest.fixture(scope="session")
+def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    work = tmp_path_factory.mktemp("emulated_activations")
+    return build_emulated(work, stable_headers, "activations", "emulated_activations.cpp")
