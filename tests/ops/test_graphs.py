@@ -46,6 +46,11 @@ def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
             (*(t.clone().requires_grad_() for t in (x, residual, weight)), EPS, 0),
         ),
         "fused_add_rms_norm_backward": (RAW.fused_add_rms_norm_backward, (x, residual, x + residual, weight, EPS, 0)),
+        "gated_activation": (RAW.gated_activation, (x, 0)),
+        "gated_activation with gradients": (RAW.gated_activation, (x.clone().requires_grad_(), 1)),
+        "gated_activation of rows apart": (RAW.gated_activation, (made(4, 6, 50, device=device)[..., 1:25], 2)),
+        "gated_activation of nothing": (RAW.gated_activation, (x[:0], 3)),
+        "gated_activation_backward": (RAW.gated_activation_backward, (residual[..., :12], x, 3)),
         "fused_add_rms_norm_": (RAW.fused_add_rms_norm_, (x.clone(), residual.clone(), weight, EPS, 0)),
     }
 

@@ -73,6 +73,11 @@ def norm_levels() -> Iterator[Levels]:
     yield from _levels_of("rms_norm")
 
 
+@pytest.fixture(params=["gated_activation", "gated_activation_backward"])
+def activation_levels(request: pytest.FixtureRequest) -> Iterator[Levels]:
+    yield from _levels_of(request.param)
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Sets the number of torch's threads for the length of a test."""
