@@ -11,7 +11,7 @@ from benchmarks.report import Report, Row, interleaved_medians
 ROUNDS = 3
 BINDING = Path(__file__).parent / "peers" / "binding.cpp"
 
-# The usual builder has one set of flags, so the peer has the best instruction set of this machine; we build all three.
+# What a build at run time compiles for: the best instruction set of this machine alone, on both sides.
 LEVELS = {
     "AVX512": ("avx512", "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c"),
     "AVX2": ("avx2", "-mavx2 -mfma -mf16c"),

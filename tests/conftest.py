@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_cpu_level() -> Generator[None]:
+    """A build at run time makes the one CPU level this machine would choose; the tests want to choose among all."""
+    from precast._build import flags
+    from precast._load import jit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "levels_to_build", lambda: flags.cpu_levels(platform.machine()))
+        yield
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@
 
 #include "checks.h"
 
+#define PRECAST_TEXT(name) PRECAST_TEXT_OF(name)
+#define PRECAST_TEXT_OF(name) #name
+
 namespace precast {
 namespace {
 
@@ -55,6 +58,11 @@ void set_cpu_level(const char* name) {
   }
   for (int level = 0; level <= static_cast<int>(CpuLevel::kAvx512); ++level) {
     if (strcmp(kNames[level], name) != 0) continue;
+#if defined(PRECAST_ONLY_CPU_LEVEL)
+    PRECAST_CHECK(strcmp(name, PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL)) == 0,
+                  "CPU level '%s' was asked for; this library was built at run time and holds '%s' alone", name,
+                  PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL));
+#endif
     PRECAST_CHECK(level <= best, "CPU level '%s' was asked for; this machine has '%s'", name, kNames[best]);
     chosen.store(level, std::memory_order_relaxed);
     return;

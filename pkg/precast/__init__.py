@@ -9,12 +9,12 @@ Importing this package imports neither torch nor any compiled file; everything b
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from precast._version import __version__
 
+TYPE_CHECKING = False  # type checkers know the name; ``typing`` would take longer to import than everything here
 if TYPE_CHECKING:
+    from typing import Any
+
     from precast import base_extension, errors, extension, kernel_loader, ops, optim
     from precast._load.loader import load
     from precast._load.source import Loaded
@@ -37,6 +37,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _MEMBERS:

@@ -111,19 +111,19 @@ def part_of_file(path: Path) -> str:
 def test_the_package_follows_the_arrows(path: Path) -> None:
     part = part_of_file(path)
     assert part in ALLOWED, f"{relative(path)} is a new part: give it a place in ORDER"
-    assert broken_arrows(part, path.read_text()) == []
+    assert broken_arrows(part, path.read_text(encoding="utf-8")) == []
 
 
 def test_tools_and_setup_follow_the_arrows() -> None:
     for path in sorted((CHECKOUT / "tools").rglob("*.py")):
-        assert broken_arrows("tools", path.read_text()) == [], path.name
-        assert "torch" not in {name.split(".")[0] for name in imports(path.read_text())}, path.name
-    assert broken_arrows("setup", (CHECKOUT / "setup.py").read_text()) == []
+        assert broken_arrows("tools", path.read_text(encoding="utf-8")) == [], path.name
+        assert "torch" not in {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}, path.name
+    assert broken_arrows("setup", (CHECKOUT / "setup.py").read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("path", files(), ids=relative)
 def test_torch_is_imported_where_it_may_be_and_when_it_is_used(path: Path) -> None:
-    source, part = path.read_text(), part_of_file(path)
+    source, part = path.read_text(encoding="utf-8"), part_of_file(path)
     if part in EAGER_TORCH_ROOMS:
         return
     assert "torch" not in {name.split(".")[0] for name in imports(source, top_level_only=True)}
@@ -138,14 +138,14 @@ def test_torch_is_imported_where_it_may_be_and_when_it_is_used(path: Path) -> No
 
 @pytest.mark.parametrize("path", files(), ids=relative)
 def test_only_the_declared_dependencies_are_imported(path: Path) -> None:
-    names = {name.split(".")[0] for name in imports(path.read_text())}
+    names = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
     allowed = set(sys.stdlib_module_names) | {"precast"} | THIRD_PARTY | BUILD_ONLY.get(relative(path), set())
     assert names <= allowed
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "_abi").rglob("*.py")), ids=relative)
 def test_abi_is_pure(path: Path) -> None:
-    assert {name.split(".")[0] for name in imports(path.read_text())} <= PURE | {"precast"}
+    assert {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))} <= PURE | {"precast"}
 
 
 @pytest.mark.parametrize(

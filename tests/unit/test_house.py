@@ -23,7 +23,9 @@ def broken_links(page: Path, text: str) -> list[str]:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in headings(target.read_text() if path else text)):
+        if not target.exists() or (
+            anchor and anchor not in headings(target.read_text(encoding="utf-8") if path else text)
+        ):
             broken.append(link)
     return broken
 
@@ -36,7 +38,7 @@ def headings(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    assert broken_links(page, page.read_text()) == []
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
 
 
 def test_a_broken_link_is_found() -> None:
@@ -48,7 +50,7 @@ def test_a_broken_link_is_found() -> None:
 @pytest.mark.compiler
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/jit.md"])
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
     here = "import precast\n" + "".join(blocks).replace('"cuda"', '"cpu"')
     env = {**os.environ, "PYTHONPATH": str(ROOT / "pkg")}
@@ -59,7 +61,7 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
 
 
 def make_targets() -> set[str]:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
     assert phony is not None
     return set(phony[1].split())
@@ -67,12 +69,12 @@ def make_targets() -> set[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS, ROOT / ".ci" / "run"], ids=lambda page: page.name)
 def test_only_targets_that_exist_are_named(page: Path) -> None:
-    named = set(re.findall(r"(?:`|\n|^|run: |step )(?:[A-Z]+=\S+ )*make ([a-z-]+)", page.read_text()))
+    named = set(re.findall(r"(?:`|\n|^|run: |step )(?:[A-Z]+=\S+ )*make ([a-z-]+)", page.read_text(encoding="utf-8")))
     assert named <= make_targets() | {"made"}
 
 
 def test_every_target_does_something() -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in make_targets():
         assert re.search(rf"^{target}:.*\n\t\S", makefile, re.MULTILINE), target
 
@@ -80,7 +82,7 @@ def test_every_target_does_something() -> None:
 def test_workflows_pin_actions_and_only_call_make() -> None:
     assert WORKFLOWS
     for workflow in WORKFLOWS:
-        text = workflow.read_text()
+        text = workflow.read_text(encoding="utf-8")
         for action in re.findall(r"uses: (\S+)", text):
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
         for command in re.findall(r"run: (.+)", text):
@@ -88,25 +90,31 @@ def test_workflows_pin_actions_and_only_call_make() -> None:
 
 
 def test_workflows_name_the_runners_of_the_matrix() -> None:
-    section = re.search(r"^\[runners\]\n((?:\w+ = .+\n)+)", (ROOT / "matrix.toml").read_text(), re.MULTILINE)
+    section = re.search(
+        r"^\[runners\]\n((?:\w+ = .+\n)+)", (ROOT / "matrix.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert section is not None
     runners = set(re.findall(r'"([^"]+)"', section[1]))
-    named = {name for workflow in WORKFLOWS for name in re.findall(r"ubuntu-[\w.-]+", workflow.read_text())}
+    named = {
+        name for workflow in WORKFLOWS for name in re.findall(r"ubuntu-[\w.-]+", workflow.read_text(encoding="utf-8"))
+    }
     assert named <= runners
 
 
 def test_the_readme_names_the_pinned_torch() -> None:
-    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
-    assert f"torch {pinned[1]}" in (ROOT / "README.md").read_text()
+    assert f"torch {pinned[1]}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("label", ["cu121", "cu130"])
 def test_the_readme_names_the_targets_of_the_matrix(label: str) -> None:
-    matrix = (ROOT / "matrix.toml").read_text()
+    matrix = (ROOT / "matrix.toml").read_text(encoding="utf-8")
     targets = re.search(rf"^\[labels\.{label}\]\n(?:.+\n)*?sass = \[(.+)\]$", matrix, re.MULTILINE)
     row = re.search(
-        rf"^.*`PRECAST_LABEL={label} pip wheel.*\| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+        rf"^.*`PRECAST_LABEL={label} pip wheel.*\| (.+) \|$",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert targets is not None and row is not None
     assert row[1] == targets[1].replace('"', "")
@@ -115,4 +123,4 @@ def test_the_readme_names_the_targets_of_the_matrix(label: str) -> None:
 def test_nothing_names_the_machine_it_was_written_on() -> None:
     places = re.compile(r"/(?:root|home)/\w")
     for page in [*PAGES, *WORKFLOWS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
-        assert not places.search(page.read_text()), page
+        assert not places.search(page.read_text(encoding="utf-8")), page

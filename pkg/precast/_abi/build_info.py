@@ -22,12 +22,12 @@ __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "Manife
 
 SCHEMA = 1
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-_WORD = re.compile(r"[a-z][a-z0-9_]*")
-_VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)*")
-_PYTHON = re.compile(r"none|abi3|cp3[0-9]{1,2}t?")
+_SHA256 = r"[0-9a-f]{64}"
+_COMMIT = r"[0-9a-f]{7,64}"
+_FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
+_WORD = r"[a-z][a-z0-9_]*"
+_VERSION = r"[0-9]+(?:\.[0-9A-Za-z]+)*"
+_PYTHON = r"none|abi3|cp3[0-9]{1,2}t?"
 
 
 class BuildMode(str, Enum):
@@ -214,9 +214,9 @@ def _min_driver(reader: Reader) -> tuple[int, int]:
     return release.major, release.minor
 
 
-def _match(reader: Reader, key: str, pattern: re.Pattern[str], wanted: str) -> str:
+def _match(reader: Reader, key: str, pattern: str, wanted: str) -> str:
     text = reader.text(key)
-    if pattern.fullmatch(text) is None:
+    if re.fullmatch(pattern, text) is None:
         raise ManifestError(f"{reader.at(key)}: wanted {wanted}, found {text!r}")
     return text
 
@@ -227,7 +227,7 @@ def _sha256(reader: Reader, key: str) -> str:
 
 def _words(reader: Reader, key: str) -> tuple[str, ...]:
     for word in (words := reader.texts(key)):
-        if _WORD.fullmatch(word) is None:
+        if re.fullmatch(_WORD, word) is None:
             raise ManifestError(f"{reader.at(key)}: wanted lower-case words, found {word!r}")
     return words
 
@@ -243,7 +243,7 @@ def _path(reader: Reader, folder: str) -> str:
     """A file directly inside its folder: this refuses absolute paths, ``..``, backslashes and NUL all at once."""
     path = reader.text("path")
     first, _, name = path.partition("/")
-    if first != folder or _FILE_NAME.fullmatch(name) is None:
+    if first != folder or re.fullmatch(_FILE_NAME, name) is None:
         raise ManifestError(f"{reader.at('path')}: wanted '{folder}/<file name>', found {path!r}")
     return path
 

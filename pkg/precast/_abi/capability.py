@@ -16,9 +16,9 @@ from precast._abi.version import CudaVersion
 
 Suffix = Literal["", "a", "f"]
 
-_CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
-_TARGET = re.compile(r"(sm|compute)_([1-9][0-9]{1,2})([af]?)")
-_ARCH_ITEM = re.compile(r"(?:(sm|compute)_)?([1-9][0-9]?)\.?([0-9])([af]?)(\+PTX)?", re.IGNORECASE)
+_CAPABILITY = r"([1-9][0-9]?)\.([0-9])"
+_TARGET = r"(sm|compute)_([1-9][0-9]{1,2})([af]?)"
+_ARCH_ITEM = r"(?:(sm|compute)_)?([1-9][0-9]?)\.?([0-9])([af]?)(\+PTX)?"
 
 # The first architecture with suffix `a` is Hopper, the first with `f` is Blackwell (PTX ISA, `.target`).
 _FIRST_WITH_SUFFIX = {"a": 9, "f": 10}
@@ -43,7 +43,7 @@ class ComputeCapability:
     @classmethod
     def parse(cls, text: str) -> ComputeCapability:
         """``"9.0"`` -> ``ComputeCapability(9, 0)``; anything else raises ValueError."""
-        match = _CAPABILITY.fullmatch(text)
+        match = re.fullmatch(_CAPABILITY, text)
         if match is None:
             raise ValueError(f"not a compute capability: {text!r}; wanted one such as '9.0'")
         return cls(int(match[1]), int(match[2]))
@@ -101,7 +101,7 @@ class GpuTarget:
     @classmethod
     def parse(cls, text: str) -> GpuTarget:
         """``"sm_90a"`` or ``"compute_90"``; anything else raises ValueError."""
-        match = _TARGET.fullmatch(text)
+        match = re.fullmatch(_TARGET, text)
         if match is None:
             raise ValueError(f"not a GPU target: {text!r}; wanted one such as 'sm_90', 'sm_90a' or 'compute_90'")
         return cls(TargetKind(match[1]), ComputeCapability.from_number(int(match[2])), cast("Suffix", match[3]))
@@ -163,7 +163,7 @@ def parse_arch_list(text: str) -> tuple[GpuTarget, ...]:
 
 
 def _parse_arch_item(item: str) -> tuple[GpuTarget, ...]:
-    match = _ARCH_ITEM.fullmatch(item)
+    match = re.fullmatch(_ARCH_ITEM, item, re.IGNORECASE)
     if match is None:
         raise ValueError(
             f"not a GPU architecture: {item!r}; wanted one such as '9.0', '9.0+PTX', '90', 'sm_90', 'compute_90'"

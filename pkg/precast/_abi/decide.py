@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precast._abi import remedy
-from precast._abi._device_piece import choose_image
 from precast._abi._host_piece import choose_host
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decision import (
@@ -75,6 +74,8 @@ def decide(
     images: list[tuple[int, DeviceFile | BuildImage]] = []
     refused: list[tuple[int, tuple[Rejection, ...]]] = []
     for gpu in host.gpus if need.device == "cuda" else ():
+        from precast._abi._device_piece import choose_image  # a first call on the CPU is to be quick
+
         image = choose_image(gpu, host, build_info, settings, need, bad)
         if image.chosen is None:
             refused.append((gpu.index, image.rejections))

@@ -8,8 +8,8 @@ from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
-_CUDA_LABEL = re.compile(r"cu([1-9][0-9])(0|[1-9][0-9]?)")
-_PLATFORM = re.compile(r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)")
+_CUDA_LABEL = r"cu([1-9][0-9])(0|[1-9][0-9]?)"
+_PLATFORM = r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)"
 
 
 @value(frozen=True)
@@ -19,7 +19,7 @@ class Label:
     text: str
 
     def __post_init__(self) -> None:
-        if self.text not in ("", "cpu") and _CUDA_LABEL.fullmatch(self.text) is None:
+        if self.text not in ("", "cpu") and re.fullmatch(_CUDA_LABEL, self.text) is None:
             raise ValueError(f"not a label: {self.text!r}; wanted 'cpu' or one such as 'cu130'")
 
     @classmethod
@@ -30,7 +30,7 @@ class Label:
     @property
     def cuda(self) -> CudaVersion | None:
         """The CUDA version of ``cu130``, which is 13.0; None for the others."""
-        match = _CUDA_LABEL.fullmatch(self.text)
+        match = re.fullmatch(_CUDA_LABEL, self.text)
         return None if match is None else CudaVersion(int(match[1]), int(match[2]))
 
     @property
@@ -52,7 +52,7 @@ class PlatformTag:
     @classmethod
     def parse(cls, text: str) -> PlatformTag:
         """``"manylinux_2_28_x86_64"`` or ``"linux_aarch64"``; anything else raises ValueError."""
-        match = _PLATFORM.fullmatch(text)
+        match = re.fullmatch(_PLATFORM, text)
         if match is None:
             raise ValueError(
                 f"not a platform tag: {text!r}; wanted one such as 'manylinux_2_28_x86_64' or 'linux_x86_64'"

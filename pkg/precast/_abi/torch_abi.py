@@ -11,9 +11,9 @@ import re
 from precast._abi.value import value
 from precast._abi.version import Release, TorchVersion
 
-_STABLE = re.compile(r"torch-stable-([0-9.]+)")
-_EXACT = re.compile(r"torch-([0-9.]+)-cxx([01])(?:-git([0-9a-f]{7,64}))?")
-_GIT = re.compile(r"[0-9a-f]{7,64}")
+_STABLE = r"torch-stable-([0-9.]+)"
+_EXACT = r"torch-([0-9.]+)-cxx([01])(?:-git([0-9a-f]{7,64}))?"
+_GIT = r"[0-9a-f]{7,64}"
 
 # The oldest torch with every stable function that the host library uses: TORCH_TARGET_VERSION of each build.
 STABLE_FLOOR = Release(2, 10)
@@ -28,7 +28,7 @@ class Exact:
     git: str | None = None
 
     def __post_init__(self) -> None:
-        if self.git is not None and _GIT.fullmatch(self.git) is None:
+        if self.git is not None and re.fullmatch(_GIT, self.git) is None:
             raise ValueError(f"not a git version: {self.git!r}; wanted 7 to 64 lower-case hexadecimal digits")
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ TorchAbi = Exact | Stable
 
 def parse_torch_abi(text: str) -> TorchAbi:
     """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; else raises ValueError."""
-    if match := _STABLE.fullmatch(text):
+    if match := re.fullmatch(_STABLE, text):
         return Stable(Release.parse(match[1]))
-    if match := _EXACT.fullmatch(text):
+    if match := re.fullmatch(_EXACT, text):
         return Exact(Release.parse(match[1]), match[2] == "1", match[3])
     raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-stable-2.10' or 'torch-2.6-cxx0'")
 
@@ -71,7 +71,7 @@ def compiled_for(abi: TorchAbi) -> Release | None:
 
 def is_git_version(text: str | None) -> bool:
     """True for what names one commit; torch says ``Unknown`` when it was built outside a repository."""
-    return text is not None and _GIT.fullmatch(text) is not None
+    return text is not None and re.fullmatch(_GIT, text) is not None
 
 
 def wanted(abi: TorchAbi) -> str:

@@ -6,16 +6,17 @@ import re
 
 from precast._abi.value import value
 
+# Patterns stay text, here and in the rest of this part: ``re`` compiles, and keeps, those that a process uses.
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
-_RELEASE = re.compile(rf"({_NUMBER})\.({_NUMBER})")
-_CUDA = re.compile(rf"({_NUMBER})\.({_NUMBER})(?:\.[0-9]{{1,9}})*")
-_TORCH = re.compile(
+_RELEASE = rf"({_NUMBER})\.({_NUMBER})"
+_CUDA = rf"({_NUMBER})\.({_NUMBER})(?:\.[0-9]{{1,9}})*"
+_TORCH = (
     rf"({_NUMBER})\.({_NUMBER})(?:\.({_NUMBER}))?"
     rf"((?:(?:a|b|rc){_NUMBER})?(?:\.dev{_NUMBER})?)"
     rf"(?:\.post({_NUMBER}))?"
     r"(?:\+([A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*))?"
 )
-_DOTTED = re.compile(rf"{_NUMBER}(?:\.{_NUMBER})+")
+_DOTTED = rf"{_NUMBER}(?:\.{_NUMBER})+"
 
 
 @value(frozen=True, order=True)
@@ -28,7 +29,7 @@ class Release:
     @classmethod
     def parse(cls, text: str) -> Release:
         """``"2.10"`` -> ``Release(2, 10)``; anything else raises ValueError."""
-        match = _RELEASE.fullmatch(text)
+        match = re.fullmatch(_RELEASE, text)
         if match is None:
             raise ValueError(f"not a release: {text!r}; wanted two numbers such as '2.10'")
         return cls(int(match[1]), int(match[2]))
@@ -55,7 +56,7 @@ class TorchVersion:
     @classmethod
     def parse(cls, text: str, git: str | None = None) -> TorchVersion:
         """Reads a version in the form torch writes it; anything else raises ValueError."""
-        match = _TORCH.fullmatch(text)
+        match = re.fullmatch(_TORCH, text)
         if match is None:
             raise ValueError(f"not a torch version: {text!r}; wanted one such as '2.13.0+cu130'")
         major, minor, patch, pre, post, local = match.groups()
@@ -90,7 +91,7 @@ class CudaVersion:
     @classmethod
     def parse(cls, text: str) -> CudaVersion:
         """``"13.0"`` and ``"13.0.88"`` both give ``CudaVersion(13, 0)``; the rest of the number plays no part."""
-        match = _CUDA.fullmatch(text)
+        match = re.fullmatch(_CUDA, text)
         if match is None:
             raise ValueError(f"not a CUDA version: {text!r}; wanted one such as '13.0' or '12.1.105'")
         return cls(int(match[1]), int(match[2]))
@@ -113,6 +114,6 @@ class CudaVersion:
 
 def dotted(text: str) -> tuple[int, ...]:
     """``"3.4.22"`` -> ``(3, 4, 22)``, so that GLIBCXX levels compare by number."""
-    if _DOTTED.fullmatch(text) is None:
+    if re.fullmatch(_DOTTED, text) is None:
         raise ValueError(f"not a dotted version: {text!r}; wanted one such as '3.4.22'")
     return tuple(int(part) for part in text.split("."))

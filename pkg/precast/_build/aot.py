@@ -110,8 +110,9 @@ def warm_cache(settings: Settings) -> None:
         return
     compiler, ninja = _host_tools(settings)
     say(machine.torch_note())
+    level = flags.best_level(platform.machine(), toolchain.cpu_features())  # as a JIT here would choose
     for family in catalogue.FAMILIES:
-        _build_library((family,), compiler, ninja, cache, settings)
+        _build_library((family,), compiler, ninja, cache, settings, levels=(level,))
     found, targets = machine.targets(settings)
     for family in catalogue.FAMILIES:
         if found is not None and targets and family.device is not None:
@@ -173,7 +174,13 @@ def _label_nvrtc(spec: matrix.LabelSpec, settings: Settings) -> Nvrtc | None:
 
 
 def _build_library(
-    families: Sequence[catalogue.Family], compiler: Compiler, ninja: str, cache: Cache, settings: Settings
+    families: Sequence[catalogue.Family],
+    compiler: Compiler,
+    ninja: str,
+    cache: Cache,
+    settings: Settings,
+    *,
+    levels: tuple[flags.CpuLevel, ...] | None = None,
 ) -> Artifact:
     made = host.build_host_library(
         families,
@@ -183,6 +190,7 @@ def _build_library(
         debug=settings.debug,
         jobs=toolchain.default_jobs(settings),
         ninja=ninja,
+        levels=levels,
     )
     how = "from the cache" if made.cached else f"in {made.seconds:.1f} s"
     say(f"host library for {', '.join(family.name for family in families)}: {how}")

@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any, ClassVar
 
 from setuptools import Command, Distribution
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -59,7 +60,7 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
 class _Build(build):  # type: ignore[misc]
     """Build in a folder of its own, so that no file of an earlier mode or label gets into this wheel."""
 
-    sub_commands = (*build.sub_commands, ("build_kernels", None))
+    sub_commands: ClassVar[list[Any]] = [*build.sub_commands, ("build_kernels", None)]  # a list: plugins append to it
 
     def finalize_options(self) -> None:
         self.build_base = _temporary()
@@ -69,7 +70,7 @@ class _Build(build):  # type: ignore[misc]
 class _BuildKernels(Command):  # type: ignore[misc]
     """Headers, binaries and the manifest, beside what ``build_py`` puts into the wheel."""
 
-    user_options: tuple[()] = ()
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     build_lib = ""
     editable_mode = False
 

@@ -21,6 +21,11 @@ class CpuLevel:
     name: str
     options: tuple[str, ...]
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The processor features the options allow, as /proc/cpuinfo names them."""
+        return tuple(option.removeprefix("-m") for option in self.options)
+
 
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
@@ -40,6 +45,12 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
     if machine not in CPU_LEVELS:
         raise ValueError(f"no CPU kernels for {machine!r}; there are some for {', '.join(CPU_LEVELS)}")
     return CPU_LEVELS[machine]
+
+
+def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
+    """The level that a processor with these features (as /proc/cpuinfo names them) would choose at run time."""
+    levels = [level for level in cpu_levels(machine) if features.issuperset(level.features)]
+    return levels[-1]
 
 
 def torch_target_version(floor: Release) -> str:
@@ -71,9 +82,14 @@ def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
     return (*common, "-O0", "-g", "-gno-record-gcc-switches") if debug else (*common, "-O2", "-DNDEBUG")
 
 
-def cpu_options(level: CpuLevel, *, debug: bool) -> tuple[str, ...]:
+def cpu_options(level: CpuLevel) -> tuple[str, ...]:
     """What a ``cpu`` source is compiled with at one level, beside ``host_options``."""
-    return (f"-DPRECAST_CPU_LEVEL={level.name}", *level.options, *(() if debug else ("-O3",)))
+    return (f"-DPRECAST_CPU_LEVEL={level.name}", *level.options)
+
+
+def level_defines(levels: tuple[CpuLevel, ...]) -> tuple[str, ...]:
+    """What tells a unit that the library holds one level alone, and so chooses nothing at run time."""
+    return (f"-DPRECAST_ONLY_CPU_LEVEL={levels[0].name}",) if len(levels) == 1 else ()
 
 
 def host_compile_command(

@@ -75,16 +75,26 @@ def build_host_library(
     debug: bool,
     jobs: int,
     ninja: str,
-    machine: str | None = None,
+    levels: tuple[flags.CpuLevel, ...] | None = None,
 ) -> Artifact:
-    """The library of these families for one torch ABI, verified; built if the cache has it not."""
+    """The library of these families for one torch ABI, verified; built if the cache has it not.
+
+    It holds ``levels`` of the CPU kernels; by default all that this kind of machine has.
+    """
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
-    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, machine=machine or platform.machine())
+    levels = levels or flags.cpu_levels(platform.machine())
+    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels)
     return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
 
 
 def make_plan(
-    families: Sequence[Family], abi: TorchAbi, compiler: Compiler, *, cache: Cache, debug: bool, machine: str
+    families: Sequence[Family],
+    abi: TorchAbi,
+    compiler: Compiler,
+    *,
+    cache: Cache,
+    debug: bool,
+    levels: tuple[flags.CpuLevel, ...],
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
     if compiled_for(abi) is None:
@@ -100,10 +110,10 @@ def make_plan(
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
-    identity = _identity(compiler, machine)
+    identity = _identity(compiler, platform.machine())
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
-        for unit in list_units(families, abi, compiler.kind, machine, debug=debug, build_id=build_id)
+        for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
     )
     name = families[0].name if len(families) == 1 else "host"
     key = BuildKey(
@@ -124,10 +134,16 @@ def make_plan(
 
 
 def list_units(
-    families: Sequence[Family], abi: TorchAbi, kind: str, machine: str, *, debug: bool, build_id: str
+    families: Sequence[Family],
+    abi: TorchAbi,
+    kind: str,
+    levels: tuple[flags.CpuLevel, ...],
+    *,
+    debug: bool,
+    build_id: str,
 ) -> tuple[Unit, ...]:
     """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it."""
-    base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi))
+    base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
     units = []
     for source in catalogue.COMMON_HOST:
         own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
@@ -135,8 +151,8 @@ def list_units(
     for family in families:
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
-            for level in flags.cpu_levels(machine):
-                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level, debug=debug))
+            for level in levels:
+                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
     return tuple(dict.fromkeys(units))  # families may share sources
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,18 @@ class Compiled:
     image: bytes
     log: str
     error: str | None
+
+
+@contextmanager
+def _locale_kept() -> Iterator[None]:
+    """Put this thread's locale back: NVRTC 12.1 leaves it at "C", where Python then reads every text as ASCII."""
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
 
 
 class Compiler:
@@ -69,7 +82,8 @@ class Compiler:
         )
         try:
             arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            status = self._library.nvrtcCompileProgram(program, len(options), arguments)
+            with _locale_kept():
+                status = self._library.nvrtcCompileProgram(program, len(options), arguments)
             log = self._get(program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace")
             if status:
                 return Compiled(b"", log, self._name(status))

@@ -43,6 +43,16 @@ def find_compiler(settings: Settings) -> tuple[Compiler | None, tuple[str, ...]]
     return None, tuple(looked_at)
 
 
+def cpu_features() -> frozenset[str]:
+    """What the processor has and the kernel lets programs use; nothing where it cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(found.split())
+
+
 def ask_compiler(path: str) -> Compiler | None:
     """Kind and version of a compiler by its own words; None for anything that does not answer like one."""
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildHost
@@ -13,6 +15,9 @@ from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build.cache import Artifact, BuildKey, Cache, default_root
 from precast._load.source import Source
+
+if TYPE_CHECKING:
+    from precast._build.flags import CpuLevel
 
 _log = logging.getLogger("precast")
 
@@ -34,9 +39,17 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
         debug=settings.debug,
         jobs=toolchain.default_jobs(settings),
         ninja=ninja,
+        levels=levels_to_build(),
     )
     said.end(artifact)
     return _source(artifact, f"{piece.abi}, {with_what}")
+
+
+def levels_to_build() -> tuple[CpuLevel, ...]:
+    """The one CPU level this machine uses. The key of a build holds it, so that unlike machines may share a cache."""
+    from precast._build import flags, toolchain
+
+    return (flags.best_level(platform.machine(), toolchain.cpu_features()),)
 
 
 def build_images(

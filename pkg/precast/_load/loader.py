@@ -2,6 +2,8 @@
 
 Once per family and device; a process that forks afterwards keeps what is loaded. Whoever asks while another thread
 loads the same family waits for it. Nothing is loaded before its bytes have been checked against the manifest.
+
+A first call that a prebuilt file serves is to be quick: what only a build or an error needs is imported there.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from precast._abi import explain
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._build import catalogue
-from precast._load import namespace, prebuilt, probe, verdict
+from precast._load import namespace, prebuilt, probe
 from precast._load.choose import Choice, choose
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source
@@ -64,6 +65,8 @@ def ensure(family: str, device: str) -> Loaded:
     require_linux()
     known = catalogue.get(family)
     if device not in known.devices:
+        from precast._load import verdict
+
         raise verdict.wrong_device(known, device)
     with _state.locks[family]:
         done = _state.loaded.get((family, device))
@@ -97,6 +100,8 @@ def family_of(op: str) -> catalogue.Family:
         if name == family.name or name in ops:
             return family
         names += ops
+    from precast._load import verdict
+
     raise verdict.unknown_op(op, name, names)
 
 
@@ -119,12 +124,16 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
         _state.bad.update(choice.bad)
         decision = choice.decision
         if isinstance(decision, Refuse):
+            from precast._load import verdict
+
             raise verdict.refusal(choice)
         host = _host_source(choice, decision)
         try:
             library = _open(host.path)
         except CannotOpen as error:
             if not isinstance(decision.host, HostFile):
+                from precast._load import verdict
+
                 raise verdict.cannot_open(choice, host, str(error)) from error
             _state.bad[decision.host.path] = f"the dynamic linker refuses it: {error}"
             continue
@@ -139,7 +148,8 @@ def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
     """The host library a decision names, built now if it has to be."""
     if isinstance(decision.host, HostFile):
         return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
-    from precast._load import jit  # not needed while prebuilt files serve, and they are to be quick
+    from precast._abi import explain
+    from precast._load import jit
 
     why = explain.top_reason(decision.rejections, "host")
     return jit.build_host(choice.need.family, decision.host, choice.builders, choice.settings, why)
@@ -162,6 +172,7 @@ def _set_images(
     targets = list(dict.fromkeys(image.target for _, image in decision.images if isinstance(image, BuildImage)))
     built: Mapping[GpuTarget, Source] = {}
     if targets:
+        from precast._abi import explain
         from precast._load import jit
 
         why = explain.top_reason(r for r in decision.rejections if r.piece != "host")
@@ -177,6 +188,8 @@ def _set_images(
         library.set_image(family, index, content, image.target, capabilities[index])
         sources.append((index, source))
     for index, rejections in decision.refused:
+        from precast._load import verdict
+
         library.refuse(family, index, verdict.gpu_refusal(choice, index, rejections))
     return tuple(sources)
 
@@ -199,5 +212,7 @@ def _warn(choice: Choice) -> None:
     for note in choice.decision.notes:
         _log.warning("%s: %s", choice.need.family, note)
     for index, rejections in choice.decision.refused:
+        from precast._abi import explain
+
         why = explain.top_reason(rejections)
         _log.warning("%s does not run on GPU %d: %s", choice.need.family, index, why)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._build import host, toolchain
+from precast._build import flags, host, toolchain
 from precast._build.cache import Cache, default_root
 from precast._build.catalogue import Family
 from precast._load import probe, verdict
@@ -33,7 +33,9 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
     abi, cache = Stable(STABLE_FLOOR), Cache(default_root(settings))
     compiler, debug, jobs = builders.compiler, settings.debug, toolchain.default_jobs(settings)
     host.build_host_library(families, abi, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
-    plan = host.make_plan(families, abi, compiler, cache=cache, debug=debug, machine=platform.machine())
+    plan = host.make_plan(
+        families, abi, compiler, cache=cache, debug=debug, levels=flags.cpu_levels(platform.machine())
+    )
     objects = [(unit.name, cache.lookup(key)) for unit, key in plan.units]
     missing = [unit for unit, path in objects if path is None]
     if missing:

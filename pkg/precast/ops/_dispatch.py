@@ -66,10 +66,23 @@ def register(
             mark_written(_tensors(args[i] for i in written))
         return below_autograd(op, keyset, *args)
 
-    torch.library.register_fake(f"{namespace.NAMESPACE}::{name}", fake, lib=library)
+    _register_fake(library, f"{namespace.NAMESPACE}::{name}", fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
     library.impl(name, by_reference, "FuncTorchDynamicLayerFrontMode")
     return op
+
+
+def _register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:
+    """``torch.library.register_fake`` without its search through the modules of the process for the one that called.
+
+    The search takes 2 ms when there is only torch, more in a larger program, and gives a line for an error we never
+    raise. Where torch keeps fake kernels in another way than 2.13 does, its own function is called.
+    """
+    try:
+        holder = torch._library.simple_registry.singleton.find(name).fake_impl
+        holder.register(fake, __name__, lib=library)
+    except (AttributeError, TypeError):
+        torch.library.register_fake(name, fake, lib=library)
 
 
 def below_autograd(op: torch._ops.OpOverload, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,3 +101,14 @@ def test_a_gpu_gets_sass_or_the_newest_ptx_below() -> None:
 
 def test_without_a_driver_there_are_no_gpus() -> None:
     assert machine.visible_gpus("libnot-there.so.1") == ()
+
+
+def test_other_build_plugins_find_what_they_append_to(checkout: Path) -> None:
+    """Plugins of setuptools that lie in the same environment extend the list of build steps."""
+    code = (
+        "from setuptools.command.build import build; from pathlib import Path; "
+        "from precast._abi.settings import Settings; from precast._build.commands import for_setup; "
+        f"command = for_setup(Settings(), Path({str(checkout)!r}))['cmdclass']['build']; "
+        "command.sub_commands.append(('x', None)); assert ('x', None) not in build.sub_commands"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -87,14 +87,34 @@ def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
 
 def test_cpu_levels_are_named_in_the_unit() -> None:
     avx2 = flags.cpu_levels("x86_64")[1]
-    assert flags.cpu_options(avx2, debug=False) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c", "-O3")
+    assert flags.cpu_options(avx2) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
     assert [level.name for level in flags.cpu_levels("aarch64")] == ["baseline"]
     with pytest.raises(ValueError, match="riscv64"):
         flags.cpu_levels("riscv64")
 
 
+@pytest.mark.parametrize(
+    ("machine", "features", "level"),
+    [
+        ("x86_64", "", "baseline"),
+        ("x86_64", "avx2 fma", "baseline"),
+        ("x86_64", "avx2 fma f16c avx512f", "avx2"),
+        ("x86_64", "avx2 fma f16c avx512f avx512bw avx512vl avx512dq sse2", "avx512"),
+        ("aarch64", "asimd sve", "baseline"),
+    ],
+)
+def test_best_level(machine: str, features: str, level: str) -> None:
+    assert flags.best_level(machine, frozenset(features.split())).name == level
+
+
+def test_one_level_alone_is_a_define() -> None:
+    levels = flags.cpu_levels("x86_64")
+    assert flags.level_defines(levels) == ()
+    assert flags.level_defines(levels[1:2]) == ("-DPRECAST_ONLY_CPU_LEVEL=avx2",)
+
+
 def test_no_option_names_a_path() -> None:
     options = [*flags.host_options("g++", debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
     for level in flags.cpu_levels("x86_64"):
-        options += flags.cpu_options(level, debug=False)
+        options += flags.cpu_options(level)
     assert not [option for option in options if "/" in option]

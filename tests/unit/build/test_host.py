@@ -63,10 +63,15 @@ def build(tmp_path: Path, csrc: Path) -> Callable[..., Artifact]:
     ninja, _ = toolchain.find_ninja()
     assert compiler is not None and ninja is not None
 
-    def build(*families: Family, debug: bool = False, cache: Path = tmp_path / "cache") -> Artifact:
+    def build(
+        *families: Family,
+        debug: bool = False,
+        cache: Path = tmp_path / "cache",
+        levels: tuple[flags.CpuLevel, ...] | None = None,
+    ) -> Artifact:
         chosen = families or (TINY,)
         return host.build_host_library(
-            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, machine=platform.machine()
+            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels
         )
 
     return build
@@ -109,6 +114,13 @@ def test_families_share_objects(build: Callable[..., Artifact]) -> None:
     assert compiled(build(OTHER)) == {"common.api", "other.host"}
     both = build(TINY, OTHER)
     assert both.path.name == "host.so" and compiled(both) == {"common.api"}
+
+
+def test_one_level_alone(build: Callable[..., Artifact]) -> None:
+    best = flags.cpu_levels(platform.machine())[-1]
+    alone = build(levels=(best,))
+    names = {name for name in compiled(alone) if name.startswith("tiny.cpu")}
+    assert names == {f"tiny.cpu.{best.name}"} and alone.path != build().path
 
 
 def test_the_same_bytes_come_from_anywhere(build: Callable[..., Artifact], tmp_path: Path) -> None:
@@ -179,13 +191,13 @@ def test_the_classic_abi_is_refused_by_name(tmp_path: Path) -> None:
     assert compiler is not None
     exact = Exact(Release(2, 6), cxx11=False)
     with pytest.raises(KernelUnavailable, match=r"torch-2\.6-cxx0"):
-        host.make_plan([TINY], exact, compiler, cache=Cache(tmp_path), debug=False, machine="x86_64")
+        host.make_plan([TINY], exact, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
 
 
 def test_the_key_holds_the_compiler_and_no_path(csrc: Path, tmp_path: Path) -> None:
     compiler, _ = toolchain.find_compiler(Settings())
     assert compiler is not None
-    plan = host.make_plan([TINY], ABI, compiler, cache=Cache(tmp_path), debug=False, machine="x86_64")
+    plan = host.make_plan([TINY], ABI, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
     text = str(plan.key.inputs)
     assert compiler.version in text and str(tmp_path) not in text and "x86_64" in text
     assert re.search(r"0\.1\.0 torch-stable-2\.10 [0-9a-f]{16}", str(plan.key.inputs["build_id"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.compiler
 SOURCE = r"""
 #include <string.h>
 #include <stdlib.h>
+#include <locale.h>
 static const char* text = "device.cu(3): error: identifier \"x\" is undefined\n\n1 error detected\n";
 #define E extern "C" __attribute__((visibility("default")))
 E int nvrtcVersion(int* major, int* minor) { *major = MAJOR; *minor = MINOR; return 0; }
@@ -29,7 +31,7 @@ E const char* nvrtcGetErrorString(int status) { return status == 6 ? "NVRTC_ERRO
 typedef const char** Texts;
 E int nvrtcCreateProgram(void** p, const char*, const char*, int, Texts, Texts) { *p = malloc(1); return 0; }
 E int nvrtcDestroyProgram(void** p) { free(*p); return 0; }
-E int nvrtcCompileProgram(void*, int, const char**) { return 6; }
+E int nvrtcCompileProgram(void*, int, const char**) { uselocale(newlocale(LC_ALL_MASK, "C", 0)); return 6; }
 E int nvrtcGetProgramLogSize(void*, size_t* size) { *size = strlen(text) + 1; return 0; }
 E int nvrtcGetProgramLog(void*, char* log) { strcpy(log, text); return 0; }
 """
@@ -140,6 +142,15 @@ def test_a_failed_compile_tells_the_first_error_the_options_and_the_log(
     assert "--gpu-architecture=sm_90 --std=c++17 -lineinfo" in message
     log = Path(message.rpartition(": ")[2])
     assert log.is_relative_to(tmp_path / "cache") and "1 error detected" in log.read_text()
+
+
+def test_a_compile_leaves_the_locale_of_its_thread_alone(tmp_path: Path, put: Callable[..., Path]) -> None:
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = uselocale(None)
+    compiler = nvrtc.Compiler(str(put(tmp_path, "12.1.105")), None)
+    compiler.compile(b"", "device.cu", {}, [], ptx=False)
+    assert uselocale(None) == before
 
 
 def test_a_family_without_device_code_is_refused(tmp_path: Path, put: Callable[..., Path]) -> None:

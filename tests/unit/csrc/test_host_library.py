@@ -28,7 +28,16 @@ SHIPPED = [*catalogue.COMMON_HOST, *(source for family in catalogue.FAMILIES for
 
 
 def compiled(source: Path, output: Path, *options: str) -> Path:
-    command = ["g++", *flags.host_options(debug=False), *options, f"-I{CSRC}", "-Werror", "-c", str(source), "-o"]
+    command = [
+        "g++",
+        *flags.host_options("g++", debug=False),
+        *options,
+        f"-I{CSRC}",
+        "-Werror",
+        "-c",
+        str(source),
+        "-o",
+    ]
     subprocess.run([*command, str(output)], check=True)
     return output
 

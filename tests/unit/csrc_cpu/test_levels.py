@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_a_level_that_is_none_is_refused_by_name(adam_levels: Any) -> None:
 def compiled(tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ))
     assert compiler is not None, looked_at
-    command = [compiler.path, *flags.host_options(debug=False), *options, "-c", str(checkout / "csrc" / source)]
+    command = [compiler.path, *flags.host_options("g++", debug=False), *options, "-c", str(checkout / "csrc" / source)]
     return subprocess.run(
         [*command, "-o", str(tmp_path / "unit.o")], capture_output=True, text=True, timeout=120, check=False
     )
@@ -45,7 +46,7 @@ def test_a_level_shares_no_function_with_another(
     tmp_path: Path, checkout: Path, source: str, level: flags.CpuLevel
 ) -> None:
     """A symbol that two levels define alike would be kept once by the linker, perhaps in its AVX-512 form."""
-    done = compiled(tmp_path, checkout, source, flags.cpu_options(level, debug=False))
+    done = compiled(tmp_path, checkout, source, flags.cpu_options(level))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     listing = subprocess.run(
@@ -76,3 +77,31 @@ def test_a_level_without_its_options_does_not_compile(
     done = compiled(tmp_path, checkout, CPU_SOURCES[0], options)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+ONE_LEVEL = """
+import ctypes, platform, sys, torch, precast
+from precast._build import flags, toolchain
+best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
+library = ctypes.CDLL(str(precast.load("rms_norm", "cpu").host.path))
+said = ctypes.create_string_buffer(400)
+x = torch.randn(3, 70)
+y = precast.ops.rms_norm(x, torch.ones(70))
+assert torch.allclose(y, torch.nn.functional.rms_norm(x, (70,), eps=1e-6), rtol=1e-5), "wrong numbers"
+assert library.precast_set_cpu_level(best.encode(), said, 400) == 0, said.value
+for level in flags.cpu_levels(platform.machine()):
+    if level.name != best:
+        assert library.precast_set_cpu_level(level.name.encode(), said, 400) == 1
+        assert f"holds '{best}' alone" in said.value.decode(), said.value
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_build_at_run_time_holds_this_machines_level_alone(tmp_path: Path, checkout: Path) -> None:
+    """In a child process, as the tests' own process builds every level."""
+    env = {**os.environ, "PRECAST_JIT": "jit", "PYTHONPATH": str(checkout / "pkg")}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_LEVEL], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,72 @@
+"""What a first call leaves out. Each module takes 0.1 to 3 ms to import, and a prebuilt first call is to take 20 ms."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.load.conftest import Site
+
+# What only a build, an error, a GPU or another way in has a use for.
+NOT_NEEDED = {
+    "precast._abi._device_piece",
+    "precast._abi.explain",
+    "precast._doctor",
+    "precast._load.gpus",
+    "precast._load.jit",
+    "precast._load.report",
+    "precast._load.verdict",
+    "precast.extension",
+    "precast.kernel_loader",
+    "precast.optim",
+}
+OF_THE_BUILD = {"precast._build", "precast._build.catalogue"}
+SLOW = {"argparse", "asyncio", "concurrent", "email", "http", "inspect", "subprocess", "tempfile", "urllib"}
+
+FIRST_CALL = """
+    import sys, torch
+    known = set(sys.modules)
+    import precast.ops
+    tensors = [[torch.ones(4)] for _ in range(4)]
+    numbers = dict(lr=0.1, beta1=0.9, beta2=0.9, eps=1e-8, weight_decay=0.0, bias_correction1=1.0, bias_correction2=1.0)
+    precast.ops.adam_(*tensors, **numbers)
+    assert precast.load("adam_").host.kind == "prebuilt" and tensors[0][0][0] < 1
+    brought = sorted(set(sys.modules) - known)
+    ours = [sys.modules[name] for name in brought if name.split(".")[0] == "precast"]
+    named = {value.__name__ for module in ours for value in vars(module).values() if isinstance(value, type(sys))}
+    print(*brought, "|", *sorted(named))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_prebuilt_first_call_imports_what_it_uses(wheel: Site) -> None:
+    brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
+    assert "precast._load.loader" in brought
+    assert brought & NOT_NEEDED == set()
+    assert {name for name in brought if name.startswith("precast._build")} == OF_THE_BUILD
+    # Torch may have brought these already, but another torch need not.
+    assert named & SLOW == set()
+    # Nothing that a process with torch in it does not have anyway, but for what is quick.
+    assert {name for name in brought if name.split(".")[0] != "precast"} <= {"mmap"}
+
+
+def test_the_package_itself_imports_next_to_nothing(bare: Site) -> None:
+    code = """
+        import sys
+        known = set(sys.modules)
+        import precast
+        print(*sorted(set(sys.modules) - known))
+    """
+    assert set(bare.ok(code).split()) <= {"__future__", "precast", "precast._version"}
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_the_first_call_is_judged_by_this_very_list(wheel: Site) -> None:
+    """A module that would be imported again is seen: the check above can fail."""
+    loader = wheel.folder / "precast" / "_load" / "loader.py"
+    loader.write_text(loader.read_text().replace("import threading", "import subprocess\nimport threading", 1))
+    choose = wheel.folder / "precast" / "_load" / "choose.py"
+    choose.write_text(choose.read_text() + "\nfrom precast._build import elf\n")
+    brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
+    assert "precast._build.elf" in brought and "subprocess" in named
