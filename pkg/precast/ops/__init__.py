@@ -4,5 +4,20 @@ from __future__ import annotations
 
 from precast.ops.adam import adam_
 from precast.ops.rms_norm import fused_add_rms_norm, fused_add_rms_norm_, rms_norm
+from precast.ops.softmax import (
+    scaled_aligned_causal_softmax,
+    scaled_masked_softmax,
+    scaled_softmax,
+    scaled_upper_triang_masked_softmax,
+)
 
-__all__ = ["adam_", "fused_add_rms_norm", "fused_add_rms_norm_", "rms_norm"]
+__all__ = [
+    "adam_",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_",
+    "rms_norm",
+    "scaled_aligned_causal_softmax",
+    "scaled_masked_softmax",
+    "scaled_softmax",
+    "scaled_upper_triang_masked_softmax",
+]
