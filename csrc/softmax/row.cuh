@@ -36,6 +36,7 @@ DEVICE float row_max(float v, float* shared) {
   if (threadIdx.x >= warps && threadIdx.x < padded) shared[threadIdx.x] = -infinity();
   __syncthreads();
   const float4* quads = reinterpret_cast<const float4*>(shared);
+#pragma unroll 1
   for (u32 i = 0; i < padded / 4; ++i) {
     const float4 q = quads[i];
     v = fmaxf(v, fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w)));
