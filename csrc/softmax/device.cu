@@ -127,8 +127,8 @@ DEVICE void forward_row(const ForwardArgs& a) {
     const u32 at = first + j * step;
     const int left = static_cast<int>(open - at * kPer);
     const Vector none = {{0, 0, 0, 0}};
-    const Vector result = combine<T>(
-        none, none, [&](int i, float, float) { return i < left ? fmaf(z[j][i], share, constant) : 0.0f; });
+    const Vector result =
+        combine<T>(none, none, [&](int i, float, float) { return i < left ? fmaf(z[j][i], share, constant) : 0.0f; });
     if (at < a.vectors) store(y + at * 16, result);
   }
 }
@@ -205,8 +205,9 @@ DEVICE void forward_any(const ForwardArgs& a) {
     float z[kPer];
     logits(i, z);
     const Vector none = {{0, 0, 0, 0}};
-    store(y + i * 16,
-          combine<T>(none, none, [&](int k, float, float) { return full ? constant : exponential(z[k] - largest) * share; }));
+    store(y + i * 16, combine<T>(none, none, [&](int k, float, float) {
+            return full ? constant : exponential(z[k] - largest) * share;
+          }));
   }
 #pragma unroll 2
   for (i64 i = rest; i < open; i += step) {
@@ -219,7 +220,6 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace precast
 
 KERNEL(softmax_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
-KERNEL(softmax_f32_v8, ForwardArgs, 512, 512, forward_row<Float32, 8>)
 KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 
 KERNEL(softmax_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)

@@ -22,19 +22,20 @@ namespace {
 //   vectors in a row    kernel     threads per row     rows per block
 //   1 to 64             v4         32                  4
 //   65 to 128           v4         32                  2
-//   129 to 256          v4         64                  1        causal: v8, 32, 2
-//   257 to 2048         v4         a fourth            1        causal: v8, an eighth, 1
-//   2049 to 4096        v8         an eighth           1
+//   129 to 256          v4         64                  1        causal, 16 bits: v8, 32, 2
+//   257 to 2048         v4         a fourth            1        causal, 16 bits: v8, an eighth, 1
+//   2049 to 4096        v8         an eighth           1        float32: any
 //   more, or unaligned  any        up to 512           4 if one warp, else 1
 
-enum Kernel : int { kV4 = 0, kV8 = 1, kAny = 2, kKernels = 3 };
+enum Kernel : int { kV4 = 0, kAny = 1, kV8 = 2 };
 
 constexpr Entry kEntries[] = {
-    {"softmax_f32_v4"},  {"softmax_f32_v8"},  {"softmax_f32_any"},   // in the order of DType
-    {"softmax_f16_v4"},  {"softmax_f16_v8"},  {"softmax_f16_any"},   //
-    {"softmax_bf16_v4"}, {"softmax_bf16_v8"}, {"softmax_bf16_any"},  //
+    {"softmax_f32_v4"},  {"softmax_f32_any"},                        // in the order of DType
+    {"softmax_f16_v4"},  {"softmax_f16_any"},  {"softmax_f16_v8"},   //
+    {"softmax_bf16_v4"}, {"softmax_bf16_any"}, {"softmax_bf16_v8"},  //
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kFirstEntry[] = {0, 2, 5};  // of a DType
 
 KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 
@@ -45,13 +46,14 @@ struct Choice {
   uint32_t vectors;  // of 16 bytes in a row that are moved as such
 };
 
-// `vectors`: how many a row holds if everything is aligned, else 0.
-Choice choose(int64_t columns, int64_t vectors, bool causal) {
+// `vectors`: how many a row holds if everything is aligned, else 0. `wide`: elements of 32 bits.
+Choice choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
   const uint32_t count = static_cast<uint32_t>(vectors);
   if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
-  if (causal && vectors > 0 && vectors <= 256) return {kV8, 32, 2, count};
-  if (!causal && vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
-  if (vectors > 0 && vectors <= 8 * 512) return {kV8, warps_for((vectors + 7) / 8), 1, count};
+  const bool v8 = !wide && vectors > 0 && vectors <= 8 * 512;
+  if (v8 && causal && vectors <= 256) return {kV8, 32, 2, count};
+  if (!(v8 && causal) && vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
+  if (v8) return {kV8, warps_for((vectors + 7) / 8), 1, count};
   const int64_t steps = vectors > 0 ? vectors : (columns + 3) / 4;  // four elements, or one vector, in each thread
   const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
   return {kAny, threads, threads == 32 ? 4u : 1u, count};
@@ -72,8 +74,8 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
     const uint64_t mask = misalignment(work.mask.data, work.mask.batch | work.mask.head | work.mask.query);
     misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
   }
-  const Choice choice =
-      choose(rows.columns, misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0, work.causal);
+  const int64_t vectors = misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0;
+  const Choice choice = choose(rows.columns, vectors, work.causal, bytes == 4);
   args.mask = reinterpret_cast<const char*>(work.mask.data);
   args.columns = rows.columns;
   args.queries = work.queries;
@@ -93,7 +95,7 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
     args.rows = static_cast<unsigned>(count);
     const LaunchShape shape = {static_cast<uint32_t>((count + choice.rows - 1) / choice.rows), 1, choice.threads,
                                choice.rows, 0};
-    launch(kernels, rows.device, static_cast<int>(rows.dtype) * kKernels + choice.kernel, shape, arguments);
+    launch(kernels, rows.device, kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel, shape, arguments);
   }
 }
 

@@ -228,8 +228,8 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The op with its shortest way in; only the first argument can have a gradient.
 
-    Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and what
-    that would have done is done here. Every other call leads through it, as does a direct call of the op.
+    Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
+    what that would have done is done here. Every other call leads through it, as does a direct call of the op.
     """
     entry: Callable[..., Tensor] = op._op
     below = without_autograd(entry)

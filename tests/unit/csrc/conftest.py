@@ -11,14 +11,18 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-DEVICE_FILES = ("rms_norm/device.cu", "rms_norm/backward.cu")
+DEVICE_FILES = ("device.cu", "backward.cu")
+HOST_FILES = ("host.cpp", "backward.cpp")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
     "ld.global.v4": "memcpy(&v, p, 16);",
     "ld.global.nc.v4": "memcpy(&v, p, 16);",
+    "ld.global.nc.v2": "memcpy(word, p, 8);",
+    "ld.global.nc.u32": "memcpy(word, p, 4);",
     "st.global.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
+    "ex2.approx": "result = exp2f(power);",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
     "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU
@@ -42,12 +46,13 @@ def for_emulator(source: str) -> str:
     source = ASM.sub(replacement, source)
     start = source.find("#define KERNEL")
     if start >= 0:
+        (family,) = re.findall(r"(\w+)::__VA_ARGS__", source)
         source = source[:start] + (
             "#define KERNEL(name, Args, threads, resident, ...) \\\n"
             "  static void name(const void* address) { \\\n"
             "    using namespace precast; \\\n"
             "    if (blockDim.x * blockDim.y > threads) throw std::runtime_error(#name); \\\n"
-            "    rms_norm::__VA_ARGS__(*static_cast<const rms_norm::Args*>(address)); \\\n"
+            f"    {family}::__VA_ARGS__(*static_cast<const {family}::Args*>(address)); \\\n"
             "  }\n"
         )
     return source
@@ -67,22 +72,23 @@ def stable_headers() -> Path:
     return host.stable_headers_dir(Cache(default_root(Settings.from_env(os.environ))))
 
 
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    """The library of emulated_ops.cpp."""
-    work = tmp_path_factory.mktemp("emulated")
-    for name in ("common/device.cuh", "rms_norm/row.cuh", "rms_norm/args.h", *DEVICE_FILES):
+def build_emulated(folder: str, work: Path, stable_headers: Path) -> Path:
+    """The library of emulated_ops.cpp for the families of one folder of csrc."""
+    device_files = [f"{folder}/{name}" for name in DEVICE_FILES]
+    for name in ("common/device.cuh", f"{folder}/row.cuh", f"{folder}/args.h", *device_files):
         target = work / "csrc" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(for_emulator((CSRC / name).read_text()))
-    table = "".join(f'{{"{name}", {name}}},' for f in DEVICE_FILES for name in entry_points((CSRC / f).read_text()))
-    device = [f'-DDEVICE_CODE="{work}/csrc/{DEVICE_FILES[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{DEVICE_FILES[1]}"']
+    table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
+    device = [f'-DDEVICE_CODE="{work}/csrc/{device_files[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{device_files[1]}"']
     common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
     common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
-    units = {HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"], HERE / "emulated_ops.cpp": []}
-    units |= {
-        CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp", "rms_norm/host.cpp", "rms_norm/backward.cpp")
+    units = {
+        HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"],
+        HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folder}.h"'],
     }
+    units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
+    units |= {CSRC / folder / name: [] for name in HOST_FILES}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -95,3 +101,15 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> 
         ["g++", "-shared", *objects, "-o", str(library), f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
     )
     return library
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of RMSNorm."""
+    return build_emulated("rms_norm", tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
+def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of softmax."""
+    return build_emulated("softmax", tmp_path_factory.mktemp("emulated"), stable_headers)
