@@ -52,6 +52,24 @@ def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "gated_activation of nothing": (RAW.gated_activation, (x[:0], 3)),
         "gated_activation_backward": (RAW.gated_activation_backward, (residual[..., :12], x, 3)),
         "fused_add_rms_norm_": (RAW.fused_add_rms_norm_, (x.clone(), residual.clone(), weight, EPS, 0)),
+        **softmax_samples(x),
+    }
+
+
+def softmax_samples(x: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    mask, square = x[:, None, 0] > 0, x[..., :6]
+    leaf = x.clone().requires_grad_()
+    return {
+        "scaled_softmax": (RAW.scaled_softmax, (leaf, 0.7)),
+        "scaled_softmax of nothing": (RAW.scaled_softmax, (x[:0], 0.7)),
+        "scaled_masked_softmax": (RAW.scaled_masked_softmax, (leaf, mask, 0.7, -float("inf"), False)),
+        "scaled_masked_softmax of Megatron": (RAW.scaled_masked_softmax, (leaf, mask.byte(), 0.7, -1e4, True)),
+        "scaled_upper_triang_masked_softmax": (
+            RAW.scaled_upper_triang_masked_softmax,
+            (square.clone().requires_grad_(), 0.7),
+        ),
+        "scaled_aligned_causal_softmax": (RAW.scaled_aligned_causal_softmax, (leaf, 0.7)),
+        "scaled_softmax_backward": (RAW.scaled_softmax_backward, (x, x.softmax(-1), 0.7, True)),
     }
 
 
@@ -200,6 +218,71 @@ def test_export_into_a_fresh_process(device: str, tmp_path: Path, run_child: Cal
     assert "loaded" in run_child(load.format(path=str(path)))
 
 
+SOFTMAX_BLOCK = """
+    import torch
+    import precast
+
+    device = {device!r}
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 3, 8, 8, device=device), torch.rand(2, 1, 8, 8, device=device) < 0.4
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.softmax = precast.nn.FusedScaleMaskSoftmax(0.7)
+            self.causal = precast.nn.FusedScaleMaskSoftmax(0.7, causal=True)
+
+        def forward(self, x, mask):
+            y = self.softmax(x.sin(), mask) + self.softmax(x) + self.causal(x)
+            return precast.ops.scaled_upper_triang_masked_softmax(y, 2.0).square()
+
+    block = Block()
+"""
+
+
+@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", True), ("inductor", None)])
+def test_compile_of_softmax(backend: str, dynamic: bool | None, device: str, run_child: Callable[[str], str]) -> None:
+    source = (
+        SOFTMAX_BLOCK
+        + """
+    def gradients(function):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf, mask)
+        return y, torch.autograd.grad(y.sin().sum(), leaf)[0]
+
+    compiled = torch.compile(block, backend={backend!r}, fullgraph=True, dynamic={dynamic})
+    torch.testing.assert_close(gradients(compiled), gradients(block), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, mask), block(x, mask))
+    print("the same")
+    """
+    )
+    assert "the same" in run_child(source.format(backend=backend, dynamic=dynamic, device=device))
+
+
+def test_export_of_softmax(device: str, tmp_path: Path, run_child: Callable[[str], str]) -> None:
+    path = str(tmp_path / "softmax.pt2")
+    source = (
+        SOFTMAX_BLOCK
+        + """
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(block, (x, mask), dynamic_shapes=({{0: batch}}, {{0: batch}}))
+    assert sum("precast" in str(node.target) for node in program.graph.nodes) == 4
+    torch.export.save(program, {path!r})
+    """
+    )
+    run_child(source.format(device=device, path=path))
+    load = (
+        SOFTMAX_BLOCK
+        + """
+    program = torch.export.load({path!r})
+    torch.testing.assert_close(program.module()(x, mask), block(x, mask))
+    print("loaded")
+    """
+    )
+    assert "loaded" in run_child(load.format(device=device, path=path))
+
+
 def test_make_fx_keeps_the_op(device: str) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -221,6 +304,22 @@ def test_capture_in_a_cuda_graph() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = ops.fused_add_rms_norm(x, residual, weight)
+    for result in results:
+        result.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for result, right in zip(results, expected, strict=True):
+        assert torch.equal(result, right)
+
+
+@pytest.mark.gpu
+def test_capture_of_softmax_in_a_cuda_graph() -> None:
+    x = made(4, 8, 64, 64, device="cuda")
+    mask = x[:, :1] > 1
+    expected = (ops.scaled_masked_softmax(x, mask, 0.7), ops.scaled_aligned_causal_softmax(x, 0.7))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = (ops.scaled_masked_softmax(x, mask, 0.7), ops.scaled_aligned_causal_softmax(x, 0.7))
     for result in results:
         result.zero_()
     graph.replay()

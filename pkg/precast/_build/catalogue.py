@@ -99,7 +99,39 @@ CPU_ADAM = Family(
     devices=("cpu",),
 )
 
-FAMILIES = (RMS_NORM, RMS_NORM_BACKWARD, ACTIVATIONS, ACTIVATIONS_BACKWARD, CPU_ADAM)
+SOFTMAX = Family(
+    name="softmax",
+    device="softmax/device.cu",
+    host=("softmax/host.cpp",),
+    cpu=("softmax/cpu.cpp",),
+    ops=(
+        "scaled_softmax(Tensor x, float scale) -> Tensor",
+        "scaled_masked_softmax(Tensor x, Tensor mask, float scale, float masked_value, bool uniform) -> Tensor",
+        "scaled_upper_triang_masked_softmax(Tensor x, float scale) -> Tensor",
+        "scaled_aligned_causal_softmax(Tensor x, float scale) -> Tensor",
+    ),
+    devices=("cpu", "cuda"),
+)
+
+# One gradient for all four, from the result. It shares the CPU sources.
+SOFTMAX_BACKWARD = Family(
+    name="softmax_backward",
+    device="softmax/backward.cu",
+    host=("softmax/backward.cpp",),
+    cpu=("softmax/cpu.cpp",),
+    ops=("scaled_softmax_backward(Tensor grad, Tensor y, float scale, bool causal) -> Tensor",),
+    devices=("cpu", "cuda"),
+)
+
+FAMILIES = (
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    ACTIVATIONS,
+    ACTIVATIONS_BACKWARD,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+    CPU_ADAM,
+)
 
 
 def get(name: str) -> Family:

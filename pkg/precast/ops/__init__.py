@@ -5,6 +5,12 @@ from __future__ import annotations
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
 from precast.ops.rms_norm import fused_add_rms_norm, fused_add_rms_norm_, rms_norm
+from precast.ops.softmax import (
+    scaled_aligned_causal_softmax,
+    scaled_masked_softmax,
+    scaled_softmax,
+    scaled_upper_triang_masked_softmax,
+)
 
 __all__ = [
     "adam_",
@@ -14,5 +20,9 @@ __all__ = [
     "gelu_tanh_and_mul",
     "mul_and_silu",
     "rms_norm",
+    "scaled_aligned_causal_softmax",
+    "scaled_masked_softmax",
+    "scaled_softmax",
+    "scaled_upper_triang_masked_softmax",
     "silu_and_mul",
 ]

@@ -11,13 +11,18 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
+DEVICE_FILES = ("device.cu", "backward.cu")
+HOST_FILES = ("host.cpp", "backward.cpp")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
     "ld.global.v4": "memcpy(&v, p, 16);",
     "ld.global.nc.v4": "memcpy(&v, p, 16);",
+    "ld.global.nc.v2": "memcpy(word, p, 8);",
+    "ld.global.nc.u32": "memcpy(word, p, 4);",
     "st.global.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
+    "ex2.approx": "result = exp2f(power);",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
     "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU
@@ -31,8 +36,8 @@ def entry_points(source: str) -> list[str]:
     return re.findall(r"^KERNEL\((\w+)", source, re.MULTILINE)
 
 
-def for_emulator(source: str, folder: str) -> str:
-    """Device code of a folder as C++: PTX replaced, and an entry point made a function of its arguments' address."""
+def for_emulator(source: str) -> str:
+    """Device code as C++: PTX replaced, and an entry point made a function of its arguments' address."""
 
     def replacement(match: re.Match[str]) -> str:
         (cpp,) = [cpp for ptx, cpp in PTX_AS_CPP.items() if match[1].startswith(ptx)]
@@ -41,13 +46,13 @@ def for_emulator(source: str, folder: str) -> str:
     source = ASM.sub(replacement, source)
     start = source.find("#define KERNEL")
     if start >= 0:
+        (family,) = re.findall(r"name\(const precast::(\w+)::Args a\)", source)
         source = source[:start] + (
             "#define KERNEL(name, Args, threads, resident, ...) \\\n"
             "  static void name(const void* address) { \\\n"
-            "    using namespace precast; \\\n"
-            f"    using namespace precast::{folder}; \\\n"
+            f"    using namespace precast; using namespace precast::{family}; \\\n"
             "    if (blockDim.x * blockDim.y > threads) throw std::runtime_error(#name); \\\n"
-            "    __VA_ARGS__(*static_cast<const Args*>(address)); \\\n"
+            f"    __VA_ARGS__(*static_cast<const {family}::Args*>(address)); \\\n"
             "  }\n"
         )
     return source
@@ -67,22 +72,24 @@ def stable_headers() -> Path:
     return host.stable_headers_dir(Cache(default_root(Settings.from_env(os.environ))))
 
 
-def build_emulated(work: Path, headers: Path, folder: str, *stand_ins: str) -> Path:
-    """The library of emulated_ops.cpp with the two families of one folder of csrc, and more sources of this one."""
-    device_files = [f"{folder}/device.cu", f"{folder}/backward.cu"]
-    sources = [CSRC / "common/device.cuh", *(CSRC / folder).glob("*.cuh"), CSRC / folder / "args.h"]
-    for source in [*sources, *(CSRC / name for name in device_files)]:
+def build_emulated(folder: str, work: Path, stable_headers: Path) -> Path:
+    """The library of emulated_ops.cpp for the families of one folder of csrc."""
+    device_files = [f"{folder}/{name}" for name in DEVICE_FILES]
+    headers = [CSRC / "common/device.cuh", *(CSRC / folder).glob("*.cuh"), *(CSRC / folder).glob("*.h")]
+    for source in (*headers, *(CSRC / name for name in device_files)):
         target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(for_emulator(source.read_text(), folder))
+        target.write_text(for_emulator(source.read_text()))
     table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
     device = [f'-DDEVICE_CODE="{work}/csrc/{device_files[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{device_files[1]}"']
-    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{headers}"]
+    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
     common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
-    units = {HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"], HERE / "emulated_ops.cpp": []}
-    units |= {HERE / name: [] for name in stand_ins}
-    host = ("common/torch.cpp", "common/cpu_level.cpp", f"{folder}/host.cpp", f"{folder}/backward.cpp")
-    units |= {CSRC / name: [] for name in host}
+    units = {
+        HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"],
+        HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folder}.h"'],
+    }
+    units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
+    units |= {CSRC / folder / name: [] for name in HOST_FILES}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -99,10 +106,17 @@ def build_emulated(work: Path, headers: Path, folder: str, *stand_ins: str) -> P
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    return build_emulated(tmp_path_factory.mktemp("emulated"), stable_headers, "rms_norm")
+    """The library of RMSNorm."""
+    return build_emulated("rms_norm", tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
+def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of softmax."""
+    return build_emulated("softmax", tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")
 def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    work = tmp_path_factory.mktemp("emulated_activations")
-    return build_emulated(work, stable_headers, "activations", "emulated_activations.cpp")
+    """The library of the gated activations."""
+    return build_emulated("activations", tmp_path_factory.mktemp("emulated"), stable_headers)

@@ -1,4 +1,4 @@
-// The device code of RMSNorm as C++ for the emulator. DEVICE_CODE and BACKWARD_CODE are its sources with every line of
+// The device code of a family as C++ for the emulator. DEVICE_CODE and BACKWARD_CODE are its sources with every line of
 // PTX replaced; each entry point takes the address of its arguments.
 #include "emulator.h"
 

@@ -1,12 +1,13 @@
-// The ops of RMSNorm exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the families'
-// CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the emulator.
+// The ops of a family exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the
+// families' CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the
+// emulator.
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "common/launch.h"
 #include "common/torch.h"
 #include "emulator.h"
-#include "rms_norm/cpu.h"
+#include NO_CPU_CODE
 
 extern const EmulatedKernel emulated_kernels[];
 
@@ -33,13 +34,8 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
 
 int multiprocessors(int) { return 2; }
 
-// The CPU's own kernels are not under test here, and never called.
-#define NO_CPU_LEVEL(level)                                                                      \
-  namespace rms_norm::level {                                                                    \
-  void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                                \
-  void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                              \
-  void reduce_weight(const double*, int64_t, int64_t, void*, int, int64_t, int64_t) { abort(); } \
-  }
+// The CPU's own kernels are not under test here, and never called: NO_CPU_CODE defines NO_CPU_LEVEL, which stands in
+// for those of one level.
 NO_CPU_LEVEL(baseline)
 #if defined(__x86_64__)
 NO_CPU_LEVEL(avx2)

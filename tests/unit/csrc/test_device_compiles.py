@@ -27,6 +27,8 @@ BUDGETS |= {"rms_norm_backward_v1": 64, "rms_norm_backward_v2": 80, "rms_norm_ba
 BUDGETS |= {"rms_norm_backward_columns": 64}
 BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "gated_activation_any": 64}
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
+BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_any": 64}
+BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 
 MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
@@ -146,6 +148,8 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
         ("rms_norm/backward.cpp", catalogue.RMS_NORM_BACKWARD),
         ("activations/host.cpp", catalogue.ACTIVATIONS),
         ("activations/backward.cpp", catalogue.ACTIVATIONS_BACKWARD),
+        ("softmax/host.cpp", catalogue.SOFTMAX),
+        ("softmax/backward.cpp", catalogue.SOFTMAX_BACKWARD),
     ):
         table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)

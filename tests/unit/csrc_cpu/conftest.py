@@ -79,6 +79,11 @@ def activation_levels(request: pytest.FixtureRequest) -> Iterator[Levels]:
 
 
 @pytest.fixture
+def softmax_levels() -> Iterator[Levels]:
+    yield from _levels_of("softmax")
+
+
+@pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Sets the number of torch's threads for the length of a test."""
     import torch

@@ -132,7 +132,7 @@ def write_installation(
     mode: BuildMode = BuildMode.RELEASE,
     label: str = "cu121",
     nvrtc: str = "12.1.105",
-    families: tuple[str, ...] = ("rms_norm", "rms_norm_backward", "cpu_adam"),
+    families: tuple[str, ...] = ("rms_norm", "rms_norm_backward", "cpu_adam", "softmax", "softmax_backward"),
 ) -> BuildInfo:
     """Fills ``folder`` like precast/_C: a host library, device files of rms_norm by target, and their manifest."""
     host_files, device_files = [], []

@@ -1,0 +1,120 @@
+// The gradient of softmax on the GPU, from its result. See backward.cpp for which kernel serves which shape.
+//
+//   grad_x = scale y (grad - sum(grad y))
+//
+// Where the result is zero by a mask the gradient is zero as well, so the mask is not needed. Behind the diagonal
+// nothing is read.
+#include "row.cuh"
+
+namespace precast {
+namespace softmax {
+
+template <class T>
+DEVICE float dot(const Vector& g, const Vector& y, i64 count, float sum) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float p[T::kPerWord], q[T::kPerWord];
+    T::unpack(g.word[k], p);
+    T::unpack(y.word[k], q);
+#pragma unroll
+    for (int e = 0; e < T::kPerWord; ++e) {
+      if (k * T::kPerWord + e < count) sum = fmaf(p[e], q[e], sum);
+    }
+  }
+  return sum;
+}
+
+template <class T, int V>
+DEVICE void backward_row(const BackwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  constexpr u32 kPer = T::kPerVector;
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  const u32 first = threadIdx.x, step = blockDim.x;
+  const u32 open = static_cast<u32>(open_columns(a, row)), vectors = (open + kPer - 1) / kPer;
+
+  const char* grad = a.grad + row * a.grad_stride;
+  const char* y = a.y + row * a.y_stride;
+  Vector g[V], v[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < vectors) g[j] = load(grad + (first + j * step) * 16);
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < vectors) v[j] = load(y + (first + j * step) * 16);
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 at = first + j * step;
+    if (at >= vectors) continue;
+    if ((at + 1) * kPer <= open) {
+      sum = dot<T>(g[j], v[j], kPer, sum);
+    } else {
+      sum = dot<T>(g[j], v[j], open - at * kPer, sum);
+    }
+  }
+  sum = row_sum(sum, shared);
+
+  char* grad_x = a.grad_x + row * a.grad_x_stride;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 at = first + j * step;
+    if (at >= a.vectors) continue;
+    Vector result = {{0, 0, 0, 0}};
+    if (at < vectors) {
+      result = combine<T>(g[j], v[j], [&](int, float p, float q) { return a.scale * (q * (p - sum)); });
+      if ((at + 1) * kPer > open) {
+        result = combine<T>(result, result, [&](int i, float e, float) { return at * kPer + i < open ? e : 0.0f; });
+      }
+    }
+    store(grad_x + at * 16, result);
+  }
+}
+
+// Any row, read twice.
+template <class T>
+DEVICE void backward_any(const BackwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const i64 first = threadIdx.x, step = blockDim.x, open = open_columns(a, row);
+  const i64 whole = open / T::kPerVector, vectors = whole < a.vectors ? whole : a.vectors;
+  const i64 rest = vectors * T::kPerVector + first;
+
+  const char* grad = a.grad + row * a.grad_stride;
+  const char* y = a.y + row * a.y_stride;
+  float sum = 0.0f;
+#pragma unroll 2
+  for (i64 i = first; i < vectors; i += step) sum = dot<T>(load(grad + i * 16), load(y + i * 16), T::kPerVector, sum);
+#pragma unroll 4
+  for (i64 i = rest; i < open; i += step) {
+    sum = fmaf(T::load(grad + i * T::kBytes), T::load(y + i * T::kBytes), sum);
+  }
+  sum = row_sum(sum, shared);
+
+  const auto result = [&](int, float p, float q) { return a.scale * (q * (p - sum)); };
+  char* grad_x = a.grad_x + row * a.grad_x_stride;
+#pragma unroll 1
+  for (i64 i = first; i < vectors; i += step) {
+    store(grad_x + i * 16, combine<T>(load(grad + i * 16), load(y + i * 16), result));
+  }
+#pragma unroll 2
+  for (i64 i = rest; i < open; i += step) {
+    T::store(grad_x + i * T::kBytes, result(0, T::load(grad + i * T::kBytes), T::load(y + i * T::kBytes)));
+  }
+  zero_from<T>(grad_x, open, a.columns, a.vectors);
+}
+
+}  // namespace softmax
+}  // namespace precast
+
+KERNEL(softmax_backward_f32_v4, BackwardArgs, 512, 1024, backward_row<Float32, 4>)
+KERNEL(softmax_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
+
+KERNEL(softmax_backward_f16_v4, BackwardArgs, 512, 1024, backward_row<Float16, 4>)
+KERNEL(softmax_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
+
+KERNEL(softmax_backward_bf16_v4, BackwardArgs, 512, 1024, backward_row<BFloat16, 4>)
+KERNEL(softmax_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)

@@ -1,0 +1,223 @@
+// Softmax forward and backward, sixteen elements at a time. Compiled once per CPU level.
+//
+// A row is read three times, the last two from the caches: for the maximum, the sum, and the result. The exponential is
+// computed twice, as there is no room to keep it in float beside a row of 16-bit results. Sums run in float over short
+// blocks and in double over the blocks.
+#include "cpu.h"
+
+#include "../common/simd.h"
+
+namespace precast::softmax::PRECAST_CPU_LEVEL {
+namespace {
+
+using namespace ::precast::PRECAST_CPU_LEVEL;
+
+constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
+constexpr float kInfinity = __builtin_inff();
+
+typedef uint8_t BytePart __attribute__((vector_size(PRECAST_WIDTH)));
+
+PRECAST_INLINE FloatPart chosen(SignedPart mask, FloatPart yes, FloatPart no) {
+  return (FloatPart)select_part(mask, (WordPart)yes, (WordPart)no);
+}
+
+// exp(x) for x <= 0, minus infinity included; NaN stays NaN. x = n ln 2 + r with |r| < 0.35, and the series of exp(r)
+// up to r^7 / 7! is off by 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add,
+// and 2^n is two factors, so that results below the normal range are right.
+PRECAST_INLINE FloatPart exp_part(FloatPart x) {
+  const FloatPart zero = {};
+  const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+  FloatPart bounded = chosen((SignedPart)(x < -104.0f), zero - 104.0f, x);
+  bounded = chosen((SignedPart)(x == x), bounded, zero);
+  const FloatPart shifted = fma_part(bounded, zero + 1.44269504f, magic);
+  const FloatPart n = shifted - magic;
+  FloatPart r = fma_part(n, zero - 0.693359375f, bounded);
+  r = fma_part(n, zero + 2.12194440e-4f, r);
+  FloatPart series = zero + 1.0f / 5040.0f;
+  series = fma_part(series, r, zero + 1.0f / 720.0f);
+  series = fma_part(series, r, zero + 1.0f / 120.0f);
+  series = fma_part(series, r, zero + 1.0f / 24.0f);
+  series = fma_part(series, r, zero + 1.0f / 6.0f);
+  series = fma_part(series, r, zero + 0.5f);
+  series = fma_part(series * r, r, r) + 1.0f;
+  const SignedPart power = (SignedPart)shifted - (SignedPart)magic, half = power >> 1;
+  const FloatPart low = (FloatPart)((half + 127) << 23), high = (FloatPart)((power - half + 127) << 23);
+  return chosen((SignedPart)(x == x), series * low * high, x);
+}
+
+PRECAST_INLINE Floats exponential(Floats a) {
+#define PRECAST_PART(i) exp_part(a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+// The larger of each two; `b` where `a` is NaN.
+PRECAST_INLINE Floats larger(Floats a, Floats b) {
+#define PRECAST_PART(i) chosen((SignedPart)(a.part[i] > b.part[i]), a.part[i], b.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
+  const FloatPart other = value - FloatPart{};
+#define PRECAST_PART(i)                                                                                          \
+  chosen((SignedPart)(__builtin_convertvector(load_bits<BytePart>(mask + (i) * PRECAST_WIDTH), WordPart) != 0u), \
+         other, a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+PRECAST_INLINE float largest_lane(Floats a) {
+  float lane[kLanes];
+  store(lane, a);
+  for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+  return lane[0];
+}
+
+PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class T>
+struct Row {
+  const T* x;
+  const uint8_t* mask;
+  int64_t open;
+  float scale, masked_value;
+
+  PRECAST_METHOD Floats at(int64_t i) const {
+    const Floats z = load(x + i) * broadcast(scale);
+    return mask != nullptr ? masked(z, mask + i, masked_value) : z;
+  }
+  // The last few of the row; the other lanes are minus infinity.
+  Floats last(int64_t i) const {
+    float lane[kLanes];
+    store(lane, load_part(x + i, open - i) * broadcast(scale));
+    for (int64_t k = 0; k < kLanes; ++k) {
+      if (i + k >= open) {
+        lane[k] = -kInfinity;
+      } else if (mask != nullptr && mask[i + k] != 0) {
+        lane[k] = masked_value;
+      }
+    }
+    return load(static_cast<const float*>(lane));
+  }
+};
+
+template <class T>
+float row_max(const Row<T>& row) {
+  Floats largest = broadcast(-kInfinity);
+  int64_t i = 0;
+  for (; i + kLanes <= row.open; i += kLanes) largest = larger(row.at(i), largest);
+  if (i < row.open) largest = larger(row.last(i), largest);
+  return largest_lane(largest);
+}
+
+template <class T>
+double row_sum(const Row<T>& row, float largest) {
+  const Floats base = broadcast(largest);
+  double total = 0;
+  for (int64_t start = 0; start < row.open; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, row.open);
+    Floats block = broadcast(0);
+    int64_t i = start;
+    for (; i + kLanes <= stop; i += kLanes) block = block + exponential(row.at(i) - base);
+    if (i < stop) block = block + exponential(row.last(i) - base);
+    total += static_cast<double>(sum(block));
+  }
+  return total;
+}
+
+template <class T>
+void fill_row(T* y, float value, int64_t begin, int64_t end) {
+  const Floats all = broadcast(value);
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) store(y + i, all);
+  if (i < end) store_part(y + i, all, end - i);
+}
+
+int64_t open_columns(int64_t row, int64_t queries, int64_t diagonal, int64_t columns, bool causal) {
+  if (!causal) return columns;
+  const int64_t open = row % queries + 1 + diagonal;
+  return open < 0 ? 0 : smaller(open, columns);
+}
+
+bool fully_masked(const uint8_t* mask, int64_t columns) {
+  for (int64_t i = 0; i < columns; ++i) {
+    if (mask[i] == 0) return false;
+  }
+  return true;
+}
+
+template <class T>
+void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
+  for (int64_t number = begin; number < end; ++number) {
+    const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
+    const T* x = static_cast<const T*>(rows.x) + number * rows.x_stride;
+    T* y = static_cast<T*>(rows.y) + number * rows.columns;
+    const uint8_t* mask = rows.mask.data;
+    if (mask != nullptr) {
+      const int64_t head = number / rows.queries;
+      mask += head / rows.heads * rows.mask.batch + head % rows.heads * rows.mask.head +
+              number % rows.queries * rows.mask.query;
+    }
+    const Row<T> row = {x, mask, open, rows.scale, rows.masked_value};
+    const float largest = row_max(row);
+    if (mask != nullptr && largest == rows.masked_value && fully_masked(mask, rows.columns)) {
+      fill_row(y, rows.uniform ? 1.0f / static_cast<float>(rows.columns) : 0.0f, 0, rows.columns);
+      continue;
+    }
+    const Floats base = broadcast(largest), share = broadcast(static_cast<float>(1.0 / row_sum(row, largest)));
+    int64_t i = 0;
+    for (; i + kLanes <= open; i += kLanes) store(y + i, exponential(row.at(i) - base) * share);
+    if (i < open) store_part(y + i, exponential(row.last(i) - base) * share, open - i);
+    fill_row(y, 0.0f, open, rows.columns);
+  }
+}
+
+template <class T>
+double row_dot(const T* grad, const T* y, int64_t open) {
+  double total = 0;
+  for (int64_t start = 0; start < open; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, open);
+    Floats block = broadcast(0);
+    int64_t i = start;
+    for (; i + kLanes <= stop; i += kLanes) block = fma(load(grad + i), load(y + i), block);
+    if (i < stop) block = fma(load_part(grad + i, stop - i), load_part(y + i, stop - i), block);
+    total += static_cast<double>(sum(block));
+  }
+  return total;
+}
+
+template <class T>
+void backward_rows(const BackwardRows& rows, int64_t begin, int64_t end) {
+  const Floats scale = broadcast(rows.scale);
+  for (int64_t number = begin; number < end; ++number) {
+    const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
+    const T* grad = static_cast<const T*>(rows.grad) + number * rows.grad_stride;
+    const T* y = static_cast<const T*>(rows.y) + number * rows.y_stride;
+    T* grad_x = static_cast<T*>(rows.grad_x) + number * rows.columns;
+    const Floats dot = broadcast(static_cast<float>(row_dot(grad, y, open)));
+    int64_t i = 0;
+    for (; i + kLanes <= open; i += kLanes) store(grad_x + i, scale * (load(y + i) * (load(grad + i) - dot)));
+    if (i < open) {
+      const int64_t rest = open - i;
+      store_part(grad_x + i, scale * (load_part(y + i, rest) * (load_part(grad + i, rest) - dot)), rest);
+    }
+    fill_row(grad_x, 0.0f, open, rows.columns);
+  }
+}
+
+}  // namespace
+
+void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) forward_rows<float>(rows, begin, end);
+  if (rows.dtype == kFloat16) forward_rows<f16>(rows, begin, end);
+  if (rows.dtype == kBFloat16) forward_rows<bf16>(rows, begin, end);
+}
+
+void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) backward_rows<float>(rows, begin, end);
+  if (rows.dtype == kFloat16) backward_rows<f16>(rows, begin, end);
+  if (rows.dtype == kBFloat16) backward_rows<bf16>(rows, begin, end);
+}
+
+}  // namespace precast::softmax::PRECAST_CPU_LEVEL

@@ -1,0 +1,231 @@
+// Softmax of scaled rows on the GPU, plain, masked and causal. See host.cpp for which kernel serves which shape.
+//
+//   z = scale x, or the masked value    y = exp(z - max z) / sum exp(z - max z)
+//
+// All arithmetic is in float32. The maximum passes over NaN and the sum does not, so a NaN that is not masked makes its
+// row NaN, as an infinity does. What lies behind the diagonal is neither read nor counted, and zero in the result.
+#include "row.cuh"
+
+namespace precast {
+namespace softmax {
+
+// Two instructions, where expf takes eight: the budget of a row that moves at the rate of the memory. For the results
+// that matter, down to e^-30, it is within the rounding of what goes in; what is below 2^-126 counts as zero.
+DEVICE float exponential(float v) {
+  float result, power = v * 1.44269504f;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(power));
+  return result;
+}
+
+// The mask's bytes of one vector.
+template <class T>
+struct MaskBytes {
+  static constexpr int kWords = T::kPerVector / 4;
+  u32 word[kWords];
+
+  DEVICE void load(const char* p) {
+    if constexpr (kWords == 2) {
+      asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(p));
+    } else {
+      asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word[0]) : "l"(p));
+    }
+  }
+  DEVICE bool masked(int i) const { return (word[i / 4] & (0xffu << (i % 4 * 8))) != 0; }
+};
+
+DEVICE const char* mask_row(const ForwardArgs& a, u32 row) {
+  const u64 number = static_cast<u64>(a.first_row) + row, queries = static_cast<u64>(a.queries);
+  const u64 head_number = divided(number, queries), query = number - head_number * queries;
+  const u64 batch = divided(head_number, static_cast<u64>(a.heads));
+  const u64 head = head_number - batch * static_cast<u64>(a.heads);
+  return a.mask + static_cast<i64>(batch) * a.mask_batch + static_cast<i64>(head) * a.mask_head +
+         static_cast<i64>(query) * a.mask_query;
+}
+
+// Whether all columns of a row are masked; asked only of a row whose maximum is the masked value. All threads of the
+// row come here, or none.
+DEVICE bool fully_masked(const char* mask, i64 columns, float* shared) {
+  float open = 0.0f;
+#pragma unroll 1
+  for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+    if (mask[i] == 0) open = 1.0f;
+  }
+  return row_max(open, shared) == 0.0f;
+}
+
+DEVICE float uniform_share(const ForwardArgs& a) {
+  return a.uniform != 0 ? 1.0f / static_cast<float>(a.columns) : 0.0f;
+}
+
+// A row in the registers of one block, V vectors per thread at distances of blockDim.x; or, for short rows, of one
+// warp.
+template <class T, int V>
+DEVICE void forward_row(const ForwardArgs& a) {
+  alignas(16) __shared__ float shared[3][32];
+  constexpr int kPer = T::kPerVector;
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  const u32 first = threadIdx.x, step = blockDim.x;
+  const u32 open = static_cast<u32>(open_columns(a, row)), vectors = (open + kPer - 1) / kPer;
+
+  const char* x = a.x + row * a.x_stride;
+  const char* mask = nullptr;
+  Vector v[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    v[j] = Vector{{0, 0, 0, 0}};
+    if (first + j * step < vectors) v[j] = load(x + (first + j * step) * 16);
+  }
+  MaskBytes<T> bytes[V];
+  if (a.mask != nullptr) {
+    mask = mask_row(a, row);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < vectors) bytes[j].load(mask + (first + j * step) * kPer);
+    }
+  }
+  float z[V][kPer], largest = -infinity();
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    for_elements<T>(v[j], [&](int i, float e) { z[j][i] = e * a.scale; });
+  }
+  if (mask != nullptr) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) z[j][i] = bytes[j].masked(i) ? a.masked_value : z[j][i];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const int left = static_cast<int>(open - (first + j * step) * kPer);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      z[j][i] = i < left ? z[j][i] : -infinity();
+      largest = fmaxf(largest, z[j][i]);
+    }
+  }
+  largest = row_max(largest, shared[0]);
+
+  const bool full = mask != nullptr && largest == a.masked_value && fully_masked(mask, a.columns, shared[1]);
+  if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      z[j][i] = exponential(z[j][i] - largest);
+      sum += z[j][i];
+    }
+  }
+  sum = row_sum(sum, shared[2]);
+  const float share = full ? 0.0f : 1.0f / sum, constant = full ? uniform_share(a) : 0.0f;
+
+  char* y = a.y + row * a.y_stride;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 at = first + j * step;
+    const int left = static_cast<int>(open - at * kPer);
+    const Vector none = {{0, 0, 0, 0}};
+    const Vector result =
+        combine<T>(none, none, [&](int i, float, float) { return i < left ? fmaf(z[j][i], share, constant) : 0.0f; });
+    if (at < a.vectors) store(y + at * 16, result);
+  }
+}
+
+// A sum of exponentials that is kept relative to the largest so far.
+struct Running {
+  float largest, sum;
+
+  template <int N>
+  DEVICE void add(const float (&z)[N]) {
+    float top = z[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) top = fmaxf(top, z[i]);
+    if (top > largest) {
+      sum *= exponential(largest - top);
+      largest = top;
+    }
+    const float base = largest == -infinity() ? 0.0f : largest;  // nothing counted yet: exp(-inf) is 0, NaN stays
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) part += exponential(z[i] - base);
+    sum += part;
+  }
+};
+
+// Any row: read once for maximum and sum together, and once more for the result. What can be moved by 16 bytes comes
+// first (a.vectors, which may be 0), the rest one element at a time.
+template <class T>
+DEVICE void forward_any(const ForwardArgs& a) {
+  alignas(16) __shared__ float shared[3][32];
+  constexpr int kPer = T::kPerVector, kSteps = 4;
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const i64 first = threadIdx.x, step = blockDim.x, open = open_columns(a, row);
+  const i64 vectors = open / kPer < a.vectors ? open / kPer : a.vectors, rest = vectors * kPer + first;
+
+  const char* x = a.x + row * a.x_stride;
+  const char* mask = a.mask != nullptr ? mask_row(a, row) : nullptr;
+  const auto logit = [&](i64 i) {
+    if (mask != nullptr && mask[i] != 0) return a.masked_value;
+    return T::load(x + i * T::kBytes) * a.scale;
+  };
+  const auto logits = [&](i64 i, float (&z)[kPer]) {
+    for_elements<T>(load(x + i * 16), [&](int k, float e) { z[k] = e * a.scale; });
+    if (mask == nullptr) return;
+    MaskBytes<T> bytes;
+    bytes.load(mask + i * kPer);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) z[k] = bytes.masked(k) ? a.masked_value : z[k];
+  };
+
+  Running running = {-infinity(), 0.0f};
+#pragma unroll 1
+  for (i64 i = first; i < vectors; i += step) {
+    float z[kPer];
+    logits(i, z);
+    running.add(z);
+  }
+#pragma unroll 1
+  for (i64 i = rest; i < open; i += kSteps * step) {
+    float z[kSteps];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) z[k] = i + k * step < open ? logit(i + k * step) : -infinity();
+    running.add(z);
+  }
+  const float largest = row_max(running.largest, shared[0]);
+  const bool full = mask != nullptr && largest == a.masked_value && fully_masked(mask, a.columns, shared[1]);
+  const float sum = row_sum(running.sum * exponential(running.largest - largest), shared[2]);
+  const float share = 1.0f / sum, constant = uniform_share(a);
+
+  char* y = a.y + row * a.y_stride;
+#pragma unroll 1
+  for (i64 i = first; i < vectors; i += step) {
+    float z[kPer];
+    logits(i, z);
+    const Vector none = {{0, 0, 0, 0}};
+    store(y + i * 16, combine<T>(none, none, [&](int k, float, float) {
+            return full ? constant : exponential(z[k] - largest) * share;
+          }));
+  }
+#pragma unroll 2
+  for (i64 i = rest; i < open; i += step) {
+    T::store(y + i * T::kBytes, full ? constant : exponential(logit(i) - largest) * share);
+  }
+  zero_from<T>(y, open, a.columns, a.vectors);
+}
+
+}  // namespace softmax
+}  // namespace precast
+
+KERNEL(softmax_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
+KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
+
+KERNEL(softmax_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
+KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8>)
+KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
+
+KERNEL(softmax_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
+KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8>)
+KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)

@@ -1,0 +1,190 @@
+// The ops of softmax without gradients: checks, allocation, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "args.h"
+#include "rows.h"
+
+namespace precast::softmax {
+namespace {
+
+// ---- which kernel serves which row ----
+//
+// H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate that a kernel of this form reached before it took any shape:
+//
+//   masked, v4, T 64, one row per block                 0.963
+//   causal, v8, one warp per row, T 64 or 128           0.955
+//
+// A row stays in registers: four vectors of 16 bytes in each thread, or eight where a warp can then have a causal row
+// by itself (its second half has nothing to do in most rows) and where four do not hold the row. Wider rows, and rows
+// that cannot be moved by 16 bytes, go through the `any` kernel, which reads them twice, the second time from the
+// caches.
+//
+//   vectors in a row    kernel     threads per row     rows per block
+//   1 to 64             v4         32                  4
+//   65 to 128           v4         32                  2
+//   129 to 256          v4         64                  1        causal, 16 bits: v8, 32, 2
+//   257 to 2048         v4         a fourth            1        causal, 16 bits: v8, an eighth, 1
+//   2049 to 4096        v8         an eighth           1        float32: any
+//   more, or unaligned  any        up to 512           4 if one warp, else 1
+
+enum Kernel : int { kV4 = 0, kAny = 1, kV8 = 2 };
+
+constexpr Entry kEntries[] = {
+    {"softmax_f32_v4"},  {"softmax_f32_any"},                        // in the order of DType
+    {"softmax_f16_v4"},  {"softmax_f16_any"},  {"softmax_f16_v8"},   //
+    {"softmax_bf16_v4"}, {"softmax_bf16_any"}, {"softmax_bf16_v8"},  //
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kFirstEntry[] = {0, 2, 5};  // of a DType
+
+KernelFamily kernels = {"softmax", kEntries, kEntryCount};
+
+struct Choice {
+  Kernel kernel;
+  uint32_t threads;  // that share a row
+  uint32_t rows;     // in a block; more than one only where a row has one warp
+  uint32_t vectors;  // of 16 bytes in a row that are moved as such
+};
+
+// `vectors`: how many a row holds if everything is aligned, else 0. `wide`: elements of 32 bits.
+Choice choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
+  const uint32_t count = static_cast<uint32_t>(vectors);
+  if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
+  const bool v8 = !wide && vectors > 0 && vectors <= 8 * 512;
+  if (v8 && causal && vectors <= 256) return {kV8, 32, 2, count};
+  if (!(v8 && causal) && vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
+  if (v8) return {kV8, warps_for((vectors + 7) / 8), 1, count};
+  const int64_t steps = vectors > 0 ? vectors : (columns + 3) / 4;  // four elements, or one vector, in each thread
+  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
+  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+}
+
+// ---- the two devices ----
+
+void forward_cuda(const Rows& rows, const ForwardRows& work) {
+  const int64_t bytes = rows.element_bytes(), row_bytes = rows.columns * bytes;
+  ForwardArgs args;
+  args.x_stride = work.x_stride * bytes;
+  args.y_stride = row_bytes;
+  args.mask_batch = work.mask.batch;
+  args.mask_head = work.mask.head;
+  args.mask_query = work.mask.query;
+  uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes);
+  if (work.mask.data != nullptr) {  // a byte for each element of a vector: eight, or four
+    const uint64_t mask = misalignment(work.mask.data, work.mask.batch | work.mask.head | work.mask.query);
+    misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
+  }
+  const int64_t vectors = misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0;
+  const Choice choice = choose(rows.columns, vectors, work.causal, bytes == 4);
+  args.mask = reinterpret_cast<const char*>(work.mask.data);
+  args.columns = rows.columns;
+  args.queries = work.queries;
+  args.heads = work.heads;
+  args.diagonal = work.diagonal;
+  args.vectors = choice.vectors;
+  args.scale = work.scale;
+  args.masked_value = work.masked_value;
+  args.causal = work.causal;
+  args.uniform = work.uniform;
+  void* arguments[] = {&args};
+  for (int64_t begin = 0; begin < rows.rows; begin += kLaunchRows) {
+    const int64_t count = rows.rows - begin < kLaunchRows ? rows.rows - begin : kLaunchRows;
+    args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
+    args.y = static_cast<char*>(work.y) + begin * args.y_stride;
+    args.first_row = begin;
+    args.rows = static_cast<unsigned>(count);
+    const LaunchShape shape = {static_cast<uint32_t>((count + choice.rows - 1) / choice.rows), 1, choice.threads,
+                               choice.rows, 0};
+    launch(kernels, rows.device, kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel, shape, arguments);
+  }
+}
+
+void forward_cpu(const Rows& rows, const ForwardRows& work) {
+  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(softmax, forward);
+  parallel_for(0, rows.rows, grain_rows(rows.columns), [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+}
+
+// ---- the ops, the same for both devices ----
+
+using Forward = void (*)(const Rows&, const ForwardRows&);
+
+template <Forward forward>
+Tensor compute(const Rows& rows, const Tensor& x, ForwardRows work) {
+  Tensor y = empty_contiguous_like(x);
+  const ReadRows x_rows(x);
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.y = y.mutable_data();
+  work.rows = rows.rows;
+  work.columns = rows.columns;
+  work.dtype = static_cast<int>(rows.dtype);
+  forward(rows, work);
+  return y;
+}
+
+template <Forward forward>
+Tensor scaled_op(const Tensor& x, double scale) {
+  const Rows rows = check_rows("scaled_softmax", "x", x, Shape::kAny);
+  if (rows.rows == 0) return empty_contiguous_like(x);
+  ForwardRows work = {};
+  work.queries = work.heads = 1;
+  work.scale = static_cast<float>(scale);
+  return compute<forward>(rows, x, work);
+}
+
+template <Forward forward>
+Tensor masked_op(const Tensor& x, const Tensor& mask, double scale, double masked_value, bool uniform) {
+  const char* op = "scaled_masked_softmax";
+  const Rows rows = check_rows(op, "x", x, Shape::kAny);
+  check_mask(op, x, mask);
+  PRECAST_CHECK(masked_value < static_cast<double>(__builtin_inff()),
+                "%s: masked_value is %g; needed a finite number or -inf", op, masked_value);
+  if (rows.rows == 0) return empty_contiguous_like(x);
+  const ReadMask mask_rows(mask);
+  ForwardRows work = {};
+  work.mask = mask_rows.rows();
+  work.queries = rows.queries;
+  work.heads = rows.heads;
+  work.scale = static_cast<float>(scale);
+  work.masked_value = static_cast<float>(masked_value);
+  work.uniform = uniform;
+  return compute<forward>(rows, x, work);
+}
+
+template <Forward forward>
+Tensor causal(const char* op, const Tensor& x, double scale, Shape shape) {
+  const Rows rows = check_rows(op, "x", x, shape);
+  if (rows.rows == 0) return empty_contiguous_like(x);
+  ForwardRows work = {};
+  work.queries = rows.queries;
+  work.heads = 1;
+  work.diagonal = rows.columns - rows.queries;
+  work.scale = static_cast<float>(scale);
+  work.causal = true;
+  return compute<forward>(rows, x, work);
+}
+
+template <Forward forward>
+Tensor upper_triang_op(const Tensor& x, double scale) {
+  return causal<forward>("scaled_upper_triang_masked_softmax", x, scale, Shape::kSquare);
+}
+
+template <Forward forward>
+Tensor aligned_causal_op(const Tensor& x, double scale) {
+  return causal<forward>("scaled_aligned_causal_softmax", x, scale, Shape::kQueries);
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("scaled_softmax", "CPU", scaled_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("scaled_masked_softmax", "CPU", masked_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("scaled_upper_triang_masked_softmax", "CPU", upper_triang_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("scaled_aligned_causal_softmax", "CPU", aligned_causal_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("scaled_softmax", "CUDA", scaled_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("scaled_masked_softmax", "CUDA", masked_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("scaled_upper_triang_masked_softmax", "CUDA", upper_triang_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("scaled_aligned_causal_softmax", "CUDA", aligned_causal_op<forward_cuda>),
+};
+PRECAST_FAMILY(softmax, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::softmax

@@ -1,0 +1,74 @@
+// What forward and backward share on the GPU.
+#pragma once
+
+#include "../common/device.cuh"
+#include "args.h"
+
+namespace precast {
+namespace softmax {
+
+DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
+
+// Without the slow division of 64-bit numbers where both fit 32.
+DEVICE u64 divided(u64 a, u64 b) {
+  if ((a | b) >> 32 == 0) return static_cast<u32>(a) / static_cast<u32>(b);
+  return a / b;
+}
+
+// How many columns of a row take part: all, or those up to the diagonal.
+template <class Args>
+DEVICE i64 open_columns(const Args& a, u32 row) {
+  if (a.causal == 0) return a.columns;
+  const u64 number = static_cast<u64>(a.first_row) + row;
+  const u64 query = number - divided(number, static_cast<u64>(a.queries)) * static_cast<u64>(a.queries);
+  const i64 open = static_cast<i64>(query) + 1 + a.diagonal;
+  return open < 0 ? 0 : open > a.columns ? a.columns : open;
+}
+
+// The largest over the threads that share a row, as row_sum adds: the same rules, other `shared` memory. It passes over
+// NaN.
+DEVICE float row_max(float v, float* shared) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, distance));
+  if (blockDim.x == 32) return v;
+  const u32 warps = blockDim.x >> 5, padded = (warps + 3) & ~3u;
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  if (threadIdx.x >= warps && threadIdx.x < padded) shared[threadIdx.x] = -infinity();
+  __syncthreads();
+  const float4* quads = reinterpret_cast<const float4*>(shared);
+#pragma unroll 1
+  for (u32 i = 0; i < padded / 4; ++i) {
+    const float4 q = quads[i];
+    v = fmaxf(v, fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w)));
+  }
+  return v;
+}
+
+// Zeros in the columns [begin, columns) of a row; from a vector's first column on, by vectors as far as they go.
+template <class T>
+DEVICE void zero_from(char* y, i64 begin, i64 columns, u32 vectors) {
+  const i64 first = threadIdx.x, step = blockDim.x, per = T::kPerVector;
+  i64 from = (begin + per - 1) / per;
+  if (from > vectors) from = vectors;
+  const i64 head = from * per > begin ? from * per : begin;
+#pragma unroll 1
+  for (i64 i = begin + first; i < head; i += step) T::store(y + i * T::kBytes, 0.0f);
+  const Vector zeros = {{0, 0, 0, 0}};
+#pragma unroll 1
+  for (i64 i = from + first; i < vectors; i += step) store(y + i * 16, zeros);
+  const i64 rest = vectors * per > head ? vectors * per : head;
+#pragma unroll 1
+  for (i64 i = rest + first; i < columns; i += step) T::store(y + i * T::kBytes, 0.0f);
+}
+
+}  // namespace softmax
+}  // namespace precast
+
+// An entry point for blocks of up to `threads`. `resident` is how many threads a multiprocessor should hold at a time,
+// which sets the budget: 65536 / resident registers for each.
+#define KERNEL(name, Args, threads, resident, ...)                                         \
+  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
+      name(const precast::softmax::Args a) {                                               \
+    using namespace precast;                                                               \
+    softmax::__VA_ARGS__(a);                                                               \
+  }

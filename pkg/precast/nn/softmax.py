@@ -1,0 +1,55 @@
+"""The softmax between the two products of an attention layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from precast import ops
+from precast.ops.softmax import FullyMasked
+
+
+class FusedScaleMaskSoftmax(torch.nn.Module):
+    """Scales scores ``(batch, heads, queries, columns)``, masks them, and takes their softmax, in one pass.
+
+    With ``causal`` a query sees the columns up to its own, the last query all of them. A mask that is given as well
+    leaves out more; then all masked columns follow ``masked_value`` and ``fully_masked``, as
+    :func:`precast.ops.scaled_masked_softmax` has them.
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        *,
+        causal: bool = False,
+        masked_value: float | Literal["-inf"] = "-inf",
+        fully_masked: FullyMasked = "zero",
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.causal = causal
+        self.masked_value = masked_value
+        self.fully_masked = fully_masked
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The softmax of ``scale * x``; ``mask`` is bool or uint8, not zero where masked, and may be broadcast."""
+        if mask is None:
+            if self.causal:
+                return ops.scaled_aligned_causal_softmax(x, self.scale)
+            return ops.scaled_softmax(x, self.scale)
+        if self.causal:
+            queries, columns = x.shape[-2:]
+            behind = torch.ones(queries, columns, dtype=torch.bool, device=x.device).triu(columns - queries + 1)
+            mask = (mask != 0) | behind
+        return ops.scaled_masked_softmax(
+            x, mask, self.scale, masked_value=self.masked_value, fully_masked=self.fully_masked
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, for ``print(module)``."""
+        return (
+            f"scale={self.scale}, causal={self.causal}, masked_value={self.masked_value!r}, "
+            f"fully_masked={self.fully_masked!r}"
+        )
