@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from precast._version import __version__
 
 if TYPE_CHECKING:
-    from precast import base_extension, errors, extension, kernel_loader, ops, optim
+    from precast import base_extension, errors, extension, kernel_loader, nn, ops, optim
     from precast._load.loader import load
     from precast._load.source import Loaded
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
-_SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "ops", "optim")
+_SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "nn", "ops", "optim")
 _MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source"}
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "extension",
     "kernel_loader",
     "load",
+    "nn",
     "ops",
     "optim",
 ]
