@@ -11,23 +11,26 @@ namespace {
 // ---- which kernel serves which row ----
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its shares of the two parameters' gradients in
-// registers: sixteen numbers beside each vector of the row. One vector of 16 bytes per thread serves rows of up to
-// 16 KB, two serve 20 KB. The `any` kernel takes the rest one element at a time and keeps its shares in memory.
+// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers, so a
+// multiprocessor holds 640 threads with 40 KB on their way, and half the warps that one vector would need have half the
+// sums to exchange. That serves rows of up to 20 KB; the `any` kernel takes the rest one element at a time and keeps
+// its shares in memory.
 
-enum Kernel : int { kV1 = 0, kV2 = 1, kAny = 2, kKernels = 3 };
+enum Kernel : int { kV2 = 0, kAny = 1, kKernels = 2 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_backward_f32_v1"},  {"layer_norm_backward_f32_v2"},
-    {"layer_norm_backward_f32_any"},  // in the order of DType
-    {"layer_norm_backward_f16_v1"},  {"layer_norm_backward_f16_v2"},
-    {"layer_norm_backward_f16_any"}, {"layer_norm_backward_bf16_v1"},
-    {"layer_norm_backward_bf16_v2"}, {"layer_norm_backward_bf16_any"},
+    {"layer_norm_backward_f32_v2"},  {"layer_norm_backward_f32_any"},   // in the order of DType
+    {"layer_norm_backward_f16_v2"},  {"layer_norm_backward_f16_any"},   //
+    {"layer_norm_backward_bf16_v2"}, {"layer_norm_backward_bf16_any"},  //
     {"layer_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 constexpr int kColumns = kEntryCount - 1;
 
 KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
+
+// Threads on a multiprocessor.
+constexpr int64_t kResident = 640, kResidentAny = 1024;
 
 struct Choice {
   Kernel kernel;
@@ -39,18 +42,19 @@ struct Choice {
 // `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
 Choice choose(int64_t hidden, int64_t vectors) {
   const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 1024) return {kV1, warps_for(vectors), vectors <= 32 ? 4u : 1u, count};
-  if (vectors > 0 && vectors <= 2 * 640) return {kV2, warps_for((vectors + 1) / 2), 1, count};
+  if (vectors > 0 && vectors <= 2 * kResident) {
+    return {kV2, warps_for((vectors + 1) / 2), vectors <= 64 ? 4u : 1u, count};
+  }
   const int64_t steps = (hidden + 3) / 4;
   const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
   return {kAny, threads, threads == 32 ? 4u : 1u, 0};
 }
 
-// As many workers as the device holds at a time (1024 threads on each multiprocessor, 16 workers at most), no more than
-// there are rows, and no more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes
-// between two calls: the result is the same every time.
+// As many workers as the device holds at a time (16 on a multiprocessor at most), no more than there are rows, and no
+// more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes between two calls: the
+// result is the same every time.
 int64_t worker_count(const Norm& norm, const Choice& choice, int64_t wanted) {
-  int64_t each = 1024 / static_cast<int64_t>(choice.threads);
+  int64_t each = (choice.kernel == kAny ? kResidentAny : kResident) / static_cast<int64_t>(choice.threads);
   if (each > 16) each = 16;
   int64_t workers = multiprocessors(norm.device) * (each > 0 ? each : 1);
   const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * (wanted > 0 ? wanted : 1));

@@ -211,16 +211,13 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
-KERNEL(layer_norm_backward_f32_v1, BackwardArgs, 1024, 1024, backward_rows<Float32, 1>)
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
-KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
+KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
-KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 1024, 1024, backward_rows<Float16, 1>)
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
-KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
+KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 
-KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 1024, 1024, backward_rows<BFloat16, 1>)
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
-KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
+KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 1024, parameter_columns)

@@ -9,6 +9,22 @@
 namespace precast {
 namespace layer_norm {
 
+// A thread's share of the weight or the bias. Minus zero as a bias leaves every number as it is, a negative zero
+// included.
+template <class T, int V>
+DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float absent) {
+  if (from == nullptr) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = filled<T>(absent);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 i = threadIdx.x + j * blockDim.x;
+    if (i < vectors) v[j] = load_constant(from + i * 16);
+  }
+}
+
 // (x - mean) r weight + bias
 template <class T>
 DEVICE Vector normal(const Vector& x, const Statistics& of, const Vector& weight, const Vector& bias) {
@@ -68,15 +84,8 @@ DEVICE void forward_row(const ForwardArgs& a) {
 
   // Only now: loaded before the sums they would take registers from the rows of other blocks.
   Vector w[V], b[V];
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    w[j] = filled<T>(1.0f);
-    b[j] = filled<T>(-0.0f);
-    if (first + j * step < a.vectors) {
-      if (a.weight != nullptr) w[j] = load_constant(a.weight + (first + j * step) * 16);
-      if (a.bias != nullptr) b[j] = load_constant(a.bias + (first + j * step) * 16);
-    }
-  }
+  load_columns<T>(w, a.weight, a.vectors, 1.0f);
+  load_columns<T>(b, a.bias, a.vectors, -0.0f);
   char* y = a.y + row * a.y_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
@@ -88,7 +97,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
 template <class T, class Body>
 DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
   const i64 step = blockDim.x, vectors = a.vectors;
-#pragma unroll 2
+#pragma unroll 1
   for (i64 i = threadIdx.x; i < vectors; i += step) {
     for_elements<T>(load(x + i * 16), [&](int, float p) { body(p); });
   }

@@ -9,8 +9,7 @@
 namespace precast {
 namespace layer_norm {
 
-// Sixteen bytes of one number, for a weight or a bias that is not there. Minus zero as a bias leaves every number as it
-// is, a negative zero included.
+// Sixteen bytes of one number, for a weight or a bias that is not there.
 template <class T>
 DEVICE Vector filled(float value) {
   float element[T::kPerWord];

@@ -39,9 +39,7 @@ def _rows(op: str, x: Tensor) -> None:
     _require(x.dim() >= 1, lambda: f"{op}: x has shape (); needed at least one dimension")
 
 
-def _row_tensors(
-    op: str, x: Tensor, eps: float, columns: Mapping[str, Tensor], like_x: Mapping[str, Tensor]
-) -> None:
+def _row_tensors(op: str, x: Tensor, eps: float, columns: Mapping[str, Tensor], like_x: Mapping[str, Tensor]) -> None:
     """Checks tensors of one element for each column, and tensors of ``x``'s shape."""
     _require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
     for name, other in {**columns, **like_x}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -11,7 +12,11 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-DEVICE_FILES = ("rms_norm/device.cu", "rms_norm/backward.cu")
+DEVICE_FILES = ("rms_norm/device.cu", "rms_norm/backward.cu", "layer_norm/device.cu", "layer_norm/backward.cu")
+HEADERS = ("common/device.cuh", "common/norm.cuh", "rms_norm/row.cuh", "rms_norm/args.h")
+HEADERS += ("layer_norm/row.cuh", "layer_norm/args.h")
+HOST_FILES = ("common/torch.cpp", "common/cpu_level.cpp", "rms_norm/host.cpp", "rms_norm/backward.cpp")
+HOST_FILES += ("layer_norm/host.cpp", "layer_norm/backward.cpp")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
@@ -47,7 +52,7 @@ def for_emulator(source: str) -> str:
             "  static void name(const void* address) { \\\n"
             "    using namespace precast; \\\n"
             "    if (blockDim.x * blockDim.y > threads) throw std::runtime_error(#name); \\\n"
-            "    rms_norm::__VA_ARGS__(*static_cast<const rms_norm::Args*>(address)); \\\n"
+            "    NORM_NAMESPACE::__VA_ARGS__(*static_cast<const NORM_NAMESPACE::Args*>(address)); \\\n"
             "  }\n"
         )
     return source
@@ -71,18 +76,24 @@ def stable_headers() -> Path:
 def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of emulated_ops.cpp."""
     work = tmp_path_factory.mktemp("emulated")
-    for name in ("common/device.cuh", "rms_norm/row.cuh", "rms_norm/args.h", *DEVICE_FILES):
+    for name in (*HEADERS, *DEVICE_FILES):
         target = work / "csrc" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(for_emulator((CSRC / name).read_text()))
+    # One file after the other, each with its own family's name in KERNEL.
+    kernels = work / "kernels.inc"
+    kernels.write_text(
+        "".join(
+            f'#undef NORM_NAMESPACE\n#define NORM_NAMESPACE {Path(f).parent}\n#include "csrc/{f}"\n'
+            for f in DEVICE_FILES
+        )
+    )
     table = "".join(f'{{"{name}", {name}}},' for f in DEVICE_FILES for name in entry_points((CSRC / f).read_text()))
-    device = [f'-DDEVICE_CODE="{work}/csrc/{DEVICE_FILES[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{DEVICE_FILES[1]}"']
+    device = [f'-DDEVICE_CODE="{kernels}"']
     common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
     common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
     units = {HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"], HERE / "emulated_ops.cpp": []}
-    units |= {
-        CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp", "rms_norm/host.cpp", "rms_norm/backward.cpp")
-    }
+    units |= {CSRC / f: [] for f in HOST_FILES}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -95,3 +106,31 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> 
         ["g++", "-shared", *objects, "-o", str(library), f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
     )
     return library
+
+
+class Emulated:
+    """The ops of the emulated library, and what they launched."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        from precast._build import catalogue
+
+        self.library = torch.library.Library("precast_emulated", "DEF")
+        for family in catalogue.FAMILIES:
+            if family.device in DEVICE_FILES:
+                for schema in family.ops:
+                    self.library.define(schema)
+        self.c = ctypes.CDLL(str(path))
+        self.c.emulated_launches.restype = ctypes.c_char_p
+        self.c.emulated_register(b"precast_emulated")
+        self.ops = torch.ops.precast_emulated
+
+    def launches(self) -> str:
+        text: bytes = self.c.emulated_launches()
+        return text.decode().strip()
+
+
+@pytest.fixture(scope="session")
+def gpu(emulated: Path) -> Emulated:
+    return Emulated(emulated)

@@ -1,11 +1,13 @@
-// The ops of RMSNorm exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the families'
-// CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the emulator.
+// The ops of the norms exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the
+// families' CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the
+// emulator.
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "common/launch.h"
 #include "common/torch.h"
 #include "emulator.h"
+#include "layer_norm/cpu.h"
 #include "rms_norm/cpu.h"
 
 extern const EmulatedKernel emulated_kernels[];
@@ -23,9 +25,10 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
   for (const EmulatedKernel* kernel = emulated_kernels; kernel->name != nullptr; ++kernel) {
     if (strcmp(kernel->name, name) != 0) continue;
     const size_t used = strlen(launched);
-    snprintf(launched + used, sizeof(launched) - used, "%s<%u,%ux%u> ", name, shape.blocks_x, shape.threads_x,
-             shape.threads_y);
-    emulator::launch(kernel->function, arguments[0], shape.blocks_x, shape.threads_x, shape.threads_y);
+    char blocks[32];  // "8", or "8x2"
+    snprintf(blocks, sizeof(blocks), shape.blocks_y > 1 ? "%ux%u" : "%u", shape.blocks_x, shape.blocks_y);
+    snprintf(launched + used, sizeof(launched) - used, "%s<%s,%ux%u> ", name, blocks, shape.threads_x, shape.threads_y);
+    emulator::launch(kernel->function, arguments[0], shape.blocks_x, shape.blocks_y, shape.threads_x, shape.threads_y);
     return;
   }
   fail("device code has no entry point %s", name);
@@ -39,6 +42,11 @@ int multiprocessors(int) { return 2; }
   void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                                \
   void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                              \
   void reduce_weight(const double*, int64_t, int64_t, void*, int, int64_t, int64_t) { abort(); } \
+  }                                                                                              \
+  namespace layer_norm::level {                                                                  \
+  void forward(const ForwardRows&, int64_t, int64_t) { abort(); }                                \
+  void backward(const BackwardRows&, int64_t, int64_t) { abort(); }                              \
+  void reduce(const double*, int64_t, int64_t, void*, int, int64_t, int64_t) { abort(); }        \
   }
 NO_CPU_LEVEL(baseline)
 #if defined(__x86_64__)

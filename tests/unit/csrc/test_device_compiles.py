@@ -25,6 +25,8 @@ IDS = [family.name for family in WITH_DEVICE]
 BUDGETS = {"add_rms_norm_v1": 32, "rms_norm_v4": 48, "rms_norm_any": 64}
 BUDGETS |= {"rms_norm_backward_v1": 64, "rms_norm_backward_v2": 80, "rms_norm_backward_any": 128}
 BUDGETS |= {"rms_norm_backward_columns": 64}
+BUDGETS |= {"layer_norm_v2": 40, "layer_norm_v4": 64, "layer_norm_any": 64}
+BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_any": 64, "layer_norm_backward_columns": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 
 MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
@@ -142,6 +144,8 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
     for host, family in (
         ("rms_norm/host.cpp", catalogue.RMS_NORM),
         ("rms_norm/backward.cpp", catalogue.RMS_NORM_BACKWARD),
+        ("layer_norm/host.cpp", catalogue.LAYER_NORM),
+        ("layer_norm/backward.cpp", catalogue.LAYER_NORM_BACKWARD),
     ):
         table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)
