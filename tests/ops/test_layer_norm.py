@@ -47,7 +47,8 @@ def exactly(x: Any, weight: Any = None, bias: Any = None, eps: float = EPS) -> A
 def sizes(x: Any, weight: Any, bias: Any) -> Any:
     """For each element the sizes of the terms it is the sum of: x, its mean, and the bias."""
     x, weight, bias = wide(x, weight, bias)
-    scale = torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + EPS) * (1 if weight is None else weight.abs())
+    variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    scale = torch.rsqrt(variance + EPS) * (1 if weight is None else weight.abs())
     return (x.abs() + x.mean(-1, keepdim=True).abs()) * scale + (0 if bias is None else bias.abs())
 
 

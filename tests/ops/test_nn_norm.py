@@ -29,7 +29,7 @@ def pair(case: str, width: Any, **more: Any) -> tuple[Any, Any]:
 
 
 def rows(*shape: int, device: str, dtype: Any = torch.float32) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -34,6 +34,7 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(shape, eps, elementwise_affine, bias, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
+        """The norm of ``input``, ``(..., normalized_shape)``, in its dtype."""
         _check_width("LayerNorm", input, self.normalized_shape[0])
         weight, bias = self.weight, self.bias  # both or neither, or a weight alone
         if weight is None or weight.dtype == input.dtype:
@@ -61,6 +62,7 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(shape, eps, elementwise_affine, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The norm of ``x``, ``(..., normalized_shape)``, in its dtype."""
         _check_width("RMSNorm", x, self.normalized_shape[0])
         eps = _DEFAULT_EPS if self.eps is None else self.eps
         weight = x.new_ones(x.shape[-1]) if self.weight is None else self.weight
