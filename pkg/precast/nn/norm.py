@@ -36,7 +36,7 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
         """The norm of ``input``, ``(..., normalized_shape)``, in its dtype."""
         _check_width("LayerNorm", input, self.normalized_shape[0])
-        weight, bias = self.weight, self.bias  # both or neither, or a weight alone
+        weight, bias = _given(self.weight), _given(self.bias)  # both or neither, or a weight alone
         if weight is None or weight.dtype == input.dtype:
             return layer_norm(input, weight, bias, self.eps)
         wide = torch.promote_types(input.dtype, weight.dtype)
@@ -65,11 +65,17 @@ class RMSNorm(torch.nn.RMSNorm):
         """The norm of ``x``, ``(..., normalized_shape)``, in its dtype."""
         _check_width("RMSNorm", x, self.normalized_shape[0])
         eps = _DEFAULT_EPS if self.eps is None else self.eps
-        weight = x.new_ones(x.shape[-1]) if self.weight is None else self.weight
+        given = _given(self.weight)
+        weight = x.new_ones(x.shape[-1]) if given is None else given
         if weight.dtype == x.dtype:
             return rms_norm(x, weight, eps)
         wide = torch.promote_types(x.dtype, weight.dtype)
         return rms_norm(x.to(wide), weight.to(wide), eps).to(x.dtype)
+
+
+def _given(parameter: Tensor | None) -> Tensor | None:
+    """A parameter that may not be there, whatever torch's annotations say."""
+    return parameter
 
 
 def _last_dimension(module: str, normalized_shape: int | Sequence[int]) -> int:
