@@ -1,12 +1,10 @@
 // What the gated activations ask of their tensors, and how their work is cut into launches. No check writes anything.
 #pragma once
 
-#include "../rms_norm/rows.h"
+#include "../common/rows.h"
 #include "cpu.h"
 
 namespace precast::activations {
-
-using namespace ::precast::rms_norm;  // a tensor seen as rows: ReadRows, row_stride, misalignment
 
 // The ops' `kind` argument.
 enum Kind : int64_t { kSiluAndMul = 0, kGeluAndMul = 1, kGeluTanhAndMul = 2, kMulAndSilu = 3 };

@@ -15,7 +15,8 @@
 //   };
 //   PRECAST_FAMILY(rms_norm, kImplementations, &kernels);  // `kernels` of launch.h; nullptr for a family without any
 //
-// Parameters: const Tensor&, const TensorList&, double (float), int64_t (int), bool. Results: void, Tensor, TensorPair.
+// Parameters: const Tensor&, const Tensor* (Tensor?), const TensorList&, double (float), int64_t (int), bool. Results:
+// void, Tensor, TensorPair, TensorTriple.
 // The table is constant data: nothing runs when the library is opened. precast_register() of api.cpp walks it.
 #pragma once
 
@@ -88,6 +89,27 @@ class Tensor {
 };
 
 using TensorPair = std::pair<Tensor, Tensor>;
+struct TensorTriple {
+  Tensor first, second, third;
+};
+
+// A Tensor? argument; None is null.
+class OptionalTensor {
+ public:
+  // Takes over the reference, and frees the cell on the heap in which torch hands over a value that is there.
+  explicit OptionalTensor(StableIValue* cell) noexcept : tensor_(nullptr) {
+    if (cell == nullptr) return;
+    tensor_ = Tensor(reinterpret_cast<AtenTensorHandle>(*cell));
+    delete cell;
+  }
+  OptionalTensor(const OptionalTensor&) = delete;
+  OptionalTensor& operator=(const OptionalTensor&) = delete;
+
+  operator const Tensor*() const { return tensor_.get() != nullptr ? &tensor_ : nullptr; }
+
+ private:
+  Tensor tensor_;
+};
 
 // A Tensor[] argument. The stack's list hands out each reference once, so all are taken at the start.
 class TensorList {
@@ -162,6 +184,10 @@ struct Argument<const Tensor&> {
   static Tensor take(StableIValue value) { return Tensor(reinterpret_cast<AtenTensorHandle>(value)); }
 };
 template <>
+struct Argument<const Tensor*> {
+  static OptionalTensor take(StableIValue value) { return OptionalTensor(reinterpret_cast<StableIValue*>(value)); }
+};
+template <>
 struct Argument<const TensorList&> {
   static TensorList take(StableIValue value) { return TensorList(reinterpret_cast<StableListHandle>(value)); }
 };
@@ -169,6 +195,7 @@ struct Argument<const TensorList&> {
 inline constexpr uint64_t result_count(void (*)()) { return 0; }
 inline constexpr uint64_t result_count(Tensor (*)()) { return 1; }
 inline constexpr uint64_t result_count(TensorPair (*)()) { return 2; }
+inline constexpr uint64_t result_count(TensorTriple (*)()) { return 3; }
 
 inline void put_result(StableIValue* stack, Tensor&& result) {
   stack[0] = reinterpret_cast<StableIValue>(result.release());
@@ -176,6 +203,11 @@ inline void put_result(StableIValue* stack, Tensor&& result) {
 inline void put_result(StableIValue* stack, TensorPair&& result) {
   stack[0] = reinterpret_cast<StableIValue>(result.first.release());
   stack[1] = reinterpret_cast<StableIValue>(result.second.release());
+}
+inline void put_result(StableIValue* stack, TensorTriple&& result) {
+  stack[0] = reinterpret_cast<StableIValue>(result.first.release());
+  stack[1] = reinterpret_cast<StableIValue>(result.second.release());
+  stack[2] = reinterpret_cast<StableIValue>(result.third.release());
 }
 
 [[noreturn]] void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t given)

@@ -10,31 +10,6 @@
 namespace precast {
 namespace rms_norm {
 
-struct TwoSums {
-  float squares, products;
-};
-
-// Both sums of a row with one barrier. `shared` holds 64 floats.
-DEVICE TwoSums row_sums(float squares, float products, float* shared) {
-  squares = warp_sum(squares);
-  products = warp_sum(products);
-  if (blockDim.x == 32) return {squares, products};
-  const u32 warps = blockDim.x >> 5;
-  if ((threadIdx.x & 31) == 0) {
-    shared[(threadIdx.x >> 5) * 2] = squares;
-    shared[(threadIdx.x >> 5) * 2 + 1] = products;
-  }
-  __syncthreads();
-  const float2* pairs = reinterpret_cast<const float2*>(shared);
-  TwoSums sums{0.0f, 0.0f};
-  for (u32 i = 0; i < warps; ++i) {
-    const float2 pair = pairs[i];
-    sums.squares += pair.x;
-    sums.products += pair.y;
-  }
-  return sums;
-}
-
 // A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
@@ -88,8 +63,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     }
     const TwoSums sums = row_sums(squares, products, shared[parity]);
-    const float r = rsqrtf(sums.squares * a.inverse_hidden + a.eps);
-    const float mean = sums.products * r * a.inverse_hidden;
+    const float r = rsqrtf(sums.first * a.inverse_hidden + a.eps);
+    const float mean = sums.second * r * a.inverse_hidden;
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
     const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
@@ -155,8 +130,8 @@ DEVICE void backward_any(const BackwardArgs& a) {
       products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
     }
     const TwoSums sums = row_sums(squares, products, shared[parity]);
-    const float r = rsqrtf(sums.squares * a.inverse_hidden + a.eps);
-    const float mean = sums.products * r * a.inverse_hidden;
+    const float r = rsqrtf(sums.first * a.inverse_hidden + a.eps);
+    const float mean = sums.second * r * a.inverse_hidden;
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
     const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
@@ -171,21 +146,8 @@ DEVICE void backward_any(const BackwardArgs& a) {
   }
 }
 
-// 32 columns per block; 32 threads add the lines of a column, then their sums are added in order.
-DEVICE void add_columns(const ColumnArgs& a) {
-  __shared__ float shared[32][33];
-  const i64 column = static_cast<i64>(blockIdx.x) * 32 + threadIdx.x;
-  float sum = 0.0f;
-  if (column < a.hidden) {
-    for (u32 i = threadIdx.y; i < a.workers; i += 32) sum += a.parts[i * a.hidden + column];
-  }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= a.hidden) return;
-  for (int i = 1; i < 32; ++i) sum += shared[i][threadIdx.x];
-  if (a.dtype == kFloat32) Float32::store(a.grad_weight + column * 4, sum);
-  if (a.dtype == kFloat16) Float16::store(a.grad_weight + column * 2, sum);
-  if (a.dtype == kBFloat16) BFloat16::store(a.grad_weight + column * 2, sum);
+DEVICE void grad_weight_columns(const ColumnArgs& a) {
+  add_columns(a.parts, a.hidden, a.workers, a.grad_weight, a.dtype);
 }
 
 }  // namespace rms_norm
@@ -203,4 +165,4 @@ KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 1024, 1024, backward_rows<BFloat
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 768, 768, backward_rows<BFloat16, 2>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
-KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, add_columns)
+KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, grad_weight_columns)

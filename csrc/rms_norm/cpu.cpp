@@ -5,14 +5,12 @@
 // branch inside the loops, always predicted, and not one more template argument: compiling is part of the user's wait.
 #include "cpu.h"
 
-#include "../common/simd.h"
+#include "../common/row_simd.h"
 
 namespace precast::rms_norm::PRECAST_CPU_LEVEL {
 namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
-
-constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 struct Sums {
   double squares;   // of x
@@ -21,22 +19,6 @@ struct Sums {
 
 PRECAST_INLINE float inverse_root(double squares, int64_t hidden, float eps) {
   return static_cast<float>(1.0 / sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps)));
-}
-
-PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <class T>
-PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
-  if (count >= kLanes) {
-    store(to, value);
-  } else {
-    store_part(to, value, count);
-  }
 }
 
 // Where the values of a row come from: x itself, or round(x + residual), which is stored on the way. `out` may be
@@ -232,20 +214,6 @@ void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   }
 }
 
-template <class T>
-void reduce_columns(const double* parts, int64_t chunks, int64_t hidden, T* grad_weight, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const int64_t columns = smaller(kLanes, end - i);
-    double total[kLanes] = {};
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (int64_t lane = 0; lane < columns; ++lane) total[lane] += parts[chunk * hidden + i + lane];
-    }
-    float rounded[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) rounded[lane] = static_cast<float>(total[lane]);
-    store_upto(grad_weight + i, load(static_cast<const float*>(rounded)), columns);
-  }
-}
-
 }  // namespace
 
 void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
@@ -270,13 +238,7 @@ void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
 
 void reduce_weight(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,
                    int64_t begin, int64_t end) {
-  if (dtype == kFloat32) {
-    reduce_columns(weight_parts, chunks, hidden, static_cast<float*>(grad_weight), begin, end);
-  } else if (dtype == kFloat16) {
-    reduce_columns(weight_parts, chunks, hidden, static_cast<f16*>(grad_weight), begin, end);
-  } else {
-    reduce_columns(weight_parts, chunks, hidden, static_cast<bf16*>(grad_weight), begin, end);
-  }
+  reduce_columns(weight_parts, chunks, hidden, grad_weight, dtype, begin, end);
 }
 
 }  // namespace precast::rms_norm::PRECAST_CPU_LEVEL

@@ -1,129 +1,22 @@
-// What the ops of RMSNorm ask of their tensors: the checks, and a tensor seen as rows. No check writes anything.
+// What the ops of RMSNorm ask of their tensors. No check writes anything.
 #pragma once
 
-#include <stdint.h>
-
-#include "../common/checks.h"
-#include "../common/torch.h"
+#include "../common/rows.h"
 #include "cpu.h"
 
 namespace precast::rms_norm {
 
-// A checked x: `rows` rows of `hidden` elements.
-struct Norm {
-  int64_t rows;
-  int64_t hidden;
-  DType dtype;
-  int32_t dtype_code;
-  int32_t device;
-
-  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
-};
-
-// A tensor that must have x's dtype, device and shape, and the name that messages give it.
-struct Named {
-  const char* name;
-  const Tensor& tensor;
-};
-
-inline long long printable(int64_t number) { return static_cast<long long>(number); }
-
-inline bool same_shape(const Tensor& a, const Tensor& b) {
-  const int64_t dim = a.dim();
-  return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
-}
-
-inline void check_kind(const char* op, const Named& other, const Tensor& x) {
-  PRECAST_CHECK(other.tensor.dtype_code() == x.dtype_code(), "%s: %s is %s and x is %s; needed one dtype", op,
-                other.name, dtype_name(other.tensor.dtype_code()), dtype_name(x.dtype_code()));
-  PRECAST_CHECK(other.tensor.device_type() == x.device_type() && other.tensor.device_index() == x.device_index(),
-                "%s: %s is on %s and x on %s; needed one device", op, other.name, device_of(other.tensor).text,
-                device_of(x).text);
-}
-
 inline Norm check_norm(const char* op, const Tensor& x, const Tensor& weight, double eps, int64_t casting,
                        const Named* others, int count) {
-  Norm norm;
-  norm.dtype_code = x.dtype_code();
-  norm.dtype = dtype_of(norm.dtype_code);
-  norm.device = x.device_index();
-  PRECAST_CHECK(norm.dtype != DType::kOther, "%s: x is %s; needed float32, float16 or bfloat16", op,
-                dtype_name(norm.dtype_code));
-  const int64_t dim = x.dim();
-  PRECAST_CHECK(dim >= 1, "%s: x has shape (); needed at least one dimension", op);
+  const Norm norm = check_x(op, x);
   PRECAST_CHECK(casting >= kCastingNone && casting <= kCastingGemma, "%s: casting is %lld; needed 0, 1 or 2", op,
                 printable(casting));
-  PRECAST_CHECK(eps >= 0, "%s: eps is %g; needed a number that is not negative", op, eps);
+  check_eps(op, eps);
   check_kind(op, {"weight", weight}, x);
   for (int i = 0; i < count; ++i) check_kind(op, others[i], x);
-
-  const int64_t* sizes = x.sizes();
-  norm.hidden = sizes[dim - 1];
-  PRECAST_CHECK(weight.dim() == 1 && weight.sizes()[0] == norm.hidden,
-                "%s: weight has shape %s; needed (%lld,), the last dimension of x", op, shape_of(weight).text,
-                printable(norm.hidden));
-  for (int i = 0; i < count; ++i) {
-    PRECAST_CHECK(same_shape(others[i].tensor, x), "%s: %s has shape %s; needed %s, as x", op, others[i].name,
-                  shape_of(others[i].tensor).text, shape_of(x).text);
-  }
-  norm.rows = norm.hidden > 0 ? 1 : 0;
-  for (int64_t i = 0; i + 1 < dim; ++i) norm.rows *= sizes[i];
+  check_columns(op, {"weight", weight}, norm);
+  for (int i = 0; i < count; ++i) check_shape(op, others[i], x);
   return norm;
 }
-
-// The distance in elements from one row to the next, or -1: the last dimension is not contiguous, or the leading ones
-// do not merge into one. A single row has the distance `hidden`.
-inline int64_t row_stride(const Tensor& tensor) {
-  const int64_t dim = tensor.dim();
-  const int64_t *sizes = tensor.sizes(), *strides = tensor.strides();
-  if (sizes[dim - 1] > 1 && strides[dim - 1] != 1) return -1;
-  int64_t stride = -1, expected = 0;
-  for (int64_t i = dim - 2; i >= 0; --i) {
-    if (sizes[i] == 1) continue;
-    if (stride < 0) {
-      stride = strides[i];
-    } else if (strides[i] != expected) {
-      return -1;
-    }
-    expected = strides[i] * sizes[i];
-  }
-  return stride < 0 ? sizes[dim - 1] : stride;
-}
-
-// A tensor to be read as rows: where its own layout does not allow that, a contiguous copy, which lives as long.
-// Null stands for a tensor that is not there.
-class ReadRows {
- public:
-  explicit ReadRows(const Tensor* tensor) : copy_(nullptr) {
-    if (tensor == nullptr) return;
-    stride_ = row_stride(*tensor);
-    if (__builtin_expect(stride_ < 0, 0)) {
-      copy_ = contiguous(*tensor);
-      tensor = &copy_;
-      stride_ = row_stride(copy_);
-    }
-    data_ = static_cast<const char*>(tensor->data());
-  }
-  explicit ReadRows(const Tensor& tensor) : ReadRows(&tensor) {}
-  const char* data() const { return data_; }
-  int64_t stride() const { return stride_; }  // in elements
-
- private:
-  Tensor copy_;
-  const char* data_ = nullptr;
-  int64_t stride_ = 0;
-};
-
-// Part of the work of a parallel region that is worth another thread: about 10 us.
-inline int64_t grain_rows(int64_t hidden) {
-  const int64_t rows = (int64_t{1} << 14) / hidden;
-  return rows > 0 ? rows : 1;
-}
-
-inline uint64_t misalignment(const void* pointer, int64_t stride_bytes) {
-  return (reinterpret_cast<uint64_t>(pointer) | static_cast<uint64_t>(stride_bytes)) & 15;
-}
-
-inline uint32_t warps_for(int64_t threads) { return static_cast<uint32_t>((threads + 31) / 32 * 32); }
 
 }  // namespace precast::rms_norm

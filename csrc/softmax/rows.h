@@ -1,16 +1,10 @@
 // What the ops of softmax ask of their tensors: the checks, and a mask seen as rows. No check writes anything.
 #pragma once
 
-#include "../rms_norm/rows.h"
+#include "../common/rows.h"
 #include "cpu.h"
 
 namespace precast::softmax {
-
-using rms_norm::grain_rows;
-using rms_norm::misalignment;
-using rms_norm::ReadRows;
-using rms_norm::same_shape;
-using rms_norm::warps_for;
 
 // A checked x: `rows` rows of `columns` elements, which are queries of heads of batches.
 struct Rows {

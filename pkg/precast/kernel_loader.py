@@ -16,13 +16,27 @@ from precast._load.verdict import assert_not_pure
 from precast.errors import KernelError, KernelUnavailable
 from precast.extension.base import Extension
 from precast.extension.builtin import (
+    ActivationsCpuExtension,
+    ActivationsCudaExtension,
     CpuAdamArmExtension,
     CpuAdamX86Extension,
+    LayerNormCpuExtension,
+    LayerNormCudaExtension,
     RmsNormCpuExtension,
     RmsNormCudaExtension,
+    SoftmaxCpuExtension,
+    SoftmaxCudaExtension,
 )
 
-__all__ = ["CPUAdamLoader", "KernelLoader", "RMSNormLoader", "assert_not_pure"]
+__all__ = [
+    "ActivationsLoader",
+    "CPUAdamLoader",
+    "KernelLoader",
+    "LayerNormLoader",
+    "RMSNormLoader",
+    "SoftmaxLoader",
+    "assert_not_pure",
+]
 
 ExtensionClass = Callable[[], Extension]
 _INTERFACE = ("name", "priority", "is_available", "assert_compatible", "build_aot", "build_jit", "load")
@@ -154,3 +168,21 @@ class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: on the GPU where there is one, else on the CPU."""
 
     REGISTRY = [RmsNormCudaExtension, RmsNormCpuExtension]  # noqa: RUF012 - annotated in the base
+
+
+class LayerNormLoader(KernelLoader):
+    """Layer norm: on the GPU where there is one, else on the CPU."""
+
+    REGISTRY = [LayerNormCudaExtension, LayerNormCpuExtension]  # noqa: RUF012 - annotated in the base
+
+
+class ActivationsLoader(KernelLoader):
+    """Gated activations: on the GPU where there is one, else on the CPU."""
+
+    REGISTRY = [ActivationsCudaExtension, ActivationsCpuExtension]  # noqa: RUF012 - annotated in the base
+
+
+class SoftmaxLoader(KernelLoader):
+    """Scaled softmax: plain, masked, causal: on the GPU where there is one, else on the CPU."""
+
+    REGISTRY = [SoftmaxCudaExtension, SoftmaxCpuExtension]  # noqa: RUF012 - annotated in the base

@@ -38,15 +38,20 @@ def norm_pairs(casting: str) -> dict[str, tuple[Callable[..., Any], Callable[...
     def exact_fused(x: Any, residual: Any, weight: Any) -> Any:
         return _reference.fused_add_rms_norm(x, residual, weight, EPS, code)
 
+    def exact_layer(x: Any, biases: Any, weight: Any) -> Any:
+        return (_reference.layer_norm(x, weight, biases[0], EPS),)
+
     return {
         "rms_norm": (lambda x, w: (ops.rms_norm(x, w, EPS, casting=casting),), exact_norm, 1),
         "raw rms_norm": (lambda x, w: (RAW.rms_norm(x, w, EPS, code),), exact_norm, 1),
         "fused_add_rms_norm": (lambda x, r, w: ops.fused_add_rms_norm(x, r, w, EPS, casting=casting), exact_fused, 2),
+        "layer_norm": (lambda x, b, w: (ops.layer_norm(x, w, b[0], EPS),), exact_layer, 2),
+        "raw layer_norm": (lambda x, b, w: (RAW.layer_norm(x, w, b[0], EPS),), exact_layer, 2),
         "raw fused_add_rms_norm": (lambda x, r, w: RAW.fused_add_rms_norm(x, r, w, EPS, code), exact_fused, 2),
     }
 
 
-@pytest.fixture(params=["rms_norm", "raw rms_norm", "fused_add_rms_norm", "raw fused_add_rms_norm"])
+@pytest.fixture(params=list(norm_pairs("none")))
 def pair(request: pytest.FixtureRequest) -> tuple[Callable[..., Any], Callable[..., Any], int]:
     return norm_pairs("none")[request.param]
 

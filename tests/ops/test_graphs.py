@@ -51,6 +51,15 @@ def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "gated_activation of rows apart": (RAW.gated_activation, (made(4, 6, 50, device=device)[..., 1:25], 2)),
         "gated_activation of nothing": (RAW.gated_activation, (x[:0], 3)),
         "gated_activation_backward": (RAW.gated_activation_backward, (residual[..., :12], x, 3)),
+        "layer_norm": (RAW.layer_norm, (x, weight, weight + 1, EPS)),
+        "layer_norm with gradients": (
+            RAW.layer_norm,
+            (x.clone().requires_grad_(), weight.clone().requires_grad_(), weight.clone().requires_grad_(), EPS),
+        ),
+        "layer_norm without parameters": (RAW.layer_norm, (x.clone().requires_grad_(), None, None, EPS)),
+        "layer_norm of rows apart": (RAW.layer_norm, (made(4, 6, 50, device=device)[..., 1:25], weight, None, EPS)),
+        "layer_norm_backward": (RAW.layer_norm_backward, (residual, x, weight, EPS, True, True)),
+        "layer_norm_backward of x alone": (RAW.layer_norm_backward, (residual, x, None, EPS, False, False)),
         "fused_add_rms_norm_": (RAW.fused_add_rms_norm_, (x.clone(), residual.clone(), weight, EPS, 0)),
         **softmax_samples(x),
     }
@@ -113,7 +122,8 @@ BLOCK = """
 
     def block(x, residual, weight):
         y, total = ops.fused_add_rms_norm(x.sin(), residual, weight, casting="gemma")
-        return ops.rms_norm(y + total.cos(), weight).square(), total
+        z = ops.layer_norm(ops.layer_norm(y), weight, weight.sin())
+        return ops.rms_norm(z + total.cos(), weight).square(), total
 
     def gradients(function):
         leaves = [t.clone().requires_grad_() for t in (x, residual, weight)]
@@ -198,7 +208,8 @@ def test_export_into_a_fresh_process(device: str, tmp_path: Path, run_child: Cal
             Module(), (x, residual), dynamic_shapes=({{0: rows}}, {{0: rows}}), strict=strict
         )
         called = [str(node.target) for node in program.graph.nodes if "precast" in str(node.target)]
-        assert called == ["precast.fused_add_rms_norm.default", "precast.rms_norm.default"], called
+        names = ["fused_add_rms_norm", "layer_norm", "layer_norm", "rms_norm"]
+        assert called == [f"precast.{{name}}.default" for name in names], called
     torch.export.save(program, {path!r})
     torch.save((x, residual, block(x, residual, weight)), {path!r} + ".expected")
     """

@@ -74,6 +74,27 @@ def test_derivatives_against_differences(shape: tuple[int, ...], casting: int) -
         assert torch.autograd.gradgradcheck(function, inputs)
 
 
+@pytest.mark.parametrize("parameters", ["weight and bias", "weight", "bias", "none"])
+@pytest.mark.parametrize("shape", [(6,), (3, 4, 6)], ids=str)
+def test_layer_norm_is_torchs(shape: tuple[int, ...], parameters: str) -> None:
+    x, grad, weight, bias = doubles(shape, shape, (6,), (6,))
+    given = (weight if "weight" in parameters else None, bias if "bias" in parameters else None)
+    theirs = torch.nn.functional.layer_norm(x, (6,), *given, EPS)
+    torch.testing.assert_close(_reference.layer_norm(x, *given, EPS), theirs, rtol=1e-13, atol=1e-13)
+    leaves = [t for t in (x, *given) if t is not None]
+    exact = torch.autograd.grad(theirs, leaves, grad)
+    wanted = tuple(t is not None for t in given)
+    ours = _reference.layer_norm_backward(grad, x, given[0], EPS, *wanted)
+    assert [t.numel() > 0 for t in ours[1:]] == list(wanted)
+    torch.testing.assert_close(tuple(t for t in ours if t.numel()), exact, rtol=1e-12, atol=1e-12)
+    for function, inputs in (
+        (lambda *a: _reference.layer_norm(*a, EPS), (x, *given)),
+        (lambda g, x, w: _reference.layer_norm_backward(g, x, w, EPS, True, True), (grad, x, given[0])),
+    ):
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("maximize", [True, False])
 def test_adam_is_torchs(decoupled: bool, maximize: bool) -> None:

@@ -84,6 +84,29 @@ ACTIVATIONS_BACKWARD = Family(
     devices=("cpu", "cuda"),
 )
 
+LAYER_NORM = Family(
+    name="layer_norm",
+    device="layer_norm/device.cu",
+    host=("layer_norm/host.cpp",),
+    cpu=("layer_norm/cpu.cpp",),
+    ops=("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",),
+    devices=("cpu", "cuda"),
+)
+
+LAYER_NORM_BACKWARD = Family(
+    name="layer_norm_backward",
+    device="layer_norm/backward.cu",
+    host=("layer_norm/backward.cpp",),
+    cpu=("layer_norm/cpu.cpp",),
+    ops=(
+        (
+            "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight, float eps, bool weight_grad, bool bias_grad)"
+            " -> (Tensor, Tensor, Tensor)"
+        ),
+    ),
+    devices=("cpu", "cuda"),
+)
+
 CPU_ADAM = Family(
     name="cpu_adam",
     device=None,
@@ -126,6 +149,8 @@ SOFTMAX_BACKWARD = Family(
 FAMILIES = (
     RMS_NORM,
     RMS_NORM_BACKWARD,
+    LAYER_NORM,
+    LAYER_NORM_BACKWARD,
     ACTIVATIONS,
     ACTIVATIONS_BACKWARD,
     SOFTMAX,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,9 +101,85 @@ class RmsNormCpuExtension(CatalogueExtension):
     members: ClassVar[Mapping[str, Any]] = _NORMS
 
 
+def _public(*names: str) -> dict[str, Any]:
+    """Functions of ``precast.ops`` by their names. That room is above this one, so it is entered by name when called."""
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module("precast.ops"), name)(*args, **kwargs)
+
+    return {name: functools.partial(call, name) for name in names}
+
+
+_LAYER_NORM = _public("layer_norm")
+_ACTIVATIONS = _public("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu")
+_SOFTMAX = _public(
+    "scaled_softmax",
+    "scaled_masked_softmax",
+    "scaled_upper_triang_masked_softmax",
+    "scaled_aligned_causal_softmax",
+)
+
+
+class LayerNormCudaExtension(CatalogueExtension):
+    """Layer norm on NVIDIA GPUs."""
+
+    extension_name = "layer_norm_cuda"
+    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
+    device = "cuda"
+    members: ClassVar[Mapping[str, Any]] = _LAYER_NORM
+
+
+class LayerNormCpuExtension(CatalogueExtension):
+    """Layer norm on the CPU."""
+
+    extension_name = "layer_norm_cpu"
+    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
+    members: ClassVar[Mapping[str, Any]] = _LAYER_NORM
+
+
+class ActivationsCudaExtension(CatalogueExtension):
+    """Gated activations on NVIDIA GPUs."""
+
+    extension_name = "activations_cuda"
+    families = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
+    device = "cuda"
+    members: ClassVar[Mapping[str, Any]] = _ACTIVATIONS
+
+
+class ActivationsCpuExtension(CatalogueExtension):
+    """Gated activations on the CPU."""
+
+    extension_name = "activations_cpu"
+    families = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
+    members: ClassVar[Mapping[str, Any]] = _ACTIVATIONS
+
+
+class SoftmaxCudaExtension(CatalogueExtension):
+    """Scaled softmax, plain, masked and causal, on NVIDIA GPUs."""
+
+    extension_name = "softmax_cuda"
+    families = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+    device = "cuda"
+    members: ClassVar[Mapping[str, Any]] = _SOFTMAX
+
+
+class SoftmaxCpuExtension(CatalogueExtension):
+    """Scaled softmax, plain, masked and causal, on the CPU."""
+
+    extension_name = "softmax_cpu"
+    families = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+    members: ClassVar[Mapping[str, Any]] = _SOFTMAX
+
+
 BUILTIN: tuple[type[CatalogueExtension], ...] = (
     CpuAdamX86Extension,
     CpuAdamArmExtension,
     RmsNormCudaExtension,
     RmsNormCpuExtension,
+    LayerNormCudaExtension,
+    LayerNormCpuExtension,
+    ActivationsCudaExtension,
+    ActivationsCpuExtension,
+    SoftmaxCudaExtension,
+    SoftmaxCpuExtension,
 )

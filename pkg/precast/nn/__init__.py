@@ -1,7 +1,8 @@
-"""Modules around the ops."""
+"""Modules over the package's kernels; the norms take the place of those of ``torch.nn``."""
 
 from __future__ import annotations
 
+from precast.nn.norm import LayerNorm, RMSNorm
 from precast.nn.softmax import FusedScaleMaskSoftmax
 
-__all__ = ["FusedScaleMaskSoftmax"]
+__all__ = ["FusedScaleMaskSoftmax", "LayerNorm", "RMSNorm"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
+from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import fused_add_rms_norm, fused_add_rms_norm_, rms_norm
 from precast.ops.softmax import (
     scaled_aligned_causal_softmax,
@@ -18,6 +19,7 @@ __all__ = [
     "fused_add_rms_norm_",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "layer_norm",
     "mul_and_silu",
     "rms_norm",
     "scaled_aligned_causal_softmax",

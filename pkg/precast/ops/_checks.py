@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,19 +17,35 @@ _require: Callable[[object, Callable[[], str]], None] = torch._check
 
 def norm_inputs(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:
     """Raises unless ``weight`` fits ``x``'s last dimension, and each tensor of ``like_x`` has ``x``'s shape."""
+    _rows(op, x)
+    _require(casting in _reference.CASTINGS.values(), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
+    _row_tensors(op, x, eps, {"weight": weight}, like_x)
+
+
+def layer_norm_inputs(
+    op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **like_x: Tensor
+) -> None:
+    """Raises unless ``weight`` and ``bias``, where given, fit ``x``'s last dimension, and ``like_x`` is as ``x``."""
+    _rows(op, x)
+    given = {"weight": weight, "bias": bias}
+    _row_tensors(op, x, eps, {name: tensor for name, tensor in given.items() if tensor is not None}, like_x)
+
+
+def _rows(op: str, x: Tensor) -> None:
     _require(
         x.dtype in FLOAT_TYPES,
         lambda: f"{op}: x is {_dtype(x)}; needed float32, float16 or bfloat16",
     )
     _require(x.dim() >= 1, lambda: f"{op}: x has shape (); needed at least one dimension")
-    _require(casting in _reference.CASTINGS.values(), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
+
+
+def _row_tensors(op: str, x: Tensor, eps: float, columns: Mapping[str, Tensor], like_x: Mapping[str, Tensor]) -> None:
+    """Checks tensors of one element for each column, and tensors of ``x``'s shape."""
     _require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
-    for name, other in {"weight": weight, **like_x}.items():
+    for name, other in {**columns, **like_x}.items():
         _same_kind(op, name, other, x)
-    _require(
-        weight.dim() == 1 and weight.shape[0] == x.shape[-1],
-        lambda: f"{op}: weight has shape {tuple(weight.shape)}; needed ({x.shape[-1]},), the last dimension of x",
-    )
+    for name, other in columns.items():
+        _column_vector(op, name, other, x)
     for name, other in like_x.items():
         _same_shape(op, name, other, "x", x)
 
@@ -55,6 +71,13 @@ def gated_inputs(op: str, x: Tensor, kind: int, grad: Tensor | None = None) -> N
             f"{op}: grad has shape {tuple(grad.shape)} and x has shape {tuple(x.shape)}; needed the shape of x with "
             "half its last dimension"
         ),
+    )
+
+
+def _column_vector(op: str, name: str, tensor: Tensor, x: Tensor) -> None:
+    _require(
+        tensor.dim() == 1 and tensor.shape[0] == x.shape[-1],
+        lambda: f"{op}: {name} has shape {tuple(tensor.shape)}; needed ({x.shape[-1]},), the last dimension of x",
     )
 
 

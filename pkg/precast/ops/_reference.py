@@ -58,8 +58,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, casti
     normal = wide * rrms
     scaled = slope * _scale(weight, casting)
     grad_x = rrms * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
-    grad_weight = (slope * normal).flatten(0, -2).sum(0) if x.dim() > 1 else slope * normal
-    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+    return grad_x.to(x.dtype), _over_rows(slope * normal).to(weight.dtype)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, casting: int) -> tuple[Tensor, Tensor]:
@@ -96,6 +95,33 @@ def gated_activation_backward(grad: Tensor, x: Tensor, kind: int) -> Tensor:
     value = _activation(gate, kind)
     both = (slope * factor * _activation_slope(gate, kind), slope * value)
     return torch.cat(both[::-1] if kind == GatedKind.MUL_AND_SILU else both, -1).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """``(x - mean(x, -1)) / sqrt(var(x, -1) + eps) * weight + bias``, rounded once to ``x``'s dtype."""
+    y, _ = _normal(_wide(x), eps)
+    if weight is not None:
+        y = y * _wide(weight)
+    if bias is not None:
+        y = y + _wide(bias)
+    return y.to(x.dtype)
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, weight_grad: bool, bias_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for ``x``, ``weight`` and ``bias``; one that is not wanted has no elements."""
+    slope = _wide(grad)
+    normal, scale = _normal(_wide(x), eps)
+    scaled = slope if weight is None else slope * _wide(weight)
+    projection = normal * (scaled * normal).mean(-1, keepdim=True)
+    grad_x = scale * (scaled - scaled.mean(-1, keepdim=True) - projection)
+    nothing = x.new_empty(0)
+    return (
+        grad_x.to(x.dtype),
+        _over_rows(slope * normal).to(x.dtype) if weight_grad else nothing,
+        _over_rows(slope).to(x.dtype) if bias_grad else nothing.clone(),
+    )
 
 
 def adam_(
@@ -168,6 +194,17 @@ def _activation_slope(gate: Tensor, kind: int) -> Tensor:
 
 def _reciprocal_rms(wide: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+
+
+def _normal(wide: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    deviation = wide - wide.mean(-1, keepdim=True)
+    scale = _reciprocal_rms(deviation, eps)
+    return deviation * scale, scale
+
+
+def _over_rows(terms: Tensor) -> Tensor:
+    """The sum over all dimensions but the last; of one row alone, a tensor of its own."""
+    return terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms.clone()
 
 
 def _scale(weight: Tensor, casting: int) -> Tensor:

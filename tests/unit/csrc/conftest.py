@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
 DEVICE_FILES = ("device.cu", "backward.cu")
 HOST_FILES = ("host.cpp", "backward.cpp")
+NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
@@ -72,24 +74,28 @@ def stable_headers() -> Path:
     return host.stable_headers_dir(Cache(default_root(Settings.from_env(os.environ))))
 
 
-def build_emulated(folder: str, work: Path, stable_headers: Path) -> Path:
-    """The library of emulated_ops.cpp for the families of one folder of csrc."""
-    device_files = [f"{folder}/{name}" for name in DEVICE_FILES]
-    headers = [CSRC / "common/device.cuh", *(CSRC / folder).glob("*.cuh"), *(CSRC / folder).glob("*.h")]
+def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -> Path:
+    """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
+    device_files = [f"{folder}/{name}" for folder in folders for name in DEVICE_FILES]
+    headers = [*(CSRC / "common").glob("*.cuh")]
+    headers += [file for folder in folders for end in ("cuh", "h") for file in (CSRC / folder).glob(f"*.{end}")]
     for source in (*headers, *(CSRC / name for name in device_files)):
         target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(for_emulator(source.read_text()))
+    # One file after the other, each with the name that the norms' common KERNEL takes.
+    kernels = work / "kernels.inc"
+    named = '#undef NORM_NAMESPACE\n#define NORM_NAMESPACE {}\n#include "csrc/{}"\n'
+    kernels.write_text("".join(named.format(Path(name).parent, name) for name in device_files))
     table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
-    device = [f'-DDEVICE_CODE="{work}/csrc/{device_files[0]}"', f'-DBACKWARD_CODE="{work}/csrc/{device_files[1]}"']
     common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
     common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
     units = {
-        HERE / "emulated_device.cpp": [*device, f"-DKERNEL_TABLE={table}"],
-        HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folder}.h"'],
+        HERE / "emulated_device.cpp": [f'-DDEVICE_CODE="{kernels}"', f"-DKERNEL_TABLE={table}"],
+        HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
     units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
-    units |= {CSRC / folder / name: [] for name in HOST_FILES}
+    units |= {CSRC / folder / name: [] for folder in folders for name in HOST_FILES}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -106,17 +112,45 @@ def build_emulated(folder: str, work: Path, stable_headers: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    """The library of RMSNorm."""
-    return build_emulated("rms_norm", tmp_path_factory.mktemp("emulated"), stable_headers)
+    """The library of the norms."""
+    return build_emulated(NORMS, tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")
 def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of softmax."""
-    return build_emulated("softmax", tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("softmax",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")
 def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of the gated activations."""
-    return build_emulated("activations", tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+class Emulated:
+    """The ops of the emulated library, and what they launched."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        from precast._build import catalogue
+
+        self.library = torch.library.Library("precast_emulated", "DEF")
+        for family in catalogue.FAMILIES:
+            if family.device is not None and family.device.split("/")[0] in NORMS:
+                for schema in family.ops:
+                    self.library.define(schema)
+        self.c = ctypes.CDLL(str(path))
+        self.c.emulated_launches.restype = ctypes.c_char_p
+        self.c.emulated_register(b"precast_emulated")
+        self.ops = torch.ops.precast_emulated
+
+    def launches(self) -> str:
+        text: bytes = self.c.emulated_launches()
+        return text.decode().strip()
+
+
+@pytest.fixture(scope="session")
+def gpu(emulated: Path) -> Emulated:
+    return Emulated(emulated)

@@ -1,5 +1,5 @@
-// The device code of a family as C++ for the emulator. DEVICE_CODE and BACKWARD_CODE are its sources with every line of
-// PTX replaced; each entry point takes the address of its arguments.
+// The device code of families as C++ for the emulator. DEVICE_CODE includes its sources with every line of PTX
+// replaced; each entry point takes the address of its arguments.
 #include "emulator.h"
 
 #define __device__
@@ -7,6 +7,5 @@
 #define __shared__ static
 
 #include DEVICE_CODE
-#include BACKWARD_CODE
 
 extern const EmulatedKernel emulated_kernels[] = {KERNEL_TABLE{nullptr, nullptr}};

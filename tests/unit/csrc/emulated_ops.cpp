@@ -24,9 +24,10 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
   for (const EmulatedKernel* kernel = emulated_kernels; kernel->name != nullptr; ++kernel) {
     if (strcmp(kernel->name, name) != 0) continue;
     const size_t used = strlen(launched);
-    snprintf(launched + used, sizeof(launched) - used, "%s<%u,%ux%u> ", name, shape.blocks_x, shape.threads_x,
-             shape.threads_y);
-    emulator::launch(kernel->function, arguments[0], shape.blocks_x, shape.threads_x, shape.threads_y);
+    char blocks[32];  // "8", or "8x2"
+    snprintf(blocks, sizeof(blocks), shape.blocks_y > 1 ? "%ux%u" : "%u", shape.blocks_x, shape.blocks_y);
+    snprintf(launched + used, sizeof(launched) - used, "%s<%s,%ux%u> ", name, blocks, shape.threads_x, shape.threads_y);
+    emulator::launch(kernel->function, arguments[0], shape.blocks_x, shape.blocks_y, shape.threads_x, shape.threads_y);
     return;
   }
   fail("device code has no entry point %s", name);

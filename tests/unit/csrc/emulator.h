@@ -109,14 +109,14 @@ inline void run_block(unsigned threads_x, unsigned threads_y, unsigned seed) {
   }
 }
 
-inline void launch(void (*function)(const void*), const void* arguments, unsigned blocks, unsigned threads_x,
-                   unsigned threads_y) {
+inline void launch(void (*function)(const void*), const void* arguments, unsigned blocks_x, unsigned blocks_y,
+                   unsigned threads_x, unsigned threads_y) {
   kernel = function;
   kernel_arguments = arguments;
-  gridDim = {blocks, 1, 1};
+  gridDim = {blocks_x, blocks_y, 1};
   blockDim = {threads_x, threads_y, 1};
-  for (unsigned block = 0; block < blocks; ++block) {
-    blockIdx = {block, 0, 0};
+  for (unsigned block = 0; block < blocks_x * blocks_y; ++block) {
+    blockIdx = {block % blocks_x, block / blocks_x, 0};
     run_block(threads_x, threads_y, block);
   }
 }

@@ -29,6 +29,8 @@ BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "ga
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
 BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
+BUDGETS |= {"layer_norm_v2": 40, "layer_norm_v4": 64, "layer_norm_any": 64}
+BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_any": 64, "layer_norm_backward_columns": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 
 MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
@@ -150,6 +152,8 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
         ("activations/backward.cpp", catalogue.ACTIVATIONS_BACKWARD),
         ("softmax/host.cpp", catalogue.SOFTMAX),
         ("softmax/backward.cpp", catalogue.SOFTMAX_BACKWARD),
+        ("layer_norm/host.cpp", catalogue.LAYER_NORM),
+        ("layer_norm/backward.cpp", catalogue.LAYER_NORM_BACKWARD),
     ):
         table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)

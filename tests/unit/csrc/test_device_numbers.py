@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._build import catalogue  # noqa: E402
 from precast.ops import _reference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -19,29 +16,6 @@ EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 UNIT = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-
-
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library("precast_emulated", "DEF")
-        for family in (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD):
-            for schema in family.ops:
-                self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(b"precast_emulated")
-        self.ops = torch.ops.precast_emulated
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
-@pytest.fixture(scope="module")
-def gpu(emulated: Path) -> Emulated:
-    return Emulated(emulated)
 
 
 def made(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
@@ -90,7 +64,7 @@ FORWARD = [
 
 @pytest.mark.parametrize("casting", [0, 1, 2])
 @pytest.mark.parametrize(("dtype", "shape", "launch"), FORWARD)
-def test_forward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int) -> None:
+def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, casting: int) -> None:
     x, weight = made(*shape, dtype=dtype), made(shape[-1], dtype=dtype, seed=1)
     gpu.launches()
     y = gpu.ops.rms_norm(x, weight, EPS, casting)
@@ -114,7 +88,7 @@ ADD = [
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("casting", [0, 1, 2])
 @pytest.mark.parametrize(("dtype", "shape", "launch"), ADD)
-def test_add(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, in_place: bool) -> None:
+def test_add(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, in_place: bool) -> None:
     x, residual, weight = made(*shape, dtype=dtype), made(*shape, dtype=dtype, seed=1), made(shape[-1], dtype=dtype)
     total = x + residual
     exact = _reference.rms_norm(*wide(total, weight), EPS, casting)
@@ -146,7 +120,7 @@ BACKWARD = [
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("casting", [0, 2])
 @pytest.mark.parametrize(("dtype", "shape", "launch"), BACKWARD)
-def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, fused: bool) -> None:
+def test_backward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, fused: bool) -> None:
     grad, x, weight = made(*shape, dtype=dtype, seed=1), made(*shape, dtype=dtype), made(shape[-1], dtype=dtype, seed=2)
     gpu.launches()
     if fused:
@@ -168,7 +142,7 @@ def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_unaligned_rows_go_through_the_general_kernel(gpu: Emulated, dtype: Any) -> None:
+def test_unaligned_rows_go_through_the_general_kernel(gpu: Any, dtype: Any) -> None:
     x, weight = unaligned(made(3, 512, dtype=dtype)), made(512, dtype=dtype, seed=1)
     gpu.launches()
     y = gpu.ops.rms_norm(x, weight, EPS, 0)
@@ -177,7 +151,7 @@ def test_unaligned_rows_go_through_the_general_kernel(gpu: Emulated, dtype: Any)
     assert_close(gpu.ops.rms_norm(x.contiguous().clone(), unaligned(weight), EPS, 0), y.double(), 1.0)
 
 
-def test_strided_rows_are_read_where_they_lie(gpu: Emulated) -> None:
+def test_strided_rows_are_read_where_they_lie(gpu: Any) -> None:
     wide_rows = made(4, 3, 96, dtype=torch.bfloat16)
     weight = made(64, dtype=torch.bfloat16)
     for x in (wide_rows[..., :64], wide_rows[..., 1:65], wide_rows.transpose(0, 1)[..., :64], wide_rows[:1, :1, 16:80]):
@@ -186,7 +160,7 @@ def test_strided_rows_are_read_where_they_lie(gpu: Emulated) -> None:
         assert_close(y, _reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
 
 
-def test_in_place_beside_each_other(gpu: Emulated) -> None:
+def test_in_place_beside_each_other(gpu: Any) -> None:
     room = made(6, 128, dtype=torch.float16)
     x, residual, weight = room[:, :64], room[:, 64:], made(64, dtype=torch.float16)
     y, total = gpu.ops.fused_add_rms_norm(x, residual, weight, EPS, 0)
@@ -195,7 +169,7 @@ def test_in_place_beside_each_other(gpu: Emulated) -> None:
     assert torch.equal(residual, total)
 
 
-def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
+def test_nothing_is_launched_for_nothing(gpu: Any) -> None:
     gpu.launches()
     for shape in ((0, 8), (3, 0), (0,), (2, 0, 8)):
         weight = made(shape[-1])
@@ -209,7 +183,7 @@ def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_nan_and_infinity_stay_what_they_are(gpu: Emulated, dtype: Any) -> None:
+def test_nan_and_infinity_stay_what_they_are(gpu: Any, dtype: Any) -> None:
     x = made(3, 64, dtype=dtype)
     x[0, 5], x[1, 7] = float("nan"), float("inf")
     weight = torch.full((64,), -0.0, dtype=dtype)
@@ -219,6 +193,6 @@ def test_nan_and_infinity_stay_what_they_are(gpu: Emulated, dtype: Any) -> None:
     assert torch.equal(torch.signbit(y[2]), ~torch.signbit(x[2]))
 
 
-def test_a_row_of_zeros(gpu: Emulated) -> None:
+def test_a_row_of_zeros(gpu: Any) -> None:
     assert torch.equal(gpu.ops.rms_norm(torch.zeros(2, 64), torch.ones(64), EPS, 0), torch.zeros(2, 64))
     assert gpu.ops.rms_norm(torch.zeros(1, 64), torch.ones(64), 0.0, 0).isnan().all()

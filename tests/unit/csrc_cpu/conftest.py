@@ -84,6 +84,16 @@ def softmax_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def layer_norm_levels() -> Iterator[Levels]:
+    yield from _levels_of("layer_norm")
+
+
+@pytest.fixture
+def layer_norm_backward_levels() -> Iterator[Levels]:
+    yield from _levels_of("layer_norm_backward")
+
+
+@pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Sets the number of torch's threads for the length of a test."""
     import torch

@@ -1,0 +1,76 @@
+"""How near layer_norm and its gradients come to the rate at which the GPU copies memory, beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from benchmarks.norm import FLUSH_BYTES, SHAPES, copy_rate, median_ms
+from benchmarks.report import Report, Row
+
+if TYPE_CHECKING:
+    import torch
+
+    Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# x read and y written; in backward x and the gradient read, and x's gradient written.
+STREAMS = {"layer_norm": 2, "layer_norm backward": 3}
+TARGETS = {"layer_norm": "share >= 0.95", "layer_norm backward": "share >= 0.92"}
+
+
+def contestants(width: int) -> dict[str, Norm]:
+    """Name ours, torch eager, and torch.compile of the same arithmetic."""
+    import torch
+
+    import precast
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (width,), weight, bias)
+
+    return {
+        "precast": precast.ops.layer_norm,
+        "torch eager": norm,
+        "torch.compile": torch.compile(norm, dynamic=False),
+    }
+
+
+def runs(function: Norm, leaves: list[torch.Tensor], grad: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Give the forward alone, and the backward alone of a graph that is kept."""
+    import torch
+
+    plain = [leaf.detach() for leaf in leaves]
+    y = function(*leaves)
+    return {
+        "layer_norm": lambda: function(*plain),
+        "layer_norm backward": lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True),
+    }
+
+
+def main() -> Report:
+    """Measure every shape, bf16, random data, forward and backward."""
+    import torch
+
+    title = "LayerNorm on the GPU: share of the copy rate, bf16"
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return Report("layer_norm", title, skipped="torch sees no NVIDIA GPU")
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    rate = copy_rate(flush)
+    rows = []
+    for rows_count, width in SHAPES:
+        x, grad = (torch.randn(rows_count, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        columns = [torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        leaves = [t.requires_grad_() for t in (x, *columns)]
+        shares: dict[str, dict[str, float]] = {op: {} for op in STREAMS}
+        for name, function in contestants(width).items():
+            for op, run in runs(function, leaves, grad).items():
+                shares[op][name] = STREAMS[op] * grad.nbytes / (median_ms(run, flush) * 1e-3) / rate
+        for op, found in shares.items():
+            target = TARGETS[op] if rows_count * width >= 1 << 27 else ""
+            what = f"{op} {rows_count}x{width}"
+            rows += [
+                Row(what, found["precast"], "share", peer, share, higher_is_better=True, target=target)
+                for peer, share in found.items()
+                if peer != "precast"
+            ]
+    notes = (f"The copy rate is {rate * 1e-9:,.0f} GB/s: copy_ of 4.3 GB, read and written bytes together.",)
+    return Report("layer_norm", title, tuple(rows), notes=notes)

@@ -1,0 +1,196 @@
+// The gradients of LayerNorm: checks, allocation, and the choice of a kernel. A family of its own, so that inference
+// neither compiles nor loads them.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "args.h"
+#include "rows.h"
+
+namespace precast::layer_norm {
+namespace {
+
+// ---- which kernel serves which row ----
+//
+// A worker (a block, or one warp of it) walks over rows and keeps its shares of the two parameters' gradients in
+// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers, so a
+// multiprocessor holds 640 threads with 40 KB on their way, and half the warps that one vector would need have half the
+// sums to exchange. That serves rows of up to 20 KB; the `any` kernel takes the rest one element at a time and keeps
+// its shares in memory.
+
+enum Kernel : int { kV2 = 0, kAny = 1, kKernels = 2 };
+
+constexpr Entry kEntries[] = {
+    {"layer_norm_backward_f32_v2"},  {"layer_norm_backward_f32_any"},   // in the order of DType
+    {"layer_norm_backward_f16_v2"},  {"layer_norm_backward_f16_any"},   //
+    {"layer_norm_backward_bf16_v2"}, {"layer_norm_backward_bf16_any"},  //
+    {"layer_norm_backward_columns"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kColumns = kEntryCount - 1;
+
+KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
+
+// Threads on a multiprocessor.
+constexpr int64_t kResident = 640, kResidentAny = 1024;
+
+struct Choice {
+  Kernel kernel;
+  uint32_t threads;  // that share a row
+  uint32_t rows;     // workers in a block; more than one only where a row has one warp
+  uint32_t vectors;
+};
+
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
+Choice choose(int64_t hidden, int64_t vectors) {
+  const uint32_t count = static_cast<uint32_t>(vectors);
+  if (vectors > 0 && vectors <= 2 * kResident) {
+    return {kV2, warps_for((vectors + 1) / 2), vectors <= 64 ? 4u : 1u, count};
+  }
+  const int64_t steps = (hidden + 3) / 4;
+  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
+  return {kAny, threads, threads == 32 ? 4u : 1u, 0};
+}
+
+// As many workers as the device holds at a time (16 on a multiprocessor at most), no more than there are rows, and no
+// more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes between two calls: the
+// result is the same every time.
+int64_t worker_count(const Norm& norm, const Choice& choice, int64_t wanted) {
+  int64_t each = (choice.kernel == kAny ? kResidentAny : kResident) / static_cast<int64_t>(choice.threads);
+  if (each > 16) each = 16;
+  int64_t workers = multiprocessors(norm.device) * (each > 0 ? each : 1);
+  const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * (wanted > 0 ? wanted : 1));
+  if (workers > fitting) workers = fitting > 0 ? fitting : 1;
+  return workers < norm.rows ? workers : norm.rows;
+}
+
+// ---- the two devices ----
+
+// Where the gradients of weight and bias go; null: not wanted.
+struct Parameters {
+  void* weight;
+  void* bias;
+  int64_t wanted() const { return (weight != nullptr) + (bias != nullptr); }
+};
+
+// Partial sums over rows: `lines` of them for each of so many gradients.
+Tensor make_parts(int64_t gradients, int64_t lines, const Norm& norm, int32_t dtype, const Tensor& like) {
+  const int64_t sizes[] = {gradients, lines, norm.hidden};
+  return empty(sizes, 3, dtype, like);
+}
+
+void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t workers, const Parameters& results) {
+  ColumnArgs columns;
+  columns.parts = static_cast<const float*>(parts.data());
+  columns.result = static_cast<char*>(results.weight != nullptr ? results.weight : results.bias);
+  columns.second = static_cast<char*>(results.bias);
+  columns.hidden = norm.hidden;
+  columns.workers = static_cast<unsigned>(workers);
+  columns.dtype = static_cast<int>(norm.dtype);
+  void* arguments[] = {&columns};
+  const LaunchShape shape = {static_cast<uint32_t>((norm.hidden + 31) / 32), static_cast<uint32_t>(results.wanted()),
+                             32, 32, 0};
+  launch(kernels, norm.device, kColumns, shape, arguments);
+}
+
+void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
+  const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  BackwardArgs args;
+  args.grad_stride = work.grad_stride * bytes;
+  args.x_stride = work.x_stride * bytes;
+  args.grad_x_stride = row_bytes;
+  const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
+                              misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
+  const Choice choice = choose(norm.hidden, misaligned == 0 ? row_bytes / 16 : 0);
+  const int64_t workers = norm.rows > 0 ? worker_count(norm, choice, results.wanted()) : 0;
+  const Tensor parts = make_parts(results.wanted(), workers, norm, float32_code(), x);
+
+  if (workers > 0) {
+    float* lines = static_cast<float*>(parts.mutable_data());
+    args.grad = static_cast<const char*>(work.grad);
+    args.x = static_cast<const char*>(work.x);
+    args.weight = static_cast<const char*>(work.weight);
+    args.grad_x = static_cast<char*>(work.grad_x);
+    args.weight_parts = results.weight != nullptr ? lines : nullptr;
+    args.bias_parts =
+        results.bias == nullptr ? nullptr : (results.weight != nullptr ? lines + workers * norm.hidden : lines);
+    args.hidden = norm.hidden;
+    args.rows = norm.rows;
+    args.vectors = choice.vectors;
+    args.workers = static_cast<unsigned>(workers);
+    args.prefetch = choice.kernel != kAny;
+    args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
+    args.eps = work.eps;
+    void* arguments[] = {&args};
+    const LaunchShape shape = {static_cast<uint32_t>((workers + choice.rows - 1) / choice.rows), 1, choice.threads,
+                               choice.rows, 0};
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+  }
+  if (results.wanted() > 0) sum_columns_cuda(norm, parts, workers, results);
+}
+
+void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
+  constexpr int64_t kChunks = 64;  // whatever the number of threads, so that it does not enter the result
+  work.chunk_rows = norm.rows > kChunks ? (norm.rows + kChunks - 1) / kChunks : 1;
+  const int64_t chunks = (norm.rows + work.chunk_rows - 1) / work.chunk_rows;
+  const Tensor parts = make_parts(chunks, 2, norm, float64_code(), x);
+  work.parts = static_cast<double*>(parts.mutable_data());
+
+  const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(layer_norm, backward);
+  const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
+  parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
+
+  // Columns in multiples of 16, so that threads do not share a cache line.
+  const ColumnsFunction reduce = PRECAST_AT_CPU_LEVEL(layer_norm, reduce);
+  const int64_t blocks = (norm.hidden + 15) / 16;
+  parallel_for(0, blocks, grain_rows(16 * (chunks > 0 ? chunks : 1)), [&](int64_t begin, int64_t end) {
+    const int64_t stop = end * 16 < norm.hidden ? end * 16 : norm.hidden;
+    for (int64_t i = 0; i < 2; ++i) {
+      void* result = i == 0 ? results.weight : results.bias;
+      if (result == nullptr) continue;
+      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, work.dtype, begin * 16, stop);
+    }
+  });
+}
+
+// ---- the op, the same for both devices ----
+
+using Backward = void (*)(const Norm&, BackwardRows&, const Parameters&, const Tensor&);
+
+// A gradient that is not wanted has no elements.
+Tensor parameter_gradient(bool wanted, const Norm& norm, const Tensor& x) {
+  const int64_t sizes[] = {wanted ? norm.hidden : 0};
+  return empty(sizes, 1, norm.dtype_code, x);
+}
+
+template <Backward backward>
+TensorTriple norm_backward_op(const Tensor& grad, const Tensor& x, const Tensor* weight, double eps, bool weight_grad,
+                              bool bias_grad) {
+  const Norm norm = check_norm("layer_norm_backward", x, weight, nullptr, &grad, eps);
+  TensorTriple result = {empty_contiguous_like(x), parameter_gradient(weight_grad, norm, x),
+                         parameter_gradient(bias_grad, norm, x)};
+  if (norm.hidden == 0) return result;
+  const ReadRows grad_rows(grad), x_rows(x), weight_row(weight);
+  BackwardRows work = {};
+  work.grad = grad_rows.data();
+  work.grad_stride = grad_rows.stride();
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.weight = weight_row.data();
+  work.grad_x = result.first.mutable_data();
+  work.rows = norm.rows;
+  work.hidden = norm.hidden;
+  work.eps = static_cast<float>(eps);
+  work.dtype = static_cast<int>(norm.dtype);
+  const Parameters parameters = {weight_grad ? result.second.mutable_data() : nullptr,
+                                 bias_grad ? result.third.mutable_data() : nullptr};
+  backward(norm, work, parameters, x);
+  return result;
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("layer_norm_backward", "CPU", norm_backward_op<backward_cpu>),
+    PRECAST_IMPLEMENTATION("layer_norm_backward", "CUDA", norm_backward_op<backward_cuda>),
+};
+PRECAST_FAMILY(layer_norm_backward, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::layer_norm

@@ -1,0 +1,223 @@
+// The gradients of LayerNorm on the GPU. See backward.cpp for which kernel serves which shape.
+//
+//   n = (x - mean(x)) r    r = rsqrt(mean((x - mean(x))^2) + eps)
+//   grad_x = r (g w - mean(g w) - n mean(g w n))
+//   grad_weight = sum over rows of g n      grad_bias = sum over rows of g
+//
+// The statistics are found again from x, which is read anyway: two barriers for each row, and nothing saved by the
+// forward. All arithmetic is in float32, and the sums over rows have a fixed order: the result is the same bit for bit
+// every time.
+#include "row.cuh"
+
+namespace precast {
+namespace layer_norm {
+
+struct alignas(16) FourSums {
+  float deviations, squares;  // of d = x - mean
+  float gradients, products;  // of h = g w, and of h d
+};
+
+DEVICE FourSums warp_sums(const FourSums& mine) {
+  return {warp_sum(mine.deviations), warp_sum(mine.squares), warp_sum(mine.gradients), warp_sum(mine.products)};
+}
+
+// As row_sum(), but every warp adds the warps' sums by shuffles, and not each thread for itself: that takes few
+// registers, of which the shares of the gradients leave few. `shared` holds 32.
+DEVICE FourSums row_sums(const FourSums& mine, FourSums* shared) {
+  const FourSums sums = warp_sums(mine);
+  if (blockDim.x == 32) return sums;
+  const u32 lane = threadIdx.x & 31;
+  if (lane == 0) shared[threadIdx.x >> 5] = sums;
+  __syncthreads();
+  FourSums part = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (lane < blockDim.x >> 5) part = shared[lane];
+  return warp_sums(part);
+}
+
+// What a row's elements need: grad_x = r h + slope n + offset.
+struct RowGradient {
+  float mean, r, slope, offset;
+};
+
+DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, const FourSums& sums) {
+  const Statistics of = corrected(mean, sums.deviations, sums.squares, a.inverse_hidden, a.eps);
+  const float products = sums.products - (of.mean - mean) * sums.gradients;  // with deviations from the corrected mean
+  return {of.mean, of.r, -of.r * (of.r * products * a.inverse_hidden), -of.r * (sums.gradients * a.inverse_hidden)};
+}
+
+// A thread's sums in its worker's line of the parts.
+template <class T>
+DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
+#pragma unroll
+  for (int e = 0; e < T::kPerVector; e += 4) {
+    store(reinterpret_cast<char*>(line + e), Vector{{__float_as_uint(part[e]), __float_as_uint(part[e + 1]),
+                                                     __float_as_uint(part[e + 2]), __float_as_uint(part[e + 3])}});
+  }
+}
+
+// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. The two
+// pieces of shared memory take turns: between two writes of one lies the barrier of the other.
+template <class T, int V>
+DEVICE void backward_rows(const BackwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  __shared__ FourSums shared_sums[32];
+  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
+  const u32 first = threadIdx.x, step = blockDim.x;
+
+  Vector w[V];
+  float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    w[j] = filled<T>(1.0f);
+    if (a.weight != nullptr && first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+#pragma unroll
+    for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
+  }
+
+  for (i64 row = worker; row < a.rows; row += a.workers) {
+    const char* x = a.x + row * a.x_stride;
+    const char* grad = a.grad + row * a.grad_stride;
+    Vector v[V], g[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        v[j] = load_constant(x + (first + j * step) * 16);
+        g[j] = load_constant(grad + (first + j * step) * 16);
+      }
+    }
+    if (first == 0 && a.prefetch != 0 && row + a.workers < a.rows) {
+      prefetch(x + a.workers * a.x_stride, a.vectors * 16);
+      prefetch(grad + a.workers * a.grad_stride, a.vectors * 16);
+    }
+
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p; });
+    }
+    const float mean = row_sum(sum, shared) * a.inverse_hidden;
+
+    FourSums mine = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
+          T::unpack(v[j].word[k], p);
+          T::unpack(g[j].word[k], q);
+          T::unpack(w[j].word[k], s);
+#pragma unroll
+          for (int e = 0; e < T::kPerWord; ++e) {
+            const float d = p[e] - mean, h = q[e] * s[e];
+            mine.deviations += d;
+            mine.squares = fmaf(d, d, mine.squares);
+            mine.gradients += h;
+            mine.products = fmaf(h, d, mine.products);
+          }
+        }
+      }
+    }
+    const RowGradient of = row_gradient(a, mean, row_sums(mine, shared_sums));
+
+    char* grad_x = a.grad_x + row * a.grad_x_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step < a.vectors) {
+        Vector result;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
+          T::unpack(v[j].word[k], p);
+          T::unpack(g[j].word[k], q);
+          T::unpack(w[j].word[k], s);
+#pragma unroll
+          for (int e = 0; e < T::kPerWord; ++e) {
+            const int at = k * T::kPerWord + e;
+            const float normal = (p[e] - of.mean) * of.r;
+            weight_part[j][at] = fmaf(q[e], normal, weight_part[j][at]);
+            bias_part[j][at] += q[e];
+            p[e] = fmaf(of.r, q[e] * s[e], fmaf(of.slope, normal, of.offset));
+          }
+          result.word[k] = T::pack(p);
+        }
+        store(grad_x + (first + j * step) * 16, result);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < a.vectors) {
+      const i64 at = worker * a.hidden + (first + j * step) * T::kPerVector;
+      if (a.weight_parts != nullptr) store_parts<T>(a.weight_parts + at, weight_part[j]);
+      if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + at, bias_part[j]);
+    }
+  }
+}
+
+// Any row, one element at a time and read three times; the worker's lines of the parts are the accumulators.
+template <class T>
+DEVICE void backward_any(const BackwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  __shared__ FourSums shared_sums[32];
+  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  if (worker >= a.workers) return;
+  const i64 first = threadIdx.x, step = blockDim.x;
+  float* weight_line = a.weight_parts != nullptr ? a.weight_parts + worker * a.hidden : nullptr;
+  float* bias_line = a.bias_parts != nullptr ? a.bias_parts + worker * a.hidden : nullptr;
+
+  for (i64 row = worker; row < a.rows; row += a.workers) {
+    const char* x = a.x + row * a.x_stride;
+    const char* grad = a.grad + row * a.grad_stride;
+    float sum = 0.0f;
+#pragma unroll 2
+    for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes);
+    const float mean = row_sum(sum, shared) * a.inverse_hidden;
+
+    FourSums mine = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 2
+    for (i64 i = first; i < a.hidden; i += step) {
+      const float d = T::load(x + i * T::kBytes) - mean;
+      const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
+      mine.deviations += d;
+      mine.squares = fmaf(d, d, mine.squares);
+      mine.gradients += h;
+      mine.products = fmaf(h, d, mine.products);
+    }
+    const RowGradient of = row_gradient(a, mean, row_sums(mine, shared_sums));
+
+    char* grad_x = a.grad_x + row * a.grad_x_stride;
+#pragma unroll 2
+    for (i64 i = first; i < a.hidden; i += step) {
+      const float normal = (T::load(x + i * T::kBytes) - of.mean) * of.r;
+      const float q = T::load(grad + i * T::kBytes);
+      const float h = q * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
+      T::store(grad_x + i * T::kBytes, fmaf(of.r, h, fmaf(of.slope, normal, of.offset)));
+      if (weight_line != nullptr) weight_line[i] = row == worker ? q * normal : fmaf(q, normal, weight_line[i]);
+      if (bias_line != nullptr) bias_line[i] = row == worker ? q : bias_line[i] + q;
+    }
+  }
+}
+
+// Both gradients in one launch, a row of blocks for each.
+DEVICE void parameter_columns(const ColumnArgs& a) {
+  const i64 lines = a.workers;
+  add_columns(a.parts + blockIdx.y * lines * a.hidden, a.hidden, a.workers, blockIdx.y == 0 ? a.result : a.second,
+              a.dtype);
+}
+
+}  // namespace layer_norm
+}  // namespace precast
+
+KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
+
+KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
+
+KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
+
+KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 1024, parameter_columns)

@@ -1,0 +1,248 @@
+// LayerNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
+//
+// Each row is read three times, after the first time from the caches: for its mean, for the deviations from it, for the
+// result. Sums run in float over short blocks and in double over the blocks, so the error does not grow with the width
+// of a row. A weight or bias that is not there is a branch inside the loops, always predicted, and not a template
+// argument: compiling is part of the user's wait.
+#include "cpu.h"
+
+#include "../common/row_simd.h"
+
+namespace precast::layer_norm::PRECAST_CPU_LEVEL {
+namespace {
+
+using namespace ::precast::PRECAST_CPU_LEVEL;
+
+// d = x - mean over a row, and h = grad * weight.
+struct Sums {
+  double deviations, squares;  // of d
+  double gradients, products;  // of h, and of h * d
+};
+
+struct Statistics {
+  float mean, inverse_deviation;
+};
+
+template <class T>
+double sum_row(const T* x, int64_t hidden) {
+  double total = 0;
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats even = broadcast(0), odd = broadcast(0);
+    int64_t i = start;
+    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
+      even = even + load(x + i);
+      odd = odd + load(x + i + kLanes);
+    }
+    for (; i < stop; i += kLanes) even = even + load_upto(x + i, stop - i);
+    total += static_cast<double>(sum(even + odd));
+  }
+  return total;
+}
+
+// x - mean where there are elements, zero in the lanes behind the last one.
+template <class T>
+PRECAST_INLINE Floats deviation(const T* x, Floats mean, int64_t count) {
+  if (count >= kLanes) return load(x) - mean;
+  float lane[kLanes] = {};
+  store(lane, load_part(x, count) - mean);
+  for (int64_t i = count; i < kLanes; ++i) lane[i] = 0;
+  return load(static_cast<const float*>(lane));
+}
+
+template <class T>
+Sums sum_deviations(const T* x, float mean, int64_t hidden) {
+  Sums total = {0, 0, 0, 0};
+  const Floats middle = broadcast(mean);
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats deviations = broadcast(0), even = broadcast(0), odd = broadcast(0);
+    int64_t i = start;
+    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
+      const Floats a = load(x + i) - middle, b = load(x + i + kLanes) - middle;
+      deviations = deviations + (a + b);
+      even = fma(a, a, even);
+      odd = fma(b, b, odd);
+    }
+    for (; i < stop; i += kLanes) {
+      const Floats a = deviation(x + i, middle, stop - i);
+      deviations = deviations + a;
+      even = fma(a, a, even);
+    }
+    total.deviations += static_cast<double>(sum(deviations));
+    total.squares += static_cast<double>(sum(even + odd));
+  }
+  return total;
+}
+
+template <class T>
+Sums sum_gradients(const T* x, const T* grad, const T* weight, float mean, int64_t hidden) {
+  Sums total = {0, 0, 0, 0};
+  const Floats middle = broadcast(mean);
+  for (int64_t start = 0; start < hidden; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, hidden);
+    Floats deviations = broadcast(0), squares = broadcast(0), gradients = broadcast(0), products = broadcast(0);
+    for (int64_t i = start; i < stop; i += kLanes) {
+      const int64_t rest = stop - i;
+      const Floats d = deviation(x + i, middle, rest);
+      const Floats g = load_upto(grad + i, rest);
+      const Floats w = weight != nullptr ? load_upto(weight + i, rest) : broadcast(1.0f);
+      deviations = deviations + d;
+      squares = fma(d, d, squares);
+      gradients = fma(g, w, gradients);
+      products = fma(g * w, d, products);
+    }
+    total.deviations += static_cast<double>(sum(deviations));
+    total.squares += static_cast<double>(sum(squares));
+    total.gradients += static_cast<double>(sum(gradients));
+    total.products += static_cast<double>(sum(products));
+  }
+  return total;
+}
+
+template <class T>
+PRECAST_INLINE float rough_mean(const T* x, int64_t hidden) {
+  return static_cast<float>(sum_row(x, hidden) / static_cast<double>(hidden));
+}
+
+// The mean was rounded, so the deviations have a mean of their own, which is taken out again: a row of equal numbers
+// has the variance zero, whatever its width.
+PRECAST_INLINE Statistics corrected(float mean, const Sums& sums, int64_t hidden, float eps) {
+  const double count = static_cast<double>(hidden), shift = sums.deviations / count;
+  double variance = sums.squares / count - shift * shift;
+  if (variance < 0) variance = 0;  // NaN stays NaN
+  return {static_cast<float>(static_cast<double>(mean) + shift),
+          static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)))};
+}
+
+template <class T>
+PRECAST_INLINE Floats finish(Floats x, Floats mean, Floats scale, const T* weight, const T* bias, int64_t rest) {
+  Floats normal = (x - mean) * scale;
+  if (bias == nullptr) return weight != nullptr ? normal * load_upto(weight, rest) : normal;
+  const Floats added = load_upto(bias, rest);
+  return weight != nullptr ? fma(normal, load_upto(weight, rest), added) : fma(x - mean, scale, added);
+}
+
+template <class T>
+void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
+  const T *weight = static_cast<const T*>(rows.weight), *bias = static_cast<const T*>(rows.bias);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
+    T* y = static_cast<T*>(rows.y) + row * rows.hidden;
+    const float rough = rough_mean(x, rows.hidden);
+    const Statistics of = corrected(rough, sum_deviations(x, rough, rows.hidden), rows.hidden, rows.eps);
+    const Floats mean = broadcast(of.mean), scale = broadcast(of.inverse_deviation);
+    for (int64_t i = 0; i < rows.hidden; i += kLanes) {
+      const int64_t rest = rows.hidden - i;
+      const T *w = weight != nullptr ? weight + i : nullptr, *b = bias != nullptr ? bias + i : nullptr;
+      store_upto(y + i, finish(load_upto(x + i, rest), mean, scale, w, b, rest), rest);
+    }
+  }
+}
+
+// One row of the backward pass: where it lies, and what its first two passes found. With n the normalised row and
+// h = grad * weight: grad_x = scale * h + slope * n + offset.
+template <class T>
+struct BackwardRow {
+  const T *x, *grad;
+  T* grad_x;
+  float mean, scale, slope, offset;
+};
+
+template <class T>
+BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
+  BackwardRow<T> result;
+  result.x = static_cast<const T*>(rows.x) + row * rows.x_stride;
+  result.grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
+  result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
+  const float rough = rough_mean(result.x, rows.hidden);
+  const Sums sums = sum_gradients(result.x, result.grad, static_cast<const T*>(rows.weight), rough, rows.hidden);
+  const Statistics of = corrected(rough, sums, rows.hidden, rows.eps);
+  result.mean = of.mean;
+  result.scale = of.inverse_deviation;
+  const double count = static_cast<double>(rows.hidden), r = static_cast<double>(of.inverse_deviation);
+  const double products = sums.products - sums.deviations / count * sums.gradients;  // with the corrected mean
+  result.slope = static_cast<float>(-r * r * products / count);
+  result.offset = static_cast<float>(-r * sums.gradients / count);
+  return result;
+}
+
+// The columns [begin, begin + count): their grad_x, and to the parts are added grad * n and grad.
+template <class T>
+void finish_columns(const BackwardRow<T>& row, const T* weight, int64_t begin, int64_t count, float* weight_part,
+                    float* bias_part) {
+  const Floats mean = broadcast(row.mean), scale = broadcast(row.scale);
+  const Floats slope = broadcast(row.slope), offset = broadcast(row.offset);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t at = begin + i, rest = count - i;
+    const Floats normal = (load_upto(row.x + at, rest) - mean) * scale, g = load_upto(row.grad + at, rest);
+    const Floats h = weight != nullptr ? g * load_upto(weight + at, rest) : g;
+    store_upto(row.grad_x + at, fma(h, scale, fma(slope, normal, offset)), rest);
+    store(weight_part + i, fma(g, normal, load(static_cast<const float*>(weight_part + i))));
+    store(bias_part + i, g + load(static_cast<const float*>(bias_part + i)));
+  }
+}
+
+// The rows of a chunk are taken in groups that stay in the second-level cache between their passes. A group's parts are
+// summed in float, all groups in double: in float, each of many rows would be rounded to the size of their sum.
+constexpr int64_t kGroup = 8;
+constexpr int64_t kGroupBytes = int64_t{1} << 19;
+constexpr int64_t kColumns = 512;
+
+template <class T>
+void backward_group(const BackwardRows& rows, int64_t first, int64_t count, double* line) {
+  const T* weight = static_cast<const T*>(rows.weight);
+  BackwardRow<T> group[kGroup];
+  for (int64_t i = 0; i < count; ++i) group[i] = open_row<T>(rows, first + i);
+  for (int64_t begin = 0; begin < rows.hidden; begin += kColumns) {
+    const int64_t columns = smaller(kColumns, rows.hidden - begin);
+    float weight_part[kColumns] = {}, bias_part[kColumns] = {};
+    for (int64_t i = 0; i < count; ++i) finish_columns(group[i], weight, begin, columns, weight_part, bias_part);
+    for (int64_t i = 0; i < columns; ++i) {
+      line[begin + i] += static_cast<double>(weight_part[i]);
+      line[rows.hidden + begin + i] += static_cast<double>(bias_part[i]);
+    }
+  }
+}
+
+template <class T>
+void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
+  const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));
+  const int64_t group = fitting < 1 ? 1 : smaller(fitting, kGroup);
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    double* line = rows.parts + chunk * 2 * rows.hidden;
+    for (int64_t i = 0; i < 2 * rows.hidden; ++i) line[i] = 0;
+    const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
+    for (int64_t row = chunk * rows.chunk_rows; row < stop; row += group) {
+      backward_group<T>(rows, row, smaller(group, stop - row), line);
+    }
+  }
+}
+
+}  // namespace
+
+void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) {
+    forward_rows<float>(rows, begin, end);
+  } else if (rows.dtype == kFloat16) {
+    forward_rows<f16>(rows, begin, end);
+  } else {
+    forward_rows<bf16>(rows, begin, end);
+  }
+}
+
+void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
+  if (rows.dtype == kFloat32) {
+    backward_chunks<float>(rows, begin, end);
+  } else if (rows.dtype == kFloat16) {
+    backward_chunks<f16>(rows, begin, end);
+  } else {
+    backward_chunks<bf16>(rows, begin, end);
+  }
+}
+
+void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, int64_t end) {
+  reduce_columns(parts, chunks, stride, result, dtype, begin, end);
+}
+
+}  // namespace precast::layer_norm::PRECAST_CPU_LEVEL

@@ -1,0 +1,123 @@
+// The op of LayerNorm without gradients: checks, allocation, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "args.h"
+#include "rows.h"
+
+namespace precast::layer_norm {
+namespace {
+
+// ---- which kernel serves which row ----
+//
+// H200, bf16, share of the copy rate that a prototype with these launches reached:
+//
+//   row                  kernel
+//   1024 (2 KB)          v4, T 32, two rows  0.894
+//   4096 (8 KB)          v2, T 256           0.953
+//   8192 (16 KB)         v4, T 256           0.948
+//
+// v2 fits 40 registers, so that six blocks of 256 threads are resident; v4 fits 64. Wider rows than the threads of a
+// block can hold, and rows that cannot be moved by 16 bytes, go through the `any` kernel, which reads them three times,
+// after the first time from the caches.
+
+enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
+
+constexpr Entry kEntries[] = {
+    {"layer_norm_f32_v2"},  {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},   // in the order of DType
+    {"layer_norm_f16_v2"},  {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},   //
+    {"layer_norm_bf16_v2"}, {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"},  //
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
+
+struct Choice {
+  Kernel kernel;
+  uint32_t threads;  // that share a row
+  uint32_t rows;     // in a block; more than one only where a row has one warp
+  uint32_t vectors;  // of 16 bytes in a row that are moved as such
+};
+
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
+Choice choose(int64_t hidden, int64_t vectors) {
+  const uint32_t count = static_cast<uint32_t>(vectors);
+  if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
+  if (vectors > 0 && vectors <= 512) return {kV2, warps_for((vectors + 1) / 2), 1, count};
+  if (vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
+  const int64_t steps = vectors > 0 ? vectors : (hidden + 3) / 4;  // four elements, or one vector, in each thread
+  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
+  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+}
+
+// How far ahead of the row in work the L2 cache is asked for another: 2 to 4 MB is the plateau.
+constexpr int64_t kPrefetchBytes = 3 << 20;
+
+// The most rows of one launch; the grid is limited to 2^31 - 1 blocks.
+constexpr int64_t kLaunchRows = int64_t{1} << 30;
+
+// ---- the two devices ----
+
+void forward_cuda(const Norm& norm, const ForwardRows& work) {
+  const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  ForwardArgs args;
+  args.x_stride = work.x_stride * bytes;
+  args.y_stride = row_bytes;
+  const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes) |
+                              misalignment(work.weight, row_bytes) | misalignment(work.bias, row_bytes);
+  const Choice choice = choose(norm.hidden, misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0);
+  args.weight = static_cast<const char*>(work.weight);
+  args.bias = static_cast<const char*>(work.bias);
+  args.hidden = norm.hidden;
+  args.vectors = choice.vectors;
+  const int64_t ahead = kPrefetchBytes / row_bytes;
+  args.prefetch = choice.kernel == kAny ? 0 : static_cast<unsigned>(ahead > 0 ? ahead : 1);
+  args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
+  args.eps = work.eps;
+  void* arguments[] = {&args};
+  for (int64_t begin = 0; begin < norm.rows; begin += kLaunchRows) {
+    const int64_t rows = norm.rows - begin < kLaunchRows ? norm.rows - begin : kLaunchRows;
+    args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
+    args.y = static_cast<char*>(work.y) + begin * args.y_stride;
+    args.rows = static_cast<unsigned>(rows);
+    const LaunchShape shape = {static_cast<uint32_t>((rows + choice.rows - 1) / choice.rows), 1, choice.threads,
+                               choice.rows, 0};
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+  }
+}
+
+void forward_cpu(const Norm& norm, const ForwardRows& work) {
+  const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(layer_norm, forward);
+  parallel_for(0, norm.rows, grain_rows(norm.hidden), [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+}
+
+// ---- the op, the same for both devices ----
+
+using Forward = void (*)(const Norm&, const ForwardRows&);
+
+template <Forward forward>
+Tensor norm_op(const Tensor& x, const Tensor* weight, const Tensor* bias, double eps) {
+  const Norm norm = check_norm("layer_norm", x, weight, bias, nullptr, eps);
+  Tensor y = empty_contiguous_like(x);
+  if (norm.rows == 0) return y;
+  const ReadRows x_rows(x), weight_row(weight), bias_row(bias);
+  ForwardRows work = {};
+  work.x = x_rows.data();
+  work.x_stride = x_rows.stride();
+  work.weight = weight_row.data();
+  work.bias = bias_row.data();
+  work.y = y.mutable_data();
+  work.hidden = norm.hidden;
+  work.eps = static_cast<float>(eps);
+  work.dtype = static_cast<int>(norm.dtype);
+  forward(norm, work);
+  return y;
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("layer_norm", "CPU", norm_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("layer_norm", "CUDA", norm_op<forward_cuda>),
+};
+PRECAST_FAMILY(layer_norm, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::layer_norm

@@ -1,0 +1,23 @@
+// What the ops of LayerNorm ask of their tensors. No check writes anything.
+#pragma once
+
+#include "../common/rows.h"
+#include "cpu.h"
+
+namespace precast::layer_norm {
+
+// Null stands for a tensor that is not there.
+inline Norm check_norm(const char* op, const Tensor& x, const Tensor* weight, const Tensor* bias, const Tensor* grad,
+                       double eps) {
+  const Norm norm = check_x(op, x);
+  check_eps(op, eps);
+  if (weight != nullptr) check_kind(op, {"weight", *weight}, x);
+  if (bias != nullptr) check_kind(op, {"bias", *bias}, x);
+  if (grad != nullptr) check_kind(op, {"grad", *grad}, x);
+  if (weight != nullptr) check_columns(op, {"weight", *weight}, norm);
+  if (bias != nullptr) check_columns(op, {"bias", *bias}, norm);
+  if (grad != nullptr) check_shape(op, {"grad", *grad}, x);
+  return norm;
+}
+
+}  // namespace precast::layer_norm

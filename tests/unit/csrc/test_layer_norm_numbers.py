@@ -1,0 +1,185 @@
+"""The device code of LayerNorm, run thread by thread on the CPU and held against fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast.ops import _reference  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+EPS = 1e-5
+UNIT = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # float32: several roundings, not one
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def made(*shape: int, dtype: Any = F32, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def unaligned(tensor: Any) -> Any:
+    """The same values one element off a 16-byte boundary."""
+    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    offset = next(i for i in range(8) if (room.data_ptr() + i * tensor.element_size()) % 16)
+    view = room[offset : offset + tensor.numel()].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def wide(*tensors: Any) -> list[Any]:
+    return [None if t is None else t.double() for t in tensors]
+
+
+def assert_close(ours: Any, exact: Any, floor: float = 2e-6) -> None:
+    """Within half a unit in the last place of the dtype, and a hair of fp32."""
+    assert ours.shape == exact.shape
+    allowed = 0.51 * UNIT[ours.dtype] * exact.abs() + floor
+    worst = ((ours.double() - exact).abs() / allowed).max().item() if exact.numel() else 0.0
+    assert worst <= 1.0, f"{worst} times the allowed error"
+
+
+FORWARD = [
+    (BF16, (5, 128), "layer_norm_bf16_v4<2,32x4>"),
+    (BF16, (3, 1024), "layer_norm_bf16_v4<2,32x2>"),
+    (BF16, (3, 1032), "layer_norm_bf16_v2<3,96x1>"),
+    (BF16, (2, 4096), "layer_norm_bf16_v2<2,256x1>"),
+    (BF16, (2, 4104), "layer_norm_bf16_v4<2,160x1>"),
+    (BF16, (2, 8192), "layer_norm_bf16_v4<2,256x1>"),
+    (BF16, (1, 16384), "layer_norm_bf16_v4<1,512x1>"),
+    (BF16, (1, 16392), "layer_norm_bf16_any<1,512x1>"),
+    (F16, (2, 1032), "layer_norm_f16_v2<2,96x1>"),
+    (F16, (2, 769), "layer_norm_f16_any<2,224x1>"),
+    (F16, (9, 7), "layer_norm_f16_any<3,32x4>"),
+    (F32, (2, 4096), "layer_norm_f32_v4<2,256x1>"),
+    (F32, (2, 2, 3, 20), "layer_norm_f32_v4<3,32x4>"),
+    (F32, (7, 1), "layer_norm_f32_any<2,32x4>"),
+    (F32, (1, 100_003), "layer_norm_f32_any<1,512x1>"),
+]
+
+
+@pytest.mark.parametrize("parameters", ["weight and bias", "weight", "bias", "none"])
+@pytest.mark.parametrize(("dtype", "shape", "launch"), FORWARD)
+def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, parameters: str) -> None:
+    x = made(*shape, dtype=dtype)
+    weight = made(shape[-1], dtype=dtype, seed=1) if "weight" in parameters else None
+    bias = made(shape[-1], dtype=dtype, seed=2) if "bias" in parameters else None
+    gpu.launches()
+    y = gpu.ops.layer_norm(x, weight, bias, EPS)
+    assert gpu.launches() == launch
+    assert_close(y, _reference.layer_norm(*wide(x, weight, bias), EPS))
+
+
+BACKWARD = [
+    (BF16, (40, 128), "layer_norm_backward_bf16_v2<8,32x4>", "4"),
+    (BF16, (50, 1024), "layer_norm_backward_bf16_v2<20,64x1>", "32"),
+    (BF16, (9, 4096), "layer_norm_backward_bf16_v2<4,256x1>", "128"),
+    (BF16, (3, 8192), "layer_norm_backward_bf16_v2<2,512x1>", "256"),
+    (BF16, (3, 10240), "layer_norm_backward_bf16_v2<2,640x1>", "320"),
+    (BF16, (5, 10248), "layer_norm_backward_bf16_any<4,512x1>", "321"),
+    (F16, (50, 1000), "layer_norm_backward_f16_v2<20,64x1>", "32"),
+    (F16, (9, 111), "layer_norm_backward_f16_any<3,32x4>", "4"),
+    (F32, (9, 1028), "layer_norm_backward_f32_v2<8,160x1>", "33"),
+    (F32, (5, 1), "layer_norm_backward_f32_any<2,32x4>", "1"),
+    (F32, (9, 777), "layer_norm_backward_f32_any<8,224x1>", "25"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "with_weight"),
+    [((True, True), True), ((True, False), True), ((False, True), False), ((False, False), False)],
+    ids=str,
+)
+@pytest.mark.parametrize(("dtype", "shape", "launch", "columns"), BACKWARD)
+def test_backward(
+    gpu: Any,
+    dtype: Any,
+    shape: tuple[int, ...],
+    launch: str,
+    columns: str,
+    wanted: tuple[bool, bool],
+    with_weight: bool,
+) -> None:
+    grad, x = made(*shape, dtype=dtype, seed=1), made(*shape, dtype=dtype)
+    weight = made(shape[-1], dtype=dtype, seed=2) if with_weight else None
+    gpu.launches()
+    ours = gpu.ops.layer_norm_backward(grad, x, weight, EPS, *wanted)
+    if any(wanted):
+        launch += f" layer_norm_backward_columns<{columns}{'x2' if all(wanted) else ''},32x32>"
+    assert gpu.launches() == launch
+    exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
+    # A row of one element: r is large, and the terms of its gradient cancel.
+    assert_close(ours[0], exact[0], floor=5e-6 if shape[-1] > 1 else 1e-4)
+    for one, right in zip(ours[1:], exact[1:], strict=True):
+        assert_close(one, right, floor=2e-5)
+    again = gpu.ops.layer_norm_backward(grad, x, weight, EPS, *wanted)
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_unaligned_tensors_go_through_the_general_kernel(gpu: Any, dtype: Any) -> None:
+    x, weight, bias = made(3, 512, dtype=dtype), made(512, dtype=dtype, seed=1), made(512, dtype=dtype, seed=2)
+    exact = _reference.layer_norm(*wide(x, weight, bias), EPS)
+    for args in ((unaligned(x), weight, bias), (x, unaligned(weight), bias), (x, weight, unaligned(bias))):
+        gpu.launches()
+        y = gpu.ops.layer_norm(*args, EPS)
+        assert "_any<3,128x1>" in gpu.launches()
+        assert_close(y, exact)
+
+
+def test_strided_rows_are_read_where_they_lie(gpu: Any) -> None:
+    rows = made(4, 3, 96, dtype=BF16)
+    weight, bias = made(64, dtype=BF16), made(64, dtype=BF16, seed=1)
+    for x in (rows[..., :64], rows[..., 1:65], rows.transpose(0, 1)[..., :64], rows[:1, :1, 16:80]):
+        y = gpu.ops.layer_norm(x, weight, bias, EPS)
+        assert y.is_contiguous()
+        assert_close(y, _reference.layer_norm(*wide(x, weight, bias), EPS))
+        ours = gpu.ops.layer_norm_backward(x, x, weight, EPS, True, True)
+        exact = _reference.layer_norm_backward(*wide(x, x, weight), EPS, True, True)
+        for one, right in zip(ours, exact, strict=True):
+            assert_close(one, right, floor=2e-5)
+
+
+def test_nothing_is_launched_for_nothing(gpu: Any) -> None:
+    gpu.launches()
+    for shape in ((0, 8), (3, 0), (0,), (2, 0, 8)):
+        assert gpu.ops.layer_norm(torch.empty(shape), made(shape[-1]), None, EPS).shape == shape
+    assert gpu.launches() == ""
+    nothing = torch.empty(0, 8)
+    for wanted in ((True, True), (False, True), (False, False)):
+        grad_x, *others = gpu.ops.layer_norm_backward(nothing, nothing, made(8), EPS, *wanted)
+        assert grad_x.shape == (0, 8)
+        for one, asked in zip(others, wanted, strict=True):
+            assert torch.equal(one, torch.zeros(8 if asked else 0))
+
+
+def test_nan_and_infinity_stay_in_their_row(gpu: Any) -> None:
+    x = made(4, 64, dtype=BF16)
+    x[0, 5], x[1, 7] = float("nan"), float("inf")
+    y = gpu.ops.layer_norm(x, None, None, EPS)
+    assert y[:2].isnan().all()
+    assert y[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("hidden", [96, 100, 4104, 16392])
+def test_a_row_of_equal_numbers_is_its_bias(gpu: Any, hidden: int) -> None:
+    """Whatever the sum was rounded to: the mean is corrected by the mean of the deviations."""
+    bias = made(hidden)
+    for value in (0.0, 1e4 / 3, -7e7 / 9):
+        y = gpu.ops.layer_norm(torch.full((2, hidden), value), None, bias, EPS)
+        assert torch.equal(y, bias.expand(2, hidden)), value
+
+
+def test_a_large_mean_costs_no_more_than_its_own_rounding(gpu: Any) -> None:
+    x = made(3, 4096) + 1e4
+    exact = _reference.layer_norm(x.double(), None, None, EPS)
+    assert (gpu.ops.layer_norm(x, None, None, EPS) - exact).abs().max() < 1e4 * 2**-23
+
+
+def test_signs_of_zero_stay_without_a_bias(gpu: Any) -> None:
+    x, weight = made(2, 64), torch.full((64,), -0.0)
+    y = gpu.ops.layer_norm(x, weight, None, EPS)
+    assert torch.equal(torch.signbit(y), x > x.mean(-1, keepdim=True))
