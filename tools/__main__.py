@@ -10,6 +10,7 @@ VERBS = {
     "audit": "derive every claim of a wheel's manifest again, from the bytes",
     "headers": "pin the stable headers of another torch",
     "matrix": "print matrix.toml as JSON, checked",
+    "plan": "expand matrix.toml into the cells of an event",
 }
 
 
