@@ -1,7 +1,7 @@
 """Ask the NVRTC of each label which GPUs it compiles for, and keep the answers in tools/nvrtc_targets.json.
 
-Each package is fetched with pip into a temporary folder, which takes 380 MB of downloads in all. With --check nothing is
-written: exit status 1 when an answer differs from the one that is kept.
+Each package is fetched with pip into a temporary folder, 380 MB of downloads in all. With --check nothing is written:
+exit status 1 when an answer differs from the one that is kept.
 """
 
 from __future__ import annotations

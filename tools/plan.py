@@ -16,7 +16,7 @@ from pathlib import Path
 from precast._build import matrix
 from precast.errors import KernelError
 from tools import served
-from tools.cells import Cell, DeviceCell, HostCell, Plan, TestCell, WheelCell, expand
+from tools.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
 
 
 def as_json(plan: Plan) -> str:
@@ -28,7 +28,9 @@ def as_json(plan: Plan) -> str:
     for name in names:
         end = "" if name == names[-1] else ","
         lines += [f'  "{name}": {{"include": [', *_joined(built[name]), f"  ]}}{end}"]
-    missing = [{"name": cell.name, "not_built": cell.not_built} for cell in plan.cells if cell.not_built]
+    missing: list[dict[str, object]] = [
+        {"name": cell.name, "not_built": cell.not_built} for cell in plan.cells if cell.not_built
+    ]
     lines += [" },", ' "not_built": [', *_joined(missing), " ]", "}"]
     return "\n".join(lines) + "\n"
 
@@ -110,6 +112,3 @@ def main(arguments: list[str]) -> int:
         return 1
     print(as_json(plan) if options.json else summary(plan, known) if options.summary else table(plan), end="")
     return 0
-
-
-__all__ = ["TestCell", "as_json", "main", "summary", "table"]

@@ -106,10 +106,10 @@ LABELLED_PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "install.md"]
 @pytest.mark.parametrize("page", LABELLED_PAGES, ids=lambda page: page.name)
 def test_the_install_tables_name_the_labels_and_targets_of_the_matrix(page: Path) -> None:
     matrix = (ROOT / "matrix.toml").read_text()
-    sections = re.findall(r'^\[labels\.(cu\d+)\]\n(?:.+\n)*?sass = \[(.+)\]$', matrix, re.MULTILINE)
+    sections = re.findall(r"^\[labels\.(cu\d+)\]\n(?:.+\n)*?sass = \[(.+)\]$", matrix, re.MULTILINE)
     wanted = {label: targets.replace('"', "") for label, targets in sections}
-    rows = re.findall(r"^\|(.*`cu\d+`.*)\|$", page.read_text(), re.MULTILINE)
-    named = {label: row.split("|")[-1].strip() for row in rows for label in re.findall(r"`(cu\d+)`", row)}
+    rows = re.findall(r"^\| `(cu\d+)` \|(?:.*)\| (.+) \|$", page.read_text(), re.MULTILINE)
+    named = dict(rows)
     assert named == wanted and len(wanted) > 1
 
 
