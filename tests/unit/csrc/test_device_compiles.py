@@ -26,7 +26,7 @@ BUDGETS = {"add_rms_norm_v1": 32, "rms_norm_v4": 48, "rms_norm_any": 64}
 BUDGETS |= {"rms_norm_backward_v1": 64, "rms_norm_backward_v2": 80, "rms_norm_backward_any": 128}
 BUDGETS |= {"rms_norm_backward_columns": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
-# Where a compiler needs a register more than the budget and puts one value on the stack: bytes of stack, bytes of spills.
+# Where a compiler needs a register more than the budget and puts a value on the stack: bytes of stack, bytes of spills.
 # Not measured on such a GPU; anything else on a stack fails.
 ONE_TOO_MANY = {
     ("cu129", "sm_120", "rms_norm_backward_bf16_v2"): (8, 20),
