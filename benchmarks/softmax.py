@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,7 @@ def measure(shape: tuple[int, int, int, int], flush: torch.Tensor, rate: float) 
         for way, moved in (("forward", x.nbytes * (1 + part)), ("backward", x.nbytes * (1 + 2 * part))):
             shares = {}
             for name, function in functions.items():
-                run = backward_of(function, x, grad) if way == "backward" else lambda f=function: f(x)  # type: ignore[misc]
+                run = backward_of(function, x, grad) if way == "backward" else functools.partial(function, x)
                 shares[name] = moved / (median_ms(run, flush) * 1e-3) / rate
             target = (TARGETS[op] if way == "forward" else BACKWARD_TARGET) if shape == SHAPES[0] else ""
             what = f"{op} softmax, {way}, {'x'.join(map(str, shape))}"

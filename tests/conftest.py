@@ -143,6 +143,10 @@ def unmet(item: pytest.Item) -> str | None:
     return None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-snapshots", action="store_true", help="write what tests/snapshots is compared with")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for need in NEEDS.values():
         config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
@@ -218,3 +222,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def checkout() -> Path:
     """The root of this checkout."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def snapshot(pytestconfig: pytest.Config, checkout: Path) -> Callable[[str, str], None]:
+    """Compare a text with the file of that name in tests/snapshots, or write it with --update-snapshots."""
+
+    def compare(name: str, text: str) -> None:
+        path = checkout / "tests" / "snapshots" / name
+        if pytestconfig.getoption("--update-snapshots"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run this test with --update-snapshots and read what it writes"
+        assert text == path.read_text(), f"{path} differs: read the difference, then --update-snapshots if it is meant"
+
+    return compare

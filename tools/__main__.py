@@ -10,6 +10,8 @@ VERBS = {
     "audit": "derive every claim of a wheel's manifest again, from the bytes",
     "headers": "pin the stable headers of another torch",
     "matrix": "print matrix.toml as JSON, checked",
+    "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
+    "plan": "expand matrix.toml into the cells of an event",
 }
 
 

@@ -63,7 +63,7 @@ class DeviceFacts:
     """A device file as the audit sees it; ``nvrtc`` and ``isa`` are None where the format does not tell."""
 
     target: str
-    cuda_major: int | None
+    layout: int | None
     nvrtc: str | None
     isa: str | None
     entries: frozenset[str]

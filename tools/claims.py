@@ -77,8 +77,10 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
     yield from same("target", file.path, str(file.target), facts.target)
     suffix = "ptx" if facts.isa is not None else "cubin"
     yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}", file.path)
-    if facts.cuda_major is not None:
-        yield from same("layout", file.path, major, facts.cuda_major)
+    if facts.layout is not None:
+        # CUDA 12 writes Blackwell's cubins in the layout that CUDA 13 writes all of them in (seen with 12.8 and 12.9).
+        newer = major >= 13 or file.target.capability.major >= 10
+        yield from same("layout", file.path, 13 if newer else 12, facts.layout)
     if facts.nvrtc is not None:
         yield from same("nvrtc", file.path, file.nvrtc, facts.nvrtc)
     if facts.isa is not None:

@@ -12,11 +12,35 @@ from precast._build import matrix
 def as_json(known: matrix.Matrix) -> dict[str, object]:
     """The matrix as plain values; a label's targets as one list."""
     return {
-        "torch": {"floor": known.torch_floor, "stable_floor": str(known.stable_floor), "headers": known.headers},
-        "wheel": {"policy": known.policy, "max_bytes": known.max_bytes, "machines": list(known.machines)},
-        "runners": dict(known.runners),
+        "python": [str(python) for python in known.pythons],
+        "torch": {
+            "floor": known.torch_floor,
+            "stable_floor": str(known.stable_floor),
+            "headers": known.headers,
+            "releases": {
+                release.version: {
+                    machine: {
+                        "python": [str(python) for python in release.pythons[machine]],
+                        "pypi": release.pypi[machine],
+                        "builds": {build.name: str(known.abi_of(release, build)) for build in builds},
+                    }
+                    for machine, builds in release.builds.items()
+                }
+                for release in known.releases
+            },
+        },
+        "wheel": {"policy": known.policy, "max_bytes": known.max_bytes},
+        "machines": {
+            machine.name: {"runner": machine.runner, "image": machine.image, "not_built": machine.not_built}
+            for machine in known.machine_specs
+        },
         "labels": {
-            str(spec.label): {"requirement": spec.requirement, "targets": [str(target) for target in spec.targets]}
+            spec.name: {
+                "requirement": spec.requirement,
+                "targets": [str(target) for target in spec.targets],
+                "max_bytes": known.max_bytes_of(spec.label),
+                "not_built": spec.not_built,
+            }
             for spec in known.labels
         },
     }

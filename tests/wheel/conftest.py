@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LABELS = ("cu121", "cu130", "cpu")
+# The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none.
+LABELS = ("cu121", "cu128", "cu130", "cpu")
 # What would change a build, or find the checkout's package instead of the installed one.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX", "XDG_CACHE_HOME")
 

@@ -13,6 +13,12 @@ _LOADERS = {
     "cpu_adam_arm": "CPUAdamLoader",
     "rms_norm_cuda": "RMSNormLoader",
     "rms_norm_cpu": "RMSNormLoader",
+    "layer_norm_cuda": "LayerNormLoader",
+    "layer_norm_cpu": "LayerNormLoader",
+    "activations_cuda": "ActivationsLoader",
+    "activations_cpu": "ActivationsLoader",
+    "softmax_cuda": "SoftmaxLoader",
+    "softmax_cpu": "SoftmaxLoader",
 }
 
 

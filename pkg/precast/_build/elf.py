@@ -2,7 +2,8 @@
 
 Damaged bytes give ElfError or a value that is really in them, never another exception: the loader asks before
 anything is mapped, and the build asks before anything is published. Layout: System V ABI; cubin headers as the CUDA 12
-and 13 toolkits write them (the two put the SM number in different bytes of ``e_flags``).
+and 13 toolkits write them (the two put the SM number in different bytes of ``e_flags``; 12.8 and 12.9 write those of
+sm_100 and newer as 13 does).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ElfError(ValueError):
 
 @value(frozen=True)
 class CubinHeader:
-    """What a cubin says it was compiled for. The layout is the CUDA major that wrote it."""
+    """What a cubin says it was compiled for. The layout is the CUDA major that writes it for every GPU."""
 
     target: GpuTarget
     layout: int

@@ -102,7 +102,7 @@ class RmsNormCpuExtension(CatalogueExtension):
 
 
 def _public(*names: str) -> dict[str, Any]:
-    """Functions of ``precast.ops`` by their names. That room is above this one, so it is entered by name when called."""
+    """Functions of ``precast.ops``: a room above this one, so it is entered by name, when a function is called."""
 
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(importlib.import_module("precast.ops"), name)(*args, **kwargs)

@@ -61,8 +61,8 @@ def test_requirements_follow_the_mode(
 
 
 def test_an_unknown_label_stops_the_build_at_once(checkout: Path, tmp_path: Path) -> None:
-    with pytest.raises(matrix.MatrixError, match="cu126"):
-        aot.requirements(Settings(label=Label("cu126"), cache_dir=str(tmp_path)), checkout)
+    with pytest.raises(matrix.MatrixError, match="cu125"):
+        aot.requirements(Settings(label=Label("cu125"), cache_dir=str(tmp_path)), checkout)
 
 
 def test_a_release_above_the_ceilings_is_refused() -> None:

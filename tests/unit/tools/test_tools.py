@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
+from precast._abi.capability import GpuTarget
+from precast._abi.label import Label
+from precast._abi.version import CudaVersion
 from precast._build import matrix
 from tools import __main__ as tools_main
 from tools import binaries
+from tools.claims import device_claims
 from tools.wheel import NotAWheel, read_wheel, record_errors
 
 PTX = b"""//
@@ -42,6 +47,20 @@ def test_what_is_no_elf_is_refused(data: bytes) -> None:
     for reader in (binaries.read_cubin, binaries.read_library):
         with pytest.raises(binaries.Unreadable):
             reader(data)
+
+
+@pytest.mark.parametrize(
+    ("target", "nvrtc", "layout"), [("sm_90", "12.8.93", 12), ("sm_100", "12.8.93", 13), ("sm_90", "13.0.88", 13)]
+)
+def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str, layout: int) -> None:
+    parsed = GpuTarget.parse(target)
+    major = CudaVersion.parse(nvrtc).major
+    file = DeviceFile(f"device/f.{target}.cubin", "0" * 64, 1, "f", parsed, nvrtc, CudaVersion(major, 0))
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", nvrtc),), (), (file,))
+    for found in (12, 13):
+        facts = binaries.DeviceFacts(target, found, nvrtc, None, frozenset({"k"}))
+        wrong = [violation.check for violation in device_claims(file, facts, info)]
+        assert wrong == ([] if found == layout else ["layout"])
 
 
 def test_build_paths_are_found_and_common_places_are_not() -> None:
@@ -89,7 +108,7 @@ def test_the_matrix_is_printed_as_json(checkout: Path, capsys: pytest.CaptureFix
     assert tools_main.main(["matrix"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["labels"]["cu130"]["requirement"] == "nvidia-cuda-nvrtc==13.0.88"
-    assert set(printed["labels"]) == {str(spec.label) for spec in matrix.load(checkout / "matrix.toml").labels}
+    assert set(printed["labels"]) == {spec.name for spec in matrix.load(checkout / "matrix.toml").labels}
 
 
 def test_an_unknown_verb_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

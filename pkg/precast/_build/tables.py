@@ -1,0 +1,73 @@
+"""Reading TOML tables strictly: every key is taken once, and what nobody has taken is an error that names its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from precast.errors import KernelError
+
+T = TypeVar("T")
+
+
+class MatrixError(KernelError):
+    """matrix.toml says something that cannot be; the message names the place."""
+
+
+class Table:
+    """One table being read; ``where`` is how messages call it."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = dict(values)
+        self.where = where
+
+    def take(self, key: str, kind: type[T]) -> T:
+        """The value of a key that must be there, of exactly that type."""
+        if key not in self.values:
+            raise MatrixError(f"{self.where}: {key} is missing")
+        value = self.values.pop(key)
+        if type(value) is not kind:  # a bool is no int here
+            raise MatrixError(f"{self.where}.{key}: wanted {kind.__name__}, found {value!r}")
+        return value
+
+    def maybe(self, key: str, kind: type[T]) -> T | None:
+        """The value of a key, or None where it is not there."""
+        return self.take(key, kind) if key in self.values else None
+
+    def table(self, key: str) -> Table:
+        """A table inside this one."""
+        return Table(self.take(key, dict), f"{self.where}.{key}")
+
+    def tables(self, key: str, name: str) -> tuple[Table, ...]:
+        """A list of tables, each called by its own value of ``name``."""
+        found = self.take(key, list)
+        if not all(isinstance(values, dict) for values in found):
+            raise MatrixError(f"{self.where}.{key}: wanted a list of tables, found {found!r}")
+        return tuple(Table(values, f"{self.where}.{key}[{values.get(name)}]") for values in found)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        values = self.take(key, list)
+        if not all(isinstance(value, str) for value in values):
+            raise MatrixError(f"{self.where}.{key}: wanted a list of texts, found {values!r}")
+        return tuple(values)
+
+    def parsed(self, key: str, parser: Callable[[str], T]) -> T:
+        """A text, through a parser."""
+        return self.parse(key, self.take(key, str), parser)
+
+    def all_parsed(self, key: str, parser: Callable[[str], T]) -> tuple[T, ...]:
+        """A list of texts, each through a parser."""
+        return tuple(self.parse(key, text, parser) for text in self.texts(key))
+
+    def parse(self, key: str, text: str, parser: Callable[[str], T]) -> T:
+        """What a parser makes of a text that lies under this key; its ValueError gets the place."""
+        try:
+            return parser(text)
+        except ValueError as error:
+            raise MatrixError(f"{self.where}.{key}: {error}") from error
+
+    def finish(self) -> None:
+        """Nothing may be left over."""
+        if self.values:
+            raise MatrixError(f"{self.where}: nobody reads {', '.join(sorted(self.values))}")

@@ -1,0 +1,130 @@
+"""Which hosts a planned release serves: each planned wheel as the manifest it will carry, judged by ``decide``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast._abi.capability import ComputeCapability, GpuTarget, min_driver
+from precast._abi.decide import Decision, Need, UsePrebuilt, decide
+from precast._abi.host import Gpu, Host, TorchInfo
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import parse_torch_abi
+from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._build import catalogue, flags
+from precast._build.matrix import Matrix, TorchBuild
+from tools.cells import Plan, WheelCell, label_of
+
+_FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)
+_SHA256 = "0" * 64  # nobody has built the files yet, and decide reads none of them
+# What counts as a GPU of a host where only its torch matters: every CUDA label has code for it.
+_ANY_GPU = ComputeCapability(8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCell:
+    """One way to have torch: the unit in which projects with a wheel for each count."""
+
+    torch: str
+    build: TorchBuild
+    python: Release
+    machine: str
+
+
+def torch_cells(matrix: Matrix, only_torch: str | None = None) -> tuple[TorchCell, ...]:
+    """Every (torch, CUDA, Python, architecture) of the matrix."""
+    return tuple(
+        TorchCell(release.version, build, python, machine)
+        for release in matrix.releases
+        if only_torch in (None, str(release.release))
+        for machine in matrix.machines
+        for build in release.builds[machine]
+        for python in release.pythons[machine]
+    )
+
+
+def manifest(matrix: Matrix, cell: WheelCell, *, declared: bool) -> BuildInfo:
+    """What a wheel's build_info.json will say; with ``declared`` it has the host libraries it still lacks."""
+    names = (*cell.host, *cell.lacks) if declared else cell.host
+    families = tuple(family.name for family in catalogue.FAMILIES)
+    levels = tuple(level.name for level in flags.cpu_levels(cell.machine))
+    glibcxx = ".".join(map(str, matrix.glibcxx))
+    hosts = []
+    for name in names:
+        abi = parse_torch_abi(name.removeprefix("host-").removesuffix(f"-{cell.machine}"))
+        hosts.append(
+            HostFile(host_path(abi), _SHA256, 0, abi, cell.machine, (), matrix.glibc, glibcxx, levels, families)
+        )
+    return BuildInfo(
+        version="0",
+        label=label_of(cell.label),
+        mode=BuildMode.RELEASE,
+        commit=None,
+        dirty=False,
+        source_digest=_SHA256,
+        host=tuple(hosts),
+        device=tuple(_device_files(matrix, label_of(cell.label))),
+    )
+
+
+def _device_files(matrix: Matrix, label: Label) -> Iterable[DeviceFile]:
+    spec = matrix.label(label)
+    for source, targets in spec.take or ((label, spec.targets),):
+        nvrtc = matrix.label(source).nvrtc
+        for target in targets if nvrtc is not None else ():
+            yield DeviceFile(
+                path=device_path(_FAMILY, target),
+                sha256=_SHA256,
+                bytes=0,
+                family=_FAMILY,
+                target=target,
+                nvrtc=nvrtc or "",
+                min_driver=min_driver(target, CudaVersion.parse(nvrtc or "")),
+            )
+
+
+def host_of(cell: TorchCell, gpu: ComputeCapability | None, driver: CudaVersion | None) -> Host:
+    """A machine with that torch, as old as the platform tag allows."""
+    return Host(
+        system="Linux",
+        machine=cell.machine,
+        python=cell.python,
+        glibc=flags.GLIBC_CEILING,
+        glibcxx=".".join(map(str, flags.GLIBCXX_CEILING)),
+        torch=TorchInfo(TorchVersion.parse(cell.torch), cell.build.cxx11, cell.build.cuda),
+        driver=driver,
+        gpus=() if gpu is None else (Gpu(0, gpu, f"GPU {gpu}"),),
+    )
+
+
+def judge(cell: TorchCell, info: BuildInfo, gpu: ComputeCapability | None, driver: CudaVersion | None) -> Decision:
+    """The loader's decision about one wheel; without a GPU, about its CPU kernels."""
+    need = Need(_FAMILY, "cpu" if gpu is None else "cuda")
+    return decide(host_of(cell, gpu, driver), info, Settings(), need)
+
+
+def served_target(decision: Decision) -> GpuTarget | None:
+    """The prebuilt device code that the decision is for; None when anything is to be built, or refused."""
+    if not isinstance(decision, UsePrebuilt) or not decision.images:
+        return None
+    return decision.images[0][1].target
+
+
+def count(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[int, int]:
+    """How many cells the plan's wheels serve from prebuilt files: all of the plan, and what is built of it."""
+    planned = [manifest(matrix, cell, declared=True) for cell in plan.wheel]
+    built = [manifest(matrix, cell, declared=False) for cell in plan.wheel if not cell.not_built]
+    return _count(planned, cells), _count(built, cells)
+
+
+def _count(wheels: Sequence[BuildInfo], cells: Sequence[TorchCell]) -> int:
+    return sum(any(isinstance(_on_any_gpu(cell, wheel), UsePrebuilt) for wheel in wheels) for cell in cells)
+
+
+def _on_any_gpu(cell: TorchCell, wheel: BuildInfo) -> Decision:
+    """A CPU build by its CPU kernels; a CUDA build by device code too, under the driver that its CUDA brings along."""
+    if cell.build.cuda is None:
+        return judge(cell, wheel, None, None)
+    return judge(cell, wheel, _ANY_GPU, max(cell.build.cuda, CudaVersion(12, 0)))
