@@ -99,9 +99,26 @@ class RmsNormCpuExtension(CatalogueExtension):
     members: ClassVar[Mapping[str, Any]] = _NORMS
 
 
+class LayerNormCudaExtension(CatalogueExtension):
+    """Layer norm on NVIDIA GPUs."""
+
+    extension_name = "layer_norm_cuda"
+    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
+    device = "cuda"
+
+
+class LayerNormCpuExtension(CatalogueExtension):
+    """Layer norm on the CPU."""
+
+    extension_name = "layer_norm_cpu"
+    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
+
+
 BUILTIN: tuple[type[CatalogueExtension], ...] = (
     CpuAdamX86Extension,
     CpuAdamArmExtension,
     RmsNormCudaExtension,
     RmsNormCpuExtension,
+    LayerNormCudaExtension,
+    LayerNormCpuExtension,
 )
