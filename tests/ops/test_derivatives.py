@@ -39,14 +39,14 @@ def norm_pairs(casting: str) -> dict[str, tuple[Callable[..., Any], Callable[...
         return _reference.fused_add_rms_norm(x, residual, weight, EPS, code)
 
     def exact_layer(x: Any, biases: Any, weight: Any) -> Any:
-        return (_reference.layer_norm(x, weight, biases[0], EPS),)
+        return (_reference.layer_norm(x, weight, biases.reshape(-1, 8)[0], EPS),)
 
     return {
         "rms_norm": (lambda x, w: (ops.rms_norm(x, w, EPS, casting=casting),), exact_norm, 1),
         "raw rms_norm": (lambda x, w: (RAW.rms_norm(x, w, EPS, code),), exact_norm, 1),
         "fused_add_rms_norm": (lambda x, r, w: ops.fused_add_rms_norm(x, r, w, EPS, casting=casting), exact_fused, 2),
-        "layer_norm": (lambda x, b, w: (ops.layer_norm(x, w, b[0], EPS),), exact_layer, 2),
-        "raw layer_norm": (lambda x, b, w: (RAW.layer_norm(x, w, b[0], EPS),), exact_layer, 2),
+        "layer_norm": (lambda x, b, w: (ops.layer_norm(x, w, b.reshape(-1, 8)[0], EPS),), exact_layer, 2),
+        "raw layer_norm": (lambda x, b, w: (RAW.layer_norm(x, w, b.reshape(-1, 8)[0], EPS),), exact_layer, 2),
         "raw fused_add_rms_norm": (lambda x, r, w: RAW.fused_add_rms_norm(x, r, w, EPS, code), exact_fused, 2),
     }
 
