@@ -113,17 +113,19 @@ DEVICE void forward_any(const ForwardArgs& a) {
   if (row >= a.rows) return;
 
   const char* x = a.x + row * a.x_stride;
-  float sum = 0.0f, deviations = 0.0f, squares = 0.0f, lost = 0.0f;
+  float sum = 0.0f;
   over_row<T>(x, a, [&](float p) { sum += p; });
   const float mean = row_sum(sum, shared) * a.inverse_hidden;
-  // A thread may add hundreds of squares: what each addition rounds away is kept and added at the end.
+  // A thread may add hundreds of numbers: what each addition rounds away is kept and added at the end.
+  float deviations = 0.0f, deviations_lost = 0.0f, squares = 0.0f, squares_lost = 0.0f;
   over_row<T>(x, a, [&](float p) {
-    const float d = p - mean, before = squares;
-    deviations += d;
-    squares = fmaf(d, d, before);
-    lost += fmaf(d, d, before - squares);
+    const float d = p - mean, total = deviations + d, added = total - deviations, square = fmaf(d, d, squares);
+    deviations_lost += (deviations - (total - added)) + (d - added);
+    squares_lost += fmaf(d, d, squares - square);
+    deviations = total;
+    squares = square;
   });
-  const TwoSums sums = row_sums(deviations, squares + lost, shared_pairs);
+  const TwoSums sums = row_sums(deviations + deviations_lost, squares + squares_lost, shared_pairs);
   const Statistics of = corrected(mean, sums.first, sums.second, a.inverse_hidden, a.eps);
 
   char* y = a.y + row * a.y_stride;
