@@ -25,10 +25,13 @@ class Row:
     peer: float | None = None
     higher_is_better: bool = False
     target: str = ""
+    paired: float | None = None  # the median of the rounds' ratios, where a machine drifts more than the two differ
 
     @property
     def ratio(self) -> float | None:
         """How many times better we are; below 1 the peer wins."""
+        if self.paired is not None:
+            return self.paired
         if self.peer is None:
             return None
         return self.ours / self.peer if self.higher_is_better else self.peer / self.ours
@@ -50,11 +53,16 @@ def interleaved_medians(functions: Mapping[str, Callable[[], float]], rounds: in
 
     A function returns its own time. Taking turns spreads a machine's drift over all of them.
     """
+    return {name: statistics.median(values) for name, values in interleaved(functions, rounds).items()}
+
+
+def interleaved(functions: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Call each function once per round, in turn, and return what each returned, round by round."""
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             samples[name].append(function())
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return samples
 
 
 def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]:

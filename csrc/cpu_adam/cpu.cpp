@@ -14,6 +14,10 @@ using namespace ::precast::PRECAST_CPU_LEVEL;
 
 constexpr int64_t kBlock = 512;  // elements: four buffers of 2 KiB. Larger ones idle the memory between the passes.
 
+// How far ahead of the loop the lines that it writes are asked for, to be owned by this core when they come: 3 % less
+// time than the hardware's prefetch alone (median of 61 paired runs). Asking for the gradient's as well gains nothing.
+constexpr int64_t kAhead = 64;
+
 // x * (high + low) + c, rounded once but for the far smaller low part.
 PRECAST_INLINE Floats scale_add(Floats high, Floats low, Floats x, Floats c) { return fma(high, x, fma(low, x, c)); }
 
@@ -28,6 +32,9 @@ void update_floats(float* param, const float* grad, float* exp_avg, float* exp_a
   const Floats eps = broadcast(step.eps);
   const bool add_l2 = step.l2 != 0.0f;
   for (int64_t i = 0; i < count; i += kLanes) {
+    __builtin_prefetch(param + i + kAhead, 1);
+    __builtin_prefetch(exp_avg + i + kAhead, 1);
+    __builtin_prefetch(exp_avg_sq + i + kAhead, 1);
     Floats p = load(param + i), g = load(grad + i) * grad_scale;
     if (add_l2) g = fma(l2, p, g);
     Floats m = scale_add(beta1_high, beta1_low, load(exp_avg + i), rest1 * g);
