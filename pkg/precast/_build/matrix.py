@@ -87,6 +87,7 @@ class Matrix:
     glibcxx: tuple[int, ...]
     max_bytes: int
     machine_specs: tuple[Machine, ...]
+    gpu_runner: str
     labels: tuple[LabelSpec, ...]
     events: tuple[EventSpec, ...]
 
@@ -146,7 +147,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
-    machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
+    gpu, machines, labels, events = root.table("gpu"), root.table("machines"), root.table("labels"), root.table("events")
     classic, without_label = torch.table("classic"), torch.table("without_label")
     pythons = python.all_parsed("versions", Release.parse)
     specs = tuple(_machine(name, machines.table(name)) for name in tuple(machines.values))
@@ -166,10 +167,11 @@ def parse(document: Mapping[str, Any]) -> Matrix:
         glibcxx=wheel.parsed("glibcxx", dotted),
         max_bytes=wheel.take("max_bytes", int),
         machine_specs=specs,
+        gpu_runner=gpu.take("runner", str),
         labels=label_specs,
         events=tuple(_event(name, events.table(name), label_specs) for name in tuple(events.values)),
     )
-    for table in (classic, without_label, python, wheel, torch, machines, labels, events, root):
+    for table in (classic, without_label, python, wheel, torch, gpu, machines, labels, events, root):
         table.finish()
     for problem in _contradictions(matrix):
         raise MatrixError(f"matrix.toml: {problem}")
