@@ -73,7 +73,15 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_LABEL",
         "label",
         "none",
-        "Build the release wheel of this label, `cpu` or one such as `cu130`",
+        "Build the release wheel of this label: `cpu`, one such as `cu130`, or `default` for the one without a label",
+        "build",
+    ),
+    Variable(
+        "PRECAST_PARTS",
+        "parts",
+        "none",
+        "The folder of finished parts that a release wheel takes instead of compiling; a part that does not fit is "
+        "refused",
         "build",
     ),
     Variable(
@@ -139,6 +147,7 @@ class Settings:
     max_jobs: int | None = None
     debug: bool = False
     label: Label | None = None
+    parts: str | None = None
     cuda_ext: bool = False
     cxx: str | None = None
     cuda_home: str | None = None
@@ -164,6 +173,7 @@ class Settings:
             max_jobs=_count(env, "MAX_JOBS"),
             debug=_flag(env, "PRECAST_DEBUG"),
             label=_label(env),
+            parts=env.get("PRECAST_PARTS") or None,
             cuda_ext=_flag(env, "CUDA_EXT"),
             cxx=env.get("CXX") or None,
             cuda_home=env.get("CUDA_HOME") or None,
@@ -228,9 +238,9 @@ def _label(env: Mapping[str, str]) -> Label | None:
     if not value:
         return None
     try:
-        return Label.parse(value)
+        return Label.parse("" if value == "default" else value)
     except ValueError:
-        raise _bad("PRECAST_LABEL", value, "'cpu' or one such as 'cu130'") from None
+        raise _bad("PRECAST_LABEL", value, "'cpu', 'default' or one such as 'cu130'") from None
 
 
 def _parse_targets(name: str, text: str) -> tuple[GpuTarget, ...]:

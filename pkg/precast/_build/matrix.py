@@ -125,6 +125,19 @@ class Matrix:
         """Why the build cannot make a host library of this ABI yet; None when it can."""
         return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
 
+    def built_abis(self, machine: str) -> tuple[TorchAbi, ...]:
+        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have."""
+        builds = [(release, build) for release in self.releases for build in release.builds.get(machine, ())]
+        found = dict.fromkeys(self.abi_of(release, build) for release, build in builds)
+        return tuple(abi for abi in found if self.abi_not_built(abi) is None)
+
+    def device_sources(self, label: Label) -> tuple[tuple[LabelSpec, tuple[GpuTarget, ...]], ...]:
+        """Whose NVRTC compiles which targets of a label's device code: its own, or those that it takes from others."""
+        spec = self.label(label)
+        if spec.take:
+            return tuple((self.label(source), targets) for source, targets in spec.take)
+        return () if spec.nvrtc is None else ((spec, spec.targets),)
+
     def max_bytes_of(self, label: Label) -> int:
         """The size budget of a label's wheels."""
         own = self.label(label).max_bytes

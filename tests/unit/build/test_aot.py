@@ -16,7 +16,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import Release
-from precast._build import aot, headers, machine, matrix, provenance
+from precast._build import aot, binaries, headers, machine, matrix, provenance
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -31,6 +31,8 @@ def test_the_environment_names_the_mode() -> None:
     assert aot.mode_of(CU130) is BuildMode.RELEASE
     with pytest.raises(KernelError, match="ask for different wheels"):
         aot.mode_of(replace(CU130, cuda_ext=True))
+    with pytest.raises(KernelError, match="PRECAST_LABEL not set"):
+        aot.mode_of(Settings(parts="parts"))
 
 
 def test_the_label_is_the_local_version() -> None:
@@ -46,6 +48,8 @@ def test_the_label_is_the_local_version() -> None:
         (CU130, True, ["ninja", "nvidia-cuda-nvrtc==13.0.88"]),
         (Settings(label=Label("cu121")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.1.105"]),
         (Settings(label=Label("cpu")), True, ["ninja"]),
+        (Settings(label=Label("")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88"]),
+        (replace(CU130, parts="parts"), True, []),
     ],
 )
 def test_requirements_follow_the_mode(
@@ -66,10 +70,10 @@ def test_an_unknown_label_stops_the_build_at_once(checkout: Path, tmp_path: Path
 
 
 def test_a_release_above_the_ceilings_is_refused() -> None:
-    aot.check_ceilings(FILE)
+    binaries.check_ceilings(FILE)
     for bad in (replace(FILE, glibc=Release(2, 29)), replace(FILE, glibcxx="3.4.29")):
         with pytest.raises(KernelError, match="too new for manylinux_2_28"):
-            aot.check_ceilings(bad)
+            binaries.check_ceilings(bad)
 
 
 def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
