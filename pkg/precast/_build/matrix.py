@@ -86,6 +86,7 @@ class Matrix:
     glibc: Release
     glibcxx: tuple[int, ...]
     max_bytes: int
+    readers: tuple[str, ...]
     machine_specs: tuple[Machine, ...]
     labels: tuple[LabelSpec, ...]
     events: tuple[EventSpec, ...]
@@ -159,6 +160,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
+    device = root.table("device")
     machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
     classic, without_label = torch.table("classic"), torch.table("without_label")
     pythons = python.all_parsed("versions", Release.parse)
@@ -178,11 +180,12 @@ def parse(document: Mapping[str, Any]) -> Matrix:
         glibc=wheel.parsed("glibc", Release.parse),
         glibcxx=wheel.parsed("glibcxx", dotted),
         max_bytes=wheel.take("max_bytes", int),
+        readers=device.texts("readers"),
         machine_specs=specs,
         labels=label_specs,
         events=tuple(_event(name, events.table(name), label_specs) for name in tuple(events.values)),
     )
-    for table in (classic, without_label, python, wheel, torch, machines, labels, events, root):
+    for table in (classic, without_label, python, wheel, device, torch, machines, labels, events, root):
         table.finish()
     for problem in _contradictions(matrix):
         raise MatrixError(f"matrix.toml: {problem}")
