@@ -50,6 +50,13 @@ def mode_of(settings: Settings) -> BuildMode:
         )
     if settings.label is not None:
         return BuildMode.RELEASE
+    if settings.arch not in (None, platform.machine()):
+        raise KernelError(
+            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
+            f"  found   no PRECAST_LABEL, and a machine that is {platform.machine()}\n"
+            f"  needed  PRECAST_LABEL beside it\n"
+            f"  fix     1) set PRECAST_LABEL, such as cpu   2) unset PRECAST_ARCH"
+        )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
 
@@ -146,14 +153,15 @@ def _build(c_dir: Path, settings: Settings, root: Path, cache: Cache) -> BuildIn
 
 
 def _host_tools(settings: Settings) -> tuple[Compiler, str]:
-    compiler, places = toolchain.find_compiler(settings)
+    built_for = toolchain.target_machine(settings)
+    compiler, places = toolchain.find_compiler(settings, built_for)
     ninja, ninja_places = toolchain.find_ninja()
     if compiler is None or ninja is None:
         raise KernelError(
-            "the host library cannot be built\n"
+            f"the host library for {built_for} cannot be built\n"
             + "".join(f"  found   {line}\n" for line in (*places, *ninja_places))
-            + "  needed  a C++ compiler (g++ or clang++) and ninja\n"
-            "  fix     1) apt-get install g++   2) pip install ninja"
+            + f"  needed  a C++ compiler for {built_for} and ninja\n"
+            f"  fix     1) apt-get install {toolchain.package_for(built_for)}   2) pip install ninja"
         )
     return compiler, ninja
 
@@ -191,6 +199,7 @@ def _build_library(
         jobs=toolchain.default_jobs(settings),
         ninja=ninja,
         levels=levels,
+        machine=toolchain.target_machine(settings),
     )
     how = "from the cache" if made.cached else f"in {made.seconds:.1f} s"
     say(f"host library for {', '.join(family.name for family in families)}: {how}")
@@ -221,7 +230,8 @@ def check_ceilings(file: HostFile) -> None:
 def _host_file(made: Artifact, c_dir: Path, settings: Settings) -> HostFile:
     data = made.path.read_bytes()
     abi = Stable(STABLE_FLOOR)
-    info = host.verify_library(data, abi)
+    built_for = toolchain.target_machine(settings)
+    info = host.verify_library(data, abi, built_for)
     path = host_path(abi)
     _place(made, c_dir / path)
     return HostFile(
@@ -233,7 +243,7 @@ def _host_file(made: Artifact, c_dir: Path, settings: Settings) -> HostFile:
         needed=info.needed,
         glibc=Release(*(*info.glibc, 0, 0)[:2]),
         glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
-        cpu_levels=tuple(level.name for level in flags.cpu_levels(platform.machine())),
+        cpu_levels=tuple(level.name for level in flags.cpu_levels(built_for)),
         families=tuple(family.name for family in catalogue.FAMILIES),
         debug=settings.debug,
     )
