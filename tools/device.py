@@ -1,7 +1,7 @@
 """Compile all device code of one label, by its very NVRTC, into a part that wheels take.
 
-Writes ``OUT/device-<label>``: one file for each family and target, and ``parts.json``. The NVRTC comes from PyPI into the
-build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
+Writes ``OUT/device-<label>``: one file for each family and target, and ``parts.json``. The NVRTC comes from PyPI into
+the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
 """
 
 from __future__ import annotations

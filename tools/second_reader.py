@@ -1,7 +1,7 @@
 """Ask NVIDIA's own tools what a cubin is code for: the check of our reading of its header that shares nothing with it.
 
 The tools come from PyPI, at the versions that matrix.toml names; they need no GPU and no toolkit. cuobjdump of CUDA 13
-says nothing of what CUDA 12.1 to 12.6 compiled for sm_90; nvdisasm reads that, and refuses sm_70.
+says nothing of what CUDA 12.1 compiled for sm_90; nvdisasm reads that, and refuses sm_70.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLAGS = re.compile(r'^\s*\.headerflags\s+@"[^"]*\bEF_CUDA_SM(\d+)', re.MULTILIN
 
 
 def fetch(requirements: Sequence[str], cache: Cache) -> tuple[Path, Path]:
-    """cuobjdump and nvdisasm, of exactly these packages."""
+    """Cuobjdump and nvdisasm, of exactly these packages."""
     found = {}
     for requirement in requirements:
         for program in packages.folder_of(requirement, cache).glob("nvidia/cu*/bin/*"):

@@ -53,6 +53,13 @@ def mode_of(settings: Settings) -> BuildMode:
             f"  needed  the label of the wheel that takes them\n"
             f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_PARTS"
         )
+    if settings.arch not in (None, platform.machine()):
+        raise KernelError(
+            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
+            f"  found   no PRECAST_LABEL, and a machine that is {platform.machine()}\n"
+            f"  needed  PRECAST_LABEL beside it\n"
+            f"  fix     1) set PRECAST_LABEL, such as cpu   2) unset PRECAST_ARCH"
+        )
     return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
 
 
@@ -135,12 +142,13 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
         found, targets = machine.targets(settings)
         made = [make_host(Stable(STABLE_FLOOR), settings, cache)]
         return joined([*made, *([] if found is None else [make_device(targets, found, settings, cache)])])
+    built_for = toolchain.target_machine(settings)
     known = matrix.load(root / "matrix.toml")
     spec = known.label(settings.label)
     if settings.parts is not None:
-        return parts.take(Path(settings.parts), known, spec, platform.machine(), root)
+        return parts.take(Path(settings.parts), known, spec, built_for, root)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
-    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(platform.machine())]
+    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 

@@ -5,7 +5,6 @@ A wheel, a part that one job makes for another, and a build for this machine all
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,8 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
     compiler, ninja = host_tools(settings)
     made = build_library(catalogue.FAMILIES, abi, compiler, ninja, cache, settings)
     data = made.path.read_bytes()
-    info = host.verify_library(data, abi)
+    built_for = toolchain.target_machine(settings)
+    info = host.verify_library(data, abi, built_for)
     file = HostFile(
         path=host_path(abi),
         sha256=made.sha256,
@@ -67,7 +67,7 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
         needed=info.needed,
         glibc=Release(*(*info.glibc, 0, 0)[:2]),
         glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
-        cpu_levels=tuple(level.name for level in flags.cpu_levels(platform.machine())),
+        cpu_levels=tuple(level.name for level in flags.cpu_levels(built_for)),
         families=tuple(family.name for family in catalogue.FAMILIES),
         debug=settings.debug,
     )
@@ -87,14 +87,15 @@ def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, 
 
 def host_tools(settings: Settings) -> tuple[Compiler, str]:
     """The C++ compiler and ninja, or what was looked at."""
-    compiler, places = toolchain.find_compiler(settings)
+    built_for = toolchain.target_machine(settings)
+    compiler, places = toolchain.find_compiler(settings, built_for)
     ninja, ninja_places = toolchain.find_ninja()
     if compiler is None or ninja is None:
         raise KernelError(
-            "the host library cannot be built\n"
+            f"the host library for {built_for} cannot be built\n"
             + "".join(f"  found   {line}\n" for line in (*places, *ninja_places))
-            + "  needed  a C++ compiler (g++ or clang++) and ninja\n"
-            "  fix     1) apt-get install g++   2) pip install ninja"
+            + f"  needed  a C++ compiler for {built_for} and ninja\n"
+            f"  fix     1) apt-get install {toolchain.package_for(built_for)}   2) pip install ninja"
         )
     return compiler, ninja
 
@@ -132,6 +133,7 @@ def build_library(
         jobs=toolchain.default_jobs(settings),
         ninja=ninja,
         levels=levels,
+        machine=toolchain.target_machine(settings),
     )
     how = "from the cache" if made.cached else f"in {made.seconds:.1f} s"
     say(f"host library {abi} for {', '.join(family.name for family in families)}: {how}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,8 @@ from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, mi
 from precast._abi.label import Label, sass_floor
 from precast._abi.torch_abi import Exact, Stable, TorchAbi, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, dotted
-from precast._build.tables import MatrixError, Table
+from precast._build.tables import MatrixError, Table, read_toml
 from precast._build.torch_releases import TorchBuild, TorchRelease, read_releases
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["EventSpec", "LabelSpec", "Machine", "Matrix", "MatrixError", "TorchBuild", "TorchRelease", "load", "parse"]
 
@@ -147,11 +141,7 @@ class Matrix:
 
 def load(path: Path) -> Matrix:
     """Read and check a matrix."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise MatrixError(f"{path}: {error}") from error
-    return parse(document)
+    return parse(read_toml(path))
 
 
 def parse(document: Mapping[str, Any]) -> Matrix:

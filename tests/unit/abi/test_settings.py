@@ -26,6 +26,7 @@ def test_every_variable_reaches_its_field() -> None:
         "PRECAST_DEBUG": "1",
         "PRECAST_LABEL": "cu130",
         "PRECAST_PARTS": "/parts",
+        "PRECAST_ARCH": "aarch64",
         "CUDA_EXT": "1",
         "CXX": "clang++",
         "CUDA_HOME": "/cuda",
@@ -43,6 +44,7 @@ def test_every_variable_reaches_its_field() -> None:
         debug=True,
         label=Label("cu130"),
         parts="/parts",
+        arch="aarch64",
         cuda_ext=True,
         cxx="clang++",
         cuda_home="/cuda",
@@ -73,6 +75,7 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
         ("MAX_JOBS", "many", "whole number"),
         ("MAX_JOBS", "²", "whole number"),
         ("PRECAST_LABEL", "cuda13", "cu130"),
+        ("PRECAST_ARCH", "arm64", "x86_64 or aarch64"),
         ("PRECAST_CUDA_ARCH_LIST", "9.0;nine", "nine"),
     ],
 )

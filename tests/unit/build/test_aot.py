@@ -35,6 +35,25 @@ def test_the_environment_names_the_mode() -> None:
         aot.mode_of(Settings(parts="parts"))
 
 
+def test_another_architecture_takes_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert aot.mode_of(Settings(arch="x86_64")) is BuildMode.PURE
+    assert aot.mode_of(replace(CU130, arch="aarch64")) is BuildMode.RELEASE
+    for settings in (Settings(arch="aarch64"), Settings(arch="aarch64", cuda_ext=True)):
+        with pytest.raises(KernelError, match="PRECAST_ARCH=aarch64 is the architecture of a release wheel"):
+            aot.mode_of(settings)
+
+
+def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError) as caught:
+        binaries.host_tools(replace(CU130, arch="aarch64"))
+    assert "found   compiler: aarch64-linux-gnu-g++ on PATH: not there" in str(caught.value)
+    assert "needed  a C++ compiler for aarch64 and ninja" in str(caught.value)
+    assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
+
+
 def test_the_label_is_the_local_version() -> None:
     assert [aot.version_of(settings) for settings in (Settings(), CU130)] == ["0.1.0", "0.1.0+cu130"]
 
