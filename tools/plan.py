@@ -113,7 +113,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--event", default="release", help="pr, main, nightly or release (the default)")
     parser.add_argument("--only-torch", metavar="MINOR", help="plan slim wheels for one minor of torch, such as 2.6")
     parser.add_argument("--cell", metavar="NAME", help="plan one cell, what it is made of and what tests it")
-    parser.add_argument("--outputs", type=Path, metavar="FILE", help="append the matrices as outputs of a workflow step")
+    parser.add_argument(
+        "--outputs", type=Path, metavar="FILE", help="append the matrices as outputs of a workflow step"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for a workflow")
     parser.add_argument("--summary", action="store_true", help="print counts only")
     parser.add_argument("--matrix", type=Path, default=Path(__file__).resolve().parents[1] / "matrix.toml")

