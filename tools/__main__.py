@@ -9,6 +9,7 @@ from pathlib import Path
 VERBS = {
     "audit": "derive every claim of a wheel's manifest again, from the bytes",
     "headers": "pin the stable headers of another torch",
+    "index": "write the package index of a wheelhouse: a folder for each label",
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
