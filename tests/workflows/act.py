@@ -141,7 +141,7 @@ def run(
     environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     if doubles is not None:
         environment |= {"PATH": f"{DOUBLES}{os.pathsep}{environment['PATH']}", "ACT_PYTHON": sys.executable, **doubles}
-    named = {**environment, "ACT_STORE": str(store), "PIP_RETRIES": "0"}
+    named = {**environment, "ACT_STORE": str(store), "PRECAST_CACHE_DIR": str(work / "builds"), "PIP_RETRIES": "0"}
     command = [act, event, "--json", "--eventpath", str(work / "event.json"), "--no-cache-server"]
     command += ["-W", f".github/workflows/{workflow}", *stand_ins(repository / ".github" / "workflows")]
     command += [f"--platform={runner}=-self-hosted" for runner in ("ubuntu-24.04", "ubuntu-24.04-arm", "self-hosted")]
@@ -193,7 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         repository = copy_of(ROOT, Path(work) / "repository")
         only_this_python(repository / "matrix.toml")
         commit(repository)
-        ran = run(options.workflow, Path(work), payload={"inputs": inputs}, say=True)
+        variables = {"INDEX_URL": "none"}
+        ran = run(options.workflow, Path(work), payload={"inputs": inputs}, variables=variables, say=True)
         for file in sorted(path for path in (ran.store / "artifacts").rglob("*") if path.is_file()):
             print(f"{file.stat().st_size:9} bytes  {file.relative_to(ran.store)}")
         if ran.status:
