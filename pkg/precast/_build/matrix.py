@@ -82,6 +82,7 @@ class Matrix:
     max_bytes: int
     readers: tuple[str, ...]
     machine_specs: tuple[Machine, ...]
+    gpu_runner: str
     labels: tuple[LabelSpec, ...]
     events: tuple[EventSpec, ...]
 
@@ -150,7 +151,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
-    device = root.table("device")
+    device, gpu = root.table("device"), root.table("gpu")
     machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
     classic, without_label = torch.table("classic"), torch.table("without_label")
     pythons = python.all_parsed("versions", Release.parse)
@@ -172,10 +173,11 @@ def parse(document: Mapping[str, Any]) -> Matrix:
         max_bytes=wheel.take("max_bytes", int),
         readers=device.texts("readers"),
         machine_specs=specs,
+        gpu_runner=gpu.take("runner", str),
         labels=label_specs,
         events=tuple(_event(name, events.table(name), label_specs) for name in tuple(events.values)),
     )
-    for table in (classic, without_label, python, wheel, device, torch, machines, labels, events, root):
+    for table in (classic, without_label, python, wheel, device, torch, gpu, machines, labels, events, root):
         table.finish()
     for problem in _contradictions(matrix):
         raise MatrixError(f"matrix.toml: {problem}")
