@@ -18,6 +18,7 @@ VERBS = {
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
     "publish": "take a checked release out of its run, step by step",
+    "release": "make a whole release on this machine",
     "repair": "let auditwheel hold a wheel against its platform tag",
     "sdist": "make the sdist that every wheel is built from",
     "smoke": "install a wheel into a fresh environment and run one op from it",

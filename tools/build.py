@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
@@ -139,8 +138,6 @@ def main(arguments: list[str]) -> int:
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1
-    finally:
-        shutil.rmtree(options.out / wheelhouse.STAGING, ignore_errors=True)
     how = f"built by {cell.driver} in {record.seconds} s" if new else "there already"
     print(f"{record.file}: {record.bytes} bytes, {how}")
     return 0

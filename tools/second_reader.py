@@ -49,11 +49,17 @@ def check(programs: tuple[Path, Path], cubins: Iterable[tuple[Path, str]]) -> in
 def ask(programs: tuple[Path, Path], path: Path) -> list[str]:
     """The targets that a file holds code for, by the first tool that has an answer."""
     cuobjdump, nvdisasm = programs
-    return _LISTED.findall(_run(cuobjdump, "-lelf", path)) or [
-        f"sm_{number}" for number in _FLAGS.findall(_run(nvdisasm, "-c", path))
-    ]
+    done = subprocess.run([str(cuobjdump), "-lelf", str(path)], capture_output=True, text=True, check=False)
+    listed = _LISTED.findall(done.stdout) if done.returncode == 0 else []
+    return listed or _flags(nvdisasm, path)
 
 
-def _run(program: Path, option: str, path: Path) -> str:
-    done = subprocess.run([str(program), option, str(path)], capture_output=True, text=True, check=False)
-    return "" if done.returncode else done.stdout
+def _flags(nvdisasm: Path, path: Path) -> list[str]:
+    """The header flags are in the first lines of a disassembly, which is not waited for."""
+    with subprocess.Popen(
+        [str(nvdisasm), "-c", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as running:
+        assert running.stdout is not None
+        head = running.stdout.read(1 << 16).decode("utf-8", "replace")
+        running.kill()
+    return [f"sm_{number}" for number in _FLAGS.findall(head)]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from precast.errors import KernelError
 
 SDIST_CELL = "sdist"
-STAGING = ".staging"
+STAGING = ".staging-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +62,21 @@ def put(folder: Path, cell: str, key: str, made: Path, seconds: float) -> Record
         (folder / _read(path).file).unlink(missing_ok=True)
     data = made.read_bytes()
     record = Record(cell, made.name, hashlib.sha256(data).hexdigest(), len(data), key, round(seconds, 1))
-    staged = staging(folder)
-    _write(staged / f"{cell}.json", json.dumps(asdict(record), indent=1).encode() + b"\n")
-    _write(staged / made.name, data)
-    (staged / f"{cell}.json").replace(path)
-    (staged / made.name).replace(folder / made.name)
+    staged = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # on the same file system
+    try:
+        _write(staged / path.name, json.dumps(asdict(record), indent=1).encode() + b"\n")
+        _write(staged / made.name, data)
+        (staged / path.name).replace(path)
+        (staged / made.name).replace(folder / made.name)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
     return record
-
-
-def staging(folder: Path) -> Path:
-    """Where files wait for their rename, on the same file system."""
-    place = folder / STAGING
-    place.mkdir(parents=True, exist_ok=True)
-    return place
 
 
 def clear_staging(folder: Path) -> None:
     """Forget what an interruption left behind; for whoever knows that nobody else is at work here."""
-    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    for left in folder.glob(f"{STAGING}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def problems(folder: Path, expected: Mapping[str, str], *, complete: bool) -> Iterator[str]:
@@ -105,7 +103,8 @@ def problems(folder: Path, expected: Mapping[str, str], *, complete: bool) -> It
         elif found := _changed(folder, record):
             yield f"{record.file}: sha256 {found}, and {cell}.json says {record.sha256}"
     known = {f"{cell}.json" for cell in records} | {record.file for record in records.values()} | set(expected.values())
-    for stray in sorted(path.name for path in folder.iterdir() if path.name not in known | {STAGING}):
+    there_now = (path.name for path in folder.iterdir() if not path.name.startswith(STAGING))
+    for stray in sorted(name for name in there_now if name not in known):
         yield f"{stray}: no cell of the plan makes that"
 
 
