@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 VERBS = {
-    "audit": "derive every claim of a wheel's manifest again, from the bytes",
+    "audit": "ask every guard of a release whether a wheel keeps its promise",
     "headers": "pin the stable headers of another torch",
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
+    "repair": "make a built wheel what is published: tag, bill of materials, one form",
+    "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
 }
 
 
