@@ -38,9 +38,9 @@ def audit(
     return [violation for result in results for violation in result.violations]
 
 
-def show(console: Console, title: str, results: Iterable[Result]) -> None:
-    """One table of verdicts, with a line for each violation under the guard that refused."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+def show(results: Iterable[Result]) -> None:
+    """Print one table of verdicts, with a line for each violation under the guard that refused."""
+    table = Table(box=None, pad_edge=False)
     for column in ("guard", "verdict", "where", "wanted", "found"):
         table.add_column(column, overflow="fold")
     for result in results:
@@ -49,7 +49,12 @@ def show(console: Console, title: str, results: Iterable[Result]) -> None:
         for violation in result.violations:
             cells = (violation.where, violation.wanted, violation.found)
             table.add_row("", Text(violation.check), *(Text(_cut(cell)) for cell in cells))
-    console.print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A pipe has no width of its own, and a log has room for long lines."""
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def _cut(text: str, most: int = 400) -> str:
@@ -63,13 +68,13 @@ def as_json(subjects: Sequence[tuple[str, Sequence[Result]]]) -> str:
     )
 
 
-def listing(console: Console) -> None:
-    """The guards and what each promises."""
+def listing() -> None:
+    """Print the guards and what each promises."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for guard in GUARDS:
         table.add_row(guard.name, guard.promise)
     table.add_row(WORKFLOWS, WORKFLOWS_PROMISE)
-    console.print(table)
+    _console().print(table)
 
 
 def main(arguments: list[str]) -> int:
@@ -89,10 +94,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
     options = parser.parse_args(arguments)
-    # A pipe has no width of its own; a log has room for long lines.
-    console = Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False)
     if options.list:
-        listing(console)
+        listing()
         return 0
     if options.twin is not None and len(options.wheel) != 1:
         parser.error("--twin compares with one wheel")
@@ -111,6 +114,7 @@ def main(arguments: list[str]) -> int:
     for name, results in () if options.json else subjects:
         size = f": {Path(name).stat().st_size} bytes" if name else ""
         violations = sum(len(result.violations) for result in results)
-        show(console, f"{Path(name).name or 'this checkout'}{size}, {violations} violations", results)
+        print(f"{Path(name).name or 'this checkout'}{size}, {violations} violations")
+        show(results)
     refused = any(result.verdict in (Verdict.REFUSED, Verdict.BLOCKED) for _, results in subjects for result in results)
     return int(refused)

@@ -1,4 +1,4 @@
-"""Make a built wheel what is published: auditwheel gives it the policy's tag, then its bill of materials, then its form.
+"""Make a built wheel what is published: auditwheel gives it its tag, then come bill of materials and form.
 
 The moment of every file in it is SOURCE_DATE_EPOCH, else that of the commit. A wheel without binaries keeps its tag.
 """
@@ -6,9 +6,7 @@ The moment of every file in it is SOURCE_DATE_EPOCH, else that of the commit. A 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from precast._build import headers, matrix, provenance
 from precast.errors import KernelError
 from tools import sbom
 from tools.guards.subject import MANIFEST
-from tools.wheel import moment_of, read_wheel, write_wheel
+from tools.wheel import NotAWheel, moment_of, read_wheel, write_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 # torch's libraries come with torch. What else a library of ours could need, the audit refuses.
@@ -79,20 +77,15 @@ def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
         if not said.isascii() or not said.isdecimal():
             raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}\n  fix     1) unset it")
         return int(said)
-    done = subprocess.run(
-        ["git", "-C", str(root), "log", "-1", "--format=%ct"], capture_output=True, text=True, check=False
-    )
-    if done.returncode == 0:
-        return int(done.stdout)
-    try:
-        return int(json.loads((root / provenance.FACTS_FILE).read_bytes())["time"])
-    except (FileNotFoundError, KeyError) as error:
+    moment = provenance.of(root).moment
+    if moment is None:
         raise KernelError(
             f"nobody knows the moment of these sources\n"
-            f"  found   no commit, and no time in {provenance.FACTS_FILE} ({error})\n"
+            f"  found   no commit, and none in {provenance.FACTS_FILE}\n"
             f"  needed  one moment for all builds of them\n"
             f"  fix     1) SOURCE_DATE_EPOCH=<seconds since 1970> python -m tools repair ..."
-        ) from error
+        )
+    return moment
 
 
 def main(arguments: list[str]) -> int:
@@ -102,7 +95,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("wheelhouse"))
     parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
     options = parser.parse_args(arguments)
-    known, epoch = matrix.load(options.matrix), epoch_of(ROOT)
-    for wheel in options.wheel:
-        print(repair(wheel, options.out, known, epoch))
+    try:
+        known, epoch = matrix.load(options.matrix), epoch_of(ROOT)
+        for wheel in options.wheel:
+            print(repair(wheel, options.out, known, epoch))
+    except (KernelError, NotAWheel) as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0

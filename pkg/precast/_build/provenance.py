@@ -1,4 +1,4 @@
-"""Which commit a build is made from: asked of git in a checkout, read from the sdist elsewhere."""
+"""Which commit a build is made from, and when that was: asked of git in a checkout, read from the sdist elsewhere."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ FACTS_FILE = "source.json"  # in an sdist: what git said when it was made
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may."""
+    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may.
+
+    ``moment`` is the time of the commit, in seconds since 1970.
+    """
 
     commit: str | None
     dirty: bool
+    moment: int | None
 
 
 def of(root: Path) -> Provenance:
     """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record."""
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
-        return Provenance(_git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain") != "")
+        moment = _git(root, "log", "-1", "--format=%ct")
+        dirty = _git(root, "status", "--porcelain") != ""
+        return Provenance(_git(root, "rev-parse", "HEAD"), dirty, None if moment is None else int(moment))
     try:
         known = json.loads((root / FACTS_FILE).read_bytes())
     except FileNotFoundError:
-        return Provenance(None, True)
-    return Provenance(known["commit"], bool(known["dirty"]))
+        return Provenance(None, True, None)
+    return Provenance(known["commit"], bool(known["dirty"]), known["moment"])
 
 
 def record(root: Path, tree: Path) -> None:
     """Write into an sdist's tree what is known of ``root``."""
     facts = of(root)
-    text = json.dumps({"commit": facts.commit, "dirty": facts.dirty}, indent=1) + "\n"
+    text = json.dumps({"commit": facts.commit, "dirty": facts.dirty, "moment": facts.moment}, indent=1) + "\n"
     (tree / FACTS_FILE).write_text(text, encoding="utf-8")
 
 
