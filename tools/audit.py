@@ -17,24 +17,27 @@ from rich.table import Table
 from rich.text import Text
 
 from precast._build import matrix
-from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, Result, Verdict, Violation, judge_checkout, judge_wheel
+from tools.guards import (
+    GUARDS,
+    WORKFLOWS,
+    WORKFLOWS_PROMISE,
+    Asked,
+    Result,
+    Verdict,
+    Violation,
+    judge_checkout,
+    judge_wheel,
+)
+from tools.guards.subject import TORCH_LISTS
 from tools.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH_LISTS = Path(__file__).resolve().parent / "torch_symbols"
 _STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED: "yellow", Verdict.NOT_ASKED: "dim"}
 
 
-def audit(
-    path: Path,
-    known: matrix.Matrix,
-    *,
-    repaired: bool,
-    twin: Path | None = None,
-    torch_lists: Path | None = TORCH_LISTS,
-) -> list[Violation]:
+def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Violation]:
     """Every violation of one wheel; NotAWheel when there is nothing to look at."""
-    results = judge_wheel(read_wheel(path), known, repaired=repaired, twin=twin, torch_lists=torch_lists)
+    results = judge_wheel(read_wheel(path), known, Asked(repaired, only_torch=only_torch))
     return [violation for result in results for violation in result.violations]
 
 
@@ -92,6 +95,7 @@ def main(arguments: list[str]) -> int:
         metavar="DIR",
         help="<abi>.txt or <abi>/ with the libraries of its torch",
     )
+    parser.add_argument("--only-torch", metavar="MINOR", help="what a slim wheel serves, such as 2.6")
     parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
     options = parser.parse_args(arguments)
     if options.list:
@@ -100,6 +104,7 @@ def main(arguments: list[str]) -> int:
     if options.twin is not None and len(options.wheel) != 1:
         parser.error("--twin compares with one wheel")
     known = matrix.load(options.matrix)
+    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch)
     subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
     for path in options.wheel:
         try:
@@ -107,8 +112,7 @@ def main(arguments: list[str]) -> int:
         except NotAWheel as error:
             print(f"{error}", file=sys.stderr)
             return 2
-        asked = {"repaired": not options.unrepaired, "twin": options.twin, "torch_lists": options.torch}
-        subjects.append((str(path), judge_wheel(wheel, known, **asked)))
+        subjects.append((str(path), judge_wheel(wheel, known, asked)))
     if options.json:
         print(as_json(subjects))
     for name, results in () if options.json else subjects:

@@ -27,7 +27,9 @@ from tools.guards.archive import differences
 from tools.repair import epoch_of
 
 ROOT = Path(__file__).resolve().parents[1]
-_NOT_SOURCES = (".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info")
+_NOT_SOURCES = shutil.ignore_patterns(
+    ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
+)
 # What a developer may have set for builds of another kind.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX")
 
@@ -55,7 +57,7 @@ def build(sources: Path, label: Label, work: Path, around: Surroundings, epoch: 
     """One published wheel, built from a copy of the sources with an empty build cache."""
     place = work / around.folder
     tree = place / "tree"
-    shutil.copytree(sources, tree, ignore=shutil.ignore_patterns(*_NOT_SOURCES), symlinks=True)
+    shutil.copytree(sources, tree, ignore=_NOT_SOURCES, symlinks=True)
     for path in tree.rglob("*"):
         if not path.is_symlink() and ".git" not in path.relative_to(tree).parts:
             path.chmod(path.stat().st_mode & ~around.umask)
@@ -99,10 +101,12 @@ def main(arguments: list[str]) -> int:
             matrix.load(ROOT / "matrix.toml").label(Label.parse(options.label))
         label, epoch = Label(options.label), epoch_of(ROOT)
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
+            # One state for both, whatever happens to the checkout meanwhile.
+            sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
-                made.append(build(ROOT, label, Path(folder), around, epoch))
+                made.append(build(sources, label, Path(folder), around, epoch))
                 print(told(made[-1], time.perf_counter() - started), flush=True)
             found = tuple(differences(*made))
             if options.out is not None:

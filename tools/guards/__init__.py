@@ -11,17 +11,31 @@ from tools.guards.archive import check_metadata, check_reproducible, check_size
 from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python
 from tools.guards.manifest import check_manifest
 from tools.guards.sbom import check_sbom
-from tools.guards.subject import MANIFEST, Audited, Guard, Result, Verdict, Violation, judge, unless_released
+from tools.guards.subject import (
+    MANIFEST,
+    TORCH_LISTS,
+    Asked,
+    Audited,
+    Guard,
+    Result,
+    Verdict,
+    Violation,
+    judge,
+    unless_released,
+)
 from tools.guards.symbols import check_symbols
 from tools.guards.targets import check_targets
 from tools.guards.workflows import check_workflows
 from tools.wheel import Wheel
 
-__all__ = ["GUARDS", "WORKFLOWS", "Audited", "Guard", "Result", "Verdict", "Violation", "judge_checkout", "judge_wheel"]
+__all__ = [
+    *("GUARDS", "WORKFLOWS", "WORKFLOWS_PROMISE", "Asked", "Audited", "Guard", "Result", "Verdict", "Violation"),
+    *("judge_checkout", "judge_wheel"),
+]
 
 
 def _unless_repaired(audited: Audited) -> str | None:
-    if audited.repaired or f"{audited.wheel.dist_info}/sboms/precast.cdx.json" in audited.wheel.files:
+    if audited.asked.repaired or f"{audited.wheel.dist_info}/sboms/precast.cdx.json" in audited.wheel.files:
         return unless_released(audited)
     return "comes with `python -m tools repair`"
 
@@ -51,15 +65,13 @@ WORKFLOWS = "workflows"
 WORKFLOWS_PROMISE = "the workflows name no version, runner, image or label that matrix.toml does not"
 
 
-def judge_wheel(
-    wheel: Wheel, known: Matrix, *, repaired: bool, twin: Path | None = None, torch_lists: Path | None = None
-) -> tuple[Result, ...]:
+def judge_wheel(wheel: Wheel, known: Matrix, asked: Asked) -> tuple[Result, ...]:
     """Ask every guard of wheels."""
     try:
         manifest = BuildInfo.from_json(wheel.files[MANIFEST].decode("utf-8"))
     except (KeyError, ManifestError, UnicodeDecodeError):
         manifest = None  # the guard of the manifest says why
-    audited = Audited(wheel, manifest, known, repaired, _libraries(wheel), twin, torch_lists)
+    audited = Audited(wheel, manifest, known, _libraries(wheel), asked)
     return tuple(judge(guard, audited) for guard in GUARDS)
 
 

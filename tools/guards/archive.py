@@ -72,7 +72,7 @@ def _tags(a: Audited) -> Iterator[Violation]:
         yield from same("tag", "platform", "any", platform)
         return
     machine = a.machine or "no host library"
-    wanted = f"{a.matrix.policy}_{machine}" if a.repaired else f"linux_{machine}"
+    wanted = f"{a.matrix.policy}_{machine}" if a.asked.repaired else f"linux_{machine}"
     if wanted not in platform.split("."):
         yield Violation("tag", "platform", wanted, platform)
 
@@ -91,15 +91,15 @@ def check_size(a: Audited) -> Iterator[Violation]:
 
 def check_reproducible(a: Audited) -> Iterator[Violation]:
     """Nothing in the archive tells two builds apart; with a second build at hand, the two are the same bytes."""
-    if a.repaired:
+    if a.asked.repaired:
         for entry, wanted in zip(a.wheel.entries, expected_entries(a.wheel), strict=False):
             if entry != wanted:
                 yield Violation("form", entry.name, _told(wanted, entry), _told(entry, wanted))
                 break  # one entry in a wrong place moves all that follow
         else:
             yield from same("form", a.wheel.path.name, len(a.wheel.files), len(a.wheel.entries))
-    if a.twin is not None:
-        yield from differences(a.wheel.path, a.twin)
+    if a.asked.twin is not None:
+        yield from differences(a.wheel.path, a.asked.twin)
 
 
 def _told(entry: Entry, other: Entry) -> str:
@@ -129,4 +129,9 @@ def differences(first: Path, second: Path) -> Iterator[Violation]:
         found = f"from byte {at} on: {one[at : at + 24]!r}, {other[at : at + 24]!r}"
         yield Violation("twin", name, "the same bytes in both builds", found)
     if not names:
-        yield Violation("twin", first.name, "the same archive around the same files", "other entries, order or moments")
+        yield Violation(
+            "twin",
+            first.name,
+            "the same archive around the same files",
+            "another packing: order, moments or compression",
+        )

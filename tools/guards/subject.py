@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +13,7 @@ from tools import binaries
 from tools.wheel import Wheel
 
 MANIFEST = "precast/_C/build_info.json"
+TORCH_LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 
 
 class NoManifest(ValueError):
@@ -30,20 +31,29 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
-    """One wheel and what it is held against. ``libraries`` are its host libraries that could be read, by path.
+class Asked:
+    """What a wheel is held against besides the matrix.
 
-    ``repaired`` asks for the policy's platform tag and for what ``repair`` adds; ``twin`` is a second build of it, and
-    ``torch_lists`` the folder with the symbols of each torch that has a classic library.
+    ``repaired`` asks for the policy's platform tag and for what ``repair`` adds. ``twin`` is a second build of it,
+    ``torch_lists`` the folder with the symbols of each torch that has a classic library, ``only_torch`` the minor that
+    a slim wheel serves.
     """
+
+    repaired: bool = True
+    twin: Path | None = None
+    torch_lists: Path = TORCH_LISTS
+    only_torch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One wheel and what it is held against. ``libraries`` are its host libraries that could be read, by path."""
 
     wheel: Wheel
     manifest: BuildInfo | None
     matrix: Matrix
-    repaired: bool
-    libraries: dict[str, binaries.LibraryFacts]
-    twin: Path | None = None
-    torch_lists: Path | None = None
+    libraries: Mapping[str, binaries.LibraryFacts]
+    asked: Asked
 
     @property
     def info(self) -> BuildInfo:

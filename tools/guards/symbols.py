@@ -16,7 +16,7 @@ from precast._abi.version import Release
 from tools import binaries
 from tools.guards.subject import Audited, Violation
 
-_INCLUDE = "precast/csrc/torch_stable/include/torch/csrc/"
+INCLUDE = "precast/csrc/torch_stable/include/torch/csrc/"
 _SHIMS = re.compile(r"(inductor/aoti_torch/(c|generated)|stable/c)/\w*shim\w*\.h")
 _DECLARED = re.compile(r"AOTI_TORCH_EXPORT[^;{]*?\b((?:aoti_)?torch_\w+)\s*\(")
 _SINCE = re.compile(r"#if\s+TORCH_FEATURE_VERSION\s*>=\s*TORCH_VERSION_(\d+)_(\d+)_\d+")
@@ -30,7 +30,7 @@ _ANY = Release(0, 0)
 
 def check_symbols(a: Audited) -> Iterator[Violation]:
     """Each library by its torch ABI."""
-    shims = declared_shims(a.wheel.below(_INCLUDE))
+    shims = declared_shims(a.wheel.below(INCLUDE))
     for file in a.info.host:
         facts = a.libraries.get(file.path)
         if facts is None:
@@ -39,7 +39,7 @@ def check_symbols(a: Audited) -> Iterator[Violation]:
         if isinstance(file.abi, Stable):
             yield from _stable(file.path, file.abi, asked, shims)
         else:
-            yield from _classic(file.path, file.abi, asked, a.torch_lists)
+            yield from _classic(file.path, file.abi, asked, a.asked.torch_lists)
 
 
 def _of_the_system(symbol: binaries.Undefined) -> bool:
@@ -64,8 +64,8 @@ def _stable(
             yield Violation("symbol", path, f"functions that torch {abi.floor} has", f"{symbol}, since torch {since}")
 
 
-def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path | None) -> Iterator[Violation]:
-    known = None if lists is None else exported_by(abi, lists)
+def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
+    known = exported_by(abi, lists)
     if known is None:
         yield Violation("symbol", path, f"the symbols of torch {abi.release} to hold it against (--torch)", "none")
         return

@@ -42,7 +42,7 @@ def _device_files(a: Audited) -> Iterator[Violation]:
 def _plan(a: Audited) -> Iterator[Violation]:
     """Every family for every target of the label, by its compiler; every host library that can be built."""
     spec = a.matrix.label(a.info.label)
-    plan = cells.expand(a.matrix, a.matrix.event("release"))
+    plan = cells.expand(a.matrix, a.matrix.event("release"), a.asked.only_torch)
     cell = next((cell for cell in plan.wheel if (cell.label, cell.machine) == (spec.name, a.machine)), None)
     if cell is None:
         yield Violation("plan", f"{spec.name} {a.machine}", "a wheel that matrix.toml plans", "no such cell")
