@@ -17,18 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from precast._build import matrix
-from tools.guards import (
-    GUARDS,
-    WORKFLOWS,
-    WORKFLOWS_PROMISE,
-    Asked,
-    Result,
-    Verdict,
-    Violation,
-    judge_checkout,
-    judge_wheel,
-)
-from tools.guards.subject import TORCH_LISTS
+from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
+from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict, Violation
 from tools.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,8 +22,8 @@ from precast._abi.label import Label
 from precast._build import matrix
 from precast.errors import KernelError
 from tools.audit import show
-from tools.guards import Result, Verdict
 from tools.guards.archive import differences
+from tools.guards.subject import Result, Verdict
 from tools.repair import epoch_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ import pytest
 from precast._build import matrix
 from tools import audit as tools_audit
 from tools import guards
-from tools.guards import Verdict
+from tools.guards.subject import Asked, Verdict
 from tools.wheel import read_wheel
 
 from . import libraries
@@ -145,7 +145,7 @@ FAULTS = {
 
 def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
     """The guards that refuse a wheel, each with all that it says."""
-    for result in guards.judge_wheel(read_wheel(wheel), MATRIX, guards.Asked()):
+    for result in guards.judge_wheel(read_wheel(wheel), MATRIX, Asked()):
         if result.verdict is Verdict.REFUSED:
             yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
 
@@ -192,7 +192,7 @@ def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp
 
 def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
     wheel = read_wheel(tampered(repaired[LABEL], tmp_path, lambda files: files.pop(MANIFEST)))
-    verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, guards.Asked())}
+    verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, Asked())}
     assert {verdicts[name] for name in ("targets", "symbols", "glibc", "sbom", "size")} == {Verdict.BLOCKED}
 
 
