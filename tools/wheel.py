@@ -22,6 +22,7 @@ from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
+MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
 _EARLIEST = 315532800  # 1980-01-01: a zip archive knows no earlier moment, and none between two even seconds

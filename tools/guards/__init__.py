@@ -12,7 +12,6 @@ from tools.guards.libraries import check_bundled, check_glibc, check_hardening, 
 from tools.guards.manifest import check_manifest
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import (
-    MANIFEST,
     Asked,
     Audited,
     Guard,
@@ -24,7 +23,7 @@ from tools.guards.subject import (
 from tools.guards.symbols import check_symbols
 from tools.guards.targets import check_targets
 from tools.guards.workflows import check_workflows
-from tools.wheel import Wheel
+from tools.wheel import MANIFEST, Wheel
 
 
 def _unless_repaired(audited: Audited) -> str | None:

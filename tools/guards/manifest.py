@@ -10,7 +10,8 @@ from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestErr
 from precast._build import headers, sources
 from tools import binaries
 from tools.guards.claims import host_claims
-from tools.guards.subject import MANIFEST, Audited, Violation, same
+from tools.guards.subject import Audited, Violation, same
+from tools.wheel import MANIFEST
 
 _SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 

@@ -12,7 +12,6 @@ from precast._build.matrix import Matrix
 from tools import binaries
 from tools.wheel import Wheel
 
-MANIFEST = "precast/_C/build_info.json"
 TORCH_LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 
 

@@ -80,9 +80,9 @@ def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
 
 
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
-    assert provenance.of(tmp_path) == provenance.Provenance(None, True, None), "nobody knows it"
-    (tmp_path / provenance.FACTS_FILE).write_text(json.dumps({"commit": "abc1234", "dirty": False, "moment": 5}))
-    assert provenance.of(tmp_path) == provenance.Provenance("abc1234", False, 5)
+    assert provenance.of(tmp_path) == provenance.Provenance(None, True), "nobody knows it"
+    (tmp_path / provenance.FACTS_FILE).write_text(json.dumps({"commit": "abc1234", "dirty": False}))
+    assert provenance.of(tmp_path) == provenance.Provenance("abc1234", False)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)

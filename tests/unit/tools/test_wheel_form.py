@@ -98,5 +98,5 @@ def test_the_moment_is_said_known_or_asked_for(tmp_path: Path) -> None:
         epoch_of(tmp_path, {"SOURCE_DATE_EPOCH": "noon"})
     with pytest.raises(KernelError, match="SOURCE_DATE_EPOCH=<seconds"):
         epoch_of(tmp_path, {})
-    (tmp_path / "source.json").write_text('{"commit": "abc1234", "dirty": false, "moment": 7}')
+    (tmp_path / "source.json").write_text('{"commit": "abc1234", "dirty": false, "epoch": 7}')
     assert epoch_of(tmp_path, {}) == 7
