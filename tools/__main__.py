@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 VERBS = {
-    "audit": "derive every claim of a wheel's manifest again, from the bytes",
+    "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
     "check-set": "hold a folder of wheels against the plan",
     "device": "compile the device code of one label",
@@ -19,7 +19,8 @@ VERBS = {
     "plan": "expand matrix.toml into the cells of an event",
     "publish": "take a checked release out of its run, step by step",
     "release": "make a whole release on this machine",
-    "repair": "let auditwheel hold a wheel against its platform tag",
+    "repair": "make a built wheel what is published: tag, bill of materials, one form",
+    "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
     "sdist": "make the sdist that every wheel is built from",
     "smoke": "install a wheel into a fresh environment and run one op from it",
 }

@@ -9,12 +9,13 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
@@ -40,6 +41,18 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Undefined:
+    """A symbol that a library takes from elsewhere; ``version`` is such as ``GLIBC_2.14``, None where it names none."""
+
+    name: str
+    version: str | None
+    weak: bool
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryFacts:
     """A host library as the audit sees it."""
 
@@ -50,6 +63,7 @@ class LibraryFacts:
     glibc: tuple[int, ...]
     glibcxx: tuple[int, ...]
     exported: frozenset[str]
+    undefined: tuple[Undefined, ...]
     families: tuple[str, ...]
     cpu_levels: tuple[str, ...]
     debug: bool
@@ -142,6 +156,7 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
         glibc=_greatest("GLIBC_", versions),
         glibcxx=_greatest("GLIBCXX_", versions),
         exported=frozenset(_exports(sections.values())),
+        undefined=tuple(_undefined(sections)),
         families=tuple(_families(elf, sections)),
         cpu_levels=_cpu_levels(code, str(elf["e_machine"])),
         debug=".debug_info" in sections,
@@ -171,11 +186,36 @@ def _exports(sections: Iterable[Any]) -> Iterator[str]:
                     yield symbol.name
 
 
+def _undefined(sections: dict[str, Any]) -> Iterator[Undefined]:
+    """Each name of the dynamic symbol table that is defined elsewhere, with the version that is asked of it."""
+    versions = {
+        entry["vna_other"]: entry.name
+        for section in sections.values()
+        if isinstance(section, GNUVerNeedSection)
+        for _, entries in section.iter_versions()
+        for entry in entries
+    }
+    numbers = next((section for section in sections.values() if isinstance(section, GNUVerSymSection)), None)
+    for index, symbol in enumerate(sections[".dynsym"].iter_symbols()):
+        if symbol.name and symbol["st_shndx"] == "SHN_UNDEF":
+            number = None if numbers is None else numbers.get_symbol(index)["ndx"]
+            yield Undefined(symbol.name, versions.get(number), symbol["st_info"]["bind"] == "STB_WEAK")
+
+
+def symbols_of(path: Path) -> Iterator[str]:
+    """The names that a shared library on disk exports: an installed torch's, which may be large."""
+    with path.open("rb") as file:
+        try:
+            yield from _exports(ELFFile(file).iter_sections())
+        except ELFError as error:
+            raise Unreadable(f"{path}: {error}") from error
+
+
 def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
     """The names in the table that registration walks: pointer -> family -> its first field -> text, by relocations."""
     table = sections.get(_FAMILY_TABLE)
     if table is None:
-        raise Unreadable(f"there is no section {_FAMILY_TABLE}")
+        return  # no family at all, which the claims of the manifest contradict
     points_to = {
         relocation["r_offset"]: relocation["r_addend"]
         for section in sections.values()
