@@ -54,8 +54,21 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
     """The level that a processor with these features would choose at run time."""
-    levels = [level for level in cpu_levels(machine) if features.issuperset(level.features)]
-    return levels[-1]
+    return _levels_of(machine, features)[-1]
+
+
+def named_level(machine: str, features: frozenset[str], name: str) -> CpuLevel:
+    """The level that somebody asked for, "sve" for whichever of these; ValueError if the processor has it not."""
+    here = _levels_of(machine, features)
+    for level in reversed(here):
+        if name == level.name or (name == "sve" and level.name.startswith(name)):
+            return level
+    names = ", ".join(level.name for level in here)
+    raise ValueError(f"CPU level {name!r} was asked for; this machine has {names}")
+
+
+def _levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
+    return tuple(level for level in cpu_levels(machine) if features.issuperset(level.features))
 
 
 def torch_target_version(floor: Release) -> str:

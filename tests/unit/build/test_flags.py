@@ -115,6 +115,20 @@ def test_best_level(machine: str, features: str, level: str) -> None:
     assert flags.best_level(machine, frozenset(features.split())).name == level
 
 
+def test_a_level_by_name_must_be_of_this_machine() -> None:
+    avx2, sve256 = frozenset(("avx2", "fma", "f16c")), frozenset(("asimd", "sve", "sve256"))
+    assert flags.named_level("x86_64", avx2, "baseline").name == "baseline"
+    assert flags.named_level("aarch64", sve256, "sve").name == flags.named_level("aarch64", sve256, "sve256").name
+    for machine, features, name, here in (
+        ("x86_64", avx2, "avx512", "baseline, avx2"),
+        ("x86_64", avx2, "sve", "baseline, avx2"),
+        ("aarch64", sve256, "sve512", "neon, sve256"),
+        ("aarch64", frozenset(), "sve", "neon"),
+    ):
+        with pytest.raises(ValueError, match=f"CPU level '{name}' was asked for; this machine has {here}$"):
+            flags.named_level(machine, features, name)
+
+
 def test_one_level_alone_is_a_define() -> None:
     levels = flags.cpu_levels("x86_64")
     assert flags.level_defines(levels) == ()
