@@ -3,6 +3,7 @@
 #
 #   make test                     everything this machine can run
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   PYTHON=python3.12 make test   another interpreter, likewise
 
@@ -21,11 +22,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench lint format
+.PHONY: help test demo bench release-local lint format
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench lint format"
+	@echo "targets: test demo bench release-local lint format"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -35,6 +36,9 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+release-local: $(READY)
+	$(BIN)/python -m tools release $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

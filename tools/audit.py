@@ -159,8 +159,9 @@ def check_complete(a: Audited) -> Iterator[Violation]:
         yield Violation("complete", missing, f"in the wheel of +{a.info.label}", "not there")
     for extra in sorted(found - wanted):
         yield Violation("complete", extra, f"not in the matrix of +{a.info.label}", "there")
+    compilers = {target: source.nvrtc for source, targets in a.matrix.device_sources(spec.label) for target in targets}
     for image in a.info.device:
-        yield from same("nvrtc", image.path, spec.nvrtc, image.nvrtc)
+        yield from same("nvrtc", image.path, compilers.get(image.target), image.nvrtc)
 
 
 def check_paths(a: Audited) -> Iterator[Violation]:

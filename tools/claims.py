@@ -87,7 +87,8 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
         yield from same("ptx isa", file.path, _PTX_ISA.get(toolkit), facts.isa)
     # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
     yield from same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
-    yield from same("compiler", file.path, dict(info.compilers).get("nvrtc"), file.nvrtc)
+    if ("nvrtc", file.nvrtc) not in info.compilers:
+        yield Violation("compiler", file.path, f"NVRTC {file.nvrtc} among the compilers", str(dict(info.compilers)))
 
 
 def same(check: str, where: str, wanted: object, found: object) -> Iterator[Violation]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
-from precast._build import catalogue, classic_headers, elf, failure, flags, headers, sources
+from precast._build import catalogue, classic_headers, elf, failure, flags, headers, sources, toolchain
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
 from precast._version import __version__
@@ -49,6 +49,7 @@ class Plan:
     roots: Mapping[str, Path]
     compiler: Compiler
     abi: TorchAbi
+    machine: str
     debug: bool
 
 
@@ -86,14 +87,17 @@ def build_host_library(
     jobs: int,
     ninja: str,
     levels: tuple[flags.CpuLevel, ...] | None = None,
+    machine: str | None = None,
 ) -> Artifact:
     """The library of these families for one torch ABI, verified; built if the cache has it not.
 
-    It holds ``levels`` of the CPU kernels; by default all that this kind of machine has.
+    It is for ``machine``, by default this one, and the compiler must be one for it. It holds ``levels`` of the CPU
+    kernels; by default all that this kind of machine has.
     """
+    machine = machine or platform.machine()
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
-    levels = levels or flags.cpu_levels(platform.machine())
-    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels)
+    levels = levels or flags.cpu_levels(machine)
+    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
     return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
 
 
@@ -105,8 +109,10 @@ def make_plan(
     cache: Cache,
     debug: bool,
     levels: tuple[flags.CpuLevel, ...],
+    machine: str | None = None,
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
+    machine = machine or platform.machine()
     classic = compiled_for(abi) is None
     if classic and compiler.kind != "g++":
         raise KernelUnavailable(
@@ -123,7 +129,7 @@ def make_plan(
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
-    identity = _identity(compiler, platform.machine())
+    identity = _identity(compiler, machine)
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
         for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
@@ -143,7 +149,7 @@ def make_plan(
             "sources": everything,
         },
     )
-    return Plan(name, key, units, roots, compiler, abi, debug)
+    return Plan(name, key, units, roots, compiler, abi, machine, debug)
 
 
 def list_units(
@@ -186,7 +192,7 @@ def _object_name(source: str) -> str:
 
 
 def _identity(compiler: Compiler, machine: str) -> dict[str, Any]:
-    libc = os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
+    libc = toolchain.libc_version(compiler, machine)
     return {"compiler": f"{compiler.kind} {compiler.version}", "machine": machine, "libc": libc}
 
 
@@ -215,7 +221,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     if done.returncode:
         raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
     (staging / "build.log").write_text(done.stdout, encoding="utf-8")
-    verify_library(payload.read_bytes(), plan.abi)
+    verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:
             cache.store(key, work / f"{unit.name}.o", seconds)
@@ -258,12 +264,14 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
     return "\n".join([*lines, *_edge(str(payload), (*linked, *stubs), command)])
 
 
-def verify_library(data: bytes, abi: TorchAbi) -> elf.ElfInfo:
+def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
     """Hold a linked library against what every loader relies on, before it is published."""
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
         raise BuildFailed(f"the linker wrote no usable library: {error}") from error
+    if info.machine != machine:
+        raise BuildFailed(f"the compiler made a library for {info.machine}\n  needed  one for {machine}")
     missing = [soname for soname in flags.stub_sonames(abi) if soname not in info.needed]
     foreign = sorted(name for name in info.exported if not name.startswith("precast_"))
     absent = sorted(_REQUIRED_EXPORTS - info.exported)
