@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
 from precast._abi.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
@@ -77,11 +77,21 @@ def torch_target_version(floor: Release) -> str:
 
 
 def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
-    """The defines by which the torch adapter knows which torch it is compiled for."""
+    """What tells every unit which interface of torch it is compiled against; one and the same for all classic ABIs."""
     floor = compiled_for(abi)
-    if floor is None:
-        raise NotImplementedError(f"no adapter for {abi}: only the stable ABI of torch >= {STABLE_FLOOR} is built")
-    return (torch_target_version(floor),)
+    return ("-DPRECAST_TORCH_CLASSIC",) if floor is None else (torch_target_version(floor),)
+
+
+def adapter_options(abi: TorchAbi) -> tuple[str, ...]:
+    """What the adapter to torch's C++ is compiled with besides: the one unit that knows torch's minor and C++ ABI.
+
+    The library is linked without OpenMP: a repaired wheel would bring a runtime of its own, with a second pool of
+    threads. What -fopenmp compiles to finds the runtime of libtorch_cpu.so.
+    """
+    if not isinstance(abi, Exact) or compiled_for(abi) is not None:
+        raise ValueError(f"{abi} needs no adapter to torch's C++: it is a stable ABI")
+    version = abi.release.major * 100 + abi.release.minor
+    return (f"-DPRECAST_TORCH={version}", f"-D_GLIBCXX_USE_CXX11_ABI={int(abi.cxx11)}", "-fopenmp")
 
 
 def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
@@ -118,10 +128,14 @@ def host_compile_command(
     output: str,
     roots: Mapping[str, str],
     includes: tuple[str, ...],
+    system: tuple[str, ...],
     build_dir: str,
     seed: str,
 ) -> tuple[str, ...]:
-    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object."""
+    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object.
+
+    ``system`` are the folders of headers that are not ours, about which the compiler has nothing to say.
+    """
     maps = (f"-ffile-prefix-map={folder}={name}" for name, folder in sorted(roots.items()))
     return (
         compiler,
@@ -130,6 +144,7 @@ def host_compile_command(
         *maps,
         f"-ffile-prefix-map={build_dir}=.",
         *(f"-I{folder}" for folder in includes),
+        *(argument for folder in system for argument in ("-isystem", folder)),
         "-c",
         source,
         "-o",
