@@ -1,4 +1,4 @@
-"""Pin torch's headers: read a released wheel, write ``_build/headers.json`` or ``classic_headers.json``. Hashes only."""
+"""Pin torch's headers: read a released wheel, write ``headers.json`` or ``classic_headers.json``. Hashes only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def main(arguments: list[str]) -> int:
     torch: str = given.torch
     with headers.open_url(headers.find_wheel(torch)) as file, zipfile.ZipFile(file) as wheel:
         if given.classic:
-            known = {**classic_headers.load_pins(), TorchVersion.parse(torch).release: classic_headers.pin(wheel, torch)}
+            known = {
+                **classic_headers.load_pins(),
+                TorchVersion.parse(torch).release: classic_headers.pin(wheel, torch),
+            }
             path = classic_headers.PINS
             pins: dict[str, object] = {str(minor): asdict(known[minor]) for minor in sorted(known)}
         else:

@@ -1,8 +1,8 @@
 """Prove the host library of a classic torch in that torch: its symbols, its CPU kernels, its threads.
 
 For each interpreter, which has the torch: the library is built from the pinned headers as for a wheel, every symbol it
-asks of torch is looked for in torch's own libraries, and ``classic_check`` runs its kernels from it. What held is kept in
-docs/evidence, and the symbols in tools/torch_symbols.
+asks of torch is looked for in torch's own libraries, and ``classic_check`` runs its kernels from it. What held is kept
+in docs/evidence, and the symbols in tools/torch_symbols.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _site(made: Made, folder: Path) -> Path:
     return folder
 
 
-def _write(
-    torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, Any], symbols: int, sha256: str
-) -> None:
+def _write(torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, Any], symbols: int, sha256: str) -> None:
     """The record of one torch, as docs/evidence/README.md describes it."""
     release = f"{torch.release}.{torch.patch}"
     run = {
@@ -136,11 +134,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("python", nargs="*", default=[sys.executable], help="interpreters with a torch below 2.10")
     parser.add_argument("--dry-run", action="store_true", help="write neither evidence nor symbols")
     options = parser.parse_args(arguments)
-    settings, failed = Settings.from_env(os.environ), 0
-    for python in options.python:
-        try:
-            print(prove(python, settings, record=not options.dry_run), flush=True)
-        except KernelError as error:
-            print(error, file=sys.stderr, flush=True)
-            failed = 1
-    return failed
+    settings = Settings.from_env(os.environ)
+    return max([_tried(python, settings, record=not options.dry_run) for python in options.python])
+
+
+def _tried(python: str, settings: Settings, *, record: bool) -> int:
+    try:
+        print(prove(python, settings, record=record), flush=True)
+    except KernelError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0

@@ -6,7 +6,6 @@ real libraries of a torch of that minor were seen to define.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from precast.errors import KernelError
 LISTS = Path(__file__).with_name("torch_symbols")
 # What a classic library names in NEEDED, and the OpenMP runtime that lies beside it.
 _LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libgomp*.so*")
-_UNVERSIONED = 1  # VER_NDX_GLOBAL: torch's libraries have no versions, those of the system all have
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """The dynamic symbols of one library: those it defines for others, and those it asks of libraries without versions."""
+    """The dynamic symbols of one library: those it defines, and those it asks of libraries without symbol versions."""
 
     defined: frozenset[str]
     asked: frozenset[str]
@@ -71,9 +69,9 @@ def recorded(abi: TorchAbi, folder: Path = LISTS) -> frozenset[str] | None:
 
 def record(abi: TorchAbi, torch: str, names: Iterable[str], folder: Path = LISTS) -> Path:
     """Keep what was seen in a torch."""
-    head = f"# What the host library {abi} asks of torch. All of it is in libtorch_cpu.so, libc10.so and the libgomp of\n"
+    head = f"# What the host library {abi} asks of torch: of libtorch_cpu.so, libc10.so and libgomp in {torch}"
     path = folder / f"{abi}.txt"
-    path.write_text(f"{head}# torch {torch}.\n" + "".join(f"{name}\n" for name in sorted(names)), encoding="utf-8")
+    path.write_text("\n".join([head, *sorted(names), ""]), encoding="utf-8")
     return path
 
 
@@ -82,16 +80,17 @@ def check(library: Path, offered: frozenset[str], where: str) -> frozenset[str]:
     asked = read(library).asked
     missing = sorted(asked - offered)
     if missing:
+        shown = ", ".join([*missing[:5], *(["..."] if len(missing) > 5 else [])])
         raise KernelError(
             f"{library.name} asks for what torch does not define\n"
-            f"  found   {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''} ({len(missing)} of {len(asked)})\n"
+            f"  found   {shown} ({len(missing)} of {len(asked)})\n"
             f"  needed  symbols of {where}"
         )
     return asked
 
 
 def _unversioned(versions: object, index: int) -> bool:
+    """Torch's libraries have no symbol versions, those of the system all have."""
     if not isinstance(versions, GNUVerSymSection):
         return True
-    ndx = versions.get_symbol(index)["ndx"]
-    return ndx == "VER_NDX_GLOBAL" or ndx == _UNVERSIONED or re.fullmatch(r"VER_NDX_LOCAL", str(ndx)) is not None
+    return versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")

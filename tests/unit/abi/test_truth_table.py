@@ -175,9 +175,7 @@ LIBRARIES = [
         "2.6 with the old C++ ABI", "2.6.0+cu124", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx0", cxx11=False
     ),
     Library("2.6 with the new C++ ABI", "2.6.0+cu126", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx1"),
-    Library(
-        "2.6 with the other C++ ABI", "2.6.0", "torch-2.6-cxx0", f"build torch-2.6-cxx1-git{OTHER}", git=OTHER
-    ),
+    Library("2.6 with the other C++ ABI", "2.6.0", "torch-2.6-cxx0", f"build torch-2.6-cxx1-git{OTHER}", git=OTHER),
     Library("exact before stable", "2.10.0", "torch-stable-2.10 torch-2.10-cxx1", "use torch-2.10-cxx1"),
     Library("conda-forge's post releases", "2.4.1.post303", "torch-2.4-cxx1", "use torch-2.4-cxx1"),
     Library(
