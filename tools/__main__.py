@@ -12,6 +12,7 @@ VERBS = {
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
+    "qemu": "run a wheel for aarch64 under an emulator, and one for x86_64 on a processor without AVX-512",
 }
 
 
