@@ -17,6 +17,7 @@ from precast.errors import KernelError
 from tools import evidence, summary
 from tools.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
 from tools.columns import columns
+from tools.narrow import narrow
 from tools.wheel import NotAWheel
 
 
@@ -25,7 +26,8 @@ def as_json(plan: Plan) -> str:
     names = list(plan.matrices())
     built = {name: [_document(cell) for cell in cells if not cell.not_built] for name, cells in plan.matrices().items()}
     lines = ["{", f' "event": {json.dumps(plan.event)},', f' "only_torch": {json.dumps(plan.only_torch)},']
-    lines += [f' "sdist": {json.dumps({"runner": plan.sdist_runner})},', ' "matrices": {']
+    lines += [f' "sdist": {json.dumps({"runner": plan.sdist_runner})},']
+    lines += [f' "gpu": {json.dumps({"runner": plan.gpu_runner})},', ' "matrices": {']
     for name in names:
         end = "" if name == names[-1] else ","
         lines += [f'  "{name}": {{"include": [', *_joined(built[name]), f"  ]}}{end}"]
@@ -39,6 +41,16 @@ def as_json(plan: Plan) -> str:
 def _joined(documents: list[dict[str, object]]) -> list[str]:
     last = len(documents) - 1
     return [f"   {json.dumps(document)}{',' if i < last else ''}" for i, document in enumerate(documents)]
+
+
+def as_outputs(plan: Plan, known: matrix.Matrix) -> str:
+    """The matrices and runners as outputs of a workflow step, one a line; each matrix is there, if only empty."""
+    matrices = {f"test-{machine}": () for machine in known.machines} | plan.matrices()
+    lines = [f"sdist={plan.sdist_runner}\n", f"gpu={plan.gpu_runner}\n"]
+    for name, cells in matrices.items():
+        built = [_document(cell) for cell in cells if not cell.not_built]
+        lines.append(f"{name}={json.dumps({'include': built})}\n")
+    return "".join(lines)
 
 
 def _document(cell: Cell) -> dict[str, object]:
@@ -79,6 +91,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools plan", description=__doc__)
     parser.add_argument("--event", default="release", help="pr, main, nightly or release (the default)")
     parser.add_argument("--only-torch", metavar="MINOR", help="plan slim wheels for one minor of torch, such as 2.6")
+    parser.add_argument("--cell", metavar="NAME", help="plan one cell, what it is made of and what tests it")
+    parser.add_argument(
+        "--outputs", type=Path, metavar="FILE", help="append the matrices as outputs of a workflow step"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for a workflow")
     parser.add_argument(
         "--summary", action="store_true", help="print counts: cells, what they serve, what was executed"
@@ -88,12 +104,18 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         known = matrix.load(options.matrix)
-        plan = expand(known, known.event(options.event), options.only_torch)
+        # A workflow passes on what its form left empty.
+        plan = expand(known, known.event(options.event), options.only_torch or None)
+        if options.cell:
+            plan = narrow(plan, options.cell)
         if options.summary:
             print(summary.of(plan, known, evidence.load(evidence.FOLDER, known), options.wheelhouse), end="")
             return 0
     except (KernelError, NotAWheel) as error:
         print(error, file=sys.stderr)
         return 1
+    if options.outputs is not None:
+        with options.outputs.open("a", encoding="utf-8") as file:
+            file.write(as_outputs(plan, known))
     print(as_json(plan) if options.json else table(plan), end="")
     return 0

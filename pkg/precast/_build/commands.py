@@ -33,7 +33,8 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
         """Nothing in a wheel depends on the Python it was built by."""
 
         def get_tag(self) -> tuple[str, str, str]:
-            return "py3", "none", "any" if pure else super().get_tag()[2]
+            platform = super().get_tag()[2] if settings.arch is None else f"linux_{settings.arch}"
+            return "py3", "none", "any" if pure else platform
 
     class Sdist(sdist):  # type: ignore[misc]
         """An sdist that needs neither git nor the network."""

@@ -59,19 +59,21 @@ def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path, csrc: Path) -> Callable[..., Artifact]:
-    compiler, _ = toolchain.find_compiler(Settings())
     ninja, _ = toolchain.find_ninja()
-    assert compiler is not None and ninja is not None
+    assert ninja is not None
 
     def build(
         *families: Family,
         debug: bool = False,
         cache: Path = tmp_path / "cache",
         levels: tuple[flags.CpuLevel, ...] | None = None,
+        machine: str = platform.machine(),
     ) -> Artifact:
         chosen = families or (TINY,)
+        compiler, looked_at = toolchain.find_compiler(Settings(), machine)
+        assert compiler is not None, looked_at
         return host.build_host_library(
-            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels
+            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels, machine=machine
         )
 
     return build
@@ -121,6 +123,34 @@ def test_one_level_alone(build: Callable[..., Artifact]) -> None:
     alone = build(levels=(best,))
     names = {name for name in compiled(alone) if name.startswith("tiny.cpu")}
     assert names == {f"tiny.cpu.{best.name}"} and alone.path != build().path
+
+
+@pytest.mark.qemu
+def test_each_machine_has_objects_of_its_own(build: Callable[..., Artifact]) -> None:
+    here, there = build(), build(machine="aarch64")
+    assert not compiled(here) - compiled(there) - {f"tiny.cpu.{level}" for level in LEVELS}
+    assert elf.read_shared_object(there.path.read_bytes()).machine == "aarch64"
+    assert here.key != there.key and build(machine="aarch64").cached
+
+
+def test_a_library_for_another_machine_is_not_published(csrc: Path, tmp_path: Path) -> None:
+    """Such as one by a compiler that was named by hand."""
+    compiler, _ = toolchain.find_compiler(Settings())
+    ninja, _ = toolchain.find_ninja()
+    assert compiler is not None and ninja is not None
+    other = next(machine for machine in flags.CPU_LEVELS if machine != platform.machine())
+    with pytest.raises(BuildFailed, match=f"needed  one for {other}"):
+        host.build_host_library(
+            [TINY],
+            ABI,
+            compiler,
+            cache=Cache(tmp_path),
+            debug=False,
+            jobs=2,
+            ninja=ninja,
+            levels=(flags.CpuLevel("plain", ()),),
+            machine=other,
+        )
 
 
 def test_the_same_bytes_come_from_anywhere(build: Callable[..., Artifact], tmp_path: Path) -> None:
