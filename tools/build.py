@@ -89,7 +89,7 @@ def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path) -> str:
     names += [parts.device_name(taken) for taken, _ in known.device_sources(cell.spec.label)]
     inputs = [(parts_dir / name / parts.MANIFEST).read_bytes() for name in sorted(names)]
     tools = " ".join(f"{tool} {version(tool)}" for tool in _TOOLS)
-    words = (cell.name, cell.driver, tools, *(hashlib.sha256(data).hexdigest() for data in inputs))
+    words = (cell.name, tools, *(hashlib.sha256(data).hexdigest() for data in inputs))
     return wheelhouse.digest(*words, hashlib.sha256(source.read_bytes()).hexdigest())
 
 

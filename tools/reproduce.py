@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.label import Label
 from precast._build import matrix
 from precast.errors import KernelError
 from tools.audit import show
+from tools.cells import label_of
 from tools.guards.archive import differences
 from tools.guards.subject import Result, Verdict
 from tools.repair import epoch_of
@@ -53,7 +53,7 @@ ELSEWHERE = Surroundings(
 )
 
 
-def build(sources: Path, label: Label, work: Path, around: Surroundings, epoch: int) -> Path:
+def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int) -> Path:
     """One published wheel, built from a copy of the sources with an empty build cache."""
     place = work / around.folder
     tree = place / "tree"
@@ -67,7 +67,7 @@ def build(sources: Path, label: Label, work: Path, around: Surroundings, epoch: 
     env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     env |= {"PRECAST_CACHE_DIR": str(place / "cache"), "TMPDIR": str(place / "tmp"), "SOURCE_DATE_EPOCH": str(epoch)}
     env |= around.variables
-    env |= {"PRECAST_LABEL": label.text} if label.text else {}
+    env |= {"PRECAST_LABEL": label} if label else {}
     _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(place / "dist"), str(tree)], tree, env, around)
     (built,) = (place / "dist").glob("*.whl")
     _run([sys.executable, "-m", "tools", "repair", "--out", str(place / "out"), str(built)], tree, env, around)
@@ -92,21 +92,21 @@ def told(path: Path, seconds: float) -> str:
 def main(arguments: list[str]) -> int:
     """Build and compare."""
     parser = argparse.ArgumentParser(prog="python -m tools reproduce", description=__doc__)
-    parser.add_argument("--label", default="cpu", help="a label of matrix.toml; empty for the pure wheel")
+    parser.add_argument("--label", default="cpu", help="a label of matrix.toml, or default; empty for the pure wheel")
     parser.add_argument("--against", type=Path, metavar="WHEEL", help="build once and compare with this wheel")
     parser.add_argument("--out", type=Path, help="keep the wheel of the last build in this folder")
     options = parser.parse_args(arguments)
     try:
         if options.label:
-            matrix.load(ROOT / "matrix.toml").label(Label.parse(options.label))
-        label, epoch = Label(options.label), epoch_of(ROOT)
+            matrix.load(ROOT / "matrix.toml").label(label_of(options.label))
+        epoch = epoch_of(ROOT)
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
             # One state for both, whatever happens to the checkout meanwhile.
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
-                made.append(build(sources, label, Path(folder), around, epoch))
+                made.append(build(sources, options.label, Path(folder), around, epoch))
                 print(told(made[-1], time.perf_counter() - started), flush=True)
             found = tuple(differences(*made))
             if options.out is not None:

@@ -10,16 +10,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from precast._version import __version__
 from tools.wheel import Wheel, read_wheel, write_wheel
 
-LABEL = "cu130"
 HOST = "precast/_C/host/torch-stable-2.10.so"
 CUBIN = "precast/_C/device/rms_norm.sm_90.cubin"
 PTX = "precast/_C/device/rms_norm.compute_90.ptx"
 MANIFEST = "precast/_C/build_info.json"
-INFO = f"precast-{__version__}+{LABEL}.dist-info"
-SBOM = f"{INFO}/sboms/precast.cdx.json"
+SBOM = "sboms/precast.cdx.json"  # below the folder of the metadata, as the three are
+METADATA, WHEEL, LICENCE = "METADATA", "WHEEL", "licenses/LICENSE"
 
 Files = dict[str, bytes]
 Change = Callable[[Files], Any]
@@ -53,13 +51,31 @@ def set_in(document: Any, path: str, value: object) -> None:
     document[key] = value
 
 
-def edit(path: str, value: object, file: str = MANIFEST) -> Change:
-    """Change one entry of the manifest, or of another JSON file."""
+def named(files: Files, name: str) -> str:
+    """The whole path of a file of the metadata; its folder carries version and label."""
+    (found,) = (path for path in files if path.endswith(f".dist-info/{name}"))
+    return found
+
+
+def edit(path: str, value: object) -> Change:
+    """Change one entry of the manifest."""
 
     def change(files: Files) -> None:
-        document = json.loads(files[file])
+        document = json.loads(files[MANIFEST])
         set_in(document, path, value)
-        files[file] = json.dumps(document).encode()
+        files[MANIFEST] = json.dumps(document).encode()
+
+    return change
+
+
+def edit_sbom(how: Callable[[Any], Any]) -> Change:
+    """Change the bill of materials in place."""
+
+    def change(files: Files) -> None:
+        name = named(files, SBOM)
+        document = json.loads(files[name])
+        how(document)
+        files[name] = json.dumps(document).encode()
 
     return change
 
@@ -76,7 +92,8 @@ def replace(name: str, data: Callable[[bytes], bytes]) -> Change:
             if f"precast/_C/{entry['path']}" == name:
                 entry["bytes"] = len(files[name])
         files[MANIFEST] = json.dumps(document).encode()
-        files[SBOM] = files[SBOM].replace(old.encode(), new.encode())
+        sbom = named(files, SBOM)
+        files[sbom] = files[sbom].replace(old.encode(), new.encode())
 
     return change
 
@@ -103,22 +120,31 @@ def drop_device(target: str) -> Change:
         gone = [name for name in files if f".{target}." in name]
         for name in gone:
             del files[name]
-        drop_components(files, gone)
+        drop_components(gone)(files)
 
     return change
 
 
-def drop_components(files: Files, names: list[str]) -> None:
-    document = json.loads(files[SBOM])
-    document["components"] = [entry for entry in document["components"] if entry["name"] not in names]
-    files[SBOM] = json.dumps(document).encode()
+def drop_components(names: list[str]) -> Change:
+    """A bill of materials that keeps quiet about some components."""
+
+    def drop(document: Any) -> None:
+        document["components"] = [entry for entry in document["components"] if entry["name"] not in names]
+
+    return edit_sbom(drop)
 
 
-def metadata(old: str, new: str, file: str = "METADATA") -> Change:
-    """Change a line of METADATA or WHEEL."""
-    return lambda files: files.update({f"{INFO}/{file}": patched_text(files[f"{INFO}/{file}"], old, new)})
+def metadata(old: str, new: str, file: str = METADATA) -> Change:
+    """Change the text of METADATA or WHEEL."""
+
+    def change(files: Files) -> None:
+        name = named(files, file)
+        assert old.encode() in files[name], files[name][:600]
+        files[name] = files[name].replace(old.encode(), new.encode())
+
+    return change
 
 
-def patched_text(data: bytes, old: str, new: str) -> bytes:
-    assert old.encode() in data, data[:600]
-    return data.replace(old.encode(), new.encode())
+def without(file: str) -> Change:
+    """A file of the metadata gone."""
+    return lambda files: files.pop(named(files, file))

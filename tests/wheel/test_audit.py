@@ -21,11 +21,12 @@ from .conftest import CHECKOUT, LABELS, Run
 from .tampering import (
     CUBIN,
     HOST,
-    INFO,
-    LABEL,
+    LICENCE,
     MANIFEST,
+    METADATA,
     PTX,
     SBOM,
+    WHEEL,
     Change,
     at,
     drop_device,
@@ -34,15 +35,18 @@ from .tampering import (
     patched,
     replace,
     tampered,
+    without,
 )
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
 MATRIX = matrix.load(CHECKOUT / "matrix.toml")
 
+SHIM = "precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h"
+LARGE = hashlib.shake_256(b"x").digest(4_000_000)
+
 # What is done to a wheel: the guard that refuses it, and what its refusal names.
 TAMPERED: dict[str, tuple[Change, str, str]] = {
-    "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
     "a library cut short": (replace(HOST, lambda data: data[:9000]), "manifest", "host/torch-stable-2.10.so"),
     "a library for another machine": (replace(HOST, at(18, b"\xb7")), "manifest", "aarch64"),
     "a library of another glibc": (replace(HOST, patched(b"GLIBC_2.14\0", b"GLIBC_2.99\0")), "manifest", "2.99"),
@@ -51,23 +55,40 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "another ceiling than claimed": (edit("host.0.glibcxx", "3.4.11"), "manifest", "3.4.11"),
     "another library needed than claimed": (edit("host.0.needed", ["libtorch_cpu.so"]), "manifest", "libm.so.6"),
     "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/torch-stable-2.10.so"),
-    "another compiler than the comment's": (
-        edit("compilers", [{"name": "g++", "version": "4.8.5"}, {"name": "nvrtc", "version": "13.0.88"}]),
-        "manifest",
-        "4.8.5",
-    ),
-    "a file gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
+    "another compiler than its own": (edit("compilers", [{"name": "g++", "version": "4.8.5"}]), "manifest", "4.8.5"),
+    "a library gone": (lambda f: f.pop(HOST), "manifest", "host/torch-stable-2.10.so"),
     "a file nobody lists": (lambda f: f.update({"precast/_C/device/x.sm_90.cubin": b"x"}), "manifest", "x.sm_90.cubin"),
     "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
-    "an edited header": (
-        lambda f: f.update({"precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h": b"// mine"}),
-        "manifest",
-        "stable/c/shim.h",
-    ),
+    "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
     "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
     "a manifest with an unknown key": (edit("extra", 1), "manifest", "extra"),
     "a pure wheel with binaries": (edit("mode", "pure"), "manifest", "a pure build lists no files"),
     "another version": (edit("version", "9.9"), "manifest", "9.9"),
+    "another label": (edit("label", "cu121"), "manifest", "+cu121"),
+    "no device code for the label": (edit("label", "cu121"), "targets", "softmax sm_70"),
+    "a grafted library": (lambda f: f.update({"precast.libs/libgomp-a34b.so.1": b"x"}), "bundled", "libgomp-a34b.so.1"),
+    "a copy of torch": (lambda f: f.update({"precast/_C/host/libtorch_cpu.so": b"x"}), "bundled", "libtorch_cpu.so"),
+    "a copy of CUDA": (lambda f: f.update({"precast/libnvrtc.so.12": b"x"}), "bundled", "libnvrtc.so.12"),
+    "a library in a stray place": (lambda f: f.update({"precast/ops/x.so": b"x"}), "bundled", "precast/ops/x.so"),
+    "another torch library": (replace(HOST, patched(b"libtorch_cpu.so", b"libtorch_gpu.so")), "bundled", "torch_gpu"),
+    "a stray export": (replace(HOST, patched(b"precast_refuse\0", b"postcast_refus\0")), "hardening", "postcast_refus"),
+    "a build path": (replace(HOST, lambda d: d + b"\0/home/me/csrc/x.cpp\0"), "paths", "/home/me/csrc/x.cpp"),
+    "too large": (lambda f: f.update({"precast/data": LARGE}), "size", "(labels.cpu.max_bytes)"),
+    "marked as pure": (metadata("Purelib: false", "Purelib: true", WHEEL), "metadata", "true"),
+    "another tag inside": (metadata("py3-none", "cp311-cp311", WHEEL), "metadata", "cp311-cp311"),
+    "a ceiling on torch": (metadata("torch>=2.4.1", "torch<2.16"), "metadata", "torch<2.16"),
+    "another Python": (metadata("Requires-Python: >=3.10", "Requires-Python: >=3.12"), "metadata", ">=3.12"),
+    "a version that is none": (metadata("Version: 0", "Version: zero"), "metadata", "version"),
+    "no licence": (without(LICENCE), "metadata", "licenses"),
+    "a description that no index shows": (metadata("text/markdown", "text/x-rst"), "metadata", "line "),
+    "no description": (metadata("# precast", "\n"), "metadata", "record"),
+    "no metadata": (without(METADATA), "metadata", "metadata"),
+}
+
+# The same for what only a wheel with device code can lie about.
+DEVICE: dict[str, tuple[Change, str, str]] = {
+    "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
+    "a cubin gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
     "a cubin cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
     "a cubin for another GPU": (replace(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
     "a cubin of another layout": (replace(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
@@ -82,49 +103,8 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
     "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
     "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),
-    "a target of another label": (
-        edit("device.0.target", "sm_70"),
-        "targets",
-        "sm_70",
-    ),
-    "the set of another label": (edit("label", "cu121"), "targets", "sm_70"),
-    "a grafted library": (
-        lambda f: f.update({"precast.libs/libgomp-a34b3233.so.1": b"x"}),
-        "bundled",
-        "libgomp-a34b3233",
-    ),
-    "a copy of torch": (lambda f: f.update({"precast/_C/host/libtorch_cpu.so": b"x"}), "bundled", "libtorch_cpu.so"),
-    "a copy of CUDA": (lambda f: f.update({"precast/libnvrtc.so.12": b"x"}), "bundled", "libnvrtc.so.12"),
-    "a library in a stray place": (lambda f: f.update({"precast/ops/x.so": b"x"}), "bundled", "precast/ops/x.so"),
-    "another torch library needed": (
-        replace(HOST, patched(b"libtorch_cpu.so", b"libtorch_gpu.so")),
-        "bundled",
-        "torch_gpu",
-    ),
-    "a stray export": (replace(HOST, patched(b"precast_refuse\0", b"postcast_refus\0")), "hardening", "postcast_refus"),
-    "a build path": (replace(HOST, lambda d: d + b"\0/home/me/csrc/x.cpp\0"), "paths", "/home/me/csrc/x.cpp"),
-    "too large": (
-        lambda f: f.update({"precast/data": hashlib.shake_256(b"x").digest(4_000_000)}),
-        "size",
-        f"labels.{LABEL}.max_bytes",
-    ),
-    "another label in its name": (edit("label", "cu121"), "manifest", "0.1.0+cu121"),
-    "marked as pure": (metadata("Purelib: false", "Purelib: true", "WHEEL"), "metadata", "true"),
-    "another tag inside": (metadata("py3-none", "cp311-cp311", "WHEEL"), "metadata", "cp311-cp311"),
-    "a ceiling on torch": (metadata("torch>=2.4.1", "torch<2.16"), "metadata", "torch<2.16"),
-    "another Python": (metadata("Requires-Python: >=3.10", "Requires-Python: >=3.12"), "metadata", ">=3.12"),
-    "a version that is none": (metadata("Version: 0", "Version: zero"), "metadata", "version"),
-    "no licence": (lambda f: f.pop(f"{INFO}/licenses/LICENSE"), "metadata", "licenses"),
-    "a description that no index shows": (
-        metadata("Description-Content-Type: text/markdown", "Description-Content-Type: text/x-rst"),
-        "metadata",
-        "line ",
-    ),
-    "no description": (
-        lambda f: f.update({f"{INFO}/METADATA": f[f"{INFO}/METADATA"].split(b"\n\n")[0]}),
-        "metadata",
-        "missing",
-    ),
+    "a target of another label": (edit("device.0.target", "sm_70"), "targets", "sm_70"),
+    "the set of another label": (edit("label", "cu121"), "targets", "labels.cu121"),
 }
 
 # A fault of a host library, in every other respect as good as this test can make it.
@@ -150,10 +130,11 @@ def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
             yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
 
 
-@pytest.mark.parametrize("name", TAMPERED)
+@pytest.mark.parametrize("name", [*TAMPERED, *DEVICE])
 def test_a_tampered_wheel_is_refused(repaired: Mapping[str, Path], tmp_path: Path, name: str) -> None:
-    change, guard, named = TAMPERED[name]
-    said = dict(refusals(tampered(repaired[LABEL], tmp_path, change)))
+    label = "cpu" if name in TAMPERED else "cu130"
+    change, guard, named = (TAMPERED | DEVICE)[name]
+    said = dict(refusals(tampered(repaired[label], tmp_path, change)))
     assert named in said[guard], said
 
 
@@ -161,21 +142,21 @@ def test_a_tampered_wheel_is_refused(repaired: Mapping[str, Path], tmp_path: Pat
 def test_a_faulty_library_is_refused(repaired: Mapping[str, Path], tmp_path: Path, fault: str) -> None:
     guard, named = FAULTS[fault]
     made = getattr(libraries, fault)(tmp_path)
-    said = dict(refusals(tampered(repaired[LABEL], tmp_path, replace(HOST, lambda data: made))))
+    said = dict(refusals(tampered(repaired["cpu"], tmp_path, replace(HOST, lambda data: made))))
     assert named in said[guard], said
-    # The manifest and the targets describe the library that was there; nothing else is wrong.
-    assert set(said) <= {guard, "manifest", "targets"}
+    # The manifest describes the library that was there; a symbol of Python is none of torch either.
+    assert set(said) <= {guard, "manifest", "symbols"}
 
 
 def test_the_library_without_a_fault_is_not(repaired: Mapping[str, Path], tmp_path: Path) -> None:
     made = libraries.library(tmp_path)
-    said = dict(refusals(tampered(repaired[LABEL], tmp_path, replace(HOST, lambda data: made))))
+    said = dict(refusals(tampered(repaired["cpu"], tmp_path, replace(HOST, lambda data: made))))
     assert set(said) == {"manifest"}, said
 
 
 def test_an_untouched_copy_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
-    copy = tampered(repaired[LABEL], tmp_path, lambda files: None)
-    assert dict(refusals(copy)) == {} and copy.read_bytes() == repaired[LABEL].read_bytes()
+    copy = tampered(repaired["cpu"], tmp_path, lambda files: None)
+    assert dict(refusals(copy)) == {} and copy.read_bytes() == repaired["cpu"].read_bytes()
 
 
 def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp_path: Path) -> None:
@@ -184,14 +165,14 @@ def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp
         del files["precast/py.typed"]
         files["precast/new.py"] = b""
 
-    wheel = tampered(repaired[LABEL], tmp_path, change, honest_record=False)
+    wheel = tampered(repaired["cpu"], tmp_path, change, honest_record=False)
     found = {v.where for v in tools_audit.audit(wheel, MATRIX) if v.check == "record"}
     assert found == {"precast/errors.py", "precast/py.typed", "precast/new.py"}
     assert "form" in dict(refusals(wheel))["reproducible"], "it also has the moments of whoever wrote it"
 
 
 def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
-    wheel = read_wheel(tampered(repaired[LABEL], tmp_path, lambda files: files.pop(MANIFEST)))
+    wheel = read_wheel(tampered(repaired["cpu"], tmp_path, lambda files: files.pop(MANIFEST)))
     verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, Asked())}
     assert {verdicts[name] for name in ("targets", "symbols", "glibc", "sbom", "size")} == {Verdict.BLOCKED}
 
@@ -214,10 +195,10 @@ def test_a_pure_wheel_passes_what_it_is_asked(built: Mapping[str, Path], capsys:
 def test_an_unrepaired_wheel_is_refused_by_its_tag(
     built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tools_audit.main([str(built[LABEL])]) == 1
+    assert tools_audit.main([str(built["cpu"])]) == 1
     said = capsys.readouterr().out
     assert "manylinux_2_28_x86_64" in said and SBOM in said
-    assert tools_audit.main(["--unrepaired", str(built[LABEL])]) == 0
+    assert tools_audit.main(["--unrepaired", str(built["cpu"])]) == 0
 
 
 def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path: Path, run: Run, tree: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tools import audit as tools_audit
 from tools.wheel import read_wheel
 
 from .conftest import CHECKOUT, LABELS
-from .tampering import HOST, INFO, LABEL, SBOM, Change, Files, drop_components, edit, tampered
+from .tampering import CUBIN, HOST, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
@@ -24,59 +25,53 @@ MATRIX = matrix.load(CHECKOUT / "matrix.toml")
 def component(name: str, key: str, value: object) -> Change:
     """Change what the document says of one component."""
 
-    def change(files: Files) -> None:
-        document = json.loads(files[SBOM])
+    def change(document: Any) -> None:
         (entry,) = (entry for entry in document["components"] if entry["name"] == name)
         entry[key] = value
-        files[SBOM] = json.dumps(document).encode()
 
-    return change
-
-
-def another(files: Files) -> None:
-    document = json.loads(files[SBOM])
-    document["components"].append({"type": "library", "name": "libgomp", "version": "1.0"})
-    files[SBOM] = json.dumps(document).encode()
+    return edit_sbom(change)
 
 
-def twice(files: Files) -> None:
-    document = json.loads(files[SBOM])
-    document["components"].append(document["components"][0])
-    files[SBOM] = json.dumps(document).encode()
+def said(path: str, value: object) -> Change:
+    return edit_sbom(lambda document: set_in(document, path, value))
 
 
+def written(data: bytes, name: str = SBOM) -> Change:
+    """Another file in the place of the document, or beside it."""
+    return lambda files: files.update({named(files, SBOM).replace(SBOM, name): data})
+
+
+GOMP = {"type": "library", "name": "libgomp", "version": "1.0"}
 ZEROS = [{"alg": "SHA-256", "content": "0" * 64}]
 LIES: dict[str, tuple[Change, str]] = {
-    "none at all": (lambda files: files.pop(SBOM), SBOM),
-    "no JSON": (lambda files: files.update({SBOM: b"{"}), "JSON"),
-    "no CycloneDX": (edit("components.0.type", "potion", SBOM), "$.components[0].type"),
-    "another format": (edit("bomFormat", "SPDX", SBOM), "bomFormat"),
-    "another document beside it": (
-        lambda files: files.update({f"{INFO}/sboms/auditwheel.cdx.json": b"{}"}),
-        "auditwheel",
-    ),
+    "none at all": (without(SBOM), SBOM),
+    "no JSON": (written(b"{"), "JSON"),
+    "no CycloneDX": (said("components.0.type", "potion"), "$.components[0].type"),
+    "another format": (said("bomFormat", "SPDX"), "bomFormat"),
+    "another document beside it": (written(b"{}", "sboms/auditwheel.cdx.json"), "auditwheel.cdx.json"),
     "another hash of a library": (component(HOST, "hashes", ZEROS), HOST),
-    "a file kept quiet": (lambda files: drop_components(files, [HOST]), HOST),
-    "a component that is not there": (another, "libgomp"),
-    "a component twice": (twice, "more than once"),
+    "a file kept quiet": (drop_components([HOST]), HOST),
+    "a component that is not there": (edit_sbom(lambda d: d["components"].append(GOMP)), "libgomp"),
+    "a component twice": (edit_sbom(lambda d: d["components"].append({**GOMP, "name": HOST})), "more than once"),
     "another version of the headers": (component("torch", "version", "2.9.1"), "2.9.1"),
-    "another licence of the headers": (
-        component("torch", "licenses", [{"license": {"id": "GPL-3.0-only"}}]),
-        "pkg:pypi/torch@2.15.0",
-    ),
-    "another NVRTC": (component("nvidia-cuda-nvrtc", "version", "12.1.105"), "pkg:pypi/nvidia-cuda-nvrtc@13.0.88"),
-    "an NVRTC that is shipped": (component("nvidia-cuda-nvrtc", "scope", "required"), "required"),
+    "another licence": (component("torch", "licenses", [{"license": {"id": "GPL-3.0-only"}}]), "pkg:pypi/torch@2.15.0"),
     "another compiler": (component("g++", "version", "4.8.5"), "4.8.5"),
-    "another version of precast": (edit("metadata.component.version", "9.9", SBOM), "9.9"),
-    "another moment": (edit("metadata.timestamp", "2001-01-01T00:00:00+00:00", SBOM), "$.metadata.timestamp"),
+    "a compiler that is shipped": (component("g++", "scope", "required"), "required"),
+    "another version of precast": (said("metadata.component.version", "9.9"), "9.9"),
+    "another moment": (said("metadata.timestamp", "2001-01-01T00:00:00+00:00"), "$.metadata.timestamp"),
+}
+DEVICE_LIES: dict[str, tuple[Change, str]] = {
+    "another NVRTC": (component("nvidia-cuda-nvrtc", "version", "12.1.105"), "pkg:pypi/nvidia-cuda-nvrtc@13.0.88"),
+    "another hash of a cubin": (component(CUBIN, "hashes", ZEROS), CUBIN),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, *DEVICE_LIES])
 def test_a_lie_is_refused(repaired: Mapping[str, Path], tmp_path: Path, lie: str) -> None:
-    change, named = LIES[lie]
-    found = tools_audit.audit(tampered(repaired[LABEL], tmp_path, change), MATRIX)
-    assert found and any(named in f"{v.where} {v.wanted} {v.found}" for v in found), found
+    label = "cpu" if lie in LIES else "cu130"
+    change, wrong = (LIES | DEVICE_LIES)[lie]
+    found = tools_audit.audit(tampered(repaired[label], tmp_path, change), MATRIX)
+    assert any(wrong in f"{v.where} {v.wanted} {v.found}" for v in found), found
 
 
 @pytest.mark.parametrize("label", LABELS)

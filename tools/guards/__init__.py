@@ -69,7 +69,10 @@ def judge_wheel(wheel: Wheel, known: Matrix, asked: Asked) -> tuple[Result, ...]
 
 def judge_checkout(root: Path, known: Matrix) -> Result:
     """Ask the guard of the workflows."""
-    found = tuple(check_workflows(root / ".github" / "workflows", known))
+    folder = root / ".github" / "workflows"
+    if not folder.is_dir():
+        return Result(WORKFLOWS, Verdict.NOT_ASKED, "no workflows here, as in an sdist", ())
+    found = tuple(check_workflows(folder, known))
     return Result(WORKFLOWS, Verdict.REFUSED if found else Verdict.PASSED, "", found)
 
 

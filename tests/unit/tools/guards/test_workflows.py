@@ -8,6 +8,8 @@ import pytest
 
 from precast._build import matrix
 from tools import audit
+from tools.guards import judge_checkout
+from tools.guards.subject import Verdict
 from tools.guards.workflows import check_workflows
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -99,3 +101,8 @@ def test_a_matrix_without_a_runner_refuses_this_checkout(tmp_path: Path, capsys:
     (tmp_path / "matrix.toml").write_text(text)
     assert audit.main(["--matrix", str(tmp_path / "matrix.toml")]) == 1
     assert "ci.yml:" in capsys.readouterr().out
+
+
+def test_an_sdist_has_no_workflows_to_ask(tmp_path: Path) -> None:
+    result = judge_checkout(tmp_path, MATRIX)
+    assert result.verdict is Verdict.NOT_ASKED and "no workflows here" in result.note
