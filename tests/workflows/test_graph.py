@@ -21,13 +21,15 @@ pytestmark = pytest.mark.act
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this checkout whose releases have two labels, each torch tested once."""
+    """A copy of this checkout that knows two torches, and whose releases have two labels."""
     work = tmp_path_factory.mktemp("act")
     repository = act.copy_of(act.ROOT, work / "repository", NEEDED)
     path = repository / "matrix.toml"
+    begin, *torches = re.split(r"(?m)^(?=\[\[torch\.releases\]\]$)", path.read_text(encoding="utf-8"))
+    kept = [text for text in torches[:-1] if 'version = "2.13.0"' in text] + torches[-1:]  # the rest follows the last
     few = '[events.release]\nlabels = ["cu121", "cpu"]\ntests = "torch"'
-    text, count = re.subn(r'\[events\.release\]\ntests = "torch, label"', few, path.read_text(encoding="utf-8"))
-    assert count == 1
+    text, count = re.subn(r'\[events\.release\]\ntests = "torch, label"', few, begin + "".join(kept))
+    assert count == 1 and len(kept) == 2
     path.write_text(text, encoding="utf-8")
     act.commit(repository)
     return work
