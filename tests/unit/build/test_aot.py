@@ -1,0 +1,137 @@
+"""What setup.py asks: the mode, the version, the requirements, and the refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from precast._abi.build_info import BuildMode, HostFile
+from precast._abi.capability import ComputeCapability, GpuTarget
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.version import Release
+from precast._build import aot, binaries, headers, machine, matrix, provenance
+from precast.errors import KernelError
+
+CU130 = Settings(label=Label("cu130"))
+FILE = HostFile(
+    "host/x.so", "0" * 64, 1, Stable(STABLE_FLOOR), "x86_64", (), Release(2, 28), "3.4.22", ("baseline",), ("rms_norm",)
+)
+
+
+def test_the_environment_names_the_mode() -> None:
+    assert aot.mode_of(Settings()) is BuildMode.PURE
+    assert aot.mode_of(Settings(cuda_ext=True)) is BuildMode.MACHINE
+    assert aot.mode_of(CU130) is BuildMode.RELEASE
+    with pytest.raises(KernelError, match="ask for different wheels"):
+        aot.mode_of(replace(CU130, cuda_ext=True))
+    with pytest.raises(KernelError, match="PRECAST_LABEL not set"):
+        aot.mode_of(Settings(parts="parts"))
+
+
+def test_another_architecture_takes_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert aot.mode_of(Settings(arch="x86_64")) is BuildMode.PURE
+    assert aot.mode_of(replace(CU130, arch="aarch64")) is BuildMode.RELEASE
+    for settings in (Settings(arch="aarch64"), Settings(arch="aarch64", cuda_ext=True)):
+        with pytest.raises(KernelError, match="PRECAST_ARCH=aarch64 is the architecture of a release wheel"):
+            aot.mode_of(settings)
+
+
+def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError) as caught:
+        binaries.host_tools(replace(CU130, arch="aarch64"))
+    assert "found   compiler: aarch64-linux-gnu-g++ on PATH: not there" in str(caught.value)
+    assert "needed  a C++ compiler for aarch64 and ninja" in str(caught.value)
+    assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
+
+
+def test_the_label_is_the_local_version() -> None:
+    assert [aot.version_of(settings) for settings in (Settings(), CU130)] == ["0.1.0", "0.1.0+cu130"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shipped", "wanted"),
+    [
+        (Settings(), True, []),
+        (Settings(), False, ["pip"]),
+        (Settings(cuda_ext=True), True, ["ninja"]),
+        (CU130, True, ["ninja", "nvidia-cuda-nvrtc==13.0.88"]),
+        (Settings(label=Label("cu121")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.1.105"]),
+        (Settings(label=Label("cpu")), True, ["ninja"]),
+        (Settings(label=Label("")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88"]),
+        (replace(CU130, parts="parts"), True, []),
+    ],
+)
+def test_requirements_follow_the_mode(
+    settings: Settings,
+    shipped: bool,
+    wanted: list[str],
+    checkout: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(headers, "complete", lambda folder, pins: shipped and folder.name == "torch_stable")
+    assert aot.requirements(replace(settings, cache_dir=str(tmp_path)), checkout) == wanted
+
+
+def test_an_unknown_label_stops_the_build_at_once(checkout: Path, tmp_path: Path) -> None:
+    with pytest.raises(matrix.MatrixError, match="cu125"):
+        aot.requirements(Settings(label=Label("cu125"), cache_dir=str(tmp_path)), checkout)
+
+
+def test_a_release_above_the_ceilings_is_refused() -> None:
+    binaries.check_ceilings(FILE)
+    for bad in (replace(FILE, glibc=Release(2, 29)), replace(FILE, glibcxx="3.4.29")):
+        with pytest.raises(KernelError, match="too new for manylinux_2_28"):
+            binaries.check_ceilings(bad)
+
+
+def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="editable install has no label"):
+        aot.warm_cache(CU130)
+    with pytest.raises(KernelError, match="serves every label"):
+        aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
+
+
+def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
+    assert provenance.of(tmp_path) == provenance.Provenance(None, True), "nobody knows it"
+    (tmp_path / provenance.FACTS_FILE).write_text(json.dumps({"commit": "abc1234", "dirty": False}))
+    assert provenance.of(tmp_path) == provenance.Provenance("abc1234", False)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
+    facts = provenance.of(tmp_path)
+    assert facts.dirty and facts.commit is not None and len(facts.commit) == 40
+    inside = tmp_path / "unpacked"
+    inside.mkdir()
+    assert provenance.of(inside).commit is None, "an unpacked sdist inside somebody's checkout is not that checkout"
+
+
+def test_a_gpu_gets_sass_or_the_newest_ptx_below() -> None:
+    known = [ComputeCapability(8, 0), ComputeCapability(9, 0)]
+    assert machine.target_for(ComputeCapability(9, 0), known) == GpuTarget.parse("sm_90")
+    assert machine.target_for(ComputeCapability(12, 0), known) == GpuTarget.parse("compute_90")
+
+
+def test_without_a_driver_there_are_no_gpus() -> None:
+    assert machine.visible_gpus("libnot-there.so.1") == ()
+
+
+def test_other_build_plugins_find_what_they_append_to(checkout: Path) -> None:
+    """Plugins of setuptools that lie in the same environment extend the list of build steps."""
+    code = (
+        "from setuptools.command.build import build; from pathlib import Path; "
+        "from precast._abi.settings import Settings; from precast._build.commands import for_setup; "
+        f"command = for_setup(Settings(), Path({str(checkout)!r}))['cmdclass']['build']; "
+        "command.sub_commands.append(('x', None)); assert ('x', None) not in build.sub_commands"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

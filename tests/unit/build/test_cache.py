@@ -1,0 +1,214 @@
+"""The build cache: one build for many askers, nothing half-made ever seen, damage found and built again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from precast._abi.settings import Settings
+from precast._build import cache as cache_module
+from precast._build.cache import BuildKey, Cache, default_root, private_folder
+from precast.errors import BuildFailed, KernelError
+
+KEY = BuildKey("family", {"schema": 1, "sources": {"a.cpp": "00"}})
+
+
+def writes(text: str = "payload", calls: list[int] | None = None) -> object:
+    def build(staging: Path) -> Path:
+        if calls is not None:
+            calls.append(1)
+        (staging / "build.log").write_text("the log")
+        (staging / "leftover.o").write_text("not part of the entry")
+        (staging / "work").mkdir()
+        payload = staging / "out.so"
+        payload.write_text(text)
+        return payload
+
+    return build
+
+
+def test_a_build_is_kept_and_found_again(tmp_path: Path) -> None:
+    cache, calls = Cache(tmp_path), list[int]()
+    assert cache.lookup(KEY) is None
+    first = cache.obtain(KEY, writes(calls=calls))
+    again = Cache(tmp_path).obtain(KEY, writes(calls=calls))
+    assert (first.cached, again.cached, len(calls)) == (False, True, 1)
+    assert first.path == again.path == tmp_path / "v1" / "family" / KEY.digest[:16] / "out.so"
+    assert again.sha256 == first.sha256 and again.seconds == 0
+    assert {path.name for path in first.path.parent.iterdir()} == {"out.so", "build.log", "meta.json"}
+
+
+def test_the_meta_file_tells_what_went_in(tmp_path: Path) -> None:
+    made = Cache(tmp_path).obtain(KEY, writes())
+    meta = json.loads((made.path.parent / "meta.json").read_text())
+    assert meta["inputs"] == KEY.inputs and meta["key"] == KEY.digest and meta["sha256"] == made.sha256
+
+
+def test_equal_inputs_give_equal_keys_whatever_their_order() -> None:
+    assert BuildKey("n", {"a": 1, "b": 2}).digest == BuildKey("n", {"b": 2, "a": 1}).digest
+    assert BuildKey("n", {"a": 1, "b": 2}).digest != BuildKey("n", {"a": 1, "b": 3}).digest
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: (entry / "out.so").write_text("PAYLOAD"),
+        lambda entry: (entry / "out.so").unlink(),
+        lambda entry: (entry / "meta.json").unlink(),
+        lambda entry: (entry / "meta.json").write_text("{"),
+        lambda entry: (entry / "meta.json").write_text("[]"),
+        lambda entry: (entry / "meta.json").write_text('{"schema": 1}'),
+    ],
+    ids=["bit flip", "no payload", "no marker", "half a marker", "another shape", "keys missing"],
+)
+def test_a_damaged_entry_is_moved_aside_and_built_again(
+    tmp_path: Path, damage: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = Cache(tmp_path)
+    entry = cache.obtain(KEY, writes()).path.parent
+    damage(entry)
+    with caplog.at_level(logging.WARNING, "precast"):
+        assert cache.lookup(KEY) is None
+        made = cache.obtain(KEY, writes())
+    assert not made.cached and made.path.read_text() == "payload"
+    assert len(list((tmp_path / "v1" / ".damaged").iterdir())) == 1
+    assert "made again" in caplog.text
+
+
+def test_an_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
+    """Sixteen digits name the folder; the whole key must agree."""
+    cache = Cache(tmp_path)
+    made = cache.obtain(KEY, writes())
+    meta = made.path.parent / "meta.json"
+    meta.write_text(meta.read_text().replace(KEY.digest, KEY.digest[:16] + "0" * 48))
+    assert cache.lookup(KEY) is None
+
+
+def test_a_failed_build_leaves_no_entry_and_no_staging(tmp_path: Path) -> None:
+    def fails(staging: Path) -> Path:
+        (staging / "half").write_text("x")
+        raise BuildFailed("no")
+
+    cache = Cache(tmp_path)
+    with pytest.raises(BuildFailed):
+        cache.obtain(KEY, fails)
+    assert cache.lookup(KEY) is None and not list((tmp_path / "v1" / ".staging").iterdir())
+
+
+def test_threads_build_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(Cache(tmp_path).obtain(KEY, writes(calls=calls)).sha256))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1 and len(results) == 8 and len(set(results)) == 1
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from precast._build.cache import BuildKey, Cache
+def build(staging):
+    with open(sys.argv[2], "a") as log:
+        log.write("built\\n")
+    time.sleep(0.3)
+    (staging / "out.so").write_text("payload")
+    return staging / "out.so"
+made = Cache(Path(sys.argv[1])).obtain(BuildKey("family", {"schema": 1, "sources": {"a.cpp": "00"}}), build)
+print(made.cached, made.path.read_text())
+"""
+
+
+def test_processes_build_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "cache"), str(log)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = sorted(child.communicate(timeout=60)[0].strip() for child in children)
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert answers == ["False payload", "True payload", "True payload"] and log.read_text() == "built\n"
+
+
+def test_without_a_lock_the_loser_takes_what_is_there(tmp_path: Path) -> None:
+    """Two hosts on a file system without locks: whoever publishes second finds an equal entry, and uses it."""
+    cache = Cache(tmp_path)
+
+    def build(staging: Path) -> Path:
+        Cache(tmp_path).store(KEY, writer(tmp_path), 0.0)
+        return writes()(staging)
+
+    made = cache.obtain(KEY, build)
+    assert made.path.is_file() and cache.lookup(KEY) == made.path
+    assert not (tmp_path / "v1" / ".damaged").exists()
+
+
+def writer(folder: Path) -> Path:
+    path = folder / "out.so"
+    path.write_text("payload")
+    return path
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where a folder should be")
+    with pytest.raises(KernelError, match=f"{blocked}") as caught:
+        Cache(blocked).obtain(KEY, writes())
+    assert "PRECAST_CACHE_DIR" in str(caught.value) and not isinstance(caught.value, BuildFailed)
+
+
+def test_a_full_or_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root a mode bit stops nobody, so the refusal of the file system is played."""
+
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(30, "Read-only file system", str(tmp_path / "v1"))
+
+    monkeypatch.setattr(cache_module.tempfile, "mkdtemp", refuse)
+    with pytest.raises(KernelError, match="Read-only file system"):
+        Cache(tmp_path).obtain(KEY, writes())
+
+
+def test_an_error_of_the_build_itself_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
+    def build(staging: Path) -> Path:
+        return Path("/nowhere/at/all").rename(staging)
+
+    with pytest.raises(FileNotFoundError):
+        Cache(tmp_path).obtain(KEY, build)
+
+
+def test_the_root_is_what_the_user_said_else_xdg_else_home(tmp_path: Path) -> None:
+    assert default_root(Settings(cache_dir="/a/b", home=str(tmp_path))) == Path("/a/b")
+    assert default_root(Settings(xdg_cache_home=str(tmp_path / "x"), home="/h")) == tmp_path / "x" / "precast"
+    assert default_root(Settings(home=str(tmp_path))) == tmp_path / ".cache" / "precast"
+    assert not (tmp_path / ".cache").exists(), "asking makes nothing"
+
+
+def test_without_a_home_a_private_folder_is_used_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "precast"):
+        root = default_root(Settings(home=str(tmp_path / "file")))
+    assert root == tmp_path / f"precast-{os.getuid()}" and root.stat().st_mode & 0o777 == 0o700
+    assert "cannot be written" in caplog.text
+
+
+def test_a_shared_folder_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(KernelError, match="not safe"):
+        private_folder(tmp_path / "open")
+    (tmp_path / "link").symlink_to(private_folder(tmp_path / "mine"))
+    with pytest.raises(KernelError, match="not safe"):
+        private_folder(tmp_path / "link")
