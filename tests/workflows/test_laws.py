@@ -61,6 +61,7 @@ BROKEN = [
     ("release.yml", "needs: [cells, gather]", "needs: cells", "draft publishes what was not checked"),
     ("release.yml", "needs.pypi.result == 'success'", "true", "pages does not ask whether pypi succeeded"),
     ("release.yml", "!inputs.dry-run", "true", "the gate does not ask !inputs.dry-run"),
+    ("release.yml", "inputs.driver == 'cibuildwheel'", "true", "the gate does not ask inputs.driver =="),
     ("release.yml", "github.ref_type == 'tag'", "true", "the gate does not ask github.ref_type == 'tag'"),
 ]  # fmt: skip
 
