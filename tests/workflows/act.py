@@ -89,11 +89,13 @@ def commit(repository: Path) -> None:
 
 
 def only_this_python(matrix: Path) -> None:
-    """Let a copy of matrix.toml ask for no other Python than this machine surely has."""
-    mine = f'versions = ["{sys.version_info.major}.{sys.version_info.minor}"]'
-    text, count = re.subn(r"^versions = \[.+?\]", mine, matrix.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if count != 1:
-        raise ValueError(f"{matrix}: wanted one line with the versions of Python, found {count}")
+    """Let a copy of matrix.toml test each torch with the Python that this machine surely has."""
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    text, count = re.subn(
+        r"^python = .*$", f'python = ["{mine}", "{mine}"]', matrix.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    if not count:
+        raise ValueError(f"{matrix}: no torch says which Pythons it is for")
     matrix.write_text(text, encoding="utf-8")
 
 
