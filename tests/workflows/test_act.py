@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import provenance
+from precast._build import matrix, provenance
 from tests.workflows import act
 
 WORKFLOW = """\
@@ -36,15 +36,18 @@ def repository(work: Path, workflow: str) -> Path:
 
 def test_a_copy_is_a_clean_checkout_without_containers(tmp_path: Path) -> None:
     copy = act.copy_of(act.ROOT, tmp_path / "copy", r"\.github/|matrix\.toml")
-    act.only_this_python(copy / "matrix.toml")
+    act.only_torch(copy / "matrix.toml", "2.13")
     act.commit(copy)
     facts = provenance.of(copy)
     assert facts.commit and not facts.dirty
     assert any((copy / ".git" / "refs" / "heads").iterdir()), "act copies no empty folder, and git needs this one"
     texts = [path.read_text(encoding="utf-8") for path in (copy / ".github" / "workflows").iterdir()]
     assert texts and not any("container:" in text for text in texts)
-    with pytest.raises(ValueError, match="no torch says which Pythons it is for"):
-        act.only_this_python(copy / ".github" / "zizmor.yml")
+    known = matrix.load(copy / "matrix.toml")
+    assert [str(torch.release) for torch in known.releases] == ["2.13"] and not known.classic_built
+    assert len({python for pythons in known.releases[0].pythons.values() for python in pythons}) == 1
+    with pytest.raises(ValueError, match=r"wanted 2\.99 among its torches, found 0"):
+        act.only_torch(act.copy_of(act.ROOT, tmp_path / "other", r"matrix\.toml") / "matrix.toml", "2.99")
 
 
 def test_every_action_needs_a_stand_in(tmp_path: Path) -> None:
