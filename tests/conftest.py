@@ -33,7 +33,7 @@ def _every_cpu_level() -> Generator[None]:
     from precast._load import jit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "levels_to_build", lambda: flags.cpu_levels(platform.machine()))
+        patch.setattr(jit, "levels_to_build", lambda settings: flags.cpu_levels(platform.machine()))
         yield
 
 

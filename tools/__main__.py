@@ -13,6 +13,7 @@ VERBS = {
     "device": "compile the device code of one label",
     "headers": "pin the stable headers of another torch",
     "host": "compile the host library of one torch ABI",
+    "index": "write the package index of a wheelhouse: a folder for each label",
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",

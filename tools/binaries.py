@@ -29,6 +29,18 @@ _FMA_512 = re.compile(
 _FMA_256 = re.compile(
     rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d][\x98\xa8\xb8]"
 )
+# Likewise on ARM: a fused multiply-add of four floats, and "all lanes of a vector of 16, 32 or 64 bytes", with which
+# code for one vector length begins (Arm ARM, FMLA (vector) and PTRUE with the patterns VL16, VL32 and VL64).
+_FMA_NEON = re.compile(rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e")
+_SVE_LENGTH = {
+    "sve128": re.compile(rb"[\x20-\x2f]\xe1\x18\x25"),
+    "sve256": re.compile(rb"[\x40-\x4f]\xe1\x18\x25"),
+    "sve512": re.compile(rb"[\x60-\x6f]\xe1\x18\x25"),
+}
+_MARKS = {
+    "EM_X86_64": {"avx2": _FMA_256, "avx512": _FMA_512},
+    "EM_AARCH64": {"neon": _FMA_NEON, **_SVE_LENGTH},
+}
 _ENOUGH = 16  # chance alone gives a handful in a library of this size
 _TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
 _ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
@@ -236,10 +248,8 @@ def _text_at(elf: Any, address: int) -> str:
 
 
 def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
-    if machine != "EM_X86_64":
-        return ("baseline",)
-    counts = {"avx2": len(_FMA_256.findall(code)), "avx512": len(_FMA_512.findall(code))}
-    return ("baseline", *(level for level, count in counts.items() if count >= _ENOUGH))
+    marked = [level for level, mark in _MARKS[machine].items() if len(mark.findall(code)) >= _ENOUGH]
+    return ("baseline", *marked) if machine == "EM_X86_64" else tuple(marked)
 
 
 def _noted_suffix(elf: Any) -> str:

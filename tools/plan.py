@@ -10,14 +10,15 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from precast._build import matrix
 from precast.errors import KernelError
-from tools import served
+from tools import evidence, summary
 from tools.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
+from tools.columns import columns
 from tools.narrow import narrow
+from tools.wheel import NotAWheel
 
 
 def as_json(plan: Plan) -> str:
@@ -63,7 +64,7 @@ def table(plan: Plan) -> str:
     for title, cells in plan.matrices().items():
         missing = sum(cell.not_built is not None for cell in cells)
         note = f", {missing} of them not built yet (-)" if missing else ""
-        parts.append(f"{title}: {len(cells)}{note}\n{_columns(map(_row, cells))}\n")
+        parts.append(f"{title}: {len(cells)}{note}\n{columns(map(_row, cells))}\n")
     parts.append(f"sdist: 1\n    {plan.sdist_runner}\n")
     reasons = dict.fromkeys(cell.not_built for cell in plan.cells if cell.not_built)
     if reasons:
@@ -85,28 +86,6 @@ def _row(cell: Cell) -> tuple[str, ...]:
     return (mark + cell.name.partition("-")[0], torch, f"Python {cell.python}", cell.wheel, cell.abi)
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> str:
-    listed = list(rows)
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in listed
-    ).rstrip("\n")
-
-
-def summary(plan: Plan, known: matrix.Matrix) -> str:
-    """How many jobs and wheels, and how many (torch, CUDA, Python, architecture) cells the wheels serve."""
-    rows = [("", "planned", "built")]
-    for name, cells in plan.matrices().items():
-        rows.append((name, str(len(cells)), str(sum(not cell.not_built for cell in cells))))
-    rows.append(("sdist", "1", "1"))
-    hosts = served.torch_cells(known, plan.only_torch)
-    planned, built = served.count(plan, known, hosts)
-    rows += [("torch x CUDA x Python x architecture", str(len(hosts)), ""), ("  served", str(planned), str(built))]
-    rows.append(("  only declared", "", str(planned - built)))
-    rows.append(("  wheels, if each had its own", str(len(hosts)), ""))
-    return f"{plan.event}\n{_columns(rows)}\n"
-
-
 def main(arguments: list[str]) -> int:
     """Expand and print."""
     parser = argparse.ArgumentParser(prog="python -m tools plan", description=__doc__)
@@ -117,7 +96,10 @@ def main(arguments: list[str]) -> int:
         "--outputs", type=Path, metavar="FILE", help="append the matrices as outputs of a workflow step"
     )
     parser.add_argument("--json", action="store_true", help="print JSON for a workflow")
-    parser.add_argument("--summary", action="store_true", help="print counts only")
+    parser.add_argument(
+        "--summary", action="store_true", help="print counts: cells, what they serve, what was executed"
+    )
+    parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="with --summary: count and measure these wheels")
     parser.add_argument("--matrix", type=Path, default=Path(__file__).resolve().parents[1] / "matrix.toml")
     options = parser.parse_args(arguments)
     try:
@@ -126,11 +108,14 @@ def main(arguments: list[str]) -> int:
         plan = expand(known, known.event(options.event), options.only_torch or None)
         if options.cell:
             plan = narrow(plan, options.cell)
-    except KernelError as error:
+        if options.summary:
+            print(summary.of(plan, known, evidence.load(evidence.FOLDER, known), options.wheelhouse), end="")
+            return 0
+    except (KernelError, NotAWheel) as error:
         print(error, file=sys.stderr)
         return 1
     if options.outputs is not None:
         with options.outputs.open("a", encoding="utf-8") as file:
             file.write(as_outputs(plan, known))
-    print(as_json(plan) if options.json else summary(plan, known) if options.summary else table(plan), end="")
+    print(as_json(plan) if options.json else table(plan), end="")
     return 0

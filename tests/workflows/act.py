@@ -83,13 +83,9 @@ def copy_of(root: Path, to: Path, wanted: str = "") -> Path:
 def commit(repository: Path) -> None:
     """Make a repository of a copy: what is built knows its commit, and that nothing differs from it."""
     git = ["git", "-c", "user.name=act", "-c", "user.email=act@localhost", "-c", "commit.gpgsign=false"]
-    for command in (
-        ["init", "-q", "-b", "main"],
-        ["add", "-A"],
-        ["commit", "-q", "-m", "A copy for act"],
-        ["gc", "-q"],
-    ):
-        subprocess.run([*git, *command], cwd=repository, check=True)
+    # Few files, as each job copies them all; not by `gc`, which leaves .git/refs empty, and act copies no empty folder.
+    for command in ("init -q -b main", "add -A", "commit -q -m copy", "repack -adq"):
+        subprocess.run([*git, *command.split()], cwd=repository, check=True)
 
 
 def only_this_python(matrix: Path) -> None:
@@ -141,7 +137,7 @@ def run(
     environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     if doubles is not None:
         environment |= {"PATH": f"{DOUBLES}{os.pathsep}{environment['PATH']}", "ACT_PYTHON": sys.executable, **doubles}
-    named = {**environment, "ACT_STORE": str(store), "PIP_RETRIES": "0"}
+    named = {**environment, "ACT_STORE": str(store), "PRECAST_CACHE_DIR": str(work / "builds"), "PIP_RETRIES": "0"}
     command = [act, event, "--json", "--eventpath", str(work / "event.json"), "--no-cache-server"]
     command += ["-W", f".github/workflows/{workflow}", *stand_ins(repository / ".github" / "workflows")]
     command += [f"--platform={runner}=-self-hosted" for runner in ("ubuntu-24.04", "ubuntu-24.04-arm", "self-hosted")]
@@ -193,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         repository = copy_of(ROOT, Path(work) / "repository")
         only_this_python(repository / "matrix.toml")
         commit(repository)
-        ran = run(options.workflow, Path(work), payload={"inputs": inputs}, say=True)
+        variables = {"INDEX_URL": "none"}
+        ran = run(options.workflow, Path(work), payload={"inputs": inputs}, variables=variables, say=True)
         for file in sorted(path for path in (ran.store / "artifacts").rglob("*") if path.is_file()):
             print(f"{file.stat().st_size:9} bytes  {file.relative_to(ran.store)}")
         if ran.status:

@@ -62,6 +62,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("MAX_JOBS", "max_jobs", "the usable CPUs", "How many compilers run at once", "build, run"),
     Variable(
+        "PRECAST_CPU_LEVEL",
+        "cpu_level",
+        "the best of this machine",
+        "The instruction set of the CPU kernels: `baseline`, `avx2` or `avx512`; on ARM `neon`, `sve` or "
+        "one such as `sve256`; a level that this machine does not have is refused at the first load",
+        "run",
+    ),
+    Variable(
         "PRECAST_DEBUG",
         "debug",
         "`0`",
@@ -153,6 +161,7 @@ class Settings:
     cache_dir: str | None = None
     arch_list: str | None = None
     max_jobs: int | None = None
+    cpu_level: str | None = None
     debug: bool = False
     label: Label | None = None
     parts: str | None = None
@@ -180,6 +189,7 @@ class Settings:
             cache_dir=env.get("PRECAST_CACHE_DIR") or None,
             arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
             max_jobs=_count(env, "MAX_JOBS"),
+            cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
             label=_label(env),
             parts=env.get("PRECAST_PARTS") or None,

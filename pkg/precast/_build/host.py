@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.host import Compiler
-from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
-from precast._build import catalogue, elf, failure, flags, headers, sources, toolchain
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._build import catalogue, classic_headers, elf, failure, flags, headers, sources, toolchain
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
 from precast._version import __version__
@@ -67,6 +67,16 @@ def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
     return cache.root / "headers" / pins.digest[:16]
 
 
+def torch_headers_dir(abi: TorchAbi, cache: Cache) -> Path:
+    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned release's.
+
+    A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
+    """
+    if isinstance(abi, Exact) and abi.git is not None:
+        return classic_headers.installed(abi.git)
+    return classic_headers.ensure(cache.root / "headers", abi)
+
+
 def build_host_library(
     families: Sequence[Family | str],
     abi: TorchAbi,
@@ -103,15 +113,18 @@ def make_plan(
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
     machine = machine or platform.machine()
-    if compiled_for(abi) is None:
+    classic = compiled_for(abi) is None
+    if classic and compiler.kind != "g++":
         raise KernelUnavailable(
-            f"no host library can be built for {abi}\n"
-            f"  found   the classic C++ ABI, which has no adapter yet\n"
-            f"  needed  torch {STABLE_FLOOR} or newer, whose stable ABI is served\n"
-            f'  fix     1) pip install --upgrade "torch>={STABLE_FLOOR}"'
+            f"no host library for {abi} can be built by {compiler.kind}\n"
+            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
+            f"  needed  g++\n"
+            f"  fix     1) apt-get install g++; CXX=g++"
         )
-    roots = {"csrc": sources.csrc_dir(), "torch_stable": stable_headers_dir(cache)}
-    entries = (*catalogue.COMMON_HOST, *(source for family in families for source in (*family.host, *family.cpu)))
+    torch = ("torch", torch_headers_dir(abi, cache)) if classic else ("torch_stable", stable_headers_dir(cache))
+    roots = dict([("csrc", sources.csrc_dir()), torch])
+    common = (*catalogue.COMMON_HOST, *((catalogue.CLASSIC_ADAPTER,) if classic else ()))
+    entries = (*common, *(source for family in families for source in (*family.host, *family.cpu)))
     tree = sources.Tree(roots)
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
@@ -148,12 +161,18 @@ def list_units(
     debug: bool,
     build_id: str,
 ) -> tuple[Unit, ...]:
-    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it."""
+    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it.
+
+    All libraries for classic ABIs share every other object but the adapter's.
+    """
     base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
     units = []
     for source in catalogue.COMMON_HOST:
         own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
         units.append(Unit(_object_name(source), source, (*base, *own)))
+    if compiled_for(abi) is None:
+        adapter = catalogue.CLASSIC_ADAPTER
+        units.append(Unit(_object_name(adapter), adapter, (*base, *flags.adapter_options(abi))))
     for family in families:
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
@@ -161,6 +180,11 @@ def list_units(
                 options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
     return tuple(dict.fromkeys(units))  # families may share sources
+
+
+def _start_late(unit: tuple[Unit, BuildKey]) -> tuple[bool, bool]:
+    source = unit[0].source
+    return source != catalogue.CLASSIC_ADAPTER, source.startswith("common/")
 
 
 def _object_name(source: str) -> str:
@@ -210,8 +234,8 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
     roots = {name: str(path) for name, path in plan.roots.items()}
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
-    # The families first: their adapters to torch take longest, and ninja starts what comes first.
-    for unit, _ in sorted(plan.units, key=lambda pair: pair[0].source.startswith("common/")):
+    # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
+    for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
             command = flags.host_compile_command(
                 plan.compiler.path,
@@ -219,7 +243,8 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
                 source=f"{roots['csrc']}/{unit.source}",
                 output=f"{unit.name}.o",
                 roots=roots,
-                includes=(roots["csrc"], roots["torch_stable"]),
+                includes=(roots["csrc"],),
+                system=tuple(folder for name, folder in roots.items() if name != "csrc"),
                 build_dir=str(work),
                 seed=unit.name,
             )
