@@ -23,6 +23,7 @@ VERBS = {
     "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
     "sdist": "make the sdist that every wheel is built from",
     "smoke": "install a wheel into a fresh environment and run one op from it",
+    "symbols": "record which symbols of a torch our classic libraries take",
 }
 
 

@@ -49,7 +49,10 @@ def main(arguments: list[str]) -> int:
     torch: str = given.torch
     with headers.open_url(headers.find_wheel(torch)) as file, zipfile.ZipFile(file) as wheel:
         if given.classic:
-            known = {**classic_headers.load_pins(), TorchVersion.parse(torch).release: classic_headers.pin(wheel, torch)}
+            known = {
+                **classic_headers.load_pins(),
+                TorchVersion.parse(torch).release: classic_headers.pin(wheel, torch),
+            }
             path = classic_headers.PINS
             pins: dict[str, object] = {str(minor): asdict(known[minor]) for minor in sorted(known)}
         else:
