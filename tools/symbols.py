@@ -23,7 +23,8 @@ _VERSION = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 def record(abi: Exact, torch: Path, libraries: Iterable[Path], out: Path) -> Path:
     """Write the list of an ABI; symbols that an earlier list has, of another architecture, stay in it."""
-    found = [path for pattern in LIBRARIES for path in sorted((torch / "lib").glob(pattern))]
+    folders = (torch / "lib", torch.parent / "torch.libs")  # where a repaired torch keeps its OpenMP runtime
+    found = [path for folder in folders for pattern in LIBRARIES for path in sorted(folder.glob(pattern))]
     version = _version(torch)
     if version.partition("+")[0].rsplit(".", 1)[0] != str(abi.release) or not found:
         raise KernelError(
