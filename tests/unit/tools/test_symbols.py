@@ -37,8 +37,8 @@ def torch(tmp_path: Path) -> Path:
 
 
 def host(folder: Path, name: str) -> Path:
-    source = f'extern "C" int GOMP_parallel(); namespace at {{ int {name}(); }}\nint f() {{ return GOMP_parallel() + at::{name}(); }}'
-    return compiled(folder / f"{name}.so", source)
+    declared = f'extern "C" int GOMP_parallel(); namespace at {{ int {name}(); }}\n'
+    return compiled(folder / f"{name}.so", f"{declared}int f() {{ return GOMP_parallel() + at::{name}(); }}\n")
 
 
 def test_what_a_library_takes_is_recorded(torch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
