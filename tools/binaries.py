@@ -223,13 +223,6 @@ def symbols_of(path: Path) -> Iterator[str]:
             raise Unreadable(f"{path}: {error}") from error
 
 
-def machine_of(path: Path) -> str:
-    """The architecture of a shared library on disk."""
-    with path.open("rb") as file:
-        machine = ELFFile(file)["e_machine"]
-    return _MACHINES.get(machine, str(machine))
-
-
 def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
     """The names in the table that registration walks: pointer -> family -> its first field -> text, by relocations."""
     table = sections.get(_FAMILY_TABLE)

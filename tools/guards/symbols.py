@@ -72,7 +72,7 @@ def _stable(
 def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
     known = exported_by(abi, lists)
     if known is None:
-        wanted = f"a list of what torch {abi.release} exports (python -m tools symbols --abi {abi})"
+        wanted = f"a list of what torch {abi.release} exports (python -m tools prove-classic)"
         yield Violation("symbol", path, wanted, f"no {abi}.txt in {lists.name}")
         return
     for symbol in asked:
