@@ -53,7 +53,7 @@ ELSEWHERE = Surroundings(
 )
 
 
-def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int) -> Path:
+def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int, only_torch: str = "") -> Path:
     """One published wheel, built from a copy of the sources with an empty build cache."""
     place = work / around.folder
     tree = place / "tree"
@@ -68,6 +68,7 @@ def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: in
     env |= {"PRECAST_CACHE_DIR": str(place / "cache"), "TMPDIR": str(place / "tmp"), "SOURCE_DATE_EPOCH": str(epoch)}
     env |= around.variables
     env |= {"PRECAST_LABEL": label} if label else {}
+    env |= {"PRECAST_ONLY_TORCH": only_torch} if only_torch else {}
     _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(place / "dist"), str(tree)], tree, env, around)
     (built,) = (place / "dist").glob("*.whl")
     _run([sys.executable, "-m", "tools", "repair", "--out", str(place / "out"), str(built)], tree, env, around)
@@ -93,6 +94,7 @@ def main(arguments: list[str]) -> int:
     """Build and compare."""
     parser = argparse.ArgumentParser(prog="python -m tools reproduce", description=__doc__)
     parser.add_argument("--label", default="cpu", help="a label of matrix.toml, or default; empty for the pure wheel")
+    parser.add_argument("--only-torch", default="", metavar="MINOR", help="a slim wheel, for one minor of torch")
     parser.add_argument("--against", type=Path, metavar="WHEEL", help="build once and compare with this wheel")
     parser.add_argument("--out", type=Path, help="keep the wheel of the last build in this folder")
     options = parser.parse_args(arguments)
@@ -106,7 +108,7 @@ def main(arguments: list[str]) -> int:
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
-                made.append(build(sources, options.label, Path(folder), around, epoch))
+                made.append(build(sources, options.label, Path(folder), around, epoch, options.only_torch))
                 print(told(made[-1], time.perf_counter() - started), flush=True)
             found = tuple(differences(*made))
             if options.out is not None:
