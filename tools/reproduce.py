@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._build import matrix
+from precast._build import matrix, provenance
 from precast.errors import KernelError
 from tools.audit import show
 from tools.cells import label_of
@@ -28,7 +28,7 @@ from tools.repair import epoch_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOT_SOURCES = shutil.ignore_patterns(
-    ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
+    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
 )
 # What a developer may have set for builds of another kind.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX")
@@ -59,7 +59,7 @@ def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: in
     tree = place / "tree"
     shutil.copytree(sources, tree, ignore=_NOT_SOURCES, symlinks=True)
     for path in tree.rglob("*"):
-        if not path.is_symlink() and ".git" not in path.relative_to(tree).parts:
+        if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~around.umask)
             if not around.aged:
                 os.utime(path)
@@ -103,8 +103,9 @@ def main(arguments: list[str]) -> int:
             matrix.load(ROOT / "matrix.toml").label(label_of(options.label))
         epoch = epoch_of(ROOT)
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
-            # One state for both, whatever happens to the checkout meanwhile.
+            # One state for both, and one commit, whatever happens to the checkout meanwhile.
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
+            provenance.record(ROOT, sources)
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
