@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
             # One state for both, and one commit, whatever happens to the checkout meanwhile.
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
-            provenance.record(ROOT, sources)
+            provenance.record(provenance.of(ROOT), sources)
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
