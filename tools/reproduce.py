@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._build import matrix
+from precast._build import matrix, provenance
 from precast.errors import KernelError
 from tools.audit import show
 from tools.cells import label_of
@@ -28,7 +28,7 @@ from tools.repair import epoch_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOT_SOURCES = shutil.ignore_patterns(
-    ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
+    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
 )
 # What a developer may have set for builds of another kind.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX")
@@ -53,13 +53,13 @@ ELSEWHERE = Surroundings(
 )
 
 
-def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int) -> Path:
+def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int, only_torch: str = "") -> Path:
     """One published wheel, built from a copy of the sources with an empty build cache."""
     place = work / around.folder
     tree = place / "tree"
     shutil.copytree(sources, tree, ignore=_NOT_SOURCES, symlinks=True)
     for path in tree.rglob("*"):
-        if not path.is_symlink() and ".git" not in path.relative_to(tree).parts:
+        if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~around.umask)
             if not around.aged:
                 os.utime(path)
@@ -68,6 +68,7 @@ def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: in
     env |= {"PRECAST_CACHE_DIR": str(place / "cache"), "TMPDIR": str(place / "tmp"), "SOURCE_DATE_EPOCH": str(epoch)}
     env |= around.variables
     env |= {"PRECAST_LABEL": label} if label else {}
+    env |= {"PRECAST_ONLY_TORCH": only_torch} if only_torch else {}
     _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(place / "dist"), str(tree)], tree, env, around)
     (built,) = (place / "dist").glob("*.whl")
     _run([sys.executable, "-m", "tools", "repair", "--out", str(place / "out"), str(built)], tree, env, around)
@@ -93,6 +94,7 @@ def main(arguments: list[str]) -> int:
     """Build and compare."""
     parser = argparse.ArgumentParser(prog="python -m tools reproduce", description=__doc__)
     parser.add_argument("--label", default="cpu", help="a label of matrix.toml, or default; empty for the pure wheel")
+    parser.add_argument("--only-torch", default="", metavar="MINOR", help="a slim wheel, for one minor of torch")
     parser.add_argument("--against", type=Path, metavar="WHEEL", help="build once and compare with this wheel")
     parser.add_argument("--out", type=Path, help="keep the wheel of the last build in this folder")
     options = parser.parse_args(arguments)
@@ -101,12 +103,13 @@ def main(arguments: list[str]) -> int:
             matrix.load(ROOT / "matrix.toml").label(label_of(options.label))
         epoch = epoch_of(ROOT)
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
-            # One state for both, whatever happens to the checkout meanwhile.
+            # One state for both, and one commit, whatever happens to the checkout meanwhile.
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
+            provenance.record(provenance.of(ROOT), sources)
             made = [] if options.against is None else [options.against]
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
-                made.append(build(sources, options.label, Path(folder), around, epoch))
+                made.append(build(sources, options.label, Path(folder), around, epoch, options.only_torch))
                 print(told(made[-1], time.perf_counter() - started), flush=True)
             found = tuple(differences(*made))
             if options.out is not None:

@@ -17,7 +17,7 @@ from tools.guards.subject import Asked, Verdict
 from tools.wheel import read_wheel
 
 from . import libraries
-from .conftest import CHECKOUT, LABELS, Run
+from .conftest import CHECKOUT, LABELS, ONLY_TORCH, Run
 from .tampering import (
     CUBIN,
     HOST,
@@ -28,10 +28,12 @@ from .tampering import (
     SBOM,
     WHEEL,
     Change,
+    Files,
     at,
     drop_device,
     edit,
     metadata,
+    named,
     patched,
     replace,
     tampered,
@@ -41,9 +43,16 @@ from .tampering import (
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
 MATRIX = matrix.load(CHECKOUT / "matrix.toml")
+ASKED = Asked(only_torch=ONLY_TORCH)
 
 SHIM = "precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h"
 LARGE = hashlib.shake_256(b"x").digest(4_000_000)
+
+
+def undescribed(files: Files) -> None:
+    name = named(files, METADATA)
+    files[name] = files[name].split(b"\n\n")[0] + b"\n"
+
 
 # What is done to a wheel: the guard that refuses it, and what its refusal names.
 TAMPERED: dict[str, tuple[Change, str, str]] = {
@@ -81,7 +90,7 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "a version that is none": (metadata("Version: 0", "Version: zero"), "metadata", "version"),
     "no licence": (without(LICENCE), "metadata", "licenses"),
     "a description that no index shows": (metadata("text/markdown", "text/x-rst"), "metadata", "line "),
-    "no description": (metadata("# precast", "\n"), "metadata", "record"),
+    "no description": (undescribed, "metadata", "`long_description` missing"),
     "no metadata": (without(METADATA), "metadata", "metadata"),
 }
 
@@ -125,7 +134,7 @@ FAULTS = {
 
 def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
     """The guards that refuse a wheel, each with all that it says."""
-    for result in guards.judge_wheel(read_wheel(wheel), MATRIX, Asked()):
+    for result in guards.judge_wheel(read_wheel(wheel), MATRIX, ASKED):
         if result.verdict is Verdict.REFUSED:
             yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
 
@@ -144,8 +153,9 @@ def test_a_faulty_library_is_refused(repaired: Mapping[str, Path], tmp_path: Pat
     made = getattr(libraries, fault)(tmp_path)
     said = dict(refusals(tampered(repaired["cpu"], tmp_path, replace(HOST, lambda data: made))))
     assert named in said[guard], said
-    # The manifest describes the library that was there; a symbol of Python is none of torch either.
-    assert set(said) <= {guard, "manifest", "symbols"}
+    # The manifest describes the library that was there; what is of Python is neither of torch nor of the system.
+    others = {"symbols", "bundled"} if guard == "python" else set()
+    assert set(said) <= {guard, "manifest", *others}
 
 
 def test_the_library_without_a_fault_is_not(repaired: Mapping[str, Path], tmp_path: Path) -> None:
@@ -166,20 +176,20 @@ def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp
         files["precast/new.py"] = b""
 
     wheel = tampered(repaired["cpu"], tmp_path, change, honest_record=False)
-    found = {v.where for v in tools_audit.audit(wheel, MATRIX) if v.check == "record"}
+    found = {v.where for v in tools_audit.audit(wheel, MATRIX, only_torch=ONLY_TORCH) if v.check == "record"}
     assert found == {"precast/errors.py", "precast/py.typed", "precast/new.py"}
     assert "form" in dict(refusals(wheel))["reproducible"], "it also has the moments of whoever wrote it"
 
 
 def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
     wheel = read_wheel(tampered(repaired["cpu"], tmp_path, lambda files: files.pop(MANIFEST)))
-    verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, Asked())}
+    verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, ASKED)}
     assert {verdicts[name] for name in ("targets", "symbols", "glibc", "sbom", "size")} == {Verdict.BLOCKED}
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
-    done = run(sys.executable, "-m", "tools", "audit", repaired[label], PYTHONPATH=tree)
+    done = run(sys.executable, "-m", "tools", "audit", "--only-torch", ONLY_TORCH, repaired[label], PYTHONPATH=tree)
     assert f"{repaired[label].name}: {repaired[label].stat().st_size} bytes, 0 violations" in done.stdout
     assert "refused" not in done.stdout and "not asked" not in done.stdout
 
@@ -195,15 +205,15 @@ def test_a_pure_wheel_passes_what_it_is_asked(built: Mapping[str, Path], capsys:
 def test_an_unrepaired_wheel_is_refused_by_its_tag(
     built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tools_audit.main([str(built["cpu"])]) == 1
+    assert tools_audit.main(["--only-torch", ONLY_TORCH, str(built["cpu"])]) == 1
     said = capsys.readouterr().out
     assert "manylinux_2_28_x86_64" in said and SBOM in said
-    assert tools_audit.main(["--unrepaired", str(built["cpu"])]) == 0
+    assert tools_audit.main(["--only-torch", ONLY_TORCH, "--unrepaired", str(built["cpu"])]) == 0
 
 
 def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path: Path, run: Run, tree: Path) -> None:
     broken = tampered(repaired["cpu"], tmp_path, lambda files: files.update({"precast/ops/x.so": b"x"}))
-    command = [sys.executable, "-m", "tools", "audit", "--json", repaired["cpu"], broken]
+    command = [sys.executable, "-m", "tools", "audit", "--only-torch", ONLY_TORCH, "--json", repaired["cpu"], broken]
     checkout, good, bad = json.loads(run(*command, expect=1, PYTHONPATH=tree).stdout)
     assert [result["guard"] for result in checkout["results"]] == ["workflows"]
     assert [result["guard"] for result in good["results"]] == [guard.name for guard in guards.GUARDS]

@@ -13,7 +13,7 @@ from tools import reproduce
 from tools.guards.archive import differences
 from tools.repair import epoch_of
 
-from .conftest import CHECKOUT, Run
+from .conftest import CHECKOUT, ONLY_TORCH, Run
 from .tampering import tampered
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
@@ -25,7 +25,7 @@ def test_the_same_sources_elsewhere_give_the_same_bytes(
     """From the sdist and not from git; another folder, umask, zone, locale and order; every object compiled again."""
     run("tar", "xf", sdist, "-C", tmp_path)
     (unpacked,) = tmp_path.glob("precast-*")
-    again = reproduce.build(unpacked, "cpu", tmp_path, reproduce.ELSEWHERE, epoch_of(unpacked, {}))
+    again = reproduce.build(unpacked, "cpu", tmp_path, reproduce.ELSEWHERE, epoch_of(unpacked, {}), ONLY_TORCH)
     assert list(differences(repaired["cpu"], again)) == []
     assert again.read_bytes() == repaired["cpu"].read_bytes()
 
@@ -34,10 +34,10 @@ def test_a_twin_that_differs_is_named(
     repaired: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin = tampered(repaired["cpu"], tmp_path, lambda files: files.update({"precast/errors.py": b"# mine\n"}))
-    assert tools_audit.main([str(repaired["cpu"]), "--twin", str(twin)]) == 1
+    assert tools_audit.main(["--only-torch", ONLY_TORCH, str(repaired["cpu"]), "--twin", str(twin)]) == 1
     said = capsys.readouterr().out
     assert "precast/errors.py" in said and "# mine" in said
-    assert tools_audit.main([str(repaired["cpu"]), "--twin", str(repaired["cpu"])]) == 0
+    assert tools_audit.main(["--only-torch", ONLY_TORCH, str(repaired["cpu"]), "--twin", str(repaired["cpu"])]) == 0
 
 
 def test_the_moments_order_and_modes_of_whoever_packed_it_are_refused(
@@ -48,7 +48,7 @@ def test_the_moments_order_and_modes_of_whoever_packed_it_are_refused(
     with zipfile.ZipFile(repaired["cpu"]) as archive, zipfile.ZipFile(copy, "w", zipfile.ZIP_DEFLATED) as mine:
         for name in reversed(archive.namelist()):
             mine.writestr(name, archive.read(name))
-    assert tools_audit.main([str(copy)]) == 1
+    assert tools_audit.main(["--only-torch", ONLY_TORCH, str(copy)]) == 1
     assert "form" in capsys.readouterr().out
     assert [v.found for v in differences(repaired["cpu"], copy)] == ["another packing: order, moments or compression"]
 

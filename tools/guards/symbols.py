@@ -24,7 +24,7 @@ _SINCE = re.compile(r"#if\s+TORCH_FEATURE_VERSION\s*>=\s*TORCH_VERSION_(\d+)_(\d
 _RUNTIME = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
 _VERSIONED = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+")
 # What of an installed torch a classic library may resolve against; its OpenMP runtime lies beside them.
-_LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
+LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
 _ANY = Release(0, 0)
 
 
@@ -35,11 +35,16 @@ def check_symbols(a: Audited) -> Iterator[Violation]:
         facts = a.libraries.get(file.path)
         if facts is None:
             continue  # the guard of the manifest has said so
-        asked = [symbol for symbol in facts.undefined if not _of_the_system(symbol)]
+        asked = asked_of_torch(facts)
         if isinstance(file.abi, Stable):
             yield from _stable(file.path, file.abi, asked, shims)
         else:
             yield from _classic(file.path, file.abi, asked, a.asked.torch_lists)
+
+
+def asked_of_torch(facts: binaries.LibraryFacts) -> list[binaries.Undefined]:
+    """What a library takes from elsewhere that the system does not define."""
+    return [symbol for symbol in facts.undefined if not _of_the_system(symbol)]
 
 
 def _of_the_system(symbol: binaries.Undefined) -> bool:
@@ -67,7 +72,8 @@ def _stable(
 def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
     known = exported_by(abi, lists)
     if known is None:
-        yield Violation("symbol", path, f"the symbols of torch {abi.release} to hold it against (--torch)", "none")
+        wanted = f"a list of what torch {abi.release} exports (python -m tools prove-classic)"
+        yield Violation("symbol", path, wanted, f"no {abi}.txt in {lists.name}")
         return
     for symbol in asked:
         if symbol.name not in known and not symbol.weak:
@@ -120,7 +126,7 @@ def exported_by(abi: TorchAbi, lists: Path) -> frozenset[str] | None:
         lines = recorded.read_text(encoding="utf-8").splitlines()
         return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     installed = lists / str(abi)
-    libraries = [path for pattern in _LIBRARIES for path in sorted(installed.rglob(pattern))]
+    libraries = [path for pattern in LIBRARIES for path in sorted(installed.rglob(pattern))]
     if not libraries:
         return None
     return frozenset(name for path in libraries for name in binaries.symbols_of(path))

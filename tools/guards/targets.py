@@ -47,7 +47,7 @@ def _plan(a: Audited) -> Iterator[Violation]:
     if cell is None:
         yield Violation("plan", f"{spec.name} {a.machine}", "a wheel that matrix.toml plans", "no such cell")
         return
-    row = f"of labels.{spec.name} in matrix.toml"
+    row = f"labels.{spec.name} of matrix.toml"
     hosts = {f"host-{file.abi}-{file.machine}" for file in a.info.host}
     yield from _differ(a, hosts, needed=set(cell.host), allowed={*cell.host, *cell.lacks}, row=row)
     families = [family.name for family in catalogue.FAMILIES if family.device is not None]
@@ -61,6 +61,6 @@ def _plan(a: Audited) -> Iterator[Violation]:
 
 def _differ(a: Audited, found: set[str], *, needed: set[str], allowed: set[str], row: str) -> Iterator[Violation]:
     for missing in sorted(needed - found):
-        yield Violation("complete", missing, f"there: a target {row}", f"not in {a.wheel.path.name}")
+        yield Violation("complete", missing, f"there, by {row}", f"not in {a.wheel.path.name}")
     for extra in sorted(found - allowed):
-        yield Violation("complete", extra, f"not there: no target {row}", f"in {a.wheel.path.name}")
+        yield Violation("complete", extra, f"not there, by {row}", f"in {a.wheel.path.name}")
