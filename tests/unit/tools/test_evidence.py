@@ -153,7 +153,8 @@ def test_the_summary_names_the_files(tmp_path: Path) -> None:
     text = summary.of(expand(KNOWN, KNOWN.event("pr")), KNOWN, evidence.load(tmp_path, KNOWN))
     words = [line.split() for line in text.splitlines()]
     assert ["executed", "2"] in words and ["one.json", "1"] in words and ["two.json", "2"] in words
-    assert words.index(["three.json", "1"]) == words.index("of these, CUDA builds whose CPU kernels ran 1".split()) + 1
+    (line,) = (number for number, found in enumerate(words) if found[-3:] == ["kernels", "ran", "1"])
+    assert words[line + 1] == ["three.json", "1"]
 
 
 def test_the_summary_measures_a_wheelhouse(tmp_path: Path) -> None:
