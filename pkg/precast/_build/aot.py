@@ -103,13 +103,13 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
     say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
 
 
-def stage_sdist(tree: Path, root: Path, settings: Settings) -> None:
+def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
     """Put what a build from the sdist cannot ask git or the network for into its tree."""
     if settings.label is not None:
         raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
     include = host.stable_headers_dir(Cache(default_root(settings)))
     _copy_headers(include.parent, tree / "csrc" / "torch_stable")
-    provenance.record(root, tree)
+    provenance.record(facts, tree)
 
 
 def warm_cache(settings: Settings) -> None:

@@ -99,7 +99,7 @@ def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="editable install has no label"):
         aot.warm_cache(CU130)
     with pytest.raises(KernelError, match="serves every label"):
-        aot.stage_sdist(tmp_path, tmp_path, CU130)
+        aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
 
 
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
