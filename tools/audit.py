@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     if options.twin is not None and len(options.wheel) != 1:
         parser.error("--twin compares with one wheel")
     known = matrix.load(options.matrix)
-    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch)
+    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None)
     subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
     for path in options.wheel:
         try:

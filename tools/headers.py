@@ -1,4 +1,4 @@
-"""Pin torch's headers: read a released wheel, write ``_build/headers.json`` or ``classic_headers.json``. Hashes only."""
+"""Pin torch's headers: read a released wheel, write ``headers.json`` or ``classic_headers.json``. Hashes only."""
 
 from __future__ import annotations
 

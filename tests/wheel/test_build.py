@@ -27,12 +27,13 @@ GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org")
 
 @pytest.fixture(scope="module")
 def small(work: Path, tree: Path, run: Run) -> Path:
-    """The checkout with a matrix that has one host library: the others are compiled alike."""
-    copy = Path(shutil.copytree(tree, work / "small", symlinks=True))
+    """A repository of its own with a matrix that has one host library: the others are compiled alike."""
+    copy = Path(shutil.copytree(tree, work / "small", symlinks=True, ignore=shutil.ignore_patterns(".git")))
     text = (copy / "matrix.toml").read_text()
     (copy / "matrix.toml").write_text(re.sub(r"^built = \[[^\]]*\]", "built = []", text, flags=re.MULTILINE))
+    run("git", "init", "-q", copy)
     run(*GIT, "-C", copy, "add", "-A")
-    run(*GIT, "-C", copy, "commit", "-q", "--allow-empty", "-m", "one host library")
+    run(*GIT, "-C", copy, "commit", "-q", "-m", "one host library")
     return copy
 
 

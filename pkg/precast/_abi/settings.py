@@ -8,6 +8,7 @@ from enum import Enum
 from precast._abi.capability import GpuTarget, parse_arch_list
 from precast._abi.label import MACHINES, Label
 from precast._abi.value import value
+from precast._abi.version import Release
 
 
 class JitMode(str, Enum):
@@ -93,6 +94,13 @@ VARIABLES: tuple[Variable, ...] = (
         "build",
     ),
     Variable(
+        "PRECAST_ONLY_TORCH",
+        "only_torch",
+        "all of them",
+        "A slim release wheel: with the host libraries of this minor of torch alone, such as `2.6`",
+        "build",
+    ),
+    Variable(
         "PRECAST_ARCH",
         "arch",
         "this machine's",
@@ -165,6 +173,7 @@ class Settings:
     debug: bool = False
     label: Label | None = None
     parts: str | None = None
+    only_torch: Release | None = None
     arch: str | None = None
     cuda_ext: bool = False
     cxx: str | None = None
@@ -193,6 +202,7 @@ class Settings:
             debug=_flag(env, "PRECAST_DEBUG"),
             label=_label(env),
             parts=env.get("PRECAST_PARTS") or None,
+            only_torch=_release(env, "PRECAST_ONLY_TORCH"),
             arch=_arch(env),
             cuda_ext=_flag(env, "CUDA_EXT"),
             cxx=env.get("CXX") or None,
@@ -251,6 +261,14 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 6 and int(value) > 0):
         raise _bad(name, value, "a whole number from 1 to 999999")
     return int(value)
+
+
+def _release(env: Mapping[str, str], name: str) -> Release | None:
+    value = env.get(name, "")
+    try:
+        return Release.parse(value) if value else None
+    except ValueError:
+        raise _bad(name, value, "a minor such as '2.6'") from None
 
 
 def _label(env: Mapping[str, str]) -> Label | None:

@@ -146,9 +146,9 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     known = matrix.load(root / "matrix.toml")
     spec = known.label(settings.label)
     if settings.parts is not None:
-        return parts.take(Path(settings.parts), known, spec, built_for, root)
+        return parts.take(Path(settings.parts), known, spec, built_for, root, settings.only_torch)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
-    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for)]
+    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for, settings.only_torch)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 

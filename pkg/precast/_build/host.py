@@ -67,12 +67,12 @@ def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
     return cache.root / "headers" / pins.digest[:16]
 
 
-def torch_headers_dir(abi: TorchAbi, cache: Cache) -> Path:
+def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
     """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned release's.
 
     A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
     """
-    if isinstance(abi, Exact) and abi.git is not None:
+    if abi.git is not None:
         return classic_headers.installed(abi.git)
     return classic_headers.ensure(cache.root / "headers", abi)
 
@@ -113,17 +113,13 @@ def make_plan(
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
     machine = machine or platform.machine()
-    classic = compiled_for(abi) is None
-    if classic and compiler.kind != "g++":
-        raise KernelUnavailable(
-            f"no host library for {abi} can be built by {compiler.kind}\n"
-            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
-            f"  needed  g++\n"
-            f"  fix     1) apt-get install g++; CXX=g++"
-        )
-    torch = ("torch", torch_headers_dir(abi, cache)) if classic else ("torch_stable", stable_headers_dir(cache))
-    roots = dict([("csrc", sources.csrc_dir()), torch])
-    common = (*catalogue.COMMON_HOST, *((catalogue.CLASSIC_ADAPTER,) if classic else ()))
+    roots, common = {"csrc": sources.csrc_dir()}, catalogue.COMMON_HOST
+    if isinstance(abi, Exact) and compiled_for(abi) is None:
+        _refuse_clang(abi, compiler)
+        roots["torch"] = torch_headers_dir(abi, cache)
+        common = (*common, catalogue.CLASSIC_ADAPTER)
+    else:
+        roots["torch_stable"] = stable_headers_dir(cache)
     entries = (*common, *(source for family in families for source in (*family.host, *family.cpu)))
     tree = sources.Tree(roots)
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
@@ -150,6 +146,16 @@ def make_plan(
         },
     )
     return Plan(name, key, units, roots, compiler, abi, machine, debug)
+
+
+def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
+    if compiler.kind != "g++":
+        raise KernelUnavailable(
+            f"no host library for {abi} can be built by {compiler.kind}\n"
+            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
+            f"  needed  g++\n"
+            f"  fix     1) apt-get install g++; CXX=g++"
+        )
 
 
 def list_units(

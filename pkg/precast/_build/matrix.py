@@ -121,9 +121,13 @@ class Matrix:
         """Why the build cannot make a host library of this ABI yet; None when it can."""
         return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
 
-    def built_abis(self, machine: str) -> tuple[TorchAbi, ...]:
-        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have."""
-        builds = [(release, build) for release in self.releases for build in release.builds.get(machine, ())]
+    def built_abis(self, machine: str, only: Release | None = None) -> tuple[TorchAbi, ...]:
+        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have.
+
+        A slim wheel has those of ``only`` one minor.
+        """
+        releases = [release for release in self.releases if only in (None, release.release)]
+        builds = [(release, build) for release in releases for build in release.builds.get(machine, ())]
         found = dict.fromkeys(self.abi_of(release, build) for release, build in builds)
         return tuple(abi for abi in found if self.abi_not_built(abi) is None)
 

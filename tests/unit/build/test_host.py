@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable
-from precast._abi.version import Release
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import catalogue, elf, flags, host, sources, toolchain
 from precast._build.cache import Artifact, Cache
 from precast._build.catalogue import Family
-from precast.errors import BuildFailed, KernelUnavailable
+from precast.errors import BuildFailed
 
 pytestmark = pytest.mark.compiler
 
@@ -214,14 +213,6 @@ def test_no_search_path_comes_from_a_variable(
     monkeypatch.setenv("CPATH", str(tmp_path / "elsewhere"))
     with pytest.raises(BuildFailed, match=r"stray\.h: No such file"):
         build()
-
-
-def test_the_classic_abi_is_refused_by_name(tmp_path: Path) -> None:
-    compiler, _ = toolchain.find_compiler(Settings())
-    assert compiler is not None
-    exact = Exact(Release(2, 6), cxx11=False)
-    with pytest.raises(KernelUnavailable, match=r"torch-2\.6-cxx0"):
-        host.make_plan([TINY], exact, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
 
 
 def test_the_key_holds_the_compiler_and_no_path(csrc: Path, tmp_path: Path) -> None:
