@@ -5,6 +5,7 @@
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
+#   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
 #   PYTHON=python3.12 make test   another interpreter, likewise
 #   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
 #   make act                      the release workflow on this machine, one wheel of it, as a dry run
@@ -25,11 +26,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench release-local lint format tools act
+.PHONY: help test demo bench release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench release-local lint format tools act"
+	@echo "targets: test demo bench release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -42,6 +43,9 @@ bench: $(READY)
 
 release-local: $(READY)
 	$(BIN)/python -m tools release $(ARGS)
+
+prove-classic: $(READY)
+	$(BIN)/python -m tools prove-classic $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

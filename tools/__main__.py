@@ -19,6 +19,7 @@ VERBS = {
     "plan": "expand matrix.toml into the cells of an event",
     "prove-classic": "run the host library of a classic torch in that torch, and keep the evidence",
     "publish": "take a checked release out of its run, step by step",
+    "qemu": "run a wheel for aarch64 under an emulator, and one for x86_64 on a processor without AVX-512",
     "release": "make a whole release on this machine",
     "repair": "make a built wheel what is published: tag, bill of materials, one form",
     "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",

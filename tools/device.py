@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         print(make(options.label, options.out, Settings.from_env(os.environ)))
-    except KernelError as error:
+    except (KernelError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -23,7 +23,7 @@ from typing import Any
 from precast._abi.build_info import BuildMode
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Exact
+from precast._abi.torch_abi import STABLE_FLOOR, Exact, TorchAbi, parse_torch_abi
 from precast._abi.version import TorchVersion
 from precast._build import provenance
 from precast._build.binaries import Made, check_ceilings, make_host, manifest
@@ -67,6 +67,14 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
     return f"torch {torch}, {abi}: {len(asked)} symbols, {facts['ratio']} times on two threads, {facts['openmp'][0]}"
 
 
+def hold_against(abi: TorchAbi, folder: Path, torch: str, settings: Settings) -> str:
+    """The symbols alone, of a torch that does not run here: ``folder`` has its libraries."""
+    (_, library), *_ = make_host(abi, settings, Cache(default_root(settings))).host
+    asked = torch_symbols.check(library, torch_symbols.of_torch(folder), f"torch {torch}")
+    torch_symbols.record(abi, torch, asked)
+    return f"torch {torch}, {abi}: {len(asked)} symbols, not executed"
+
+
 def _site(made: Made, folder: Path) -> Path:
     """A package folder as a wheel would install it, with this one library."""
     package = folder / "precast"
@@ -104,7 +112,7 @@ def _write(torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, A
         "title": f"The host library for the classic C++ ABI of torch {torch.release}, from the prebuilt file alone",
         "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
         "commit": provenance.of(ROOT).commit,
-        "command": f"make prove-classic TORCH={release} PYTHON=python{facts['python']}",
+        "command": f"TORCH={release} PYTHON=python{facts['python']} make prove-classic",
         "runs": [run],
     }
     path = EVIDENCE / f"{platform.machine()}-{abi}.json"
@@ -132,9 +140,19 @@ def main(arguments: list[str]) -> int:
     """Prove each; all are tried, and one that fails makes the status 1."""
     parser = argparse.ArgumentParser(prog="python -m tools prove-classic", description=__doc__)
     parser.add_argument("python", nargs="*", default=[sys.executable], help="interpreters with a torch below 2.10")
+    parser.add_argument(
+        "--symbols",
+        nargs=3,
+        metavar=("ABI", "DIR", "TORCH"),
+        help="only hold an ABI's library against those of a torch",
+    )
     parser.add_argument("--dry-run", action="store_true", help="write neither evidence nor symbols")
     options = parser.parse_args(arguments)
     settings = Settings.from_env(os.environ)
+    if options.symbols is not None:
+        abi, folder, torch = options.symbols
+        print(hold_against(parse_torch_abi(abi), Path(folder), torch, settings))
+        return 0
     return max([_tried(python, settings, record=not options.dry_run) for python in options.python])
 
 

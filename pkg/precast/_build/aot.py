@@ -79,8 +79,9 @@ def requirements(settings: Settings, root: Path) -> list[str]:
         needed += [] if settings.parts is not None else [text for text in exact if text is not None]
     pins = headers.load_pins()
     kept = host.headers_in_cache(Cache(default_root(settings)), pins)
-    if not headers.complete(root / "csrc" / "torch_stable", pins) and not headers.complete(kept, pins):
-        needed.append("pip")  # asks the index where the headers lie
+    stable = headers.complete(root / "csrc" / "torch_stable", pins) or headers.complete(kept, pins)
+    if not stable or (settings.label is not None and settings.parts is None):
+        needed.append("pip")  # asks the index where the headers lie: a label needs those of older torches as well
     return needed
 
 

@@ -113,7 +113,8 @@ def make_plan(
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
     machine = machine or platform.machine()
-    roots, common = {"csrc": sources.csrc_dir()}, catalogue.COMMON_HOST
+    roots = {"csrc": sources.csrc_dir()}
+    common: tuple[str, ...] = catalogue.COMMON_HOST
     if isinstance(abi, Exact) and compiled_for(abi) is None:
         _refuse_clang(abi, compiler)
         roots["torch"] = torch_headers_dir(abi, cache)

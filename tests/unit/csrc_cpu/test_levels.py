@@ -31,8 +31,10 @@ def test_a_level_that_is_none_is_refused_by_name(adam_levels: Any) -> None:
         adam_levels.choose("sse9")
 
 
-def compiled(tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ))
+def compiled(
+    tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...], machine: str = platform.machine()
+) -> subprocess.CompletedProcess[str]:
+    compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ), machine)
     assert compiler is not None, looked_at
     command = [compiler.path, *flags.host_options("g++", debug=False), *options, "-c", str(checkout / "csrc" / source)]
     return subprocess.run(
@@ -62,20 +64,29 @@ def test_a_level_shares_no_function_with_another(
     assert [name for name in names if f"::{level.name}::" not in name] == []
 
 
+SVE = "-march=armv8.2-a+sve"
+WRONG = [
+    ("x86_64", "", "-DPRECAST_CPU_LEVEL=<level> is missing"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx1024", "PRECAST_CPU_LEVEL is none of baseline avx2 avx512 on x86_64"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx2", "level avx2 needs -mavx2 -mfma -mf16c"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx512 -mavx512f", "level avx512 needs -mavx512f -mavx512bw"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=neon", "PRECAST_CPU_LEVEL is none of"),
+    ("aarch64", "-DPRECAST_CPU_LEVEL=avx2", "of neon sve128 sve256 sve512 on aarch64"),
+    ("aarch64", "-DPRECAST_CPU_LEVEL=sve256", "level sveN needs -march=armv8.2-a+sve -msve-vector-bits=N"),
+    ("aarch64", f"-DPRECAST_CPU_LEVEL=sve256 {SVE}", "level sveN needs"),
+    ("aarch64", f"-DPRECAST_CPU_LEVEL=sve256 {SVE} -msve-vector-bits=128", "level sveN needs"),
+]
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "-DPRECAST_CPU_LEVEL=<level> is missing"),
-        (("-DPRECAST_CPU_LEVEL=avx1024",), "PRECAST_CPU_LEVEL is none of baseline avx2 avx512 on x86_64"),
-        (("-DPRECAST_CPU_LEVEL=avx2",), "level avx2 needs -mavx2 -mfma -mf16c"),
-        (("-DPRECAST_CPU_LEVEL=avx512", "-mavx512f"), "level avx512 needs -mavx512f -mavx512bw"),
-    ],
+    ("machine", "options", "message"),
+    [pytest.param(*row, marks=() if row[0] == platform.machine() else pytest.mark.qemu) for row in WRONG],
 )
 def test_a_level_without_its_options_does_not_compile(
-    tmp_path: Path, checkout: Path, options: tuple[str, ...], message: str
+    tmp_path: Path, checkout: Path, machine: str, options: str, message: str
 ) -> None:
-    done = compiled(tmp_path, checkout, CPU_SOURCES[0], options)
+    done = compiled(tmp_path, checkout, CPU_SOURCES[0], tuple(options.split()), machine)
     assert done.returncode != 0
     assert message in done.stderr
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from array import array
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import catalogue, flags, host, toolchain
 from precast._build.cache import Cache, default_root
-from tools import binaries
+from tools import binaries, results
+from tools.results import Results
 
 pytestmark = [pytest.mark.qemu, pytest.mark.compiler]
 
@@ -32,8 +32,6 @@ PROCESSORS = {
     "sve256": "max,sve-max-vq=2",
     "sve512": "max,sve-max-vq=4",
 }
-# Infinity, the bits of a magnitude, for each of float32, float16, bfloat16.
-FORMATS = ((0x7F800000, 0x7FFFFFFF), (0x7C00, 0x7FFF), (0x7F80, 0x7FFF))
 
 
 class Built:
@@ -84,55 +82,31 @@ def run(emulator: str, processor: str, built: Built, *arguments: str) -> subproc
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=work)
 
 
-Results = dict[str, tuple[int, list[int]]]
-
-
-def results(emulator: str, processor: str, built: Built, level: str) -> Results:
-    """What the driver computes with the level that it chose, which must be ``level``; every NaN as 0."""
+def computed(emulator: str, processor: str, built: Built, level: str) -> Results:
+    """What the driver computes with the level that it chose, which must be ``level``."""
     path = built.driver.with_name("results")
     done = run(emulator, processor, built, "", str(path))
     assert (done.returncode, done.stdout) == (0, f"{level}\n"), done.stderr
-    data, found = path.read_bytes(), {}
-    at = 0
-    while at < len(data):
-        end = data.index(b"\n", at)
-        name, kind, count = data[at:end].decode().split()
-        numbers = array("I" if kind == "0" else "H")
-        at = end + 1 + int(count) * numbers.itemsize
-        numbers.frombytes(data[end + 1 : at])
-        infinity, magnitude = FORMATS[int(kind)]
-        found[name] = int(kind), [0 if bits & magnitude > infinity else bits for bits in numbers]
+    found = results.read(path)
+    assert len(found) > 600
     return found
-
-
-def furthest(ours: Results, theirs: Results) -> dict[str, int]:
-    """The greatest distance in units of the last place for each result, where there is any."""
-    assert ours.keys() == theirs.keys() and len(ours) > 600
-    far = {}
-    for name, (kind, numbers) in ours.items():
-        others = theirs[name][1]
-        if numbers != others:
-            magnitude = FORMATS[kind][1]
-            steps = [[-(bits & magnitude) if bits > magnitude else bits for bits in some] for some in (numbers, others)]
-            far[name] = max(abs(one - other) for one, other in zip(*steps, strict=True))
-    return far
 
 
 @pytest.fixture(scope="module")
 def avx2(x86: Built) -> Results:
     """The reference: a level that the tests of this folder hold against float64, with fused multiply-add."""
-    return results("qemu-x86_64", "max", x86, "avx2")
+    return computed("qemu-x86_64", "max", x86, "avx2")
 
 
 @pytest.mark.parametrize("level", PROCESSORS)
 def test_arm_gives_the_bits_of_x86(arm: Built, avx2: Results, level: str) -> None:
     """Elementwise results and reductions alike, in every format: sixteen lanes, one order, fused multiply-add."""
-    assert furthest(results("qemu-aarch64", PROCESSORS[level], arm, level), avx2) == {}
+    assert results.furthest(computed("qemu-aarch64", PROCESSORS[level], arm, level), avx2) == {}
 
 
 def test_the_comparison_can_fail(x86: Built, avx2: Results) -> None:
     """x86's baseline has no fused multiply-add, and is off where the others agree."""
-    far = furthest(results("qemu-x86_64", "Nehalem", x86, "baseline"), avx2)
+    far = results.furthest(computed("qemu-x86_64", "Nehalem", x86, "baseline"), avx2)
     assert far["adam.0.param"] == 1 and len(far) > 100
 
 
@@ -158,7 +132,7 @@ def test_a_level_is_for_one_vector_length(arm: Built, processor: str, asked: str
 @pytest.mark.parametrize(("processor", "level"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_avx512_is_not_executed_where_it_is_not(x86: Built, processor: str, level: str) -> None:
     """The emulator knows no AVX-512 and ends a program that executes any, as the last lines show."""
-    results("qemu-x86_64", processor, x86, level)
+    computed("qemu-x86_64", processor, x86, level)
     done = run("qemu-x86_64", processor, x86, "avx512", "/dev/null")
     assert f"CPU level 'avx512' was asked for; this machine has '{level}'" in done.stderr and done.returncode == 1
     assert run("qemu-x86_64", processor, x86, "unchecked").returncode == ILLEGAL_INSTRUCTION

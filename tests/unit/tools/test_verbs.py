@@ -1,0 +1,142 @@
+"""What the verbs of a release refuse, and the second reading of cubins; nothing is compiled or fetched here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from precast._build import matrix
+from precast._build.cache import Cache
+from precast.errors import KernelError
+from tools import build, device, drivers, host, packages, second_reader, smoke
+
+MACHINE = platform.machine()
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> tuple[Path, Path]:
+    """Two readers that know what a file is by its content."""
+    listed = 'grep -q new "$2" && echo "ELF file    1: x.$(cut -d" " -f2 "$2").cubin"; exit 0'
+    flags = 'echo "	.headerflags	@\\"EF_CUDA_64BIT_ADDRESS EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)\\""'
+    old = f'grep -q old "$2" && {flags}; exit 0'
+    return program(tmp_path / "cuobjdump", listed), program(tmp_path / "nvdisasm", old)
+
+
+def test_cubins_are_held_against_what_another_program_reads(readers: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.cubin").write_text("new sm_120\n")
+    (tmp_path / "b.cubin").write_text("old\n")
+    right = [(tmp_path / "a.cubin", "sm_120"), (tmp_path / "b.cubin", "sm_90")]
+    assert second_reader.check(readers, right) == 2
+    with pytest.raises(KernelError, match=r"a\.cubin is not code for sm_90\n  found   sm_120"):
+        second_reader.check(readers, [(tmp_path / "a.cubin", "sm_90")])
+    (tmp_path / "c.cubin").write_text("neither\n")
+    with pytest.raises(KernelError, match=r"found   nothing that cuobjdump or nvdisasm can read"):
+        second_reader.check(readers, [(tmp_path / "c.cubin", "sm_90")])
+
+
+@pytest.mark.parametrize("label", ["cpu", "default", "cu999", "nonsense"])
+def test_a_label_without_device_code_makes_no_part(
+    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert device.main(["--label", label, "--out", str(tmp_path / "out")]) == 1
+    assert label in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("abi", "machine"), [("torch-1.9-cxx0", MACHINE), ("torch-stable-2.10", "riscv64"), ("x", "y")]
+)
+def test_a_host_library_of_no_wheel_is_refused(
+    abi: str, machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert host.main(["--abi", abi, "--arch", machine, "--out", str(tmp_path / "out")]) == 1
+    assert (abi in (said := capsys.readouterr().err) or machine in said) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--label", "cu130", "--arch", "riscv64"], "no wheel for 'riscv64'"),
+        (["--label", "cu999"], "no label 'cu999'"),
+        (["--label", "cpu", "--only-torch", "1.9"], "and torch 1.9"),
+        (["--label", "cpu", "--only-torch", "newest"], "newest"),
+    ],
+)
+def test_a_wheel_that_nobody_plans_is_refused(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.main([*arguments, "--parts", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_cibuildwheel_is_asked_only_for_what_it_can_build(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = matrix.load(checkout / "matrix.toml")
+    other = next(name for name in known.machines if name != MACHINE)
+    env: Mapping[str, str] = {"PRECAST_PARTS": "/parts"}
+    with pytest.raises(drivers.BuildStopped, match=f"needed  {other}"):
+        drivers.by_cibuildwheel(tmp_path / "x.tar.gz", other, known, tmp_path, env)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(drivers.BuildStopped, match=r"neither docker nor podman on PATH"):
+        drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
+
+
+def test_cibuildwheel_gets_the_image_of_the_matrix_and_the_parts_where_it_mounts_them(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = matrix.load(checkout / "matrix.toml")
+    program(tmp_path / "podman", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told: dict[str, str] = {}
+
+    def run(command: list[str], cwd: Path, env: Mapping[str, str]) -> None:
+        told.update(env)
+        (cwd / "wheelhouse").mkdir(exist_ok=True)
+        (cwd / "wheelhouse" / "a.whl").touch()
+
+    monkeypatch.setattr(drivers, "run", run)
+    image = f"CIBW_MANYLINUX_{MACHINE.upper()}_IMAGE"
+    env = {"PRECAST_PARTS": "/parts"}
+    drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
+    (spec,) = (spec for spec in known.machine_specs if spec.name == MACHINE)
+    assert (told[image], told["PRECAST_PARTS"]) == (spec.image, "/host/parts")
+    drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, {**env, image: "localhost/own"})
+    assert told[image] == "localhost/own"
+
+
+def test_a_failed_step_shows_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(drivers.BuildStopped, match="the reason"):
+        drivers.run(["sh", "-c", "echo the reason; exit 3"], tmp_path, os.environ)
+
+
+def test_only_exact_packages_are_kept(tmp_path: Path) -> None:
+    for loose in ("numpy", "numpy>=2", "numpy==2.*", "../numpy==2"):
+        with pytest.raises(ValueError, match="not an exact requirement"):
+            packages.folder_of(loose, Cache(tmp_path))
+    kept = tmp_path / "packages" / "numpy-2.0"
+    kept.mkdir(parents=True)
+    assert packages.folder_of("numpy==2.0", Cache(tmp_path)) == kept
+
+
+def test_a_package_that_pip_does_not_bring_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(KernelError, match=r"pip does not bring precast-has-no-such-part==1\.0"):
+        packages.folder_of("precast-has-no-such-part==1.0", Cache(tmp_path))
+    assert list((tmp_path / "packages").iterdir()) == []
+
+
+def test_a_wheel_is_tried_where_it_can_run() -> None:
+    name = "precast-1-py3-none-manylinux_2_17_{0}.manylinux_2_28_{0}.whl"
+    assert smoke.runs_here(Path(name.format(MACHINE)))
+    assert not smoke.runs_here(Path(name.format("aarch64" if MACHINE == "x86_64" else "x86_64")))
