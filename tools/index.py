@@ -55,7 +55,8 @@ def published(previous: Path | None, out: Path, *, fresh: bool) -> list[Publishe
     """What the new index must hold as well: the previous one, and the one in its place unless that was a trial."""
     if previous is not None and not previous.is_dir():
         raise IndexRefused(f"{previous}: no such folder; without --previous the index starts anew")
-    there = read_site(out) if out.exists() else None  # read in any case: nothing but an index is ever replaced
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    there = None if empty else read_site(out)  # read though it may be a trial: nothing but an index is ever replaced
     before = [] if previous is None or previous.resolve() == out.resolve() else [read_site(previous)]
     return before if there is None or fresh else [*before, there]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ def read_site(site: Path) -> Published:
     for path in sorted(site.rglob("*")):
         if path.name.endswith(SUFFIXES) and path not in listed:
             raise IndexRefused(f"{path}: it lies in the index, and no page lists it: an entry was removed")
+    for page in pages:
+        _html_agrees(page.with_suffix(".html"), _entries(page))
     return Published(tuple(dists), yanked)
 
 
@@ -75,6 +78,16 @@ def _entries(page: Path) -> list[dict[str, Any]]:
         return [dict(entry) for entry in _page(page)["files"] if entry["url"] and entry["hashes"]["sha256"]]
     except (KeyError, TypeError) as error:
         raise IndexRefused(f"{page}: not a page of an index: {error!r}") from error
+
+
+def _html_agrees(page: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """The page that installers read says what the JSON says; a copy made for the next index may lack it."""
+    if not page.is_file():
+        return
+    linked = set(re.findall(r'<a href="([^"#]*)#sha256=([^"]*)"', page.read_text(encoding="utf-8")))
+    listed = {(str(entry["url"]), str(entry["hashes"]["sha256"])) for entry in entries}
+    for url, _ in sorted(linked ^ listed):
+        raise IndexRefused(f"{page}: the entry of {unquote(url)} was changed after publication: index.json has another")
 
 
 def _published(page: Path, entry: Mapping[str, Any]) -> Dist:

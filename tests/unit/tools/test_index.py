@@ -152,6 +152,12 @@ def edit_json(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Ca
     return apply
 
 
+def edit(page: Path, old: str, new: str) -> None:
+    text = page.read_text()
+    assert old in text
+    page.write_text(text.replace(old, new))
+
+
 WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
 
 
@@ -175,6 +181,14 @@ WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
             "cu130/precast/index.json: not a page of an index",
         ),
         (lambda site: shutil.rmtree(site / "cu130"), "cu130/precast/index.json: removed after publication"),
+        (
+            lambda site: edit(site / "cu130/precast/index.html", "sha256=", "sha256=0"),
+            f"cu130/precast/index.html: the entry of {Path(WHEEL).name} was changed after publication",
+        ),
+        (
+            lambda site: edit(site / "cu130/precast/index.html", "%2Bcu130", "%2Bcu129"),
+            "index.html: the entry of precast-1.0+cu129-py3-none-manylinux_2_28_x86_64.whl was changed",
+        ),
         (lambda site: (site / "precast/index.json").write_text("{"), "precast/index.json: not a page of an index"),
         (shutil.rmtree, "no such folder"),
     ],

@@ -133,6 +133,9 @@ def test_a_trial_is_written_anew_and_a_stranger_is_not(
     (house / "precast-1.0+cu121-py3-none-manylinux_2_28_aarch64.whl").unlink()
     assert run(house, "--out", site, "--fresh") == 0
     assert len(files(site / "cu121/precast/index.json")) == 1
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").write_text("keep")
     assert run(house, "--out", tmp_path / "mine", "--fresh") == 1
     assert "mine: not an index" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run(house, "--out", tmp_path / "empty") == 0
+    assert content(tmp_path / "empty") == content(site)
