@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from precast._abi.label import PlatformTag
 from precast.errors import KernelError
+from tools import wheelhouse
 from tools.wheel import NotAWheel, read_wheel
 
 PROJECT = "precast"
@@ -127,11 +128,15 @@ def _normal(name: str) -> str:
 
 
 def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tuple[Dist, ...]:
-    """Every file below a folder, all of one version and of known labels, none there twice."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Every wheel and sdist below a folder: all of one version and of known labels, none twice, each as recorded."""
+    there = sorted(path for path in folder.rglob("*") if path.is_file())
+    records = [path for path in there if path.suffix == ".json"]
+    paths = [path for path in there if path not in records]
     if not paths:
         raise IndexRefused(f"{folder}: no wheels here; python -m tools build makes them")
     dists = tuple(map(read_dist, paths))
+    if records:
+        _hold_against_records(dists, sorted({path.parent for path in records}))
     for dist in dists:
         if dist.version.public != str(version):
             raise IndexRefused(f"{dist.source}: version {dist.version.public}, and this release is {version}")
@@ -140,6 +145,19 @@ def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tu
             raise IndexRefused(f"{dist.source}: matrix.toml has no label {dist.label!r}; it has: {known}")
     refuse_twice(dists)
     return dists
+
+
+def _hold_against_records(dists: Sequence[Dist], folders: Sequence[Path]) -> None:
+    """Where `tools build` left records, each file is still what its record says, and none came without one."""
+    recorded = {
+        folder / record.file: record.sha256 for folder in folders for record in wheelhouse.read(folder).values()
+    }
+    for dist in dists:
+        wanted = recorded.pop(dist.source, None)
+        if wanted != dist.sha256:
+            raise IndexRefused(f"{dist.source}: its bytes are {dist.sha256}, its record says {wanted or 'nothing'}")
+    for path in recorded:
+        raise IndexRefused(f"{path}: not there, though its record is")
 
 
 def refuse_twice(dists: Sequence[Dist]) -> None:

@@ -168,14 +168,17 @@ def _contradictions(evidence: Evidence, matrix: Matrix) -> Iterator[str]:
             yield f"{where}: checks must say what was executed"
 
 
-def executed(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> dict[TorchCell, tuple[Evidence, ...]]:
+Found = dict[TorchCell, tuple[Evidence, ...]]
+
+
+def executed(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> Found:
     """The cells that some run executes, each with the files that say so."""
     found = {cell: tuple(e for e in evidence if any(run.executes(cell) for run in e.runs)) for cell in cells}
     return {cell: files for cell, files in found.items() if files}
 
 
-def without_gpu(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
-    """The CUDA builds of which only the CPU kernels ran."""
-    runs = [run for e in evidence for run in e.runs]
+def without_gpu(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> Found:
+    """The CUDA builds of which only the CPU kernels ran, each with the files that say so."""
     done = executed(evidence, cells)
-    return tuple(cell for cell in cells if cell not in done and any(run.is_of(cell) for run in runs))
+    found = {cell: tuple(e for e in evidence if any(run.is_of(cell) for run in e.runs)) for cell in cells}
+    return {cell: files for cell, files in found.items() if files and cell not in done}

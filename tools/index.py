@@ -1,8 +1,8 @@
 """Write the package index: a static site that pip and uv read, with a folder for each label.
 
 What was published stays: files of the previous index are carried over byte for byte, and a file that was changed or
-removed since is refused by name. A site that is there already counts as a previous one. Exit status: 0; 1 when a file
-does not belong there, and then nothing is written.
+removed since is refused by name. A site that is there already counts as a previous one, unless --fresh says that nobody
+has seen it. Exit status: 0; 1 when a file does not belong there, and then nothing is written.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from precast.errors import KernelError
 from tools import selector
 from tools.dists import Dist, IndexRefused, read_wheelhouse
 from tools.pages import folder_of, pages
-from tools.published import joined, read_site, read_yanks
+from tools.published import Published, joined, read_site, read_yanks
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def build(
-    wheelhouse: Path, out: Path, previous: Path | None, known: matrix.Matrix, version: Version, yanks: Path
+    wheelhouse: Path, out: Path, before: Sequence[Published], known: matrix.Matrix, version: Version, yanks: Path
 ) -> tuple[Dist, ...]:
     """Check everything, then write the site beside ``out`` and put it in place; returns what it serves."""
     labels = [spec.label.text for spec in known.labels]
-    if previous is not None and not previous.is_dir():
-        raise IndexRefused(f"{previous}: no such folder; without --previous the index starts anew")
-    there = {path.resolve(): path for path in (previous, out if out.exists() else None) if path is not None}
-    before = [read_site(path) for path in there.values()]
     dists = joined(before, read_wheelhouse(wheelhouse, version, labels))
     yanked = read_yanks(yanks, dists, before)
     served = [dist for dist in dists if dist.filename not in yanked]
@@ -53,6 +49,16 @@ def build(
                 old.rename(out)
             raise
     return dists
+
+
+def published(previous: Path | None, out: Path, *, fresh: bool) -> list[Published]:
+    """What the new index must hold as well: the previous one, and the one in its place unless that was a trial."""
+    if previous is not None and not previous.is_dir():
+        raise IndexRefused(f"{previous}: no such folder; without --previous the index starts anew")
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    there = None if empty else read_site(out)  # read though it may be a trial: nothing but an index is ever replaced
+    before = [] if previous is None or previous.resolve() == out.resolve() else [read_site(previous)]
+    return before if there is None or fresh else [*before, there]
 
 
 def write(site: Path, dists: Sequence[Dist], texts: dict[str, str]) -> None:
@@ -74,6 +80,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("wheelhouse", type=Path, help="the wheels and the sdist of one version")
     parser.add_argument("--out", type=Path, required=True, metavar="SITE", help="the folder to write")
     parser.add_argument("--previous", type=Path, metavar="SITE", help="the index as it was published last")
+    parser.add_argument("--fresh", action="store_true", help="SITE was never published: write it anew")
     parser.add_argument(
         "--version", type=Version, default=Version(__version__), help=f"the version of the release ({__version__})"
     )
@@ -82,7 +89,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         known = matrix.load(options.matrix)
-        dists = build(options.wheelhouse, options.out, options.previous, known, options.version, options.yanked)
+        before = published(options.previous, options.out, fresh=options.fresh)
+        dists = build(options.wheelhouse, options.out, before, known, options.version, options.yanked)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1

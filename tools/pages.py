@@ -12,7 +12,7 @@ from urllib.parse import quote
 import jinja2
 
 from tools.dists import PROJECT, Dist
-from tools.published import in_order
+from tools.published import LABELS, in_order
 
 API_VERSION = "1.1"  # PEP 700: sizes and the list of versions
 
@@ -33,7 +33,8 @@ def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[st
     A version with a label sorts above the one without: on one page, ``==1.0`` would give everybody the greatest label.
     """
     found = {"index.html": _render("landing.html", selector=selector), "selector.json": _json(selector)}
-    for label in ["", *sorted({dist.label for dist in dists} - {""})]:
+    labels = sorted({dist.label for dist in dists} - {""})
+    for label in ["", *labels]:
         folder = f"{label}/" if label else ""
         entries = [_entry(dist, yanked.get(dist.filename)) for dist in in_order(dists) if dist.label == label]
         if label:
@@ -42,7 +43,7 @@ def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[st
         found[f"{folder}{PROJECT}/index.html"] = _render("files.html", project=PROJECT, entries=entries)
         found[f"{folder}{PROJECT}/index.json"] = _json(
             {
-                "meta": {"api-version": API_VERSION},
+                "meta": {"api-version": API_VERSION, **({} if label else {LABELS: labels})},
                 "name": PROJECT,
                 "versions": list(dict.fromkeys(str(d.version) for d in in_order(dists) if d.label == label)),
                 "files": entries,

@@ -2,7 +2,8 @@
 
 ``stage`` picks what PyPI takes; ``previous`` copies the public index, for the next one to be held against; ``draft``
 puts the files into a draft release, ``open`` makes the draft public; ``fetch`` takes files back from the public index
-and compares. Exit status: 0; 1 when something is not as it must be, and then nothing was changed.
+and compares. It needs Python alone, as jobs that may write install nothing. Exit status: 0; 1 when something is not as
+it must be, and then nothing was changed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,18 @@ import json
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
 
-from precast._build import matrix
 from precast._version import __version__
 from precast.errors import KernelError
 from tools import wheelhouse
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = "precast"
+LABELS = "_labels"  # where the root page names the folders; as tools/published.py says, which needs more than Python
 SUMS = "SHA256SUMS"
 NONE = "none"  # what to say instead of an address, before anything was ever published
 TIMEOUT_S = 60
@@ -73,24 +72,23 @@ def publish(tag: str) -> str:
     return f"{tag}: public" if state == "draft" else f"{tag}: public already"
 
 
-def previous(index: str, out: Path, labels: Sequence[str]) -> int:
+def previous(index: str, out: Path) -> int:
     """Copy the public index as far as the next one is held against it: pages and files. How many files there are."""
-    pages = ["", *(f"{label}/" for label in labels)]
     if index == NONE:
         _write(out / PROJECT / "index.json", json.dumps({"files": []}).encode())
         return 0
+    root = _page(_get(urljoin(_base(index), f"{PROJECT}/index.json")), PROJECT)
+    labels = [str(label) for label in root.get("meta", {}).get(LABELS, [])]
+    if not all(label.isalnum() for label in labels):
+        raise NotPublished(f"{PROJECT}/index.json: its labels are no labels: {', '.join(labels)}")
     count = 0
-    for folder in pages:
-        place = f"{folder}{PROJECT}/"
-        page = _get(urljoin(_base(index), f"{place}index.json"), missing_is_fine=folder != "")
-        if page is None:  # a label that has not been published yet
-            continue
+    for place in (PROJECT, *(f"{label}/{PROJECT}" for label in labels)):
+        page = _get(urljoin(_base(index), f"{place}/index.json"))
         _write(out / place / "index.json", page)
         for entry in _entries(page, place):
-            name = entry["filename"]
-            data = _get(urljoin(_base(index), place + entry["url"]))
-            _same(name, hashlib.sha256(data or b"").hexdigest(), entry["hashes"]["sha256"], "its page says")
-            _write(out / place / name, data or b"")
+            data = _get(urljoin(_base(index), f"{place}/{entry['url']}"))
+            _same(entry["filename"], hashlib.sha256(data).hexdigest(), entry["hashes"]["sha256"], "its page says")
+            _write(out / place / entry["filename"], data)
             count += 1
     return count
 
@@ -103,7 +101,7 @@ def fetch(folder: Path, index: str, out: Path) -> list[Path]:
             continue
         _, _, label = record.file.split("-")[1].partition("+")
         place = f"{label}/{PROJECT}/" if label else f"{PROJECT}/"
-        data = _get(urljoin(_base(index), place + quote(record.file))) or b""
+        data = _get(urljoin(_base(index), place + quote(record.file)))
         _same(record.file, hashlib.sha256(data).hexdigest(), record.sha256, "this release has")
         _write(out / record.file, data)
         found.append(out / record.file)
@@ -151,27 +149,30 @@ def _base(index: str) -> str:
     return index.rstrip("/") + "/"
 
 
-def _get(url: str, *, missing_is_fine: bool = False) -> bytes | None:
+def _get(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             data: bytes = answer.read()
             return data
-    except urllib.error.HTTPError as error:
-        if error.code == 404 and missing_is_fine:
-            return None
-        raise NotPublished(f"{url}: {error}") from error
     except OSError as error:
         raise NotPublished(f"{url}: {error}") from error
 
 
+def _page(page: bytes, place: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(page))
+    except (ValueError, TypeError) as error:
+        raise NotPublished(f"{place}/index.json: not a page of an index: {error!r}") from error
+
+
 def _entries(page: bytes, place: str) -> list[dict[str, Any]]:
     try:
-        entries = [dict(entry) for entry in json.loads(page)["files"]]
+        entries = [dict(entry) for entry in _page(page, place)["files"]]
         strange = [entry["url"] for entry in entries if entry["url"] != quote(entry["filename"]) or "/" in entry["url"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotPublished(f"{place}index.json: not a page of an index: {error!r}") from error
+    except (KeyError, TypeError) as error:
+        raise NotPublished(f"{place}/index.json: not a page of an index: {error!r}") from error
     if strange:
-        raise NotPublished(f"{place}index.json: its files must lie beside it, found {strange[0]}")
+        raise NotPublished(f"{place}/index.json: its files must lie beside it, found {strange[0]}")
     return entries
 
 
@@ -226,8 +227,7 @@ def _step(options: argparse.Namespace) -> str:
     if options.out.exists():
         raise NotPublished(f"{options.out} is there already: it may hold what does not belong here")
     if options.step == "previous":
-        known = matrix.load(ROOT / "matrix.toml")
-        count = previous(options.index, options.out, [spec.label.text for spec in known.labels if spec.label.text])
+        count = previous(options.index, options.out)
         return f"{options.out}: {count} files of {options.index}"
     found = (
         stage(options.wheelhouse, options.out)

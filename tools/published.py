@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ else:
     import tomli as tomllib
 
 SUFFIXES = (".whl", ".tar.gz")
+LABELS = "_labels"  # of the root page; PEP 691 leaves such keys of its meta to us
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ def read_site(site: Path) -> Published:
     pages = sorted([*site.glob(f"{PROJECT}/index.json"), *site.glob(f"*/{PROJECT}/index.json")])
     if not pages:
         raise IndexRefused(f"{site}: not an index: it has no {PROJECT}/index.json")
+    _all_folders(site, pages)
     dists: list[Dist] = []
     yanked: dict[str, str] = {}
     for page in pages:
@@ -49,15 +52,42 @@ def read_site(site: Path) -> Published:
     for path in sorted(site.rglob("*")):
         if path.name.endswith(SUFFIXES) and path not in listed:
             raise IndexRefused(f"{path}: it lies in the index, and no page lists it: an entry was removed")
+    for page in pages:
+        _html_agrees(page.with_suffix(".html"), _entries(page))
     return Published(tuple(dists), yanked)
+
+
+def _all_folders(site: Path, pages: Sequence[Path]) -> None:
+    """The root names the labels that have a folder, so that a whole one cannot go unnoticed."""
+    root = site / PROJECT / "index.json"
+    for label in _page(root).get("meta", {}).get(LABELS, []) if root in pages else []:
+        page = site / str(label) / PROJECT / "index.json"
+        if page not in pages:
+            raise IndexRefused(f"{page}: removed after publication; {root} names the label {label}")
+
+
+def _page(page: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(page.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise IndexRefused(f"{page}: not a page of an index: {error!r}") from error
 
 
 def _entries(page: Path) -> list[dict[str, Any]]:
     try:
-        entries = json.loads(page.read_text(encoding="utf-8"))["files"]
-        return [dict(entry) for entry in entries if entry["url"] and entry["hashes"]["sha256"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [dict(entry) for entry in _page(page)["files"] if entry["url"] and entry["hashes"]["sha256"]]
+    except (KeyError, TypeError) as error:
         raise IndexRefused(f"{page}: not a page of an index: {error!r}") from error
+
+
+def _html_agrees(page: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """The page that installers read says what the JSON says; a copy made for the next index may lack it."""
+    if not page.is_file():
+        return
+    linked = set(re.findall(r'<a href="([^"#]*)#sha256=([^"]*)"', page.read_text(encoding="utf-8")))
+    listed = {(str(entry["url"]), str(entry["hashes"]["sha256"])) for entry in entries}
+    for url, _ in sorted(linked ^ listed):
+        raise IndexRefused(f"{page}: the entry of {unquote(url)} was changed after publication: index.json has another")
 
 
 def _published(page: Path, entry: Mapping[str, Any]) -> Dist:
@@ -81,7 +111,7 @@ def joined(before: Sequence[Published], new: Sequence[Dist]) -> tuple[Dist, ...]
             raise IndexRefused(
                 f"{dist.source}: changed after publication: {known.source} has sha256 {known.sha256}, this one "
                 f"{dist.sha256}. A published file stays as it is: raise the version (a .postN will do). If it was "
-                f"never published, delete that index"
+                "never published: --fresh"
             )
     dists = tuple(by_name.values())
     refuse_twice(dists)

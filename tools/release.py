@@ -59,7 +59,9 @@ def steps_of(plan: Plan, out: Path, driver: str) -> Iterator[Step]:
     yield step("check-set", "checks", out / "none", "check-set", str(finished), "--event", plan.event, needs=every)
     if "index" in verbs.VERBS:
         site = str(out / "site")
-        yield step("index", "index", out / "none", "index", str(finished), "--out", site, needs=("check-set",))
+        yield step(
+            "index", "index", out / "none", "index", str(finished), "--out", site, "--fresh", needs=("check-set",)
+        )
 
 
 def driver_of(machine: str, driver: str) -> str:

@@ -11,7 +11,7 @@ from precast._build.matrix import Matrix
 from tools import evidence, served
 from tools.cells import Plan
 from tools.columns import columns
-from tools.evidence import Evidence, EvidenceError
+from tools.evidence import Evidence, EvidenceError, Found
 from tools.served import TorchCell
 from tools.wheel import NotAWheel, read_wheel
 
@@ -30,8 +30,8 @@ class Split:
     cells: Cells
     planned: Cells
     built: Cells
-    executed: dict[TorchCell, tuple[Evidence, ...]]
-    without_gpu: Cells
+    executed: Found
+    without_gpu: Found
 
     @property
     def declared(self) -> Cells:
@@ -98,18 +98,21 @@ def of(plan: Plan, known: Matrix, found: Sequence[Evidence], folder: Path | None
 
 def _ways(counted: Split) -> list[tuple[str, str, str]]:
     built, executed = len(counted.built), len(counted.executed)
-    by_file = dict.fromkeys(file for files in counted.executed.values() for file in files)
-    shown = [
-        (f"      {file.path.name}", "", str(sum(file in files for files in counted.executed.values())))
-        for file in sorted(by_file, key=lambda file: file.path.name)
-    ]
     return [
         ("torch x CUDA x Python x architecture", str(len(counted.cells)), ""),
         ("  served", str(len(counted.planned)), str(built)),
         ("    executed", "", str(executed)),
-        *shown,
+        *_files("      ", counted.executed),
         ("    not executed", "", str(built - executed)),
         ("      of these, CUDA builds whose CPU kernels ran", "", str(len(counted.without_gpu))),
+        *_files("        ", counted.without_gpu),
         ("  only declared", str(len(counted.declared)), ""),
         ("  wheels, if each had its own", str(len(counted.cells)), str(built)),
     ]
+
+
+def _files(indent: str, found: Found) -> list[tuple[str, str, str]]:
+    """Each file of evidence, with how many cells it speaks for."""
+    names = sorted({file.path.name for files in found.values() for file in files})
+    count = {name: sum(name in (file.path.name for file in files) for files in found.values()) for name in names}
+    return [(f"{indent}{name}", "", str(count[name])) for name in names]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import pip
 import pytest
 
 from tests.loopback import served
@@ -71,14 +72,18 @@ class World:
 
     def pip(self, *words: object, python: Path | None = None) -> str:
         """The version of precast that pip would install; "refused" and why."""
-        command = [sys.executable, "-m", "pip", "--python", python or self.empty, "install", "--dry-run", "-q"]
-        done = self.run(*command, "--report", "-", *words)
+        done = self.run(*self.pip_in(python or self.empty), "-q", "--report", "-", *words)
         if done.returncode:
             return f"refused: {done.stderr}"
         found = {
             entry["metadata"]["name"]: entry["metadata"]["version"] for entry in json.loads(done.stdout)["install"]
         }
         return str(found["precast"])
+
+    def pip_in(self, environment: Path) -> list[str]:
+        """A dry run of this environment's pip, in another environment: the option --python would start Python twice."""
+        lend = f"import sys; sys.path.append({str(self.work / 'lent')!r}); from pip._internal.cli.main import main; "
+        return [f"{environment}/bin/python", "-c", f"{lend}sys.exit(main(sys.argv[1:]))", "install", "--dry-run"]
 
     def uv_pip(self, *words: object, python: Path | None = None) -> str:
         """The same for uv."""
@@ -125,6 +130,8 @@ def our_index(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, uv: str) -> Iterator[World]:
     work = tmp_path_factory.mktemp("resolve")
+    (work / "lent").mkdir()
+    (work / "lent" / "pip").symlink_to(Path(pip.__file__).parent)
     pypi = work / "pypi"
     for name, version in (("torch", "2.13.0"), ("ninja", "1.13.2")):
         make_wheel(pypi / name, name=name, version=version, tag="py3-none-any")
@@ -151,21 +158,23 @@ def agrees(found: str, wanted: str) -> bool:
     return found.startswith("refused") if wanted == "refused" else found == wanted.replace("X", "1.0")
 
 
-@pytest.mark.parametrize(("asked", "words", "pip", "uv_pip"), EMPTY)
-def test_from_an_empty_environment(world: World, tmp_path: Path, asked: str, words: str, pip: str, uv_pip: str) -> None:
+@pytest.mark.parametrize(("asked", "words", "by_pip", "by_uv"), EMPTY)
+def test_from_an_empty_environment(
+    world: World, tmp_path: Path, asked: str, words: str, by_pip: str, by_uv: str
+) -> None:
     requirement = asked.replace("X", "1.0")
     if words == "explicit":
-        assert not pip and world.uv_project(requirement, tmp_path) == uv_pip.replace("X", "1.0")
+        assert not by_pip and world.uv_project(requirement, tmp_path) == by_uv.replace("X", "1.0")
         return
     found = (world.pip(requirement, *filled(words, world)), world.uv_pip(requirement, *filled(words, world)))
-    assert agrees(found[0], pip) and agrees(found[1], uv_pip), found
+    assert agrees(found[0], by_pip) and agrees(found[1], by_uv), found
 
 
-@pytest.mark.parametrize(("asked", "words", "pip", "uv_pip"), WITH_TORCH)
-def test_where_torch_is_present(world: World, asked: str, words: str, pip: str, uv_pip: str) -> None:
+@pytest.mark.parametrize(("asked", "words", "by_pip", "by_uv"), WITH_TORCH)
+def test_where_torch_is_present(world: World, asked: str, words: str, by_pip: str, by_uv: str) -> None:
     line = [asked.replace("X", "1.0"), *filled(words, world)]
     found = (world.pip(*line, python=world.with_torch), world.uv_pip(*line, python=world.with_torch))
-    assert agrees(found[0], pip) and agrees(found[1], uv_pip), found
+    assert agrees(found[0], by_pip) and agrees(found[1], by_uv), found
 
 
 def test_what_is_refused_is_refused_for_the_right_reason(world: World) -> None:
@@ -199,18 +208,7 @@ def test_a_yanked_release_is_passed_over_unless_it_is_named(world: World) -> Non
     extra = ["--extra-index-url", f"{world.index}/cu121/"]
     assert world.pip("precast<1.0", *extra).startswith("refused")
     assert "yanked" in world.uv_pip("precast<1.0", *extra)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        world.empty,
-        "install",
-        "--dry-run",
-        "precast==0.9+cu121",
-        *extra,
-    ]
-    done = world.run(*command)
+    done = world.run(*world.pip_in(world.empty), "precast==0.9+cu121", *extra)
     assert "Would install" in done.stdout and "wrong numbers on odd sizes" in done.stderr
     done = world.run(world.uv, "pip", "install", "--dry-run", "--python", world.empty, "precast==0.9+cu121", *extra)
     assert " + precast==0.9+cu121" in done.stderr and "wrong numbers on odd sizes" in done.stderr
@@ -250,9 +248,9 @@ def test_hash_checking_mode(world: World, tmp_path: Path) -> None:
     wrong.write_text(good + f"precast==1.0+cu121 --hash=sha256:{'0' * 64}\n")
     bare.write_text(good + line("precast==1.0", ours))
     extra = ["--require-hashes", "--extra-index-url", f"{world.index}/cu121/"]
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--target"]
-    uv = [world.uv, "pip", "install", "--python", sys.executable, "--target"]
-    for number, installer in enumerate((pip, uv)):
+    with_pip = [sys.executable, "-m", "pip", "install", "-q", "--target"]
+    with_uv = [world.uv, "pip", "install", "--python", sys.executable, "--target"]
+    for number, installer in enumerate((with_pip, with_uv)):
         target = tmp_path / f"site{number}"
         done = world.run(*installer, target, *extra, "-r", right)
         assert done.returncode == 0, done.stderr
@@ -261,7 +259,7 @@ def test_hash_checking_mode(world: World, tmp_path: Path) -> None:
         assert done.returncode and re.search(r"hash", done.stderr, re.IGNORECASE), done.stderr
         assert not (tmp_path / f"no{number}" / "precast").exists()
         done = world.run(*installer, tmp_path / f"bare{number}", *extra, "-r", bare)
-        assert (done.returncode == 0) == (installer is pip), "without the label only pip takes the wheel with one"
+        assert (done.returncode == 0) == (installer is with_pip), "without the label only pip takes the wheel with one"
 
 
 def test_other_bytes_than_the_page_promises_are_refused(world: World, tmp_path: Path) -> None:

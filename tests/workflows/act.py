@@ -88,13 +88,23 @@ def commit(repository: Path) -> None:
         subprocess.run([*git, *command.split()], cwd=repository, check=True)
 
 
-def only_this_python(matrix: Path) -> None:
-    """Let a copy of matrix.toml ask for no other Python than this machine surely has."""
-    mine = f'versions = ["{sys.version_info.major}.{sys.version_info.minor}"]'
-    text, count = re.subn(r"^versions = \[.+?\]", mine, matrix.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if count != 1:
-        raise ValueError(f"{matrix}: wanted one line with the versions of Python, found {count}")
-    matrix.write_text(text, encoding="utf-8")
+def only_torch(matrix: Path, *minors: str) -> None:
+    """Let a copy of matrix.toml know these torches alone, each for the Python that this machine surely has."""
+    text = matrix.read_text(encoding="utf-8")
+    begin, *torches = re.split(r"(?m)^(?=\[\[torch\.releases\]\]$)", text)
+    *torches, last = torches
+    last, bracket, rest = last.partition("\n[labels.")
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    kept = [
+        re.sub(r"(?m)^python = .*$", f'python = ["{mine}", "{mine}"]', torch)
+        for minor in minors
+        for torch in (*torches, last)
+        if f'\nversion = "{minor}.' in torch
+    ]
+    if len(kept) != len(minors) or not bracket:
+        raise ValueError(f"{matrix}: wanted {', '.join(minors)} among its torches, found {len(kept)} of them")
+    begin = re.sub(r"(?m)^built = \[.*?\]", "built = []", begin, flags=re.DOTALL)  # no classic one is left
+    matrix.write_text(begin + "".join(kept) + bracket + rest, encoding="utf-8")
 
 
 def stand_ins(workflows: Path) -> Iterator[str]:
@@ -181,13 +191,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.workflows.act", description=__doc__)
     parser.add_argument("--workflow", default="release.yml")
     parser.add_argument("--cell", default="wheel-cu121-x86_64", help="a wheel of the plan for a release")
-    parser.add_argument("--only-torch", default="2.13", metavar="MINOR", help="the torch to test it with")
+    parser.add_argument("--torch", default="2.13", metavar="MINOR", help="the one torch to build it for")
     options = parser.parse_args(arguments)
-    inputs = {"dry-run": True, "cell": options.cell, "only-torch": options.only_torch, "driver": "hooks"}
+    inputs = {"dry-run": True, "cell": options.cell, "only-torch": "", "driver": "hooks"}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="precast-act-") as work:
         repository = copy_of(ROOT, Path(work) / "repository")
-        only_this_python(repository / "matrix.toml")
+        only_torch(repository / "matrix.toml", options.torch)
         commit(repository)
         variables = {"INDEX_URL": "none"}
         ran = run(options.workflow, Path(work), payload={"inputs": inputs}, variables=variables, say=True)

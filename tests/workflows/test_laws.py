@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 TARGETS = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 assert TARGETS is not None
-KNOWN = laws.Known(VERBS, TARGETS[1].split(), (ROOT / "matrix.toml").read_text(encoding="utf-8"))
+KNOWN = laws.Known(VERBS, TARGETS[1].split())
 UPLOAD = "actions/upload-artifact@043fb46d1a93c77aae656e7c1c64a875d1fc6a0a # v7.0.1"
 
 
@@ -44,9 +44,6 @@ BROKEN = [
     ("_host.yml", "persist-credentials: false", "fetch-depth: 0", "keeps its credentials"),
     ("_test.yml", "allow-prereleases: true", "cache: pip", "cell: a cache"),
     ("_wheel.yml", "path: build/parts\n", "path: build/parts\n          run-id: 1\n", "an artifact of another run"),
-    ("ci.yml", "ubuntu-24.04-arm", "ubuntu-26.04-arm", "names ubuntu-26.04-arm, which matrix.toml does not"),
-    ("nightly.yml", "event: nightly", "event: nightly\n      cell: wheel-cu999-x86_64", "names cu999"),
-    ("ci.yml", "run: make demo", "run: make demo TORCH=2.99.1", "names 2.99.1"),
     ("_gpu.yml", "github.event_name != 'pull_request' && ", "", "our own machine, without"),
     ("nightly.yml", "if: ${{ github.event_name != 'pull_request' }}", "if: true", "our own machine, without"),
     ("_device.yml", "${{ matrix.runner }}", "${{ inputs.runner }}", "which is not from the plan"),
@@ -64,6 +61,7 @@ BROKEN = [
     ("release.yml", "needs: [cells, gather]", "needs: cells", "draft publishes what was not checked"),
     ("release.yml", "needs.pypi.result == 'success'", "true", "pages does not ask whether pypi succeeded"),
     ("release.yml", "!inputs.dry-run", "true", "the gate does not ask !inputs.dry-run"),
+    ("release.yml", "inputs.driver == 'cibuildwheel'", "true", "the gate does not ask inputs.driver =="),
     ("release.yml", "github.ref_type == 'tag'", "true", "the gate does not ask github.ref_type == 'tag'"),
 ]  # fmt: skip
 

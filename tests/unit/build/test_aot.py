@@ -72,10 +72,14 @@ def test_the_label_is_the_local_version() -> None:
         (Settings(), True, []),
         (Settings(), False, ["pip"]),
         (Settings(cuda_ext=True), True, ["ninja"]),
-        (CU130, True, ["ninja", "nvidia-cuda-nvrtc==13.0.88"]),
-        (Settings(label=Label("cu121")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.1.105"]),
-        (Settings(label=Label("cpu")), True, ["ninja"]),
-        (Settings(label=Label("")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88"]),
+        (CU130, True, ["ninja", "nvidia-cuda-nvrtc==13.0.88", "pip"]),
+        (Settings(label=Label("cu121")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.1.105", "pip"]),
+        (Settings(label=Label("cpu")), True, ["ninja", "pip"]),
+        (
+            Settings(label=Label("")),
+            True,
+            ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88", "pip"],
+        ),
         (replace(CU130, parts="parts"), True, []),
     ],
 )

@@ -79,6 +79,23 @@ def test_a_compiler_for_the_wrong_machine_is_refused(path: Path, monkeypatch: py
     assert toolchain.find_compiler(Settings(cxx="mine"), "x86_64")[0] is not None
 
 
+@pytest.mark.parametrize(
+    ("machine", "length", "found"),
+    [
+        ("aarch64", 32 | 1 << 17, {"sve256"}),  # inherited by what the process starts (prctl(2))
+        ("aarch64", 16, {"sve128"}),
+        ("aarch64", -1, set()),  # Linux knows no vector length without SVE
+        ("x86_64", 32, set()),
+    ],
+)
+def test_the_vector_length_of_sve_is_a_feature(
+    monkeypatch: pytest.MonkeyPatch, machine: str, length: int, found: set[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(toolchain.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda option: length))
+    assert {feature for feature in toolchain.cpu_features() if feature.startswith("sve")} == found
+
+
 def test_without_a_compiler_every_place_is_named() -> None:
     found, looked_at = toolchain.find_compiler(Settings())
     assert found is None

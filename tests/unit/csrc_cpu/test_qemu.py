@@ -157,8 +157,20 @@ def test_every_arm_level_keeps_to_itself(arm: Built) -> None:
         assert bool(re.search(r"\bz\d+\.[bhsd]\b", code)) == (level in patterns), unit
 
 
+def test_every_x86_level_keeps_to_its_registers(x86: Built) -> None:
+    """What a level's symbols are is asked of each source in test_levels.py."""
+    allowed = {"avx2": {"xmm", "ymm"}, "avx512": {"xmm", "ymm", "zmm"}}
+    for unit, path in x86.objects.items():
+        level = unit.rpartition(".")[2]
+        used = set(re.findall(r"%([xyz]mm)\d", x86.said("objdump", "-d", "--no-show-raw-insn", path)))
+        assert used <= allowed.get(level, {"xmm"}), unit
+        assert level not in allowed or max(used) == max(allowed[level]), unit
+
+
 def test_the_library_is_what_a_wheel_may_hold(arm: Built) -> None:
     facts = binaries.read_library(arm.library)
     assert (facts.machine, facts.cpu_levels) == ("aarch64", tuple(PROCESSORS))
+    shorter = re.sub(rb"[\x60-\x6f](?=\xe1\x18\x25)", b"\x40", arm.library)  # "all of 64 bytes" as "all of 32"
+    assert binaries.read_library(shorter).cpu_levels == ("neon", "sve128", "sve256")
     assert facts.glibc <= (2, 28) and facts.glibcxx <= flags.GLIBCXX_CEILING
     assert set(facts.families) == {family.name for family in catalogue.FAMILIES}

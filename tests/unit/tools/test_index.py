@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from precast._build import matrix
 from tests.made_up import make_sdist, make_wheel
 from tools import __main__ as tools_main
-from tools import dists, index
+from tools import index
 
-MATRIX = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 ARM = "py3-none-manylinux_2_28_aarch64"
 
 
@@ -154,6 +152,12 @@ def edit_json(name: str, change: Callable[[list[dict[str, Any]]], object]) -> Ca
     return apply
 
 
+def edit(page: Path, old: str, new: str) -> None:
+    text = page.read_text()
+    assert old in text
+    page.write_text(text.replace(old, new))
+
+
 WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
 
 
@@ -163,7 +167,11 @@ WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
         (lambda site: (site / WHEEL).write_bytes(b"PK"), f"{WHEEL}: changed after publication"),
         (lambda site: (site / WHEEL).unlink(), f"{WHEEL}: removed after publication"),
         (edit_json("cu130/precast/index.json", list.clear), f"{WHEEL}: it lies in the index, and no page lists it"),
-        (lambda site: (site / "cu130/precast/index.json").unlink(), f"{WHEEL}: it lies in the index, and no page"),
+        (
+            lambda site: (site / "cu130/precast/index.json").unlink(),
+            "cu130/precast/index.json: removed after publication",
+        ),
+        (lambda site: (site / "precast/index.json").unlink(), "1.0-py3-none-manylinux_2_28_x86_64.whl: it lies in"),
         (
             edit_json("cu130/precast/index.json", lambda entries: entries[0]["hashes"].update(sha256="0" * 64)),
             f"{WHEEL}: changed after publication",
@@ -171,6 +179,15 @@ WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
         (
             edit_json("cu130/precast/index.json", lambda entries: entries[0].pop("hashes")),
             "cu130/precast/index.json: not a page of an index",
+        ),
+        (lambda site: shutil.rmtree(site / "cu130"), "cu130/precast/index.json: removed after publication"),
+        (
+            lambda site: edit(site / "cu130/precast/index.html", "sha256=", "sha256=0"),
+            f"cu130/precast/index.html: the entry of {Path(WHEEL).name} was changed after publication",
+        ),
+        (
+            lambda site: edit(site / "cu130/precast/index.html", "%2Bcu130", "%2Bcu129"),
+            "index.html: the entry of precast-1.0+cu129-py3-none-manylinux_2_28_x86_64.whl was changed",
         ),
         (lambda site: (site / "precast/index.json").write_text("{"), "precast/index.json: not a page of an index"),
         (shutil.rmtree, "no such folder"),
@@ -198,81 +215,6 @@ def test_other_bytes_under_a_published_name_are_refused(
     assert run(house, "--out", site) == 1
     assert f"{changed}: changed after publication: {site / WHEEL} has" in capsys.readouterr().err
     assert content(site) == before
-
-
-def no_metadata(folder: Path) -> Path:
-    return make_wheel(folder, version="1.0+cu130", metadata="Name: precast\nVersion: 1.0+cu121\n")
-
-
-def text_file(name: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text("no archive")
-        return folder / name
-
-    return make
-
-
-def twice(folder: Path) -> Path:
-    make_wheel(folder / "a", version="1.0+cu130")
-    return make_wheel(folder / "b", version="1.0+cu130")
-
-
-def for_one_machine_twice(folder: Path) -> Path:
-    make_wheel(folder, version="1.0+cu130")
-    return make_wheel(
-        folder, version="1.0+cu130", tag="py3-none-manylinux_2_24_x86_64.manylinux_2_28_x86_64", python=">=3.11"
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: make_wheel(folder, version="1.1+cu130"), "version 1.1, and this release is 1.0"),
-        (lambda folder: make_wheel(folder, version="1.0rc1"), "version 1.0rc1, and this release is 1.0"),
-        (lambda folder: make_wheel(folder, name="torch"), "a distribution of torch; this index serves precast alone"),
-        (lambda folder: make_sdist(folder, name="torch"), "a distribution of torch"),
-        (lambda folder: make_wheel(folder, version="1.0+cu125"), "matrix.toml has no label 'cu125'; it has: cu121"),
-        (lambda folder: make_wheel(folder, tag="py3-none-linux_x86_64"), "auditwheel repair comes first"),
-        (lambda folder: make_wheel(folder, tag="py3-none-win_amd64"), "not a platform tag: 'win_amd64'"),
-        (no_metadata, "its metadata says precast 1.0+cu121, its name precast 1.0+cu130"),
-        (lambda folder: make_wheel(folder, python="3.10 or so"), "Requires-Python: Invalid specifier"),
-        (lambda folder: make_sdist(folder, metadata="Name: precast\nVersion: 2.0\n"), "its metadata says precast 2.0"),
-        (text_file("notes.txt"), "not a wheel"),
-        (text_file("precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"), "not a wheel"),
-        (text_file("precast-1.0-manylinux_2_28_x86_64.whl"), "not a wheel"),
-        (text_file("precast-1.0.tar.gz"), "not an sdist"),
-        (twice, "is 1.0+cu130 for x86_64 already"),
-        (for_one_machine_twice, "precast-1.0+cu130-"),
-    ],
-)
-def test_what_does_not_belong_there_is_refused_by_name(
-    make: Callable[[Path], Path], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = make(tmp_path / "house")
-    assert run(tmp_path / "house", "--out", tmp_path / "site") == 1
-    said = capsys.readouterr().err
-    assert message in said and path.name in said
-    assert not (tmp_path / "site").exists()
-
-
-def test_a_wheel_without_metadata_is_none(tmp_path: Path) -> None:
-    path = make_wheel(tmp_path)
-    renamed = path.rename(tmp_path / path.name.replace("1.0", "2.0"))
-    with pytest.raises(dists.IndexRefused, match=r"no precast-2\.0\.dist-info/METADATA"):
-        dists.read_dist(renamed)
-
-
-def test_an_empty_wheelhouse_and_a_folder_that_is_no_index_are_refused(
-    house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path / "nowhere", "--out", tmp_path / "site") == 1
-    assert "nowhere: no wheels here" in capsys.readouterr().err
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("keep")
-    assert run(house, "--out", tmp_path / "mine") == 1
-    assert "mine: not an index" in capsys.readouterr().err
-    assert (tmp_path / "mine" / "letter.txt").read_text() == "keep"
 
 
 def yanks(path: Path, *lines: str) -> Path:

@@ -7,6 +7,8 @@ import hashlib
 import http.server
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 
 from precast._version import __version__
 from tools import __main__ as tools_main
-from tools import wheelhouse
+from tools import publish as publish_verb
+from tools import published, wheelhouse
 
 TAG = f"v{__version__}"
 SDIST = f"precast-{__version__}.tar.gz"
@@ -76,7 +79,10 @@ def site(tmp_path: Path, finished: Path) -> Iterator[tuple[Path, str]]:
             }
             for path in sorted(page.iterdir())
         ]
-        (page / "index.json").write_text(json.dumps({"files": files}))
+        meta = (
+            {"api-version": "1.1", publish_verb.LABELS: ["cu121"]} if page.parent == folder else {"api-version": "1.1"}
+        )
+        (page / "index.json").write_text(json.dumps({"meta": meta, "files": files}))
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
@@ -144,6 +150,18 @@ def test_what_cannot_be_a_release_is_refused(
     assert "gh release list failed" in capsys.readouterr().err
 
 
+def test_the_way_out_needs_python_alone(finished: Path, gh: Path, checkout: Path) -> None:
+    """Jobs that may write install nothing."""
+    for arguments in (["draft", str(finished)], ["open"]):
+        command = [sys.executable, "-S", "-m", "tools", "publish", *arguments, "--tag", TAG]
+        subprocess.run(command, cwd=checkout, check=True)
+    assert json.loads(gh.read_text()) == [{"tagName": TAG, "isDraft": False}]
+
+
+def test_the_pages_of_the_index_are_read_as_they_are_written() -> None:
+    assert publish_verb.LABELS == published.LABELS and publish_verb.PROJECT == published.PROJECT
+
+
 def test_without_githubs_program_it_says_so(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +195,12 @@ def test_a_public_index_that_is_not_whole_is_refused(
     (folder / "cu121/precast" / CU121).unlink()
     assert publish("previous", "--index", address, "--out", tmp_path / "b") == 1
     assert "404" in capsys.readouterr().err
+    (folder / "cu121/precast/index.json").unlink()
+    assert publish("previous", "--index", address, "--out", tmp_path / "e") == 1
+    assert "/cu121/precast/index.json: HTTP Error 404" in capsys.readouterr().err
+    (folder / "precast/index.json").write_text('{"meta": {"_labels": ["../.."]}, "files": []}')
+    assert publish("previous", "--index", address, "--out", tmp_path / "f") == 1
+    assert "its labels are no labels: ../.." in capsys.readouterr().err
     (folder / "precast/index.json").write_text('{"files": [{"filename": "a", "url": "../../a", "hashes": {}}]}')
     assert publish("previous", "--index", address, "--out", tmp_path / "c") == 1
     assert "must lie beside it, found ../../a" in capsys.readouterr().err
