@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 
 VERBS = {
-    "audit": "derive every claim of a wheel's manifest again, from the bytes",
+    "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
     "check-set": "hold a folder of wheels against the plan",
     "device": "compile the device code of one label",
     "headers": "pin the headers of another torch",
     "host": "compile the host library of one torch ABI",
+    "index": "write the package index of a wheelhouse: a folder for each label",
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
     "prove-classic": "run the host library of a classic torch in that torch, and keep the evidence",
+    "publish": "take a checked release out of its run, step by step",
+    "qemu": "run a wheel for aarch64 under an emulator, and one for x86_64 on a processor without AVX-512",
     "release": "make a whole release on this machine",
-    "repair": "let auditwheel hold a wheel against its platform tag",
+    "repair": "make a built wheel what is published: tag, bill of materials, one form",
+    "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
     "sdist": "make the sdist that every wheel is built from",
     "smoke": "install a wheel into a fresh environment and run one op from it",
 }

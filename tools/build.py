@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from precast._abi.settings import Settings
+from precast._abi.version import Release
 from precast._build import matrix, parts, provenance
 from precast._build.cache import Cache, default_root
 from precast._build.matrix import LabelSpec, Matrix
@@ -42,6 +43,7 @@ class Cell:
     spec: LabelSpec
     machine: str
     driver: str
+    only: Release | None = None
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ def make(
 ) -> tuple[Record, bool]:
     """Make the wheel, or leave it as it is; with whether it is new."""
     started = time.perf_counter()
-    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT)  # refused before anything is built
+    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, cell.only)  # refused before anything is built
     key = _key(known, cell, parts_dir, source)
     there = wheelhouse.finished(out, cell.name, key)
     if there is not None:
@@ -68,6 +70,7 @@ def make(
     with tempfile.TemporaryDirectory(prefix="precast-wheel-") as folder:
         work = Path(folder)
         env = drivers.environment(cell.spec.name, cell.machine, parts_dir.absolute(), work, provenance.of(ROOT).epoch)
+        env["PRECAST_ONLY_TORCH"] = "" if cell.only is None else str(cell.only)
         made = DRIVERS[cell.driver](source, cell.machine, known, work, env)
         if made.name != wanted:
             raise KernelError(f"the wheel came out as {made.name}, and the plan says {wanted}")
@@ -80,16 +83,16 @@ def make_parts(known: Matrix, cell: Cell, out: Path, settings: Settings) -> None
     """Compile what the wheel takes, as far as the build cache has it not."""
     for source, _ in known.device_sources(cell.spec.label):
         print(device.make(source.name, out, settings), flush=True)
-    for abi in known.built_abis(cell.machine):
+    for abi in known.built_abis(cell.machine, cell.only):
         print(host.make(str(abi), cell.machine, out, settings), flush=True)
 
 
 def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path) -> str:
-    names = [parts.host_name(abi, cell.machine) for abi in known.built_abis(cell.machine)]
+    names = [parts.host_name(abi, cell.machine) for abi in known.built_abis(cell.machine, cell.only)]
     names += [parts.device_name(taken) for taken, _ in known.device_sources(cell.spec.label)]
     inputs = [(parts_dir / name / parts.MANIFEST).read_bytes() for name in sorted(names)]
     tools = " ".join(f"{tool} {version(tool)}" for tool in _TOOLS)
-    words = (cell.name, cell.driver, tools, *(hashlib.sha256(data).hexdigest() for data in inputs))
+    words = (cell.name, tools, *(hashlib.sha256(data).hexdigest() for data in inputs))
     return wheelhouse.digest(*words, hashlib.sha256(source.read_bytes()).hexdigest())
 
 
@@ -125,17 +128,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--parts", type=Path, help="the folder of parts that device and host jobs made")
     parser.add_argument("--sdist", type=Path, help="the sdist to build from; made from this checkout by default")
     parser.add_argument("--out", type=Path, required=True, help="the folder of finished wheels")
+    parser.add_argument("--only-torch", metavar="MINOR", help="a slim wheel, for this minor of torch alone")
     parser.add_argument("--driver", choices=sorted(DRIVERS), default="hooks", help="who runs the hooks")
     options = parser.parse_args(arguments)
     settings = Settings.from_env(os.environ)
     try:
         known = matrix.load(ROOT / "matrix.toml")
-        cell = Cell(known.label(label_of(options.label)), options.arch, options.driver)
-        if not known.built_abis(cell.machine):
-            raise KernelError(f"matrix.toml builds no host library for {cell.machine!r}, so there is no wheel for it")
+        only = Release.parse(options.only_torch) if options.only_torch else None
+        cell = Cell(known.label(label_of(options.label)), options.arch, options.driver, only)
+        if not known.built_abis(cell.machine, only):
+            raise KernelError(
+                f"there is no wheel for {cell.machine!r}{f' and torch {only}' if only else ''}\n"
+                f"  found   no host library for it in matrix.toml\n"
+                f"  needed  one of its architectures and torch releases\n"
+                f"  fix     1) python -m tools plan"
+            )
         with _parts_and_source(known, cell, options, replace(settings, parts=None)) as (parts_dir, source):
             record, new = make(known, cell, parts_dir, source, options.out, settings)
-    except KernelError as error:
+    except (KernelError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     how = f"built by {cell.driver} in {record.seconds} s" if new else "there already"

@@ -50,11 +50,10 @@ def by_hooks(sdist: Path, machine: str, known: Matrix, work: Path, env: Mapping[
     built, repaired = work / "built", work / "repaired"
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     run([*pip, "--disable-pip-version-check", "-w", str(built), str(tree)], tree, env)
-    hooks = read_hooks(tree)
-    run(["sh", "-c", _filled(hooks["repair-wheel-command"], _only(built), repaired, tree)], tree, env)
-    wheel = _only(repaired)
-    run(["sh", "-c", _filled(hooks["audit-command"], wheel, repaired, tree)], tree, env)
-    return wheel
+    quoted = {"wheel": shlex.quote(str(_only(built))), "dest_dir": shlex.quote(str(repaired))}
+    for command in repair_hooks(tree):
+        run(["sh", "-c", command.format(**quoted)], tree, env)
+    return _only(repaired)
 
 
 def by_cibuildwheel(sdist: Path, machine: str, known: Matrix, work: Path, env: Mapping[str, str]) -> Path:
@@ -88,10 +87,10 @@ def by_cibuildwheel(sdist: Path, machine: str, known: Matrix, work: Path, env: M
     return _only(out)
 
 
-def read_hooks(tree: Path) -> dict[str, str]:
-    """The hooks of a source tree."""
-    table = read_toml(tree / "pyproject.toml")["tool"]["cibuildwheel"]
-    return {name: command for name, command in table.items() if name.endswith("-command")}
+def repair_hooks(tree: Path) -> list[str]:
+    """The commands that make what is published of what was built, and audit it."""
+    found: list[str] = read_toml(tree / "pyproject.toml")["tool"]["cibuildwheel"]["repair-wheel-command"]
+    return found
 
 
 def run(command: list[str], cwd: Path, env: Mapping[str, str]) -> None:
@@ -102,10 +101,6 @@ def run(command: list[str], cwd: Path, env: Mapping[str, str]) -> None:
     if done.returncode:
         raise BuildStopped(f"{shlex.join(command)}\n{done.stdout}")
     print(done.stdout, end="", flush=True)
-
-
-def _filled(command: str, wheel: Path, dest_dir: Path, project: Path) -> str:
-    return command.format(wheel=shlex.quote(str(wheel)), dest_dir=shlex.quote(str(dest_dir)), project=project)
 
 
 def _only(folder: Path) -> Path:

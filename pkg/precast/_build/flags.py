@@ -16,27 +16,32 @@ GLIBCXX_CEILING = (3, 4, 22)
 
 @dataclass(frozen=True, slots=True)
 class CpuLevel:
-    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library."""
+    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library.
+
+    ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``.
+    """
 
     name: str
+    features: tuple[str, ...]
     options: tuple[str, ...]
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The processor features the options allow, as /proc/cpuinfo names them."""
-        return tuple(option.removeprefix("-m") for option in self.options)
+
+def _x86(name: str, *features: str) -> CpuLevel:
+    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features))
+
+
+def _sve(bits: int) -> CpuLevel:
+    return CpuLevel(f"sve{bits}", (f"sve{bits}",), ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}"))
 
 
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
-        CpuLevel("baseline", ()),
-        CpuLevel("avx2", ("-mavx2", "-mfma", "-mf16c")),
-        CpuLevel(
-            "avx512",
-            ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"),
-        ),
+        _x86("baseline"),
+        _x86("avx2", "avx2", "fma", "f16c"),
+        _x86("avx512", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
-    "aarch64": (CpuLevel("baseline", ()),),
+    # A processor has one of the vector lengths. NEON is part of the architecture.
+    "aarch64": (CpuLevel("neon", (), ()), _sve(128), _sve(256), _sve(512)),
 }
 
 
@@ -48,9 +53,22 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
 
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
-    """The level that a processor with these features (as /proc/cpuinfo names them) would choose at run time."""
-    levels = [level for level in cpu_levels(machine) if features.issuperset(level.features)]
-    return levels[-1]
+    """The level that a processor with these features would choose at run time."""
+    return _levels_of(machine, features)[-1]
+
+
+def named_level(machine: str, features: frozenset[str], name: str) -> CpuLevel:
+    """The level that somebody asked for, "sve" for whichever of these; ValueError if the processor has it not."""
+    here = _levels_of(machine, features)
+    for level in reversed(here):
+        if name == level.name or (name == "sve" and level.name.startswith(name)):
+            return level
+    names = ", ".join(level.name for level in here)
+    raise ValueError(f"CPU level {name!r} was asked for; this machine has {names}")
+
+
+def _levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
+    return tuple(level for level in cpu_levels(machine) if features.issuperset(level.features))
 
 
 def torch_target_version(floor: Release) -> str:

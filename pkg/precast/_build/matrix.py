@@ -82,6 +82,7 @@ class Matrix:
     max_bytes: int
     readers: tuple[str, ...]
     machine_specs: tuple[Machine, ...]
+    gpu_runner: str
     labels: tuple[LabelSpec, ...]
     events: tuple[EventSpec, ...]
 
@@ -120,9 +121,13 @@ class Matrix:
         """Why the build cannot make a host library of this ABI yet; None when it can."""
         return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
 
-    def built_abis(self, machine: str) -> tuple[TorchAbi, ...]:
-        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have."""
-        builds = [(release, build) for release in self.releases for build in release.builds.get(machine, ())]
+    def built_abis(self, machine: str, only: Release | None = None) -> tuple[TorchAbi, ...]:
+        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have.
+
+        A slim wheel has those of ``only`` one minor.
+        """
+        releases = [release for release in self.releases if only in (None, release.release)]
+        builds = [(release, build) for release in releases for build in release.builds.get(machine, ())]
         found = dict.fromkeys(self.abi_of(release, build) for release, build in builds)
         return tuple(abi for abi in found if self.abi_not_built(abi) is None)
 
@@ -150,7 +155,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
-    device = root.table("device")
+    device, gpu = root.table("device"), root.table("gpu")
     machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
     classic, without_label = torch.table("classic"), torch.table("without_label")
     pythons = python.all_parsed("versions", Release.parse)
@@ -172,10 +177,11 @@ def parse(document: Mapping[str, Any]) -> Matrix:
         max_bytes=wheel.take("max_bytes", int),
         readers=device.texts("readers"),
         machine_specs=specs,
+        gpu_runner=gpu.take("runner", str),
         labels=label_specs,
         events=tuple(_event(name, events.table(name), label_specs) for name in tuple(events.values)),
     )
-    for table in (classic, without_label, python, wheel, device, torch, machines, labels, events, root):
+    for table in (classic, without_label, python, wheel, device, torch, gpu, machines, labels, events, root):
         table.finish()
     for problem in _contradictions(matrix):
         raise MatrixError(f"matrix.toml: {problem}")

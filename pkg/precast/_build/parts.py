@@ -17,6 +17,7 @@ from typing import TypeVar
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
 from precast._abi.label import Label
 from precast._abi.torch_abi import TorchAbi
+from precast._abi.version import Release
 from precast._build import catalogue, provenance, sources
 from precast._build.binaries import Binary, Made, joined, manifest
 from precast._build.matrix import LabelSpec, Matrix
@@ -62,9 +63,12 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
     return True
 
 
-def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path) -> Made:
-    """Every part of one wheel out of ``folder``, or PartRefused; compiles nothing."""
-    pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in known.built_abis(machine)]
+def take(
+    folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None
+) -> Made:
+    """Every part of one wheel out of ``folder``, or PartRefused; compiles nothing. ``only``: for one minor of torch."""
+    abis = known.built_abis(machine, only)
+    pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]
     for source, targets in known.device_sources(spec.label):
         whole = _take_device(folder / device_name(source), source, root)
         device = tuple((file, path) for file, path in whole.device if file.target in targets)

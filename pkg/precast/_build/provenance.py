@@ -36,9 +36,8 @@ def of(root: Path) -> Provenance:
     return Provenance(known["commit"], bool(known["dirty"]), known.get("epoch"))
 
 
-def record(root: Path, tree: Path) -> None:
-    """Write into an sdist's tree what is known of ``root``."""
-    facts = of(root)
+def record(facts: Provenance, tree: Path) -> None:
+    """Write what is known of a checkout into the tree of its sdist."""
     text = json.dumps({"commit": facts.commit, "dirty": facts.dirty, "epoch": facts.epoch}, indent=1) + "\n"
     (tree / FACTS_FILE).write_text(text, encoding="utf-8")
 

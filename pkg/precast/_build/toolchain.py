@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
@@ -15,6 +16,7 @@ from precast._abi.host import Compiler
 from precast._abi.settings import Settings
 
 _COMPILERS = ("g++", "c++", "clang++")
+_PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # linux/prctl.h
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 
 
@@ -56,13 +58,24 @@ def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compi
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor has and the kernel lets programs use; nothing where it cannot be read."""
+    """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing where there is none.
+
+    An ARM processor with SVE has its vector length beside it, such as "sve256".
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return frozenset()
+        lines = []
     found = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(found.split())
+    return frozenset((*found.split(), *_sve()))
+
+
+def _sve() -> tuple[str, ...]:
+    """The vector length of this process, which cpuinfo does not tell; none without SVE, where Linux knows no length."""
+    if platform.machine() != "aarch64":
+        return ()
+    length: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL)
+    return (f"sve{(length & _PR_SVE_VL_LEN_MASK) * 8}",) if length > 0 else ()
 
 
 def package_for(machine: str) -> str:

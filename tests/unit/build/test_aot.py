@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 from precast._abi.build_info import BuildMode, HostFile
 from precast._abi.capability import ComputeCapability, GpuTarget
@@ -16,7 +17,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import Release
-from precast._build import aot, binaries, headers, machine, matrix, provenance
+from precast._build import aot, binaries, commands, headers, machine, matrix, provenance
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -52,6 +53,13 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
     assert "found   compiler: aarch64-linux-gnu-g++ on PATH: not there" in str(caught.value)
     assert "needed  a C++ compiler for aarch64 and ninja" in str(caught.value)
     assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
+
+
+def test_the_tag_of_a_wheel_names_what_it_was_built_for(checkout: Path, tmp_path: Path) -> None:
+    settings = Settings(label=Label("cpu"), arch="aarch64", cache_dir=str(tmp_path))
+    command = commands.for_setup(settings, checkout)["cmdclass"]
+    assert isinstance(command, dict)
+    assert command["bdist_wheel"](Distribution()).get_tag() == ("py3", "none", "linux_aarch64")
 
 
 def test_the_label_is_the_local_version() -> None:
@@ -99,7 +107,7 @@ def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="editable install has no label"):
         aot.warm_cache(CU130)
     with pytest.raises(KernelError, match="serves every label"):
-        aot.stage_sdist(tmp_path, tmp_path, CU130)
+        aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
 
 
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:

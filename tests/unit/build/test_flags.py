@@ -102,7 +102,11 @@ def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
 def test_cpu_levels_are_named_in_the_unit() -> None:
     avx2 = flags.cpu_levels("x86_64")[1]
     assert flags.cpu_options(avx2) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
-    assert [level.name for level in flags.cpu_levels("aarch64")] == ["baseline"]
+    sve256 = flags.cpu_levels("aarch64")[2]
+    assert " ".join(flags.cpu_options(sve256)) == (
+        "-DPRECAST_CPU_LEVEL=sve256 -march=armv8.2-a+sve -msve-vector-bits=256"
+    )
+    assert [level.name for level in flags.cpu_levels("aarch64")] == ["neon", "sve128", "sve256", "sve512"]
     with pytest.raises(ValueError, match="riscv64"):
         flags.cpu_levels("riscv64")
 
@@ -114,11 +118,29 @@ def test_cpu_levels_are_named_in_the_unit() -> None:
         ("x86_64", "avx2 fma", "baseline"),
         ("x86_64", "avx2 fma f16c avx512f", "avx2"),
         ("x86_64", "avx2 fma f16c avx512f avx512bw avx512vl avx512dq sse2", "avx512"),
-        ("aarch64", "asimd sve", "baseline"),
+        ("aarch64", "asimd", "neon"),
+        ("aarch64", "asimd sve sve128", "sve128"),
+        ("aarch64", "sve256", "sve256"),
+        ("aarch64", "sve512", "sve512"),
+        ("aarch64", "asimd sve sve1024", "neon"),
     ],
 )
 def test_best_level(machine: str, features: str, level: str) -> None:
     assert flags.best_level(machine, frozenset(features.split())).name == level
+
+
+def test_a_level_by_name_must_be_of_this_machine() -> None:
+    avx2, sve256 = frozenset(("avx2", "fma", "f16c")), frozenset(("asimd", "sve", "sve256"))
+    assert flags.named_level("x86_64", avx2, "baseline").name == "baseline"
+    assert flags.named_level("aarch64", sve256, "sve").name == flags.named_level("aarch64", sve256, "sve256").name
+    for machine, features, name, here in (
+        ("x86_64", avx2, "avx512", "baseline, avx2"),
+        ("x86_64", avx2, "sve", "baseline, avx2"),
+        ("aarch64", sve256, "sve512", "neon, sve256"),
+        ("aarch64", frozenset(), "sve", "neon"),
+    ):
+        with pytest.raises(ValueError, match=f"CPU level '{name}' was asked for; this machine has {here}$"):
+            flags.named_level(machine, features, name)
 
 
 def test_one_level_alone_is_a_define() -> None:

@@ -120,6 +120,13 @@ def test_the_default_takes_the_code_of_two_compilers(take: Callable[[str], Made]
     assert made.compilers == (("g++", "12.2.0"), ("nvrtc", "12.8.93"), ("nvrtc", "13.0.88"))
 
 
+def test_a_slim_wheel_takes_one_host_library(folder: Path, known: matrix.Matrix, checkout: Path) -> None:
+    exact = known.built_abis(MACHINE, Release(2, 11))
+    assert exact == (ABI,) and known.built_abis(MACHINE, Release(2, 6)) == ()
+    made = parts.take(folder, known, known.label(Label("cpu")), MACHINE, checkout, Release(2, 11))
+    assert [file.abi for file, _ in made.host] == [ABI]
+
+
 def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, checkout: Path) -> None:
     target = folder / parts.host_name(ABI, MACHINE)
     before = (target / parts.MANIFEST).stat()

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
+from precast._build import flags, toolchain
+
 
 def levels_here() -> tuple[str, ...]:
     """What this processor can run, by its own account; the libraries' own choice is tested against this."""
     if platform.machine() != "x86_64":
-        return ("baseline",)
+        features = toolchain.cpu_features()
+        levels = flags.cpu_levels(platform.machine())
+        return tuple(level.name for level in levels if features.issuperset(level.features))
     line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
-    flags = set(line.split())
+    words = set(line.split())
     found = ["baseline"]
-    if {"avx2", "fma", "f16c"} <= flags:
+    if {"avx2", "fma", "f16c"} <= words:
         found.append("avx2")
-        if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= words:
             found.append("avx512")
     return tuple(found)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.csrc_cpu.conftest import LEVELS
+
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -83,7 +85,7 @@ def test_levels_agree(activation_levels: Any, dtype: Any) -> None:
         ]
 
     results = activation_levels.each(compute)
-    plain = results.pop("baseline")
+    plain = results.pop(LEVELS[0])
     for first, second in itertools.pairwise(results.values()):
         assert all(map(torch.equal, first, second))
     for result in results.values():

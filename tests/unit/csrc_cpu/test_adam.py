@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.csrc_cpu.conftest import LEVELS
+
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -86,7 +88,7 @@ def test_levels_agree(adam_levels: Any) -> None:
         return step(lists, weight_decay=0.1)
 
     results = adam_levels.each(compute)
-    reference = results.pop("baseline")
+    reference = results.pop(LEVELS[0])
     for first, second in itertools.pairwise(results.values()):
         assert_same_bits(first, second)
     for result in results.values():

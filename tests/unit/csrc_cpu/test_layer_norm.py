@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.csrc_cpu.conftest import LEVELS
+
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -78,7 +80,7 @@ def test_levels_agree(layer_norm_levels: Any, layer_norm_backward_levels: Any, c
     """Bitwise with fused multiply-add; without, as near as the sums themselves are."""
     levels = layer_norm_levels if compute is forward else layer_norm_backward_levels
     results = levels.each(lambda: compute(dtype))
-    plain = results.pop("baseline")
+    plain = results.pop(LEVELS[0])
     for first, second in itertools.pairwise(results.values()):
         assert all(map(torch.equal, first, second))
     for result in results.values():

@@ -14,6 +14,7 @@ import pytest
 from precast._abi.settings import Settings
 from precast._build import catalogue, flags, toolchain
 
+NAMES = [level.name for level in flags.cpu_levels(platform.machine())]
 CPU_SOURCES = [source for family in catalogue.FAMILIES for source in family.cpu]
 
 
@@ -26,12 +27,14 @@ def test_every_level_of_this_machine_can_be_chosen(adam_levels: Any, level: str)
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_a_level_that_is_none_is_refused_by_name(adam_levels: Any) -> None:
-    with pytest.raises(ValueError, match="no CPU level 'sse9'; there are: baseline, avx2, avx512"):
+    with pytest.raises(ValueError, match=f"no CPU level 'sse9' here; there are: {' '.join(NAMES)}"):
         adam_levels.choose("sse9")
 
 
-def compiled(tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ))
+def compiled(
+    tmp_path: Path, checkout: Path, source: str, options: tuple[str, ...], machine: str = platform.machine()
+) -> subprocess.CompletedProcess[str]:
+    compiler, looked_at = toolchain.find_compiler(Settings.from_env(os.environ), machine)
     assert compiler is not None, looked_at
     command = [compiler.path, *flags.host_options("g++", debug=False), *options, "-c", str(checkout / "csrc" / source)]
     return subprocess.run(
@@ -61,20 +64,29 @@ def test_a_level_shares_no_function_with_another(
     assert [name for name in names if f"::{level.name}::" not in name] == []
 
 
+SVE = "-march=armv8.2-a+sve"
+WRONG = [
+    ("x86_64", "", "-DPRECAST_CPU_LEVEL=<level> is missing"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx1024", "PRECAST_CPU_LEVEL is none of baseline avx2 avx512 on x86_64"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx2", "level avx2 needs -mavx2 -mfma -mf16c"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=avx512 -mavx512f", "level avx512 needs -mavx512f -mavx512bw"),
+    ("x86_64", "-DPRECAST_CPU_LEVEL=neon", "PRECAST_CPU_LEVEL is none of"),
+    ("aarch64", "-DPRECAST_CPU_LEVEL=avx2", "of neon sve128 sve256 sve512 on aarch64"),
+    ("aarch64", "-DPRECAST_CPU_LEVEL=sve256", "level sveN needs -march=armv8.2-a+sve -msve-vector-bits=N"),
+    ("aarch64", f"-DPRECAST_CPU_LEVEL=sve256 {SVE}", "level sveN needs"),
+    ("aarch64", f"-DPRECAST_CPU_LEVEL=sve256 {SVE} -msve-vector-bits=128", "level sveN needs"),
+]
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "PRECAST_CPU_LEVEL=baseline|avx2|avx512 is missing"),
-        (("-DPRECAST_CPU_LEVEL=avx1024",), "PRECAST_CPU_LEVEL is none of baseline, avx2, avx512"),
-        (("-DPRECAST_CPU_LEVEL=avx2",), "level avx2 needs -mavx2 -mfma -mf16c"),
-        (("-DPRECAST_CPU_LEVEL=avx512", "-mavx512f"), "level avx512 needs -mavx512f -mavx512bw"),
-    ],
+    ("machine", "options", "message"),
+    [pytest.param(*row, marks=() if row[0] == platform.machine() else pytest.mark.qemu) for row in WRONG],
 )
 def test_a_level_without_its_options_does_not_compile(
-    tmp_path: Path, checkout: Path, options: tuple[str, ...], message: str
+    tmp_path: Path, checkout: Path, machine: str, options: str, message: str
 ) -> None:
-    done = compiled(tmp_path, checkout, CPU_SOURCES[0], options)
+    done = compiled(tmp_path, checkout, CPU_SOURCES[0], tuple(options.split()), machine)
     assert done.returncode != 0
     assert message in done.stderr
 
