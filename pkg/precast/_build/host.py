@@ -114,14 +114,15 @@ def make_plan(
     """Read the sources and derive every key; compiles nothing."""
     machine = machine or platform.machine()
     roots = {"csrc": sources.csrc_dir()}
-    common: tuple[str, ...] = catalogue.COMMON_HOST
+    adapter: tuple[str, ...] = ()
     if isinstance(abi, Exact) and compiled_for(abi) is None:
         _refuse_clang(abi, compiler)
         roots["torch"] = torch_headers_dir(abi, cache)
-        common = (*common, catalogue.CLASSIC_ADAPTER)
+        adapter = (catalogue.CLASSIC_ADAPTER,)
     else:
         roots["torch_stable"] = stable_headers_dir(cache)
-    entries = (*common, *(source for family in families for source in (*family.host, *family.cpu)))
+    of_families = (source for family in families for source in (*family.host, *family.cpu))
+    entries = (*catalogue.COMMON_HOST, *adapter, *of_families)
     tree = sources.Tree(roots)
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}

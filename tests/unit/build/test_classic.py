@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,3 +153,37 @@ def test_the_cxx11_abi_and_the_commit_are_in_the_key(plan: Callable[..., host.Pl
 def test_clang_is_refused_as_its_openmp_is_another(plan: Callable[..., host.Plan]) -> None:
     with pytest.raises(KernelUnavailable, match=r"torch-2\.9-cxx1 can be built by clang\+\+"):
         plan(NEW, Compiler("/usr/bin/clang++", "19.1.0", "clang++"))
+
+
+_COUNTED = """
+#include <exception>
+#include <stdexcept>
+int live = 0;
+struct Error : std::runtime_error {
+  Error() : std::runtime_error("") { ++live; }
+  Error(const Error& other) : std::runtime_error(other) { ++live; }
+  ~Error() { --live; }
+};
+int main() {
+  for (int i = 0; i < 100; ++i) {
+    std::exception_ptr one;
+    try { throw Error(); } catch (...) { one = std::current_exception(); }
+    std::exception_ptr two = one, three;
+    three = two;
+    if (live < 1) return 100;
+    try { std::rethrow_exception(three); } catch (const Error&) {}
+  }
+  return live;
+}
+"""
+
+
+@pytest.mark.compiler
+def test_exceptions_are_counted_right_by_what_old_systems_have(checkout: Path, tmp_path: Path) -> None:
+    """What at::parallel_for inlines asks gcc 11's libstdc++ for; manylinux_2_28 has CXXABI 1.3.11."""
+    (tmp_path / "counted.cpp").write_text(_COUNTED)
+    program = tmp_path / "counted"
+    sources = [str(tmp_path / "counted.cpp"), str(checkout / "csrc/common/glibc_compat.cpp")]
+    subprocess.run(["g++", "-std=c++17", "-O2", "-o", str(program), *sources], check=True)
+    assert subprocess.run([program], check=False).returncode == 0
+    assert b"CXXABI_1.3.3" in program.read_bytes() and b"CXXABI_1.3.13" not in program.read_bytes()

@@ -57,7 +57,7 @@ def test_a_run_counts_for_its_own_cell_alone(tmp_path: Path) -> None:
         ("2.11.0", "cu130", "3.12", "x86_64"),
         ("2.13.0", "cpu", "3.11", "x86_64"),
     ]
-    assert set(executed.values()) == {(found,)} and evidence.without_gpu([found], CELLS) == {}
+    assert set(executed.values()) == {(found,)} and evidence.without_gpu([found], CELLS) == ()
 
 
 def test_a_cuda_build_is_not_executed_without_a_gpu(tmp_path: Path) -> None:
@@ -149,12 +149,9 @@ def test_what_nobody_can_build_was_not_executed(tmp_path: Path) -> None:
 def test_the_summary_names_the_files(tmp_path: Path) -> None:
     written(tmp_path, FILE | {"runs": [CPU_RUN]}, "one.json")
     written(tmp_path, FILE, "two.json")
-    written(tmp_path, FILE | {"runs": [GPU_RUN | {"device": "cpu", "build": "cu128"}]}, "three.json")
     text = summary.of(expand(KNOWN, KNOWN.event("pr")), KNOWN, evidence.load(tmp_path, KNOWN))
     words = [line.split() for line in text.splitlines()]
     assert ["executed", "2"] in words and ["one.json", "1"] in words and ["two.json", "2"] in words
-    (line,) = (number for number, found in enumerate(words) if found[-3:] == ["kernels", "ran", "1"])
-    assert words[line + 1] == ["three.json", "1"]
 
 
 def test_the_summary_measures_a_wheelhouse(tmp_path: Path) -> None:
@@ -166,9 +163,8 @@ def test_the_summary_measures_a_wheelhouse(tmp_path: Path) -> None:
     built = served.built(release, KNOWN, CELLS)
     assert (there.count, there.bytes) == (2, sum(path.stat().st_size for path in tmp_path.iterdir()))
     assert there.serves == tuple(cell for cell in built if cell.machine == "x86_64")
-    assert f"2 wheels of {there.bytes / 1e6:.2f} MB together serve {len(there.serves)} of them" in summary.of(
-        release, KNOWN, (), tmp_path
-    )
+    said = f"2 wheels of {there.bytes / 1e6:.2f} MB together serve {len(there.serves)} of them"
+    assert said in summary.of(release, KNOWN, (), tmp_path)
 
 
 def test_a_wheelhouse_without_our_wheels_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
