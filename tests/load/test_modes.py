@@ -43,7 +43,10 @@ def test_a_jit_build_says_what_why_and_how_long_and_only_the_first_time(pure: Si
     assert (first.returncode, first.stdout) == (0, "jit\n"), first.stderr
     lines = first.stderr.splitlines()
     assert len(lines) == 2, lines
-    assert re.fullmatch(r"precast: building the host library of cpu_adam with g\+\+ \S+ \(.*prebuilt.*\)", lines[0])
+    assert re.fullmatch(
+        r"precast: building the host library of cpu_adam with g\+\+ \S+ \(.*prebuilt.*\): \d.*; log: \S+/build\.log",
+        lines[0],
+    )
     assert re.fullmatch(r"precast: built the host library of cpu_adam in \d+\.\d s", lines[1])
     second = pure.run(STEP, env={"PATH": "/nonexistent:/usr/bin:/bin"})
     assert (second.stdout, second.stderr) == ("cache\n", "")

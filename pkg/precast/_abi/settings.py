@@ -60,7 +60,13 @@ VARIABLES: tuple[Variable, ...] = (
         "The same, when `PRECAST_CUDA_ARCH_LIST` is not set",
         "build",
     ),
-    Variable("MAX_JOBS", "max_jobs", "the usable CPUs", "How many compilers run at once", "build, run"),
+    Variable(
+        "MAX_JOBS",
+        "max_jobs",
+        "the usable CPUs, as far as memory reaches",
+        "How many compilers run at once",
+        "build, run",
+    ),
     Variable(
         "PRECAST_DEBUG",
         "debug",

@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
 from precast._build import catalogue, elf, failure, flags, headers, sources
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
+from precast._build.watch import UNWATCHED, Watch, run_ninja
 from precast._version import __version__
 from precast.errors import BuildFailed, KernelUnavailable
 
@@ -76,6 +76,7 @@ def build_host_library(
     jobs: int,
     ninja: str,
     levels: tuple[flags.CpuLevel, ...] | None = None,
+    watch: Watch = UNWATCHED,
 ) -> Artifact:
     """The library of these families for one torch ABI, verified; built if the cache has it not.
 
@@ -84,7 +85,7 @@ def build_host_library(
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
     levels = levels or flags.cpu_levels(platform.machine())
     plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels)
-    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
 
 
 def make_plan(
@@ -174,7 +175,7 @@ def _digest(files: Mapping[str, str]) -> str:
     return sources.digest_of_pairs(files.items())
 
 
-def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Path:
+def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch: Watch) -> Path:
     """Compile what is missing and link, inside ``staging``; the log of a failure outlives it."""
     work = staging / "work"
     work.mkdir()
@@ -184,13 +185,10 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=_clean_environment()
-    )
+    status, log = run_ninja(command, staging / "build.log", _clean_environment(), watch)
     seconds = time.perf_counter() - started
-    if done.returncode:
-        raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
-    (staging / "build.log").write_text(done.stdout, encoding="utf-8")
+    if status:
+        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
     verify_library(payload.read_bytes(), plan.abi)
     for unit, key in plan.units:
         if objects[unit.name] is None:

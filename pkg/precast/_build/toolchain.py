@@ -14,6 +14,10 @@ from precast._abi.host import Compiler
 from precast._abi.settings import Settings
 
 _COMPILERS = ("g++", "c++", "clang++")
+_CGROUP = Path("/sys/fs/cgroup")
+_MOST_JOBS = 1024
+_USABLE = 0.85  # of the free memory; the rest is for whoever else wakes up
+COMPILE_BYTES = 400_000_000  # the largest compile of ours took 243 MB (g++ 12.2, the adapter to torch)
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 
 
@@ -92,12 +96,31 @@ def _scripts_beside(package: Path) -> tuple[Path, ...]:
 
 
 def default_jobs(settings: Settings) -> int:
-    """MAX_JOBS wins; else the CPUs this process may use, by affinity and by its cgroup's quota."""
+    """MAX_JOBS wins; else as many as have a CPU and memory, by affinity and by the limits of the cgroup."""
     if settings.max_jobs:
         return settings.max_jobs
-    jobs = len(os.sched_getaffinity(0))
-    quota = _cgroup_cpus(Path("/sys/fs/cgroup/cpu.max"))
-    return max(1, jobs if quota is None else min(jobs, quota))
+    limits = (_cgroup_cpus(_CGROUP / "cpu.max"), _jobs_in_memory(free_memory(Path("/proc/meminfo"), _CGROUP)))
+    return max(1, min(len(os.sched_getaffinity(0)), *(limit for limit in limits if limit is not None), _MOST_JOBS))
+
+
+def free_memory(meminfo: Path, cgroup: Path) -> int | None:
+    """The bytes that may still be used, by the machine and by the cgroup (v2); None where neither says."""
+    found = []
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+        found += [int(match[1]) * 1024] if match else []
+        most = (cgroup / "memory.max").read_text().strip()
+        if most != "max":
+            used = int((cgroup / "memory.current").read_text())
+            cache = re.search(r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+            found.append(int(most) - used + (int(cache[1]) if cache else 0))  # files are given up when it gets tight
+    except (OSError, ValueError):  # no cgroup v2, or another format: what is known by now decides
+        pass
+    return max(0, min(found)) if found else None
+
+
+def _jobs_in_memory(free_bytes: int | None) -> int | None:
+    return None if free_bytes is None else int(free_bytes * _USABLE) // COMPILE_BYTES
 
 
 def _cgroup_cpus(path: Path) -> int | None:
