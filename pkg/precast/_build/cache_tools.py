@@ -156,18 +156,36 @@ def nearest(root: Path, key: BuildKey) -> tuple[Entry, tuple[Difference, ...]] |
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """The inputs in which two keys differ, each by its path: ``sources/csrc/rms_norm/host.cpp``."""
+    """The inputs in which two keys differ, each by its path, as in ``sources/csrc/rms_norm/host.cpp``.
+
+    Of two lists, such as a compiler's options, only what the other has not is told.
+    """
     one, other = dict(_flat(wanted)), dict(_flat(found))
     names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-    return tuple(Difference(name, one.get(name), other.get(name)) for name in names)
+    return tuple(Difference(name, *_apart(one.get(name), other.get(name))) for name in names)
 
 
-def _flat(inputs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(inputs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in inputs.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}/")
         else:
-            yield prefix + name, " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            yield prefix + name, list(value) if isinstance(value, list | tuple) else value
+
+
+def _apart(one: Any, other: Any) -> tuple[str | None, str | None]:
+    if not isinstance(one, list) or not isinstance(other, list):
+        return _in_one_line(one), _in_one_line(other)
+    only = [word for word in one if word not in other], [word for word in other if word not in one]
+    if not any(only):
+        return _in_one_line(one), f"the same in another order or number: {_in_one_line(other)}"
+    return _in_one_line(only[0] or None), _in_one_line(only[1] or None)
+
+
+def _in_one_line(value: Any) -> str | None:
+    if value is None:
+        return None
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -44,9 +44,10 @@ def run(options: argparse.Namespace) -> int:
         settings = replace(settings, max_jobs=options.jobs)
     families = names.families(options.kernels)
     examination = report.Examination(settings)
+    builders = None if options.arch is None else _require_nvrtc(settings, options.arch)
     failed = [family for family in families if not _warm_family(examination, family, visible=options.arch is None)]
-    if options.arch is not None:
-        _warm_targets(examination, families, options.arch)
+    if builders is not None:
+        _warm_targets(examination, families, options.arch, builders)
     print(f"{len(families) - len(failed)} of {len(families)} kernel families are ready")
     return status.NO if failed else status.GOOD
 
@@ -76,17 +77,16 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
     return ready
 
 
-def _warm_targets(
-    examination: report.Examination, families: tuple[Family, ...], targets: tuple[GpuTarget, ...]
-) -> None:
-    """Device code for named targets. It depends on NVRTC alone, so torch and a GPU may be missing."""
-    builders = probe.probe_builders(examination.settings)
+def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builders:
+    """The builders, among them an NVRTC that knows every target; refused before anything is built."""
+    builders = probe.probe_builders(settings)
     found = builders.nvrtc
-    named = " ".join(map(str, targets))
     if found is None:
-        looked_at = "\n          ".join(line for line in builders.looked_at if line.startswith("nvrtc"))
+        looked_at = "\n          ".join(line for line in builders.looked_at if line.startswith("nvrtc")) or "none"
         raise KernelUnavailable(
-            f"device code for {named} cannot be built\n  found   {looked_at}\n  needed  an NVRTC\n"
+            f"device code for {' '.join(map(str, targets))} cannot be built\n"
+            f"  found   {looked_at}\n"
+            f"  needed  an NVRTC\n"
             f'  fix     1) pip install "nvidia-cuda-nvrtc==13.*"'
         )
     unknown = [target for target in targets if target.capability not in found.targets]
@@ -97,6 +97,13 @@ def _warm_targets(
             f"  needed  an NVRTC that knows them; the GPUs' machine must have the same one to find these builds\n"
             f"  fix     1) name other targets with --arch"
         )
+    return builders
+
+
+def _warm_targets(
+    examination: report.Examination, families: tuple[Family, ...], targets: tuple[GpuTarget, ...], builders: Builders
+) -> None:
+    """Device code for named targets. It depends on NVRTC alone, so torch and a GPU may be missing."""
     info, error = examination.manifest
     if error is not None:
         raise KernelError(error)

@@ -90,10 +90,13 @@ def _cache_lines(piece: dict[str, Any]) -> list[str]:
     if near is None:
         return [*lines, "      nothing like it was built here before"]
     lines.append(f"      the nearest entry, {near['entry']}, differs in:")
-    for item in near["differs"][:_SHOWN]:
-        lines.append(f"        {item['input']}: wanted {_short(item['wanted'])}; found {_short(item['found'])}")
-    more = len(near["differs"]) - _SHOWN
-    return [*lines, f"        and {more} more (--json has them all)"] if more > 0 else lines
+    alike: dict[tuple[str | None, str | None], list[str]] = {}
+    for item in near["differs"]:
+        alike.setdefault((item["wanted"], item["found"]), []).append(item["input"])
+    for (wanted, found), inputs in list(alike.items())[:_SHOWN]:
+        others = f" and {len(inputs) - 1} more alike" if len(inputs) > 1 else ""
+        lines.append(f"        {inputs[0]}{others}: wanted {_short(wanted)}; found {_short(found)}")
+    return [*lines, "        and others (--json has them all)"] if len(alike) > _SHOWN else lines
 
 
 def _short(text: str | None) -> str:

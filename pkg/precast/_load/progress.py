@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import shutil
 import sys
 import threading
@@ -23,6 +24,7 @@ from precast._build.watch import Watch
 _log = logging.getLogger("precast")
 PATIENCE_S = 1.0
 _REFRESH_S = 0.2
+_STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
 
 
 class Display(Protocol):
@@ -69,6 +71,17 @@ class Progress(Watch):
         with self._lock:
             self._steps = max(self._steps, (done, total))
 
+    def _read_log(self) -> None:
+        """The last step in ninja's log; each finished one is a line such as ``[3/9] g++ ...``."""
+        if self._log_file is None:
+            return
+        try:
+            found = _STEP.findall(self._log_file.read_text(encoding="utf-8", errors="replace"))
+        except OSError:  # not begun, or already where a finished build is kept
+            return
+        if found:
+            self.step(int(found[-1][0]), int(found[-1][1]))
+
     def end(self, *artifacts: Artifact) -> None:
         """Says what was built, or logs that the cache had it."""
         self._stop()
@@ -97,6 +110,7 @@ class Progress(Watch):
     def _tick(self) -> None:
         if self._over.wait(PATIENCE_S):
             return
+        self._read_log()
         if not self._stream.isatty():
             self._say(f"building {self._what} with {self._with} ({self._why}){self._so_far()}{self._where()}")
             self._told = True
@@ -108,6 +122,7 @@ class Progress(Watch):
                 display.show(text, *self._steps)
                 if self._over.wait(_REFRESH_S):
                     return
+                self._read_log()
         finally:
             display.close()
 

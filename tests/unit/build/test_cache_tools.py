@@ -144,8 +144,15 @@ def test_the_nearest_entry_differs_least(tmp_path: Path, keep: Keep) -> None:
     found = cache_tools.nearest(tmp_path, wanted)
     assert found is not None and found[0].label == str(near)
     assert [(d.field, d.wanted, d.found) for d in found[1]] == [
-        ("options", "-O3 -g", "-O3"),
+        ("options", "-g", None),
         ("sources/b.cuh", None, "3"),
         ("sources/c.cuh", "2", None),
     ]
     assert cache_tools.nearest(tmp_path, BuildKey("rms_norm", {})) is None
+
+
+def test_of_two_lists_only_what_differs_is_told() -> None:
+    (swapped,) = cache_tools.differences({"flags": ["a", "b"]}, {"flags": ["b", "a"]})
+    assert (swapped.wanted, swapped.found) == ("a b", "the same in another order or number: b a")
+    (other,) = cache_tools.differences({"flags": ["a", "b"]}, {"flags": ["b", "c", "d"]})
+    assert (other.wanted, other.found) == ("a", "c d")
