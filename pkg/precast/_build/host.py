@@ -194,7 +194,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     verify_library(payload.read_bytes(), plan.abi)
     for unit, key in plan.units:
         if objects[unit.name] is None:
-            cache.store(key, work / f"{unit.name}.o", seconds)
+            cache.spare(key, work / f"{unit.name}.o", seconds)
     shutil.rmtree(work)
     return payload
 
