@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
-from precast._build import catalogue, elf, failure, flags, headers, sources
+from precast._build import catalogue, elf, failure, flags, headers, process, sources
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
+from precast._build.entry import LOG_NAME
 from precast._version import __version__
 from precast.errors import BuildFailed, KernelUnavailable
 
@@ -184,13 +184,10 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=_clean_environment()
-    )
+    status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
     seconds = time.perf_counter() - started
-    if done.returncode:
-        raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
-    (staging / "build.log").write_text(done.stdout, encoding="utf-8")
+    if status:
+        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
     verify_library(payload.read_bytes(), plan.abi)
     for unit, key in plan.units:
         if objects[unit.name] is None:
