@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
-from precast._build import catalogue, elf, failure, flags, headers, sources
+from precast._build import catalogue, elf, failure, flags, headers, process, sources
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
+from precast._build.entry import LOG_NAME
 from precast._build.watch import UNWATCHED, Watch
 from precast._version import __version__
 from precast.errors import BuildFailed, KernelUnavailable
@@ -186,20 +186,15 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    log_file = staging / "build.log"
-    watch.log(log_file)
-    with log_file.open("wb") as output:
-        status = subprocess.run(
-            command, stdout=output, stderr=subprocess.STDOUT, check=False, env=_clean_environment()
-        ).returncode
-    log = log_file.read_text(encoding="utf-8", errors="replace")
+    watch.log(staging / LOG_NAME)
+    status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
     seconds = time.perf_counter() - started
     if status:
         raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
     verify_library(payload.read_bytes(), plan.abi)
     for unit, key in plan.units:
         if objects[unit.name] is None:
-            cache.store(key, work / f"{unit.name}.o", seconds)
+            cache.spare(key, work / f"{unit.name}.o", seconds)
     shutil.rmtree(work)
     return payload
 

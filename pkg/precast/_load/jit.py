@@ -12,6 +12,7 @@ from precast._abi.decide import BuildHost
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build.cache import Artifact, BuildKey, Cache, default_root
+from precast._build.roots import search_path
 from precast._load.progress import Progress
 from precast._load.source import Source
 
@@ -32,7 +33,7 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
             (family,),
             piece.abi,
             compiler,
-            cache=_AnnouncingCache(default_root(settings), said.start),
+            cache=_AnnouncingCache(settings, said.start),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
             ninja=ninja,
@@ -65,7 +66,7 @@ def build_images(
             family,
             tuple(targets),
             nvrtc,
-            cache=_AnnouncingCache(default_root(settings), said.start),
+            cache=_AnnouncingCache(settings, said.start),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
             watch=said,
@@ -78,8 +79,8 @@ def build_images(
 class _AnnouncingCache(Cache):
     """A cache that tells when it has to build."""
 
-    def __init__(self, root: Path, announce: Callable[[], None]) -> None:
-        super().__init__(root)
+    def __init__(self, settings: Settings, announce: Callable[[], None]) -> None:
+        super().__init__(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
         self._announce = announce
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:

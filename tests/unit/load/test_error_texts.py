@@ -16,7 +16,7 @@ import pytest
 from precast import __version__, errors
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
-from precast._build import failure, lock
+from precast._build import failure
 from precast._build.cache import BuildKey, Cache
 from precast._load import gpus, loader, probe, verdict
 from precast._load.choose import choose_on
@@ -141,21 +141,6 @@ def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(snapshot: Sn
     assert isinstance(error, errors.BuildFailed) and "second one" not in str(error)
     assert "second one" in log.read_text()
     keep(snapshot, "build-failed", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/cache/v1/.failed"))
-
-
-def test_waiting_too_long(snapshot: Snapshot, tmp_path: Path) -> None:
-    path = tmp_path / "rms_norm.lock"
-    clock = iter(range(0, 10_000, 1000))
-    with lock.exclusive(path, "rms_norm/0123456789abcdef"):
-        error = raised(lambda: hold(path, lambda: float(next(clock))))
-    assert isinstance(error, errors.BuildTimeout)
-    text = f"{type(error).__name__}: {error}".replace(str(tmp_path), "/cache/v1/.locks")
-    keep(snapshot, "timeout", re.sub(r"process \d+ on [^,]+", "process 4711 on node7", text))
-
-
-def hold(path: Path, clock: Callable[[], float]) -> None:
-    with lock.exclusive(path, "rms_norm/0123456789abcdef", wait_s=1800, clock=clock):
-        raise AssertionError("it was free")
 
 
 def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path) -> None:
