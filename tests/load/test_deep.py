@@ -14,6 +14,7 @@ from tests.load.conftest import Site
 torch = pytest.importorskip("torch")
 
 from precast._cli import numbers  # noqa: E402 - it imports torch
+from precast.ops import _examples  # noqa: E402
 
 OPS = [namespace.op_name(schema) for family in catalogue.FAMILIES for schema in family.ops]
 
@@ -38,7 +39,7 @@ def test_a_wrong_number_is_seen(op: str) -> None:
     """The check is given kernels that are right but for one value."""
 
     def wrong(*arguments: object) -> object:
-        result = numbers.reference(op)(*arguments)
+        result = _examples.reference(op)(*arguments)
         first = numbers._tensors(arguments if result is None else result)[0]
         first.view(-1)[7] += 0.01
         return result
@@ -50,8 +51,8 @@ def test_a_wrong_number_is_seen(op: str) -> None:
 @pytest.mark.torch
 def test_a_result_that_is_missing_is_seen() -> None:
     assert numbers.check("layer_norm_backward", "cpu", lambda *_: torch.zeros(5, 33)) == "1 results, wanted 3"
-    with pytest.raises(KeyError, match="no numeric check for 'new_op'"):
-        numbers.arguments("new_op")
+    with pytest.raises(KeyError, match="no example for 'new_op'"):
+        _examples.arguments("new_op")
 
 
 DYING = """

@@ -26,6 +26,7 @@ from precast.errors import KernelError
 MANIFEST = "precast-cache.json"
 SCHEMA = 1
 _MANIFEST_BYTES = 64 << 20  # a manifest takes a few kilobytes for each entry
+_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the whole of a payload is held in memory
 _MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 _FILE = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
@@ -91,9 +92,7 @@ def _checked(archive: Path, tar: tarfile.TarFile) -> tuple[Item, ...]:
     if first is None or first.name != MANIFEST or not first.isreg() or first.size > _MANIFEST_BYTES:
         raise _refusal(archive, f"{first.name if first else 'nothing'} as its first member", f"{MANIFEST}, a file")
     items = _parse(archive, _open(archive, tar, first).read())
-    wanted = {item.member: item for item in items}
-    if len(wanted) != len(items):
-        raise _refusal(archive, "an entry twice", "each entry once")
+    wanted = dict(items)
     while (member := tar.next()) is not None:
         item = wanted.pop(member.name, None)
         if item is None:
@@ -104,15 +103,20 @@ def _checked(archive: Path, tar: tarfile.TarFile) -> tuple[Item, ...]:
             raise _refusal(archive, f"{member.name!r} with another content than its manifest says", "equal hashes")
     if wanted:
         raise _refusal(archive, f"no {min(wanted)!r}", "every file that its manifest names")
-    return items
+    return tuple(items.values())
 
 
-def _parse(archive: Path, text: bytes) -> tuple[Item, ...]:
+def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
+    """The items of a manifest by their names in the archive; inputs that no key can have, such as NaN, have none."""
     try:
         manifest = json.loads(text)
         if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
             raise ValueError(f"not a manifest of schema {SCHEMA}")
-        return tuple(_parse_item(entry) for entry in manifest["entries"])
+        items = [_parse_item(entry) for entry in manifest["entries"]]
+        named = {item.member: item for item in items}
+        if len(named) != len(items):
+            raise ValueError("an entry comes twice")
+        return named
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
 
@@ -124,8 +128,10 @@ def _parse_item(entry: Any) -> Item:
             raise ValueError(f"{field} is {value!r}")
     if not _NAME.fullmatch(entry["name"]) or not _FILE.fullmatch(entry["payload"]) or "/" in entry["payload"]:
         raise ValueError(f"{entry['name']!r} and {entry['payload']!r} are no names of an entry and its file")
-    if entry["payload"] in {"meta.json", "build.log"} or entry["bytes"] < 0:
+    if entry["payload"] in {"meta.json", "build.log"} or not 0 <= entry["bytes"] <= _PAYLOAD_BYTES:
         raise ValueError(f"{entry['payload']!r} of {entry['bytes']} bytes cannot be what was built")
+    if not 0 <= entry["seconds"] < 1e9:  # refuses NaN as well
+        raise ValueError(f"seconds is {entry['seconds']}")
     key = BuildKey(entry["name"], entry["inputs"])
     return Item(key, entry["payload"], entry["sha256"], entry["bytes"], float(entry["seconds"]))
 

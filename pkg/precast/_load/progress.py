@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-import shutil
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from precast._build.watch import Watch
 _log = logging.getLogger("precast")
 PATIENCE_S = 1.0
 _REFRESH_S = 0.2
+_SHORT = 40  # columns, for how far it is
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
 
 
@@ -146,44 +146,50 @@ def open_display(stream: TextIO) -> Display:
 
 
 class PlainDisplay:
-    """A line that a carriage return takes back."""
+    """The whole text once, as a line of its own, and below it a short one that a carriage return takes back."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = time.monotonic() - PATIENCE_S
+        self._text = ""
 
     def show(self, text: str, done: int, total: int) -> None:
-        """How far it is comes first: the end of a long line is cut off."""
-        count = f"[{done}/{total}] " if total else ""
-        seconds = time.monotonic() - self._started
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{f'precast: {count}{seconds:.0f} s, {text}'[:width]:<{width}}")
+        """Only how far it is changes; what has been read stays."""
+        if text != self._text:
+            self._text = text
+            self._stream.write(f"\rprecast: {text}\n")
+        count = f"{done} of {total} steps, " if total else ""
+        self._stream.write(f"\r{f'precast: {count}{time.monotonic() - self._started:.0f} s':<{_SHORT}}")
         self._stream.flush()
 
     def close(self) -> None:
-        """Blanks the line."""
-        self._stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
+        """Blanks the short line."""
+        self._stream.write("\r" + " " * _SHORT + "\r")
         self._stream.flush()
 
 
 class RichDisplay:
-    """A bar, the time, and the whole text under it."""
+    """A bar and the time, and the whole text under them, as many lines as it takes."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("precast"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-        text = TextColumn("{task.description}", markup=False)
-        self._bars = Bars(*columns, text, console=Console(file=stream), transient=True)
+        self._bars = Bars(TextColumn("precast"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
         self._task = self._bars.add_task("", total=None)
-        self._bars.start()
+        self._live = Live(console=Console(file=stream), transient=True, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
 
     def show(self, text: str, done: int, total: int) -> None:
         """Rich draws it again by itself."""
-        self._bars.update(self._task, description=text, completed=done, total=total or None)
+        from rich.console import Group
+        from rich.text import Text
+
+        self._bars.update(self._task, completed=done, total=total or None)
+        self._live.update(Group(self._bars, Text(text)), refresh=True)
 
     def close(self) -> None:
         """Takes it off the screen."""
-        self._bars.stop()
+        self._live.stop()

@@ -129,6 +129,9 @@ LIES: dict[str, Callable[[Forged], object]] = {
     "an entry that is no object": lambda f: f.manifest.update(entries=[1]),
     "a number for a name": lambda f: f.entry.update(name=3),
     "a negative size": lambda f: f.entry.update(bytes=-1),
+    "a size that no library has": lambda f: f.entry.update(bytes=1 << 40),
+    "a time that is none": lambda f: f.entry.update(seconds=float("nan")),
+    "inputs that no key has": lambda f: f.entry["inputs"].update(x=float("inf")),
     "no size": lambda f: f.entry.pop("bytes"),
 }
 

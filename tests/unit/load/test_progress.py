@@ -85,6 +85,7 @@ def test_on_a_terminal_the_line_is_kept_up_to_date_and_taken_away(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
+    count = "{}/9" if rich else "{} of 9 steps"
     if not rich:
         monkeypatch.setattr(progress, "open_display", progress.PlainDisplay)
     log = tmp_path / "build.log"
@@ -93,11 +94,11 @@ def test_on_a_terminal_the_line_is_kept_up_to_date_and_taken_away(
     with watched(stream) as said:
         said.log(log)
         said.start()
-        until(lambda: "1/9" in stream.getvalue())
+        until(lambda: count.format(1) in stream.getvalue())
         assert "softmax" in stream.getvalue() and "nothing prebuilt" in stream.getvalue()
         with log.open("a") as file:
             file.write("[8/9] g++ b\n")
-        until(lambda: "8/9" in stream.getvalue())
+        until(lambda: count.format(8) in stream.getvalue())
         said.end(artifact())
     last = stream.getvalue().splitlines()[-1]
     assert last.endswith("precast: built the host library of softmax with g++ 12.2.0 in 0.2 s (nothing prebuilt)")
@@ -108,15 +109,26 @@ def test_a_terminal_is_served_without_rich(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(progress.open_display(Terminal()), progress.PlainDisplay)
 
 
-def test_a_long_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+def test_without_rich_the_whole_text_is_said_once_and_only_the_count_changes() -> None:
     stream = Terminal()
     display = progress.PlainDisplay(stream)
-    display.show("x" * 100, 3, 9)
+    for done in (3, 4):
+        display.show("x" * 200, done, 9)
     display.close()
-    shown, blank, end = stream.getvalue().split("\r")[1:]
-    assert len(shown) == 39 and shown.startswith("precast: [3/9] ")
-    assert blank == " " * 39 and end == ""
+    assert stream.getvalue().count("x" * 200 + "\n") == 1
+    short = stream.getvalue().rpartition("\n")[2].split("\r")
+    assert [text.strip() for text in short if text.strip()] == [f"precast: {n} of 9 steps, 0 s" for n in (3, 4)]
+    assert stream.getvalue().endswith("\r" + " " * 40 + "\r")
+
+
+def test_with_rich_a_narrow_terminal_shows_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    display = progress.RichDisplay(stream)
+    display.show("building this with that (and a long reason); log: /cache/v1/.staging/x/build.log", 3, 9)
+    display.close()
+    assert "reason" in stream.getvalue() and "build.log" in stream.getvalue() and "3/9" in stream.getvalue()
 
 
 def test_a_build_that_fails_leaves_no_thread_and_no_line() -> None:
