@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 from tests.faults.disks import start
-from tests.faults.lab import STEP, Lab, debris, fault, library, line
+from tests.faults.lab import BUILD, Lab, debris, fault, library, line
 
 
 @fault("eight-cold", "8 processes start cold at the same moment", how="a gate that all wait at; one lock for all")
@@ -16,7 +17,7 @@ def eight_cold(lab: Lab) -> str:
     site = lab.site()
     gate = site.home / "gate"
     wait = f"import time, pathlib\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
-    code = "import torch\ntorch.set_num_threads(1)\nprint('ready', flush=True)\n" + wait + STEP
+    code = "print('ready', flush=True)\n" + wait + BUILD
     children = [start(site, code, {}) for _ in range(8)]
     for child in children:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
@@ -38,7 +39,7 @@ def dead_host(lab: Lab) -> str:
     (v1 / ".staging").mkdir()
     (v1 / ".staging" / "gone-12345678-4711-abc").mkdir()
     (v1 / "lock").touch()  # as file batons leave it
-    done = site.run(STEP)
+    done = site.run(BUILD)
     assert (done.returncode, done.stdout) == (0, "jit\n") and "waiting" not in done.stderr, done.stderr
     assert debris(site) == ["gone-12345678-4711-abc"], "another host's folder may be at work"
     return line(done.stderr, "built the host library")
@@ -60,8 +61,6 @@ with lock.exclusive(lock_file, "cpu_adam") as turn:
     "stuck-builder", "a builder that never ends", how="a process that keeps the lock; PRECAST_JIT_WAIT=1", lost="a wait"
 )
 def stuck_builder(lab: Lab) -> str:
-    import subprocess
-
     from precast._build import lock
 
     site = lab.site()
@@ -72,7 +71,7 @@ def stuck_builder(lab: Lab) -> str:
     command = [sys.executable, "-c", WAITER, str(path)]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        done = site.run(STEP, env={"PRECAST_JIT_WAIT": "1"})
+        done = site.run(BUILD, env={"PRECAST_JIT_WAIT": "1"})
         holder.kill()
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert f"process {holder.pid} on {socket.gethostname()}" in done.stderr and "log /the/build.log" in done.stderr
@@ -86,7 +85,7 @@ def planted_locks(lab: Lab) -> str:
         "from pathlib import Path\nfrom precast._build import trust\nfrom precast.errors import KernelError\n"
         "def refuse(path): raise KernelError(f'{path} is not safe')\ntrust.private_folder = refuse\n"
     )
-    done = site.run(code + STEP)
+    done = site.run(code + BUILD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert Path(library(site)).is_file()
     return line(done.stderr, "built the host library")

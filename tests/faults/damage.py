@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.hosts import LOAD_CUDA
-from tests.faults.lab import LOAD, STEP, Lab, fault, library, line
+from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
 from tests.load.conftest import Site
 from tests.unit.load import fakes
 
@@ -39,9 +39,7 @@ def damaged_cubin(lab: Lab) -> str:
     return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "sha256")
 
 
-@fault(
-    "lying-cubin", "device code for another GPU than the manifest says", how="hash right, header wrong", lost="the op"
-)
+@fault("lying-cubin", "device code for another GPU than said", how="hash right, header wrong", lost="the op")
 def lying_cubin(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(80)})
     return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "built for sm_80")
@@ -59,7 +57,7 @@ def built_again(site: Site) -> str:
     done = site.run(STEP)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert len(list((site.cache / "v1" / ".damaged").iterdir())) == 1
-    assert site.run(STEP).stdout == "cache\n"
+    assert site.run(BUILD).stdout == "cache\n"
     return line(done.stderr, "is not used")
 
 
@@ -86,26 +84,24 @@ def open_cache(lab: Lab) -> str:
     return line(said, "found", "others can write")
 
 
-@fault("planted-module", "code in the current directory", how="json.py and ninja.py that raise, in the cwd, python -m")
+@fault("planted-module", "code in the current directory", how="modules that raise, under common names")
 def planted_module(lab: Lab) -> str:
     site = lab.site()
     for name in ("json", "hashlib", "ninja", "tempfile", "shlex"):
         (site.home / f"{name}.py").write_text("raise SystemExit('code of the current directory was run')")
-    code = "import sys; sys.path.remove('')\n" + STEP
+    code = "import sys; sys.path.remove('')\n" + BUILD
     done = site.run(code)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     return "nothing: no child process looks there"
 
 
-@fault(
-    "header-edited", "a header edited under a warm cache", how="a comment added to common/family.h", lost="one build"
-)
+@fault("header-edited", "a header edited under a warm cache", how="a line added to common/family.h", lost="one build")
 def header_edited(lab: Lab) -> str:
     site = lab.site(warm="all")
     before = library(site)
     with (site.folder / "precast" / "csrc" / "common" / "family.h").open("a") as header:
         header.write("// edited\n")
-    done = site.run(STEP)
+    done = site.run(BUILD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert before.is_file() and len(list(site.cache.glob("v1/cpu_adam/*/cpu_adam.so"))) == 2
     return line(done.stderr, "built the host library")

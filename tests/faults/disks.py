@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.lab import STEP, Lab, NotRun, debris, fault, library, line
+from tests.faults.lab import BUILD, Lab, NotRun, debris, fault, library, line
 from tests.load.conftest import Site
 
 
 def refused(site: Site, **env: str) -> str:
     """The KernelError of a load."""
-    return site.refusal("import precast; precast.load('adam_')", env=env)
+    return site.refusal(BUILD, env=env)
 
 
 def still_works(site: Site, env: dict[str, str], kind: str = "jit") -> str:
-    done = site.run(STEP, env=env)
+    done = site.run(BUILD, env=env)
     assert (done.returncode, done.stdout) == (0, f"{kind}\n"), done.stderr
     return done.stderr
 
@@ -85,14 +86,9 @@ def readonly_site(lab: Lab) -> str:
 def two_hosts(lab: Lab, **faults: str) -> tuple[Site, list[str]]:
     """Two machines start cold on one cache at the same moment, with no lock between them. What each said."""
     site = lab.site()
-    gate = site.home / "gate"
-    wait = f"import time, pathlib\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
     env = lab.faulty(site.cache, **faults)
-    code = "import torch\nprint('ready', flush=True)\n" + wait + STEP
+    code = MEET.format(folder=str(site.home)) + BUILD
     children = [start(site, code, env) for _ in range(2)]
-    for child in children:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    gate.touch()
     answers = [child.communicate(timeout=120) for child in children]
     assert [child.returncode for child in children] == [0, 0], answers
     assert [out for out, _ in answers] == ["jit\n", "jit\n"], answers
@@ -100,9 +96,21 @@ def two_hosts(lab: Lab, **faults: str) -> tuple[Site, list[str]]:
     return site, [err for _, err in answers]
 
 
-def start(site: Site, code: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    import os
+# Both are in the middle of their builds before either goes on.
+MEET = """
+import os, pathlib, time
+from precast._build import process
+run, folder = process.run, pathlib.Path({folder!r})
+def meet(*args, **more):
+    (folder / f"building-{{os.getpid()}}").touch()
+    while len(list(folder.glob("building-*"))) < 2:
+        time.sleep(0.01)
+    return run(*args, **more)
+process.run = meet
+"""
 
+
+def start(site: Site, code: str, env: dict[str, str]) -> subprocess.Popen[str]:
     steering = {"PYTHONPATH": str(site.folder), "HOME": str(site.home), "PRECAST_CACHE_DIR": str(site.cache)}
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -152,8 +160,6 @@ def nfs_nothing_published(lab: Lab) -> str:
 
 @fault("times-lie", "every time stamp is wrong", how="mtimes of all files set to 1970 and 2100")
 def times_lie(lab: Lab) -> str:
-    import os
-
     site = lab.site(warm="all")
     for index, path in enumerate(sorted([*site.cache.rglob("*"), *(site.folder / "precast" / "csrc").rglob("*.*")])):
         os.utime(path, (0, 0) if index % 2 else (4_102_444_800, 4_102_444_800), follow_symlinks=False)

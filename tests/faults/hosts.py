@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.lab import LOAD, STEP, Lab, NotRun, fault, line
+from tests.faults.lab import BUILD, LOAD, STEP, Lab, NotRun, fault, line
 from tests.load.conftest import Site
 from tests.unit.load import fakes
 
@@ -76,7 +76,10 @@ def other_torch(site: Site, version: str) -> dict[str, str]:
         "            sys.meta_path.remove(self)\n"
         "            spec = importlib.machinery.PathFinder.find_spec(name, path)\n"
         "            run = spec.loader.exec_module\n"
-        f"            spec.loader.exec_module = lambda module: (run(module), setattr(module, '__version__', {version!r}))\n"
+        "            def execute(module):\n"
+        "                run(module)\n"
+        f"                module.__version__ = {version!r}\n"
+        "            spec.loader.exec_module = execute\n"
         "            return spec\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
@@ -128,7 +131,7 @@ def torch_newer_for_real(lab: Lab) -> str:
     "cpu-level",
     "a cache shared by unlike processors",
     how="/proc/cpuinfo without AVX",
-    lost="nothing: a build of its own",
+    lost="one build",
 )
 def cpu_level(lab: Lab) -> str:
     site = lab.site(warm="all")
@@ -138,7 +141,7 @@ def cpu_level(lab: Lab) -> str:
     before = {path.parent.name for path in site.cache.glob("v1/cpu_adam/*/cpu_adam.so")}
     if not re.search(r"\bavx2\b", text):
         raise NotRun("this processor has nothing that could be masked")
-    done = site.run(STEP, env=lab.faulty(site.cache, cpuinfo=str(masked)))
+    done = site.run(BUILD, env=lab.faulty(site.cache, cpuinfo=str(masked)))
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     after = {path.parent.name for path in site.cache.glob("v1/cpu_adam/*/cpu_adam.so")}
     assert len(before) == 1 and len(after) == 2, "the AVX build was taken, or replaced"

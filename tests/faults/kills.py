@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.lab import LOAD, STEP, Lab, debris, fault, library, line
+from tests.faults.lab import BUILD, Lab, debris, fault, library, line
 from tests.load.conftest import Site
 
 KILL = "import os; from precast._build import cache, host, process; from pathlib import Path\n"
@@ -17,13 +17,13 @@ DIE = "lambda *args, **more: os.kill(os.getpid(), 9)\n"
 
 
 def killed_by_itself(site: Site, patch: str) -> None:
-    done = site.run(KILL + patch + LOAD)
+    done = site.run(KILL + patch + BUILD)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def builds_again(site: Site, kind: str = "jit") -> str:
     started = time.monotonic()
-    done = site.run(STEP, env={"PRECAST_JIT_WAIT": "120"})
+    done = site.run(BUILD, env={"PRECAST_JIT_WAIT": "120"})
     assert (done.returncode, done.stdout) == (0, f"{kind}\n"), done.stderr
     assert "waiting" not in done.stderr and time.monotonic() - started < 100
     assert debris(site) == [] and library(site).is_file()
@@ -91,7 +91,7 @@ def ctrl_c(lab: Lab) -> str:
 def start(site: Site) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(site.folder), "HOME": str(site.home), "PRECAST_CACHE_DIR": str(site.cache)}
     env |= {"PRECAST_JIT": "jit", "MAX_JOBS": "2"}
-    return subprocess.Popen([sys.executable, "-c", LOAD], env=env, cwd=site.home, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", BUILD], env=env, cwd=site.home, stderr=subprocess.PIPE, text=True)
 
 
 def running_in(folder: Path) -> list[str]:

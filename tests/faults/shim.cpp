@@ -23,6 +23,8 @@ const char* set(const char* name) { return getenv(name); }
 
 bool inside(const char* path) {
   const char* root = set("FAULT_ROOT");
+  char folder[4096];
+  if (root && path && path[0] != '/') path = getcwd(folder, sizeof(folder));
   return root && path && strncmp(path, root, strlen(root)) == 0;
 }
 
