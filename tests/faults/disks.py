@@ -51,7 +51,7 @@ def full_tmpfs(lab: Lab) -> str:
         raise NotRun(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
     try:
         said = refused(site)
-        assert "No space left" in said and debris(site) == []
+        assert "No space left" in said and debris(site) == [], (said, debris(site))
     finally:
         subprocess.run(["umount", str(site.cache)], check=True)
     return line(said, "No space left")
