@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [TARGET] [SECONDS]``: coverage-guided fuzzing of the same targets with atheris."""
+"""``python -m tests.fuzz [SECONDS] [TARGET]``: coverage-guided fuzzing of the same targets with atheris."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import sys
 import tempfile
 from pathlib import Path
 
-SECONDS = 60
+TARGETS = ("manifest", "meta", "shared_object", "cubin")
 
 
-def fuzz(name: str, corpus: Path, seconds: int) -> None:
+def fuzz(name: str, seconds: str, corpus: Path) -> None:
     """Does not return: atheris ends the process, with a status that is not 0 if the target fails."""
     import atheris
 
-    with atheris.instrument_imports(include=["precast"]):
-        from tests.fuzz.targets import TARGETS
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=65536", str(corpus)], TARGETS[name])
+    with atheris.instrument_imports(include=["precast", "tests.fuzz"]):  # before anything else imports them
+        from tests.fuzz.seeds import SEEDS
+        from tests.fuzz.targets import TARGETS as FUNCTIONS
+
+    (corpus / "seed").write_bytes(SEEDS[name]())
+    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=65536", str(corpus)], FUNCTIONS[name])
     atheris.Fuzz()
 
 
 def main() -> int:
     """One target in this process, or all, each in a process of its own."""
-    from tests.fuzz.seeds import SEEDS
-
-    if len(sys.argv) > 1 and sys.argv[1] in SEEDS:
+    seconds, *names = sys.argv[1:] or ["60"]
+    if names:
         with tempfile.TemporaryDirectory(prefix="precast-fuzz-") as folder:
-            (Path(folder) / "seed").write_bytes(SEEDS[sys.argv[1]]())
-            fuzz(sys.argv[1], Path(folder), int(sys.argv[2]) if len(sys.argv) > 2 else SECONDS)
-    seconds = sys.argv[1] if len(sys.argv) > 1 else str(SECONDS)
+            fuzz(names[0], seconds, Path(folder))
     status = 0
-    for name in SEEDS:
+    for name in TARGETS:
         print(f"fuzzing {name} for {seconds} s", flush=True)
-        status |= subprocess.run([sys.executable, "-m", "tests.fuzz", name, seconds], check=False).returncode
+        status |= subprocess.run([sys.executable, "-m", "tests.fuzz", seconds, name], check=False).returncode
     return status
 
 

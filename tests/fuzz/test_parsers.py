@@ -12,6 +12,12 @@ from tests.fuzz.targets import TARGETS
 BYTES = {name: SEEDS[name]() for name in TARGETS}
 
 
+def test_every_target_is_fuzzed_by_both() -> None:
+    from tests.fuzz import __main__ as with_atheris
+
+    assert set(with_atheris.TARGETS) == set(TARGETS) == set(SEEDS)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_seed_is_accepted(name: str) -> None:
     assert TARGETS[name](BYTES[name])
