@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from precast._build import catalogue
 from precast._load.loader import TorchDevice, family_of, load
 from precast._load.source import Loaded
-from precast.errors import BuildFailed, KernelError
+from precast.errors import BuildFailed, BuildTimeout, KernelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -72,7 +72,15 @@ def _exchange(mine: object, group: ProcessGroup | None) -> list[object]:
     import torch.distributed as dist
 
     everybody: list[object] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everybody, None if mine is None else str(mine), group=group)
+    try:
+        dist.all_gather_object(everybody, None if mine is None else str(mine), group=group)
+    except RuntimeError as error:  # what every backend raises for a rank that is late or gone
+        raise BuildTimeout(
+            f"not every rank has answered\n"
+            f"  found   {error}\n"
+            f"  needed  all {len(everybody)} ranks in precast.prebuild, within the time-out of their group\n"
+            f"  fix     1) torch.distributed.init_process_group(timeout=...), or look for the rank that has ended"
+        ) from error
     return everybody
 
 
