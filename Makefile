@@ -21,11 +21,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench lint format
+.PHONY: help test demo bench faults fuzz lint format
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench lint format"
+	@echo "targets: test demo bench faults fuzz lint format"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -35,6 +35,15 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Real faults, injected one by one, with what the user sees of each; ARGS may name some of them.
+faults: $(READY)
+	$(BIN)/python -m tests.faults $(ARGS)
+
+# Coverage-guided fuzzing of what parses files; ARGS may be the seconds for each target. atheris is not on every Python.
+fuzz: $(READY)
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt atheris
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -18,7 +18,6 @@ import hashlib
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -200,7 +199,7 @@ class Cache:
             parent = self.root / LAYOUT / ".staging"
             trust.make_private(parent)
             _sweep(parent)
-            folder = Path(tempfile.mkdtemp(prefix=f"{_this_machine()}-{os.getpid()}-", dir=parent))
+            folder = Path(tempfile.mkdtemp(prefix=f"{lock.this_machine()}-{os.getpid()}-", dir=parent))
             try:
                 yield folder
             finally:
@@ -227,20 +226,9 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-@functools.cache
-def _this_machine() -> str:
-    """A name for all whose process ids mean the same: a boot of a kernel, and a container of it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return f"{socket.gethostname()}-unknown"
-    return f"{socket.gethostname()}-{hashlib.sha256(f'{boot} {namespace}'.encode()).hexdigest()[:8]}"
-
-
 def _sweep(parent: Path) -> None:
     """Remove what killed processes of this machine left half-made. Other machines sweep their own."""
-    prefix = f"{_this_machine()}-"
+    prefix = f"{lock.this_machine()}-"
     for folder in parent.iterdir():
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         if folder.name.startswith(prefix) and pid.isdigit() and not Path("/proc", pid).exists():

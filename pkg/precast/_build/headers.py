@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from precast._build import trust
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -135,7 +136,8 @@ def find_wheel(pins: Pins, run: Callable[..., subprocess.CompletedProcess[str]] 
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
         command += ["--only-binary=:all:", "--platform", _PLATFORM, *_WHEEL_OPTIONS, "--target", folder]
         command += ["--report", str(report), f"torch=={pins.torch}"]
-        done = run(command, capture_output=True, text=True, check=False)
+        # Away from the current directory, whose files -m would prefer to pip and to the standard library.
+        done = run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode or not report.is_file():
             raise _unavailable(pins, (done.stderr or done.stdout).strip()[-500:] or "pip said nothing")
         found: str = json.loads(report.read_bytes())["install"][0]["download_info"]["url"]
@@ -196,7 +198,7 @@ class _RangeReader(io.RawIOBase):
 
 def _write(dest: Path, files: Mapping[str, bytes]) -> None:
     """Write beside ``dest`` and rename: another process sees all of the files or none."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         for name, data in files.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import logging
@@ -102,6 +103,17 @@ def lock_file(root: Path, name: str) -> Path | None:
         except KernelError as error:
             LOG.debug("no locks in %s: %s", parent, error)
     return None
+
+
+@functools.cache
+def this_machine() -> str:
+    """A name for all whose process ids mean the same: a boot of a kernel, and a container of it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return f"{socket.gethostname()}-unknown"
+    return f"{socket.gethostname()}-{hashlib.sha256(f'{boot} {namespace}'.encode()).hexdigest()[:8]}"
 
 
 class _Held:

@@ -43,9 +43,8 @@ def make_private(path: Path) -> None:
     for folder in reversed(missing):
         try:
             folder.mkdir(mode=0o700)
-        except FileExistsError:  # another process was faster, or there is a file in the way
-            if not folder.is_dir():
-                raise
+        except FileExistsError:  # another process was faster; a file in the way is the next step's error
+            continue
 
 
 def require_own(root: Path) -> None:

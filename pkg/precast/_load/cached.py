@@ -9,7 +9,7 @@ from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build import cache_tools
-from precast._build.cache import BuildKey, Cache, default_root
+from precast._build.cache import BuildKey, Cache, open_cache
 from precast._build.catalogue import Family
 from precast._load import jit
 from precast._load.choose import Choice
@@ -22,7 +22,7 @@ def describe(family: Family, choice: Choice) -> list[Json]:
     decision = choice.decision
     if isinstance(decision, Refuse):
         return []
-    cache = Cache(default_root(choice.settings))
+    cache = open_cache(choice.settings)
     pieces = [("host", decision.host), *((f"cuda:{index}", image) for index, image in decision.images)]
     return [
         {"piece": piece, **_look(cache, _key(family, what, choice.builders, choice.settings, cache))}

@@ -14,7 +14,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._build import cache as cache_module
-from precast._build import roots
+from precast._build import lock, roots
 from precast._build.cache import BuildKey, Cache, default_root
 from precast.errors import BuildFailed, KernelError
 
@@ -240,7 +240,7 @@ def test_the_search_path_is_read_like_a_path() -> None:
 def test_what_a_killed_process_left_is_swept_and_what_others_build_is_not(tmp_path: Path) -> None:
     staging = tmp_path / "v1" / ".staging"
     staging.mkdir(parents=True)
-    here = cache_module._this_machine()
+    here = lock.this_machine()
     gone = subprocess.Popen(["true"])
     gone.wait()
     dead, alive, elsewhere = (
