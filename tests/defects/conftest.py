@@ -10,13 +10,12 @@ import pytest
 
 from precast._abi.host import Host
 from precast._load import gpus, probe
-from tests.load.conftest import bare, built, pure, stable_headers, wheel
 from tests.unit.abi import examples as ex
 from tests.unit.csrc.test_launch import folder
 from tests.unit.load.conftest import c_dir, toy_library
 from tests.unit.load.test_loader import calls
 
-__all__ = ["bare", "built", "c_dir", "calls", "folder", "pure", "stable_headers", "toy_library", "wheel"]
+__all__ = ["c_dir", "calls", "folder", "toy_library"]
 
 Pretend = Callable[[Host], list[str]]
 

@@ -23,14 +23,12 @@ def test_warm_without_a_gpu_and_import_elsewhere(
     installed = install(tree)
     path = f"{installed.site}{os.pathsep}{nvrtc_site}"
 
-    def precast(*words: str, cache: str = "cache", expect: int = 0) -> str:
+    def precast(*words: str, cache: str = "cache") -> str:
         code = COMMAND.format(list(words))
-        return installed.python(code, expect=expect, PYTHONPATH=path, PRECAST_CACHE_DIR=tmp_path / cache, MAX_JOBS="2")
+        return installed.python(code, PYTHONPATH=path, PRECAST_CACHE_DIR=tmp_path / cache, MAX_JOBS="2")
 
     said = precast("warm", "softmax", "--arch", "9.0+PTX")
     assert "softmax: sm_90: jit " in said and "softmax: compute_90: jit " in said and "1 of 1" in said
-    precast("warm", "softmax", "--arch", "sm_121", expect=3)  # NVRTC 12.1 is older than that GPU
-    assert "softmax: sm_90: cache " in precast("warm", "softmax", "--arch", "sm_90")
 
     archive = tmp_path / "cache.tar.gz"
     assert precast("export-cache", str(archive)).startswith("3 entries")
