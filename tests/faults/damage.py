@@ -53,8 +53,8 @@ def damaged_manifest(lab: Lab) -> str:
     return line(site.refusal(LOAD), "found", "build_info.json")
 
 
-def built_again(site: Site) -> str:
-    done = site.run(STEP)
+def built_again(site: Site, code: str) -> str:
+    done = site.run(code)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
     assert len(list((site.cache / "v1" / ".damaged").iterdir())) == 1
     assert site.run(BUILD).stdout == "cache\n"
@@ -65,21 +65,21 @@ def built_again(site: Site) -> str:
 def damaged_cache(lab: Lab) -> str:
     site = lab.site(warm="all")
     flip(library(site))
-    return built_again(site)
+    return built_again(site, STEP)
 
 
 @fault("damaged-meta", "the marker of a cached build is cut", how="meta.json emptied", lost="one build")
 def damaged_meta(lab: Lab) -> str:
     site = lab.site(warm="all")
     (library(site).parent / "meta.json").write_bytes(b"")
-    return built_again(site)
+    return built_again(site, BUILD)
 
 
 @fault("open-cache", "a cache that everybody can write", how="chmod 777", lost="the op, until it is closed")
 def open_cache(lab: Lab) -> str:
     site = lab.site(warm="all")
     site.cache.chmod(0o777)
-    said = site.refusal(LOAD)
+    said = site.refusal(BUILD)
     assert "chmod go-w" in said
     return line(said, "found", "others can write")
 

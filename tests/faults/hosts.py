@@ -104,7 +104,7 @@ def torch_before_release(lab: Lab) -> str:
 @fault("torch-newer", "torch swapped for 2.15 under a wheel", how="torch says that it is 2.15.0")
 def torch_newer(lab: Lab) -> str:
     site = lab.wheel()
-    done = site.run(STEP, env=other_torch(site, NEWER) | {"PATH": "/nonexistent"})
+    done = site.run(LOAD, env=other_torch(site, NEWER) | {"PATH": "/nonexistent"})
     assert (done.returncode, done.stdout) == (0, "prebuilt\n"), done.stderr
     return "nothing: the stable ABI serves it"
 

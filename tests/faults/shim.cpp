@@ -34,12 +34,12 @@ bool ends_with(const char* path, const char* suffix) {
 }
 
 // FAULT_LATE=seconds: what was made so recently, by anybody, is not there yet (NFS caches that a name is missing).
-// Only finished entries: a client sees its own staging folder.
+// Only finished libraries: a client sees its own staging folder, and objects would only cost a compile.
 bool late(const char* path) {
   const char* seconds = set("FAULT_LATE");
   if (!seconds || !inside(path)) return false;
   const char* v1 = strstr(path, "/v1/");
-  if (!v1 || v1[4] == '.' || !v1[4]) return false;
+  if (!v1 || v1[4] == '.' || !v1[4] || strncmp(v1, "/v1/objects", 11) == 0) return false;
   struct statx facts;
   if (syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_CTIME, &facts) != 0) return false;
   struct timespec now;
@@ -89,13 +89,13 @@ int look(const char* name, const char* path, struct stat* out) {
 
 }  // namespace
 
-#define OPEN(name)                                 \
+#define OPEN(name)                                        \
   extern "C" int name(const char* path, int flags, ...) { \
-    va_list list;                                  \
-    va_start(list, flags);                         \
-    const mode_t mode = va_arg(list, mode_t);      \
-    va_end(list);                                  \
-    return open_file(#name, path, flags, mode);    \
+    va_list list;                                         \
+    va_start(list, flags);                                \
+    const mode_t mode = va_arg(list, mode_t);             \
+    va_end(list);                                         \
+    return open_file(#name, path, flags, mode);           \
   }
 OPEN(open)
 OPEN(open64)

@@ -131,19 +131,19 @@ def test_processes_forked_before_and_after_the_load_and_a_spawned_one_all_load(b
 
 
 SUBINTERPRETER = """
-    try:
-        import _interpreters as interpreters
-        run = lambda code: interpreters.exec(interpreters.create(), code)
-    except ImportError:
-        import _xxsubinterpreters as interpreters
-        run = lambda code: interpreters.run_string(interpreters.create(), code)
-    run('''
+try:
+    import _interpreters as interpreters
+    run = lambda code: interpreters.exec(interpreters.create(), code)
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = lambda code: interpreters.run_string(interpreters.create(), code)
+run('''
 try:
     USE
 except Exception as error:
     open("said", "w").write(type(error).__name__ + ": " + str(error))
 ''')
-    print(open("said").read())
+print(open("said").read())
 """
 
 

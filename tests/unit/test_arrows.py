@@ -43,6 +43,7 @@ ALLOWED.update({part: set() for part in FREE})
 TORCH = (
     "_build/host.py",
     "_load/probe.py",
+    "_load/prebuild.py",
     "_load/prebuilt.py",
     "_load/library.py",
     "_load/namespace.py",
