@@ -3,8 +3,11 @@
 #
 #   make test                     everything this machine can run
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   PYTHON=python3.12 make test   another interpreter, likewise
+#   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
+#   make act                      the release workflow on this machine, one wheel of it, as a dry run
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,14 +21,15 @@ ARGS ?=
 # One environment per interpreter and torch, so that an override never changes what the plain command uses.
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
 BIN := $(VENV)/bin
+TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench faults fuzz lint format
+.PHONY: help test demo bench faults fuzz release-local lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench faults fuzz lint format"
+	@echo "targets: test demo bench faults fuzz release-local lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -45,11 +49,21 @@ fuzz: $(READY)
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt atheris
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
+release-local: $(READY)
+	$(BIN)/python -m tools release $(ARGS)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(if $(CPP_FILES),$(BIN)/clang-format --dry-run --Werror $(CPP_FILES))
+
+act: $(READY)
+	$(BIN)/python -m tests.workflows.act $(ARGS)
+
+# A workflow looks for the programs of its later steps in the folders that this file lists.
+tools: $(TOOLS)/.ready
+	$(if $(GITHUB_PATH),echo $(CURDIR)/$(TOOLS)/bin >> $(GITHUB_PATH),@echo '. $(TOOLS)/bin/activate')
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -58,8 +72,10 @@ format: $(READY)
 
 # The environment: pinned tools, pinned torch, and this checkout as an editable install. `--no-build-isolation` because
 # the pinned build backend is already there. Made again whenever one of the files that describe it changes.
+NEW_ENOUGH = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+
 $(READY): constraints.txt pyproject.toml setup.py Makefile
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"Python 3.10 or newer is needed, {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	$(NEW_ENOUGH)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
@@ -67,4 +83,12 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
+	touch $@
+
+$(TOOLS)/.ready: constraints.txt pyproject.toml Makefile
+	$(NEW_ENOUGH)
+	rm -rf $(TOOLS)
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install -qq -c constraints.txt --upgrade pip
+	$(TOOLS)/bin/python -m pip install -qq -c constraints.txt --group tools
 	touch $@

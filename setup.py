@@ -20,6 +20,6 @@ CSRC = ["precast.csrc", *(f"precast.csrc.{name}" for name in find_namespace_pack
 setup(
     packages=[*find_packages("pkg"), *CSRC],
     package_dir={"": "pkg", "precast.csrc": "csrc"},
-    package_data={"precast": ["py.typed"], "precast._build": ["headers.json"], **{name: ["*"] for name in CSRC}},
+    package_data={"precast": ["py.typed"], "precast._build": ["*.json"], **{name: ["*"] for name in CSRC}},
     **for_setup(Settings.from_env(os.environ), ROOT),
 )

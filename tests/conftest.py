@@ -1,10 +1,10 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``container``). The needs of the collected
-tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped here,
-with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been
-tested. Every skip is listed again at the end. A module that cannot even be imported without torch says
-``pytest.importorskip("torch")`` first.
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``act``, ``container``, ``qemu``). The
+needs of the collected tests are probed once; what was found is printed above the results, and a test whose need is not
+met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something
+untested could have been tested. Every skip is listed again at the end. A module that cannot even be imported without
+torch says ``pytest.importorskip("torch")`` first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _every_cpu_level() -> Generator[None]:
     from precast._load import jit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "levels_to_build", lambda: flags.cpu_levels(platform.machine()))
+        patch.setattr(jit, "levels_to_build", lambda settings: flags.cpu_levels(platform.machine()))
         yield
 
 
@@ -111,6 +111,19 @@ def probe_container() -> Found:
     return Found(False, "neither docker nor podman answers")
 
 
+def probe_act() -> Found:
+    beside = shutil.which("act", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    return Found(beside is not None, beside or "no act beside this Python or on PATH")
+
+
+def probe_qemu() -> Found:
+    programs = {name: shutil.which(name) for name in ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64")}
+    missing = [name for name, path in programs.items() if path is None]
+    if missing:
+        return Found(False, f"not on PATH: {', '.join(missing)} (apt-get install g++-aarch64-linux-gnu qemu-user)")
+    return Found(True, ", ".join(filter(None, programs.values())))
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -119,6 +132,8 @@ NEEDS = {
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
+        Need("act", "runs workflows on this machine by act", probe_act),
+        Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
         Need("container", "needs a container engine that answers", probe_container),
     )
 }

@@ -7,11 +7,23 @@ import sys
 from pathlib import Path
 
 VERBS = {
-    "audit": "derive every claim of a wheel's manifest again, from the bytes",
-    "headers": "pin the stable headers of another torch",
+    "audit": "ask every guard of a release whether a wheel keeps its promise",
+    "build": "one wheel from its parts: built, repaired, audited, tried",
+    "check-set": "hold a folder of wheels against the plan",
+    "device": "compile the device code of one label",
+    "headers": "pin the headers of another torch",
+    "host": "compile the host library of one torch ABI",
+    "index": "write the package index of a wheelhouse: a folder for each label",
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
+    "prove-classic": "run the host library of a classic torch in that torch, and keep the evidence",
+    "publish": "take a checked release out of its run, step by step",
+    "release": "make a whole release on this machine",
+    "repair": "make a built wheel what is published: tag, bill of materials, one form",
+    "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
+    "sdist": "make the sdist that every wheel is built from",
+    "smoke": "install a wheel into a fresh environment and run one op from it",
 }
 
 
@@ -21,7 +33,7 @@ def main(arguments: list[str]) -> int:
         width = max(map(len, VERBS))
         print("python -m tools <verb>\n" + "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items()))
         return 0 if arguments in ([], ["--help"], ["-h"]) else 2
-    status: int = importlib.import_module(f"tools.{arguments[0]}").main(arguments[1:])
+    status: int = importlib.import_module(f"tools.{arguments[0].replace('-', '_')}").main(arguments[1:])
     return status
 
 

@@ -1,246 +1,114 @@
-"""Audit a wheel: derive every claim of its manifest again, from the bytes, and hold both against the matrix.
+"""Audit wheels, and the checkout that makes them: ask every guard, and name what breaks its promise.
 
-Exit status: 0, nothing to object to; 1, violations (a table of them is printed); 2, not a wheel.
+Without a wheel, only the checkout is looked at. Exit status: 0, every guard passed; 1, one refused; 2, not a wheel.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
-from precast._abi.label import PlatformTag
-from precast._build import catalogue, headers, matrix, sources
-from tools import binaries
-from tools.claims import Violation, device_claims, host_claims, host_rules, release_rules, same
-from tools.wheel import NotAWheel, Wheel, read_wheel, record_errors
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-MANIFEST = "precast/_C/build_info.json"
+from precast._build import matrix
+from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
+from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict, Violation
+from tools.wheel import NotAWheel, read_wheel
 
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """What the checks look at. ``repaired`` asks for the policy's platform tag."""
-
-    wheel: Wheel
-    info: BuildInfo
-    matrix: matrix.Matrix
-    repaired: bool
+ROOT = Path(__file__).resolve().parents[1]
+_STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED: "yellow", Verdict.NOT_ASKED: "dim"}
 
 
-def audit(path: Path, known: matrix.Matrix, *, repaired: bool) -> list[Violation]:
+def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Violation]:
     """Every violation of one wheel; NotAWheel when there is nothing to look at."""
-    wheel = read_wheel(path)
-    found = [Violation("record", where, wanted, was) for where, wanted, was in record_errors(wheel)]
-    found += [Violation("archive", name, "once", "more than once") for name in wheel.repeated]
-    try:
-        info = BuildInfo.from_json(wheel.files[MANIFEST].decode("utf-8"))
-    except KeyError:
-        return [*found, Violation("manifest", MANIFEST, "a manifest", "no such file")]
-    except (ManifestError, UnicodeDecodeError) as error:
-        return [*found, Violation("manifest", MANIFEST, "a manifest that can be read", str(error))]
-    audited = Audited(wheel, info, known, repaired)
-    for check in _CHECKS:
-        found += check(audited)
-    return found
+    results = judge_wheel(read_wheel(path), known, Asked(repaired, only_torch=only_torch))
+    return [violation for result in results for violation in result.violations]
 
 
-def check_tag(a: Audited) -> Iterator[Violation]:
-    """File name, WHEEL and metadata agree with each other, with the mode and with the policy."""
-    pure = a.info.mode is BuildMode.PURE
-    python, abi, platform = a.wheel.tag
-    tags = sorted(a.wheel.metadata("WHEEL").get_all("Tag", []))
-    expected = sorted(f"{python}-{abi}-{part}" for part in platform.split("."))
-    yield from same("tag", "WHEEL", expected, tags)
-    yield from same("tag", "file name", ("py3", "none"), (python, abi))
-    purelib = a.wheel.metadata("WHEEL").get("Root-Is-Purelib")
-    yield from same("purelib", "WHEEL", str(pure).lower(), purelib)
-    yield from same("version", "METADATA", a.wheel.version, a.wheel.metadata("METADATA").get("Version"))
-    yield from same("version", "manifest", f"{a.info.version}{a.info.label.local}", a.wheel.version)
-    if pure:
-        yield from same("tag", "platform", "any", platform)
-        return
-    machine = a.info.host[0].machine if a.info.host else "no host library"
-    wanted = f"{a.matrix.policy}_{machine}" if a.repaired else f"linux_{machine}"
-    if wanted not in platform.split("."):
-        yield Violation("tag", "platform", wanted, platform)
-    for part in platform.split("."):
-        policy = PlatformTag.parse(part).policy
-        if policy is not None and policy > (a.matrix.glibc.major, a.matrix.glibc.minor):
-            yield Violation("tag", "platform", f"nothing newer than {a.matrix.policy}", part)
+def show(results: Iterable[Result]) -> None:
+    """Print one table of verdicts, with a line for each violation under the guard that refused."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("guard", "verdict", "where", "wanted", "found"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        verdict = Text(result.verdict.value, style=_STYLES[result.verdict])
+        table.add_row(result.guard, verdict, Text(result.note, style="dim"))
+        for violation in result.violations:
+            cells = (violation.where, violation.wanted, violation.found)
+            table.add_row("", Text(violation.check), *(Text(_cut(cell)) for cell in cells))
+    _console().print(table)
 
 
-def check_metadata(a: Audited) -> Iterator[Violation]:
-    """The requirement on torch is the matrix's floor, without a ceiling; the licence is there."""
-    requires = a.wheel.metadata("METADATA").get_all("Requires-Dist", [])
-    torch = [line for line in requires if line.startswith("torch")]
-    yield from same("metadata", "Requires-Dist", [f"torch>={a.matrix.torch_floor}"], torch)
-    licences = [name for name in a.wheel.files if name.startswith(f"{a.wheel.dist_info}/licenses/")]
-    if not licences:
-        yield Violation("metadata", a.wheel.dist_info, "a licence file", "none")
+def _console() -> Console:
+    """A pipe has no width of its own, and a log has room for long lines."""
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
-def check_files(a: Audited) -> Iterator[Violation]:
-    """What lies in the binary folders is what the manifest lists, byte for byte; nothing was grafted."""
-    listed: dict[str, HostFile | DeviceFile] = {file.path: file for file in a.info.host}
-    listed |= {file.path: file for file in a.info.device}
-    there = a.wheel.below("precast/_C/")
-    binary = {name for name in there if "/" in name and "__pycache__" not in name}
-    for name in sorted({*listed, *binary}):
-        if name not in there:
-            yield Violation("files", name, "in the wheel, as the manifest says", "not there")
-        elif name not in listed:
-            yield Violation("files", name, "listed in the manifest", "not listed")
-        else:
-            yield from same("sha256", name, listed[name].sha256, hashlib.sha256(there[name]).hexdigest())
-            yield from same("bytes", name, listed[name].bytes, len(there[name]))
-    grafted = sorted(name for name in a.wheel.files if ".libs/" in name)
-    yield from same("grafted", a.wheel.path.name, [], grafted)
-    strays = [
-        name for name in a.wheel.files if ".so" in Path(name).suffixes and not name.startswith("precast/_C/host/")
-    ]
-    yield from same("strays", a.wheel.path.name, [], strays)
+def _cut(text: str, most: int = 400) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def check_host(a: Audited) -> Iterator[Violation]:
-    """Each host library against its manifest entry, the policy's ceilings and the rules of the house."""
-    for file in a.info.host:
-        data = a.wheel.files.get(f"precast/_C/{file.path}")
-        if data is None:
-            continue  # check_files has said so
-        try:
-            facts = binaries.read_library(data)
-        except binaries.Unreadable as error:
-            yield Violation("elf", file.path, "a shared library", str(error))
-            continue
-        yield from host_claims(file, facts, a.info)
-        yield from host_rules(file, facts)
-        if a.info.mode is BuildMode.RELEASE:
-            yield from release_rules(file, facts, a.matrix)
-
-
-def check_device(a: Audited) -> Iterator[Violation]:
-    """Each device file against its manifest entry and its label's compiler; all of a family hold the same kernels."""
-    entries: dict[str, tuple[str, frozenset[str]]] = {}
-    for file in a.info.device:
-        data = a.wheel.files.get(f"precast/_C/{file.path}")
-        if data is None:
-            continue
-        try:
-            facts = binaries.read_ptx(data) if file.path.endswith(".ptx") else binaries.read_cubin(data)
-        except binaries.Unreadable as error:
-            yield Violation("device", file.path, "device code", str(error))
-            continue
-        yield from device_claims(file, facts, a.info)
-        first, wanted = entries.setdefault(file.family, (file.path, facts.entries))
-        if facts.entries != wanted or not wanted:
-            differing = sorted(facts.entries ^ wanted)[:3]
-            yield Violation("kernels", file.path, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
-
-
-def check_complete(a: Audited) -> Iterator[Violation]:
-    """A label's wheel holds every family for every target of the label, and nothing else."""
-    families = {family.name for family in catalogue.FAMILIES}
-    for file in a.info.host:
-        yield from same("complete", file.path, sorted(families), sorted(file.families))
-    if a.info.mode is not BuildMode.RELEASE:
-        return
-    if not a.info.host:
-        yield Violation("complete", "host", "a host library", "none")
-    spec = a.matrix.label(a.info.label)
-    with_device = [family.name for family in catalogue.FAMILIES if family.device is not None]
-    wanted = {f"{name} {target}" for name in with_device for target in spec.targets}
-    found = {f"{file.family} {file.target}" for file in a.info.device}
-    for missing in sorted(wanted - found):
-        yield Violation("complete", missing, f"in the wheel of +{a.info.label}", "not there")
-    for extra in sorted(found - wanted):
-        yield Violation("complete", extra, f"not in the matrix of +{a.info.label}", "there")
-    for image in a.info.device:
-        yield from same("nvrtc", image.path, spec.nvrtc, image.nvrtc)
-
-
-def check_paths(a: Audited) -> Iterator[Violation]:
-    """No binary names a folder of the machine that built it."""
-    for name, data in a.wheel.below("precast/_C/").items():
-        paths = binaries.absolute_paths(data) if "/" in name else []
-        if paths:
-            yield Violation("paths", name, "no path of the build machine", ", ".join(paths[:3]))
-
-
-def check_sources(a: Audited) -> Iterator[Violation]:
-    """The sources for the JIT are those the manifest names, and the stable headers are the pinned ones."""
-    ours = a.wheel.below("precast/csrc/")
-    digest = sources.digest_of_pairs(
-        (f"csrc/{name}", hashlib.sha256(data).hexdigest())
-        for name, data in ours.items()
-        if Path(name).suffix in {".h", ".cpp", ".cu", ".cuh"} and not name.startswith("torch_stable/")
+def as_json(subjects: Sequence[tuple[str, Sequence[Result]]]) -> str:
+    """Every result of every wheel, and of the checkout, whose name is the empty one."""
+    return json.dumps(
+        [{"wheel": name, "results": [asdict(result) for result in results]} for name, results in subjects], indent=1
     )
-    yield from same("sources", "precast/csrc", a.info.source_digest, digest)
-    pins = headers.load_pins()
-    wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
-    found = {
-        name.removeprefix("torch_stable/"): hashlib.sha256(data).hexdigest()
-        for name, data in ours.items()
-        if name.startswith("torch_stable/")
-    }
-    for name in sorted(set(wanted) | set(found)):
-        yield from same("headers", f"precast/csrc/torch_stable/{name}", wanted.get(name), found.get(name))
 
 
-def check_size(a: Audited) -> Iterator[Violation]:
-    """The wheel stays within its budget; a release within that of its label."""
-    release = a.info.mode is BuildMode.RELEASE
-    budget = a.matrix.max_bytes_of(a.info.label) if release else a.matrix.max_bytes
-    size = a.wheel.path.stat().st_size
-    if size >= budget:
-        yield Violation("size", a.wheel.path.name, f"under {budget} bytes", str(size))
-
-
-_CHECKS: tuple[Callable[[Audited], Iterator[Violation]], ...] = (
-    check_tag,
-    check_metadata,
-    check_files,
-    check_host,
-    check_device,
-    check_complete,
-    check_paths,
-    check_sources,
-    check_size,
-)
-
-
-def table(violations: list[Violation]) -> str:
-    """The violations as columns."""
-    rows = [("check", "where", "wanted", "found"), *((v.check, v.where, v.wanted, v.found) for v in violations)]
-    cut = [tuple(cell if len(cell) <= 70 else f"{cell[:67]}..." for cell in row) for row in rows]
-    widths = [max(len(row[column]) for row in cut) for column in range(4)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cut
-    )
+def listing() -> None:
+    """Print the guards and what each promises."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for guard in GUARDS:
+        table.add_row(guard.name, guard.promise)
+    table.add_row(WORKFLOWS, WORKFLOWS_PROMISE)
+    _console().print(table)
 
 
 def main(arguments: list[str]) -> int:
-    """Audit each wheel named on the command line."""
+    """Audit the checkout and each wheel named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools audit", description=__doc__)
-    parser.add_argument("wheel", type=Path, nargs="+")
-    parser.add_argument("--unrepaired", action="store_true", help="accept the plain linux tag, from before auditwheel")
-    parser.add_argument("--matrix", type=Path, default=Path(__file__).resolve().parents[1] / "matrix.toml")
+    parser.add_argument("wheel", type=Path, nargs="*")
+    parser.add_argument("--list", action="store_true", help="print the guards and what each promises")
+    parser.add_argument("--json", action="store_true", help="print a result for each guard as JSON")
+    parser.add_argument("--unrepaired", action="store_true", help="accept a wheel from before `python -m tools repair`")
+    parser.add_argument("--twin", type=Path, metavar="WHEEL", help="a second build: it must be the same bytes")
+    parser.add_argument(
+        "--torch",
+        type=Path,
+        default=TORCH_LISTS,
+        metavar="DIR",
+        help="<abi>.txt or <abi>/ with the libraries of its torch",
+    )
+    parser.add_argument("--only-torch", metavar="MINOR", help="what a slim wheel serves, such as 2.6")
+    parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
     options = parser.parse_args(arguments)
+    if options.list:
+        listing()
+        return 0
+    if options.twin is not None and len(options.wheel) != 1:
+        parser.error("--twin compares with one wheel")
     known = matrix.load(options.matrix)
-    status = 0
+    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None)
+    subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
     for path in options.wheel:
         try:
-            violations = audit(path, known, repaired=not options.unrepaired)
+            wheel = read_wheel(path)
         except NotAWheel as error:
             print(f"{error}", file=sys.stderr)
             return 2
-        size = path.stat().st_size
-        print(f"{path.name}: {size} bytes, {len(violations)} violations")
-        if violations:
-            print(table(violations))
-            status = 1
-    return status
+        subjects.append((str(path), judge_wheel(wheel, known, asked)))
+    if options.json:
+        print(as_json(subjects))
+    for name, results in () if options.json else subjects:
+        size = f": {Path(name).stat().st_size} bytes" if name else ""
+        violations = sum(len(result.violations) for result in results)
+        print(f"{Path(name).name or 'this checkout'}{size}, {violations} violations")
+        show(results)
+    refused = any(result.verdict in (Verdict.REFUSED, Verdict.BLOCKED) for _, results in subjects for result in results)
+    return int(refused)

@@ -9,12 +9,13 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
@@ -28,6 +29,18 @@ _FMA_512 = re.compile(
 _FMA_256 = re.compile(
     rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d][\x98\xa8\xb8]"
 )
+# Likewise on ARM: a fused multiply-add of four floats, and "all lanes of a vector of 16, 32 or 64 bytes", with which
+# code for one vector length begins (Arm ARM, FMLA (vector) and PTRUE with the patterns VL16, VL32 and VL64).
+_FMA_NEON = re.compile(rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e")
+_SVE_LENGTH = {
+    "sve128": re.compile(rb"[\x20-\x2f]\xe1\x18\x25"),
+    "sve256": re.compile(rb"[\x40-\x4f]\xe1\x18\x25"),
+    "sve512": re.compile(rb"[\x60-\x6f]\xe1\x18\x25"),
+}
+_MARKS = {
+    "EM_X86_64": {"avx2": _FMA_256, "avx512": _FMA_512},
+    "EM_AARCH64": {"neon": _FMA_NEON, **_SVE_LENGTH},
+}
 _ENOUGH = 16  # chance alone gives a handful in a library of this size
 _TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
 _ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
@@ -37,6 +50,18 @@ _EVERYWHERE = ("/lib/", "/lib64/", "/proc/", "/sys/", "/dev/")
 
 class Unreadable(ValueError):
     """The bytes are not what their name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """A symbol that a library takes from elsewhere; ``version`` is such as ``GLIBC_2.14``, None where it names none."""
+
+    name: str
+    version: str | None
+    weak: bool
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,7 @@ class LibraryFacts:
     glibc: tuple[int, ...]
     glibcxx: tuple[int, ...]
     exported: frozenset[str]
+    undefined: tuple[Undefined, ...]
     families: tuple[str, ...]
     cpu_levels: tuple[str, ...]
     debug: bool
@@ -142,6 +168,7 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
         glibc=_greatest("GLIBC_", versions),
         glibcxx=_greatest("GLIBCXX_", versions),
         exported=frozenset(_exports(sections.values())),
+        undefined=tuple(_undefined(sections)),
         families=tuple(_families(elf, sections)),
         cpu_levels=_cpu_levels(code, str(elf["e_machine"])),
         debug=".debug_info" in sections,
@@ -171,11 +198,36 @@ def _exports(sections: Iterable[Any]) -> Iterator[str]:
                     yield symbol.name
 
 
+def _undefined(sections: dict[str, Any]) -> Iterator[Undefined]:
+    """Each name of the dynamic symbol table that is defined elsewhere, with the version that is asked of it."""
+    versions = {
+        entry["vna_other"]: entry.name
+        for section in sections.values()
+        if isinstance(section, GNUVerNeedSection)
+        for _, entries in section.iter_versions()
+        for entry in entries
+    }
+    numbers = next((section for section in sections.values() if isinstance(section, GNUVerSymSection)), None)
+    for index, symbol in enumerate(sections[".dynsym"].iter_symbols()):
+        if symbol.name and symbol["st_shndx"] == "SHN_UNDEF":
+            number = None if numbers is None else numbers.get_symbol(index)["ndx"]
+            yield Undefined(symbol.name, versions.get(number), symbol["st_info"]["bind"] == "STB_WEAK")
+
+
+def symbols_of(path: Path) -> Iterator[str]:
+    """The names that a shared library on disk exports: an installed torch's, which may be large."""
+    with path.open("rb") as file:
+        try:
+            yield from _exports(ELFFile(file).iter_sections())
+        except ELFError as error:
+            raise Unreadable(f"{path}: {error}") from error
+
+
 def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
     """The names in the table that registration walks: pointer -> family -> its first field -> text, by relocations."""
     table = sections.get(_FAMILY_TABLE)
     if table is None:
-        raise Unreadable(f"there is no section {_FAMILY_TABLE}")
+        return  # no family at all, which the claims of the manifest contradict
     points_to = {
         relocation["r_offset"]: relocation["r_addend"]
         for section in sections.values()
@@ -196,10 +248,8 @@ def _text_at(elf: Any, address: int) -> str:
 
 
 def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
-    if machine != "EM_X86_64":
-        return ("baseline",)
-    counts = {"avx2": len(_FMA_256.findall(code)), "avx512": len(_FMA_512.findall(code))}
-    return ("baseline", *(level for level, count in counts.items() if count >= _ENOUGH))
+    marked = [level for level, mark in _MARKS[machine].items() if len(mark.findall(code)) >= _ENOUGH]
+    return ("baseline", *marked) if machine == "EM_X86_64" else tuple(marked)
 
 
 def _noted_suffix(elf: Any) -> str:

@@ -89,7 +89,10 @@ Cell = DeviceCell | HostCell | WheelCell | TestCell
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything one event builds and tests. The sdist is always one more, made on ``sdist_runner``."""
+    """Everything one event builds and tests. The sdist is always one more, made on ``sdist_runner``.
+
+    ``gpu_runner`` is the label of our own machine with a GPU.
+    """
 
     event: str
     only_torch: str | None
@@ -98,6 +101,7 @@ class Plan:
     wheel: tuple[WheelCell, ...]
     test: tuple[TestCell, ...]
     sdist_runner: str
+    gpu_runner: str
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -121,7 +125,9 @@ def expand(matrix: Matrix, event: EventSpec, only_torch: str | None = None) -> P
     needed = {name for cell in wheel for name in cell.device}
     device = tuple(cell for cell in map(_device_cell(matrix), matrix.labels) if cell and cell.name in needed)
     test = [cell for machine in matrix.machine_specs for cell in _tests(matrix, event, machine, releases, wheel)]
-    plan = Plan(event.name, only_torch, device, host, wheel, tuple(test), matrix.runners[DEVICE_MACHINE])
+    plan = Plan(
+        event.name, only_torch, device, host, wheel, tuple(test), matrix.runners[DEVICE_MACHINE], matrix.gpu_runner
+    )
     check(plan)
     return plan
 

@@ -34,6 +34,7 @@ def as_json(known: matrix.Matrix) -> dict[str, object]:
             machine.name: {"runner": machine.runner, "image": machine.image, "not_built": machine.not_built}
             for machine in known.machine_specs
         },
+        "gpu": {"runner": known.gpu_runner},
         "labels": {
             spec.name: {
                 "requirement": spec.requirement,

@@ -10,13 +10,15 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from precast._build import matrix
 from precast.errors import KernelError
-from tools import served
+from tools import evidence, summary
 from tools.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
+from tools.columns import columns
+from tools.narrow import narrow
+from tools.wheel import NotAWheel
 
 
 def as_json(plan: Plan) -> str:
@@ -24,7 +26,8 @@ def as_json(plan: Plan) -> str:
     names = list(plan.matrices())
     built = {name: [_document(cell) for cell in cells if not cell.not_built] for name, cells in plan.matrices().items()}
     lines = ["{", f' "event": {json.dumps(plan.event)},', f' "only_torch": {json.dumps(plan.only_torch)},']
-    lines += [f' "sdist": {json.dumps({"runner": plan.sdist_runner})},', ' "matrices": {']
+    lines += [f' "sdist": {json.dumps({"runner": plan.sdist_runner})},']
+    lines += [f' "gpu": {json.dumps({"runner": plan.gpu_runner})},', ' "matrices": {']
     for name in names:
         end = "" if name == names[-1] else ","
         lines += [f'  "{name}": {{"include": [', *_joined(built[name]), f"  ]}}{end}"]
@@ -40,6 +43,16 @@ def _joined(documents: list[dict[str, object]]) -> list[str]:
     return [f"   {json.dumps(document)}{',' if i < last else ''}" for i, document in enumerate(documents)]
 
 
+def as_outputs(plan: Plan, known: matrix.Matrix) -> str:
+    """The matrices and runners as outputs of a workflow step, one a line; each matrix is there, if only empty."""
+    matrices = {f"test-{machine}": () for machine in known.machines} | plan.matrices()
+    lines = [f"sdist={plan.sdist_runner}\n", f"gpu={plan.gpu_runner}\n"]
+    for name, cells in matrices.items():
+        built = [_document(cell) for cell in cells if not cell.not_built]
+        lines.append(f"{name}={json.dumps({'include': built})}\n")
+    return "".join(lines)
+
+
 def _document(cell: Cell) -> dict[str, object]:
     return {key: value for key, value in dataclasses.asdict(cell).items() if key != "not_built"}
 
@@ -51,7 +64,7 @@ def table(plan: Plan) -> str:
     for title, cells in plan.matrices().items():
         missing = sum(cell.not_built is not None for cell in cells)
         note = f", {missing} of them not built yet (-)" if missing else ""
-        parts.append(f"{title}: {len(cells)}{note}\n{_columns(map(_row, cells))}\n")
+        parts.append(f"{title}: {len(cells)}{note}\n{columns(map(_row, cells))}\n")
     parts.append(f"sdist: 1\n    {plan.sdist_runner}\n")
     reasons = dict.fromkeys(cell.not_built for cell in plan.cells if cell.not_built)
     if reasons:
@@ -73,42 +86,36 @@ def _row(cell: Cell) -> tuple[str, ...]:
     return (mark + cell.name.partition("-")[0], torch, f"Python {cell.python}", cell.wheel, cell.abi)
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> str:
-    listed = list(rows)
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in listed
-    ).rstrip("\n")
-
-
-def summary(plan: Plan, known: matrix.Matrix) -> str:
-    """How many jobs and wheels, and how many (torch, CUDA, Python, architecture) cells the wheels serve."""
-    rows = [("", "planned", "built")]
-    for name, cells in plan.matrices().items():
-        rows.append((name, str(len(cells)), str(sum(not cell.not_built for cell in cells))))
-    rows.append(("sdist", "1", "1"))
-    hosts = served.torch_cells(known, plan.only_torch)
-    planned, built = served.count(plan, known, hosts)
-    rows += [("torch x CUDA x Python x architecture", str(len(hosts)), ""), ("  served", str(planned), str(built))]
-    rows.append(("  only declared", "", str(planned - built)))
-    rows.append(("  wheels, if each had its own", str(len(hosts)), ""))
-    return f"{plan.event}\n{_columns(rows)}\n"
-
-
 def main(arguments: list[str]) -> int:
     """Expand and print."""
     parser = argparse.ArgumentParser(prog="python -m tools plan", description=__doc__)
     parser.add_argument("--event", default="release", help="pr, main, nightly or release (the default)")
     parser.add_argument("--only-torch", metavar="MINOR", help="plan slim wheels for one minor of torch, such as 2.6")
+    parser.add_argument("--cell", metavar="NAME", help="plan one cell, what it is made of and what tests it")
+    parser.add_argument(
+        "--outputs", type=Path, metavar="FILE", help="append the matrices as outputs of a workflow step"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for a workflow")
-    parser.add_argument("--summary", action="store_true", help="print counts only")
+    parser.add_argument(
+        "--summary", action="store_true", help="print counts: cells, what they serve, what was executed"
+    )
+    parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="with --summary: count and measure these wheels")
     parser.add_argument("--matrix", type=Path, default=Path(__file__).resolve().parents[1] / "matrix.toml")
     options = parser.parse_args(arguments)
     try:
         known = matrix.load(options.matrix)
-        plan = expand(known, known.event(options.event), options.only_torch)
-    except KernelError as error:
+        # A workflow passes on what its form left empty.
+        plan = expand(known, known.event(options.event), options.only_torch or None)
+        if options.cell:
+            plan = narrow(plan, options.cell)
+        if options.summary:
+            print(summary.of(plan, known, evidence.load(evidence.FOLDER, known), options.wheelhouse), end="")
+            return 0
+    except (KernelError, NotAWheel) as error:
         print(error, file=sys.stderr)
         return 1
-    print(as_json(plan) if options.json else summary(plan, known) if options.summary else table(plan), end="")
+    if options.outputs is not None:
+        with options.outputs.open("a", encoding="utf-8") as file:
+            file.write(as_outputs(plan, known))
+    print(as_json(plan) if options.json else table(plan), end="")
     return 0

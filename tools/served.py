@@ -112,15 +112,19 @@ def served_target(decision: Decision) -> GpuTarget | None:
     return decision.images[0][1].target
 
 
-def count(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[int, int]:
-    """How many cells the plan's wheels serve from prebuilt files: all of the plan, and what is built of it."""
-    planned = [manifest(matrix, cell, declared=True) for cell in plan.wheel]
-    built = [manifest(matrix, cell, declared=False) for cell in plan.wheel if not cell.not_built]
-    return _count(planned, cells), _count(built, cells)
+def planned(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
+    """The cells that the plan's wheels serve from prebuilt files once all of it is built."""
+    return serving([manifest(matrix, cell, declared=True) for cell in plan.wheel], cells)
 
 
-def _count(wheels: Sequence[BuildInfo], cells: Sequence[TorchCell]) -> int:
-    return sum(any(isinstance(_on_any_gpu(cell, wheel), UsePrebuilt) for wheel in wheels) for cell in cells)
+def built(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
+    """The cells that those wheels serve which can be built today."""
+    return serving([manifest(matrix, cell, declared=False) for cell in plan.wheel if not cell.not_built], cells)
+
+
+def serving(wheels: Sequence[BuildInfo], cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
+    """The cells to which at least one of these wheels brings every file."""
+    return tuple(cell for cell in cells if any(isinstance(_on_any_gpu(cell, w), UsePrebuilt) for w in wheels))
 
 
 def _on_any_gpu(cell: TorchCell, wheel: BuildInfo) -> Decision:

@@ -1,4 +1,8 @@
-"""A wheel as it lies on disk: its name, its metadata, its files. Standard library only, and nothing is believed yet."""
+"""A wheel as it lies on disk: its name, its metadata, its files; and the one form in which wheels are written.
+
+Standard library only, and nothing that is read is believed yet. The form depends on the files, their names and one
+moment: not on who wrote them, where, when, in which order or under which umask.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,25 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import re
+import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
+MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
+
+_EARLIEST = 315532800  # 1980-01-01: a zip archive knows no earlier moment, and none between two even seconds
+_UNIX = 3
+_PERMISSIONS = 0o100644 << 16  # a plain file; no file of a wheel of ours is run as a program
+_LEVEL = 6  # 9 would save 2 % of the bytes for ten times the time
 
 
 class NotAWheel(ValueError):
@@ -22,15 +36,33 @@ class NotAWheel(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What the archive says of one file besides its content."""
+
+    name: str
+    moment: tuple[int, int, int, int, int, int]
+    system: int
+    attributes: int
+    compression: int
+    extra: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
-    """One wheel: ``files`` maps each archive path to its content, ``repeated`` lists what is in the archive twice."""
+    """One wheel: ``files`` maps each archive path to its content; ``entries`` are in the order of the archive."""
 
     path: Path
     name: str
     version: str
     tag: tuple[str, str, str]
     files: Mapping[str, bytes]
-    repeated: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """What is in the archive twice."""
+        names = [entry.name for entry in self.entries]
+        return tuple(sorted({name for name in names if names.count(name) > 1}))
 
     @property
     def dist_info(self) -> str:
@@ -53,14 +85,15 @@ def read_wheel(path: Path) -> Wheel:
         raise NotAWheel(f"{path.name}: not the name of a wheel")
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            files = {entry.filename: archive.read(entry) for entry in entries}
-    except (OSError, zipfile.BadZipFile) as error:
+            listed = archive.infolist()
+            files = {entry.filename: archive.read(entry) for entry in listed if not entry.is_dir()}
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise NotAWheel(f"{path}: {error}") from error
-    names = [entry.filename for entry in entries]
-    repeated = tuple(sorted({name for name in names if names.count(name) > 1}))
+    entries = tuple(
+        Entry(e.filename, e.date_time, e.create_system, e.external_attr, e.compress_type, e.extra) for e in listed
+    )
     tag = (match["python"], match["abi"], match["platform"])
-    return Wheel(path, match["name"], match["version"], tag, files, repeated)
+    return Wheel(path, match["name"], match["version"], tag, files, entries)
 
 
 def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:
@@ -83,7 +116,51 @@ def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:
             yield name, "in the wheel, as RECORD says", "not there"
         else:
             data = wheel.files[name]
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            found = (f"sha256={digest}", str(len(data)))
+            found = (_record_hash(data), str(len(data)))
             if listed[name] != found:
                 yield name, " ".join(listed[name]), " ".join(found)
+
+
+def moment_of(epoch: int) -> datetime:
+    """The moment that a zip archive can hold for a SOURCE_DATE_EPOCH."""
+    return datetime.fromtimestamp(max(epoch - epoch % 2, _EARLIEST), timezone.utc)
+
+
+def expected_entries(wheel: Wheel) -> tuple[Entry, ...]:
+    """The entries of this wheel in the one form, at the moment of its first entry."""
+    moment = wheel.entries[0].moment if wheel.entries else (1980, 1, 1, 0, 0, 0)
+    names = _ordered(wheel.files, f"{wheel.dist_info}/RECORD")
+    return tuple(Entry(name, moment, _UNIX, _PERMISSIONS, zipfile.ZIP_DEFLATED, b"") for name in names)
+
+
+def write_wheel(path: Path, dist_info: str, files: Mapping[str, bytes], epoch: int) -> None:
+    """Write a wheel in the one form, with a RECORD of these files; a reader sees the whole of it or nothing."""
+    record = f"{dist_info}/RECORD"
+    names = _ordered({*files, record}, record)
+    rows = io.StringIO()
+    csv.writer(rows, lineterminator="\n").writerows(
+        (name, "", "") if name == record else (name, _record_hash(files[name]), len(files[name])) for name in names
+    )
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as staging:
+        try:
+            with zipfile.ZipFile(staging, "w") as archive:
+                for name in names:
+                    entry = zipfile.ZipInfo(name, moment_of(epoch).timetuple()[:6])
+                    entry.create_system, entry.external_attr = _UNIX, _PERMISSIONS
+                    entry.compress_type = zipfile.ZIP_DEFLATED
+                    data = rows.getvalue().encode("utf-8") if name == record else files[name]
+                    archive.writestr(entry, data, compresslevel=_LEVEL)
+            os.fchmod(staging.fileno(), 0o644)
+            Path(staging.name).replace(path)
+        except BaseException:
+            Path(staging.name).unlink()
+            raise
+
+
+def _ordered(names: Iterable[str], record: str) -> list[str]:
+    """The package, its metadata after it and RECORD last of all (as the binary distribution format recommends)."""
+    return sorted(names, key=lambda name: (name == record, name.partition("/")[0].endswith(".dist-info"), name))
+
+
+def _record_hash(data: bytes) -> str:
+    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()}"

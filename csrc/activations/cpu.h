@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "../common/cpu_level.h"
 #include "args.h"
 
 namespace precast {
@@ -53,11 +54,7 @@ using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64
   void backward(const BackwardRows& rows, int64_t begin, int64_t end); \
   }
 
-PRECAST_ACTIVATIONS_CPU_LEVEL(baseline)
-#if defined(__x86_64__)
-PRECAST_ACTIVATIONS_CPU_LEVEL(avx2)
-PRECAST_ACTIVATIONS_CPU_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(PRECAST_ACTIVATIONS_CPU_LEVEL)
 
 #undef PRECAST_ACTIVATIONS_CPU_LEVEL
 

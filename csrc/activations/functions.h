@@ -29,8 +29,7 @@ PRECAST_INLINE Floats leading_bits(Floats a) {
 
 // By the sign bit of `a`.
 PRECAST_INLINE Floats where_negative(Floats a, Floats yes, Floats no) {
-#define PRECAST_PART(i) \
-  (FloatPart) select_part((SignedPart)a.part[i] >> 31, (WordPart)yes.part[i], (WordPart)no.part[i])
+#define PRECAST_PART(i) select(is_negative(a.part[i]), yes.part[i], no.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
@@ -38,13 +37,10 @@ PRECAST_INLINE Floats where_negative(Floats a, Floats yes, Floats no) {
 // The nearest number within [-limit, limit]; a NaN stays one.
 PRECAST_INLINE Floats bounded(Floats a, float limit) {
   const Floats top = broadcast(limit), bottom = broadcast(-limit);
-#define PRECAST_PART(i) \
-  (FloatPart) select_part((SignedPart)(a.part[i] > top.part[i]), (WordPart)top.part[i], (WordPart)a.part[i])
+#define PRECAST_PART(i) select(is_less(top.part[i], a.part[i]), top.part[i], a.part[i])
   const Floats upper = {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
-#define PRECAST_PART(i) \
-  (FloatPart)           \
-      select_part((SignedPart)(upper.part[i] < bottom.part[i]), (WordPart)bottom.part[i], (WordPart)upper.part[i])
+#define PRECAST_PART(i) select(is_less(upper.part[i], bottom.part[i]), bottom.part[i], upper.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }

@@ -5,6 +5,10 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#else
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 #include <atomic>
@@ -18,26 +22,63 @@
 namespace precast {
 namespace {
 
-constexpr const char* kNames[] = {"baseline", "avx2", "avx512"};
+#define PRECAST_NAME(level) #level,
+constexpr const char* kNames[] = {PRECAST_EACH_CPU_LEVEL(PRECAST_NAME)};
+#undef PRECAST_NAME
 
+#define PRECAST_LISTED(level) " " #level
+constexpr char kList[] = PRECAST_EACH_CPU_LEVEL(PRECAST_LISTED);
+#undef PRECAST_LISTED
+
+#if defined(__x86_64__)
 // __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
 // registers counts as one without.
 CpuLevel best_level() {
-#if defined(__x86_64__)
   __builtin_cpu_init();
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // g++ 10 cannot ask by name
   const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? CpuLevel::kAvx512 : avx2 ? CpuLevel::kAvx2 : CpuLevel::kBaseline;
-#else
-  return CpuLevel::kBaseline;
-#endif
+  return avx512 ? CpuLevel::avx512 : avx2 ? CpuLevel::avx2 : CpuLevel::baseline;
 }
+
+// Each level has what the lesser ones have.
+bool runs_here(CpuLevel level) { return level <= best_level(); }
+#else
+// Linux gives a process one vector length, which its threads inherit. A length that no level is made for leaves NEON.
+CpuLevel best_level() {
+  if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return CpuLevel::neon;
+  const int length = prctl(PR_SVE_GET_VL);
+  if (length < 0) return CpuLevel::neon;
+  switch ((length & PR_SVE_VL_LEN_MASK) * 8) {
+    case 128:
+      return CpuLevel::sve128;
+    case 256:
+      return CpuLevel::sve256;
+    case 512:
+      return CpuLevel::sve512;
+    default:
+      return CpuLevel::neon;
+  }
+}
+
+// A level for one vector length computes nonsense at any other.
+bool runs_here(CpuLevel level) { return level == CpuLevel::neon || level == best_level(); }
+#endif
 
 constexpr int kUndecided = -1;
 std::atomic<int> chosen{kUndecided};
+
+#if defined(PRECAST_ONLY_CPU_LEVEL)
+void check_held(const char* name) {
+  PRECAST_CHECK(strcmp(name, PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL)) == 0,
+                "CPU level '%s' was asked for; this library was built at run time and holds '%s' alone", name,
+                PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL));
+}
+#else
+void check_held(const char*) {}
+#endif
 
 }  // namespace
 
@@ -52,27 +93,25 @@ CpuLevel cpu_level() {
 
 void set_cpu_level(const char* name) {
   const int best = static_cast<int>(best_level());
-  if (name[0] == '\0') {
+  const bool any_sve = strcmp(name, "sve") == 0 && strncmp(kNames[best], "sve", 3) == 0;
+  if (name[0] == '\0' || any_sve) {
     chosen.store(best, std::memory_order_relaxed);
     return;
   }
-  for (int level = 0; level <= static_cast<int>(CpuLevel::kAvx512); ++level) {
+  for (int level = 0; level < static_cast<int>(sizeof kNames / sizeof *kNames); ++level) {
     if (strcmp(kNames[level], name) != 0) continue;
-#if defined(PRECAST_ONLY_CPU_LEVEL)
-    PRECAST_CHECK(strcmp(name, PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL)) == 0,
-                  "CPU level '%s' was asked for; this library was built at run time and holds '%s' alone", name,
-                  PRECAST_TEXT(PRECAST_ONLY_CPU_LEVEL));
-#endif
-    PRECAST_CHECK(level <= best, "CPU level '%s' was asked for; this machine has '%s'", name, kNames[best]);
+    check_held(name);
+    PRECAST_CHECK(runs_here(static_cast<CpuLevel>(level)), "CPU level '%s' was asked for; this machine has '%s'", name,
+                  kNames[best]);
     chosen.store(level, std::memory_order_relaxed);
     return;
   }
-  fail("no CPU level '%s'; there are: baseline, avx2, avx512", name);
+  fail("no CPU level '%s' here; there are:%s", name, kList);
 }
 
 }  // namespace precast
 
-// For tests: every kernel called after this uses that level, in all threads.
+// Every kernel called after this uses that level, in all threads.
 extern "C" __attribute__((visibility("default"))) int precast_set_cpu_level(const char* name, char* err, size_t cap) {
   try {
     precast::set_cpu_level(name);

@@ -116,14 +116,14 @@ Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& lik
 }
 
 Tensor contiguous(const Tensor& tensor) {
-  AtenTensorHandle same = nullptr;
-  torch_check(aoti_torch_new_tensor_handle(tensor.get(), &same), "new_tensor_handle");
-  if (tensor.is_contiguous()) return Tensor(same);
-  StableIValue stack[2] = {reinterpret_cast<StableIValue>(same), 0};
-  const int32_t format = aoti_torch_memory_format_contiguous_format();
-  memcpy(&stack[1], &format, sizeof(format));
-  torch_check(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION), "contiguous");
-  return Tensor(reinterpret_cast<AtenTensorHandle>(stack[0]));
+  if (tensor.is_contiguous()) {
+    AtenTensorHandle same = nullptr;
+    torch_check(aoti_torch_new_tensor_handle(tensor.get(), &same), "new_tensor_handle");
+    return Tensor(same);
+  }
+  Tensor copy = empty_contiguous_like(tensor);
+  PRECAST_TORCH(aoti_torch_copy_(copy.get(), tensor.get(), 0));
+  return copy;
 }
 
 Tensor with_strides_of(const Tensor& tensor, const Tensor& like) {

@@ -1,8 +1,9 @@
-// The adapter to torch: the only file that includes its headers. A family's host.cpp uses the names defined here and
-// nothing else of torch, so that a second adapter with the same names can carry it to another ABI.
+// The adapter to torch. A family's host.cpp uses the names defined here and nothing else of torch, and does not know
+// which ABI of torch it is compiled for.
 //
-// This one speaks the stable C ABI of torch 2.10 and newer: plain C functions, no C++ type of torch. Compiling against
-// it takes a tenth of a second, and an op's arguments reach it as raw handles, without a shared_ptr or a copy.
+// It speaks the stable C ABI of torch 2.10 and newer: plain C functions, no C++ type of torch. Compiling against it
+// takes a tenth of a second, and an op's arguments reach it as raw handles, without a shared_ptr or a copy. For torch
+// 2.4 to 2.9 (PRECAST_TORCH_CLASSIC), torch_classic.h offers the same functions.
 //
 // How a family declares its implementations (at the end of its host.cpp):
 //
@@ -22,12 +23,17 @@
 
 #include <stdint.h>
 #include <string.h>
-#include <torch/csrc/stable/c/shim.h>
 
 #include <utility>
 
 #include "checks.h"
 #include "family.h"
+
+#ifdef PRECAST_TORCH_CLASSIC
+#include "torch_classic.h"
+#else
+#include <torch/csrc/stable/c/shim.h>
+#endif
 
 namespace precast {
 

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "../common/cpu_level.h"
+
 namespace precast::cpu_adam {
 
 // The numbers of precast::DType.
@@ -53,11 +55,7 @@ using UpdateFunction = void (*)(const Slot* slots, int64_t count, const Step& st
   void update(const Slot* slots, int64_t count, const Step& step, int64_t begin, int64_t end); \
   }
 
-PRECAST_CPU_ADAM_LEVEL(baseline)
-#if defined(__x86_64__)
-PRECAST_CPU_ADAM_LEVEL(avx2)
-PRECAST_CPU_ADAM_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(PRECAST_CPU_ADAM_LEVEL)
 
 #undef PRECAST_CPU_ADAM_LEVEL
 

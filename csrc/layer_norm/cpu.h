@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "../common/cpu_level.h"
+
 namespace precast {
 namespace layer_norm {
 
@@ -56,11 +58,7 @@ using ColumnsFunction = void (*)(const double* parts, int64_t chunks, int64_t st
               int64_t end);                                                                                \
   }
 
-PRECAST_LAYER_NORM_CPU_LEVEL(baseline)
-#if defined(__x86_64__)
-PRECAST_LAYER_NORM_CPU_LEVEL(avx2)
-PRECAST_LAYER_NORM_CPU_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(PRECAST_LAYER_NORM_CPU_LEVEL)
 
 #undef PRECAST_LAYER_NORM_CPU_LEVEL
 

@@ -1,12 +1,14 @@
 // RMSNorm on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows vectors.
 //
-// cpu.cpp is compiled once for each CPU level with -DPRECAST_CPU_LEVEL=baseline | avx2 | avx512 and that level's flags.
+// cpu.cpp is compiled once for each CPU level with -DPRECAST_CPU_LEVEL=<level> and that level's flags.
 // Every level defines the three functions below in the namespace precast::rms_norm::<level>. It includes no torch and
 // no template of the standard library: the linker keeps one copy of an inline function, and it may be the AVX-512 one.
 // Nothing here throws, allocates or starts threads. host.cpp calls with disjoint row ranges from several threads.
 #pragma once
 
 #include <stdint.h>
+
+#include "../common/cpu_level.h"
 
 namespace precast {
 namespace rms_norm {
@@ -69,11 +71,7 @@ using WeightFunction = void (*)(const double* weight_parts, int64_t chunks, int6
                      int64_t begin, int64_t end);                                                              \
   }
 
-PRECAST_RMS_NORM_CPU_LEVEL(baseline)
-#if defined(__x86_64__)
-PRECAST_RMS_NORM_CPU_LEVEL(avx2)
-PRECAST_RMS_NORM_CPU_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(PRECAST_RMS_NORM_CPU_LEVEL)
 
 #undef PRECAST_RMS_NORM_CPU_LEVEL
 

@@ -15,20 +15,14 @@ using namespace ::precast::PRECAST_CPU_LEVEL;
 constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 constexpr float kInfinity = __builtin_inff();
 
-typedef uint8_t BytePart __attribute__((vector_size(PRECAST_WIDTH)));
-
-PRECAST_INLINE FloatPart chosen(SignedPart mask, FloatPart yes, FloatPart no) {
-  return (FloatPart)select_part(mask, (WordPart)yes, (WordPart)no);
-}
-
 // exp(x) for x <= 0, minus infinity included; NaN stays NaN. x = n ln 2 + r with |r| < 0.35, and the series of exp(r)
 // up to r^7 / 7! is off by 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add,
 // and 2^n is two factors, so that results below the normal range are right.
 PRECAST_INLINE FloatPart exp_part(FloatPart x) {
   const FloatPart zero = {};
   const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  FloatPart bounded = chosen((SignedPart)(x < -104.0f), zero - 104.0f, x);
-  bounded = chosen((SignedPart)(x == x), bounded, zero);
+  FloatPart bounded = select(is_less(x, zero - 104.0f), zero - 104.0f, x);
+  bounded = select(is_number(x), bounded, zero);
   const FloatPart shifted = fma_part(bounded, zero + 1.44269504f, magic);
   const FloatPart n = shifted - magic;
   FloatPart r = fma_part(n, zero - 0.693359375f, bounded);
@@ -42,7 +36,7 @@ PRECAST_INLINE FloatPart exp_part(FloatPart x) {
   series = fma_part(series * r, r, r) + 1.0f;
   const SignedPart power = (SignedPart)shifted - (SignedPart)magic, half = power >> 1;
   const FloatPart low = (FloatPart)((half + 127) << 23), high = (FloatPart)((power - half + 127) << 23);
-  return chosen((SignedPart)(x == x), series * low * high, x);
+  return select(is_number(x), series * low * high, x);
 }
 
 PRECAST_INLINE Floats exponential(Floats a) {
@@ -53,16 +47,14 @@ PRECAST_INLINE Floats exponential(Floats a) {
 
 // The larger of each two; `b` where `a` is NaN.
 PRECAST_INLINE Floats larger(Floats a, Floats b) {
-#define PRECAST_PART(i) chosen((SignedPart)(a.part[i] > b.part[i]), a.part[i], b.part[i])
+#define PRECAST_PART(i) select(is_less(b.part[i], a.part[i]), a.part[i], b.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
 
 PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
   const FloatPart other = value - FloatPart{};
-#define PRECAST_PART(i)                                                                                          \
-  chosen((SignedPart)(__builtin_convertvector(load_bits<BytePart>(mask + (i) * PRECAST_WIDTH), WordPart) != 0u), \
-         other, a.part[i])
+#define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, a.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "../common/cpu_level.h"
+
 namespace precast {
 namespace softmax {
 
@@ -63,11 +65,7 @@ using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64
   void backward(const BackwardRows& rows, int64_t begin, int64_t end); \
   }
 
-PRECAST_SOFTMAX_CPU_LEVEL(baseline)
-#if defined(__x86_64__)
-PRECAST_SOFTMAX_CPU_LEVEL(avx2)
-PRECAST_SOFTMAX_CPU_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(PRECAST_SOFTMAX_CPU_LEVEL)
 
 #undef PRECAST_SOFTMAX_CPU_LEVEL
 

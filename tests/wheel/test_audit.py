@@ -1,198 +1,212 @@
-"""The audit refuses wheels that were tampered with, whether or not RECORD was brought in line afterwards."""
+"""The audit refuses wheels that were tampered with, and names the row, file or symbol that is wrong."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import zipfile
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from precast._build import matrix
-from precast._version import __version__
 from tools import audit as tools_audit
+from tools import guards
+from tools.guards.subject import Asked, Verdict
+from tools.wheel import read_wheel
 
-from .conftest import CHECKOUT
+from . import libraries
+from .conftest import CHECKOUT, LABELS, Run
+from .tampering import (
+    CUBIN,
+    HOST,
+    LICENCE,
+    MANIFEST,
+    METADATA,
+    PTX,
+    SBOM,
+    WHEEL,
+    Change,
+    at,
+    drop_device,
+    edit,
+    metadata,
+    patched,
+    replace,
+    tampered,
+    without,
+)
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
 MATRIX = matrix.load(CHECKOUT / "matrix.toml")
-HOST = "precast/_C/host/torch-stable-2.10.so"
-CUBIN = "precast/_C/device/rms_norm.sm_90.cubin"
-PTX = "precast/_C/device/rms_norm.compute_90.ptx"
-MANIFEST = "precast/_C/build_info.json"
-INFO = f"precast-{__version__}+cu130.dist-info"
 
-Files = dict[str, bytes]
+SHIM = "precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h"
+LARGE = hashlib.shake_256(b"x").digest(4_000_000)
 
+# What is done to a wheel: the guard that refuses it, and what its refusal names.
+TAMPERED: dict[str, tuple[Change, str, str]] = {
+    "a library cut short": (replace(HOST, lambda data: data[:9000]), "manifest", "host/torch-stable-2.10.so"),
+    "a library for another machine": (replace(HOST, at(18, b"\xb7")), "manifest", "aarch64"),
+    "a library of another glibc": (replace(HOST, patched(b"GLIBC_2.14\0", b"GLIBC_2.99\0")), "manifest", "2.99"),
+    "a library without a family": (edit("host.0.families", ["rms_norm"]), "targets", "layer_norm"),
+    "fewer CPU levels than claimed": (edit("host.0.cpu_levels", ["baseline", "avx2"]), "manifest", "avx512"),
+    "another ceiling than claimed": (edit("host.0.glibcxx", "3.4.11"), "manifest", "3.4.11"),
+    "another library needed than claimed": (edit("host.0.needed", ["libtorch_cpu.so"]), "manifest", "libm.so.6"),
+    "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/torch-stable-2.10.so"),
+    "another compiler than its own": (edit("compilers", [{"name": "g++", "version": "4.8.5"}]), "manifest", "4.8.5"),
+    "a library gone": (lambda f: f.pop(HOST), "manifest", "host/torch-stable-2.10.so"),
+    "a file nobody lists": (lambda f: f.update({"precast/_C/device/x.sm_90.cubin": b"x"}), "manifest", "x.sm_90.cubin"),
+    "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
+    "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
+    "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
+    "a manifest with an unknown key": (edit("extra", 1), "manifest", "extra"),
+    "a pure wheel with binaries": (edit("mode", "pure"), "manifest", "a pure build lists no files"),
+    "another version": (edit("version", "9.9"), "manifest", "9.9"),
+    "another label": (edit("label", "cu121"), "manifest", "+cu121"),
+    "no device code for the label": (edit("label", "cu121"), "targets", "softmax sm_70"),
+    "a grafted library": (lambda f: f.update({"precast.libs/libgomp-a34b.so.1": b"x"}), "bundled", "libgomp-a34b.so.1"),
+    "a copy of torch": (lambda f: f.update({"precast/_C/host/libtorch_cpu.so": b"x"}), "bundled", "libtorch_cpu.so"),
+    "a copy of CUDA": (lambda f: f.update({"precast/libnvrtc.so.12": b"x"}), "bundled", "libnvrtc.so.12"),
+    "a library in a stray place": (lambda f: f.update({"precast/ops/x.so": b"x"}), "bundled", "precast/ops/x.so"),
+    "another torch library": (replace(HOST, patched(b"libtorch_cpu.so", b"libtorch_gpu.so")), "bundled", "torch_gpu"),
+    "a stray export": (replace(HOST, patched(b"precast_refuse\0", b"postcast_refus\0")), "hardening", "postcast_refus"),
+    "a build path": (replace(HOST, lambda d: d + b"\0/home/me/csrc/x.cpp\0"), "paths", "/home/me/csrc/x.cpp"),
+    "too large": (lambda f: f.update({"precast/data": LARGE}), "size", "(labels.cpu.max_bytes)"),
+    "marked as pure": (metadata("Purelib: false", "Purelib: true", WHEEL), "metadata", "true"),
+    "another tag inside": (metadata("py3-none", "cp311-cp311", WHEEL), "metadata", "cp311-cp311"),
+    "a ceiling on torch": (metadata("torch>=2.4.1", "torch<2.16"), "metadata", "torch<2.16"),
+    "another Python": (metadata("Requires-Python: >=3.10", "Requires-Python: >=3.12"), "metadata", ">=3.12"),
+    "a version that is none": (metadata("Version: 0", "Version: zero"), "metadata", "version"),
+    "no licence": (without(LICENCE), "metadata", "licenses"),
+    "a description that no index shows": (metadata("text/markdown", "text/x-rst"), "metadata", "line "),
+    "no description": (metadata("# precast", "\n"), "metadata", "record"),
+    "no metadata": (without(METADATA), "metadata", "metadata"),
+}
 
-def rewritten(wheel: Path, folder: Path, change: Callable[[Files], Any], *, honest_record: bool = True) -> Path:
-    """A copy of a wheel with its files changed; ``honest_record`` writes the RECORD such a wheel would have."""
-    with zipfile.ZipFile(wheel) as archive:
-        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-    change(files)
-    record = f"{INFO}/RECORD"
-    if honest_record and record in files:
-        rows = []
-        for name, data in files.items():
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            rows.append(f"{record},,\n" if name == record else f'"{name}",sha256={digest},{len(data)}\n')
-        files[record] = "".join(rows).encode()
-    copy = folder / wheel.name
-    with zipfile.ZipFile(copy, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return copy
-
-
-def edit(path: str, value: object) -> Callable[[Files], None]:
-    """Change one entry of the manifest, named as ``host.0.glibc``."""
-
-    def change(files: Files) -> None:
-        document = json.loads(files[MANIFEST])
-        *outer, key = path.split(".")
-        inner = document
-        for part in outer:
-            inner = inner[int(part) if part.isdigit() else part]
-        inner[key] = value
-        files[MANIFEST] = json.dumps(document).encode()
-
-    return change
-
-
-def replace(name: str, data: Callable[[bytes], bytes]) -> Callable[[Files], None]:
-    """Change a file and give the manifest its new hash and size: a lie with every hash in order."""
-
-    def change(files: Files) -> None:
-        files[name] = data(files[name])
-        document = json.loads(files[MANIFEST])
-        for entry in (*document["host"], *document["device"]):
-            if f"precast/_C/{entry['path']}" == name:
-                entry["sha256"] = hashlib.sha256(files[name]).hexdigest()
-                entry["bytes"] = len(files[name])
-        files[MANIFEST] = json.dumps(document).encode()
-
-    return change
-
-
-def patched(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    def patch(data: bytes) -> bytes:
-        assert old in data and len(old) == len(new)
-        return data.replace(old, new)
-
-    return patch
-
-
-def at(offset: int, value: bytes) -> Callable[[bytes], bytes]:
-    return lambda data: data[:offset] + value + data[offset + len(value) :]
-
-
-def drop_device(target: str) -> Callable[[Files], None]:
-    def change(files: Files) -> None:
-        document = json.loads(files[MANIFEST])
-        document["device"] = [entry for entry in document["device"] if entry["target"] != target]
-        files[MANIFEST] = json.dumps(document).encode()
-        for name in [name for name in files if f".{target}." in name]:
-            del files[name]
-
-    return change
-
-
-TAMPERED: dict[str, tuple[Callable[[Files], Any], str]] = {
-    "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "sha256"),
-    "a cubin cut short": (replace(CUBIN, lambda data: data[:3000]), "device"),
-    "a cubin for another GPU": (replace(CUBIN, at(49, b"\x50")), "target"),
-    "a cubin of another layout": (replace(CUBIN, at(7, b"\x33\x07")), "target"),
-    "PTX for another GPU": (replace(PTX, patched(b".target sm_90", b".target sm_80")), "target"),
-    "PTX of another ISA": (replace(PTX, patched(b".version 9.0", b".version 8.1")), "ptx isa"),
-    "PTX of another compiler": (replace(PTX, patched(b"V13.0.88", b"V13.0.48")), "nvrtc"),
-    "PTX without a kernel": (replace(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")), "kernels"),
-    "a library cut short": (replace(HOST, lambda data: data[:9000]), "elf"),
-    "a library for another machine": (replace(HOST, at(18, b"\xb7")), "machine"),
-    "a library that needs another torch": (replace(HOST, patched(b"libtorch_cpu.so", b"libtorch_gpu.so")), "needed"),
-    "a library of another glibc": (replace(HOST, patched(b"GLIBC_2.14\0", b"GLIBC_2.99\0")), "glibc"),
-    "a library with a stray export": (replace(HOST, patched(b"precast_refuse\0", b"postcast_refus\0")), "exports"),
-    "a library with a build path": (replace(HOST, lambda data: data + b"\0/home/me/csrc/x.cpp\0"), "paths"),
-    "a library without a family": (edit("host.0.families", ["rms_norm"]), "families"),
-    "fewer CPU levels than claimed": (edit("host.0.cpu_levels", ["baseline", "avx2"]), "cpu levels"),
-    "another ceiling than claimed": (edit("host.0.glibcxx", "3.4.11"), "glibcxx"),
-    "another library needed than claimed": (edit("host.0.needed", ["libtorch_cpu.so"]), "needed"),
-    "a debug build that is none": (edit("host.0.debug", True), "debug"),
-    "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "driver"),
-    "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "nvrtc"),
-    "another compiler than the comment's": (
-        edit("compilers", [{"name": "g++", "version": "4.8.5"}, {"name": "nvrtc", "version": "13.0.88"}]),
-        "compiler",
+# The same for what only a wheel with device code can lie about.
+DEVICE: dict[str, tuple[Change, str, str]] = {
+    "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
+    "a cubin gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
+    "a cubin cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
+    "a cubin for another GPU": (replace(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
+    "a cubin of another layout": (replace(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
+    "PTX for another GPU": (replace(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
+    "PTX of another ISA": (replace(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
+    "PTX of another compiler": (replace(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
+    "PTX without a kernel": (
+        replace(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
+        "targets",
+        "_v4",
     ),
-    "a target of the label missing": (drop_device("sm_80"), "complete"),
-    "a file gone": (lambda f: f.pop(CUBIN), "files"),
-    "a file nobody lists": (lambda f: f.update({"precast/_C/device/x.sm_90.cubin": b"x"}), "files"),
-    "a grafted library": (lambda f: f.update({"precast.libs/libgomp.so.1": b"x"}), "grafted"),
-    "a library in a stray place": (lambda f: f.update({"precast/ops/x.so": b"x"}), "strays"),
-    "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "sources"),
-    "an edited header": (
-        lambda f: f.update({"precast/csrc/torch_stable/include/torch/csrc/stable/c/shim.h": b"// mine"}),
-        "headers",
-    ),
-    "no manifest": (lambda f: f.pop(MANIFEST), "manifest"),
-    "a manifest with an unknown key": (edit("extra", 1), "manifest"),
-    "another label": (edit("label", "cu121"), "version"),
-    "another version": (edit("version", "9.9"), "version"),
-    "a pure wheel with binaries": (edit("mode", "pure"), "manifest"),
-    "marked as pure": (
-        lambda f: f.update({f"{INFO}/WHEEL": f[f"{INFO}/WHEEL"].replace(b"Purelib: false", b"Purelib: true")}),
-        "purelib",
-    ),
-    "another tag inside": (
-        lambda f: f.update({f"{INFO}/WHEEL": f[f"{INFO}/WHEEL"].replace(b"py3-none", b"cp311-cp311")}),
-        "tag",
-    ),
-    "a ceiling on torch": (
-        lambda f: f.update({f"{INFO}/METADATA": f[f"{INFO}/METADATA"].replace(b"torch>=2.4.1", b"torch<2.16")}),
-        "metadata",
-    ),
-    "too large": (lambda f: f.update({"precast/data": hashlib.shake_256(b"x").digest(6_000_000)}), "size"),
+    "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
+    "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
+    "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),
+    "a target of another label": (edit("device.0.target", "sm_70"), "targets", "sm_70"),
+    "the set of another label": (edit("label", "cu121"), "targets", "labels.cu121"),
+}
+
+# A fault of a host library, in every other respect as good as this test can make it.
+FAULTS = {
+    "newer_glibc": ("glibc", "memfd_secret@GLIBC_2.99"),
+    "newer_glibcxx": ("glibc", "_ZSt5fancyv@GLIBCXX_3.4.31"),
+    "text_relocation": ("hardening", "text relocations"),
+    "executable_stack": ("hardening", "executable stack"),
+    "run_path": ("hardening", "$ORIGIN/../../torch/lib"),
+    "python_symbol": ("python", "PyLong_AsLong"),
+    "python_needed": ("python", "libpython3.12.so.1.0"),
+    "openmp_needed": ("bundled", "libgomp.so.1"),
+    "torch_internal": ("symbols", "_ZN2at15get_num_threadsEv"),
+    "newer_shim": ("symbols", "torch_from_blob, since torch 2.11"),
+    "cuda_shim": ("symbols", "aoti_torch_get_current_cuda_stream"),
 }
 
 
-def checks(path: Path) -> set[str]:
-    return {violation.check for violation in tools_audit.audit(path, MATRIX, repaired=True)}
+def refusals(wheel: Path) -> Iterator[tuple[str, str]]:
+    """The guards that refuse a wheel, each with all that it says."""
+    for result in guards.judge_wheel(read_wheel(wheel), MATRIX, Asked()):
+        if result.verdict is Verdict.REFUSED:
+            yield result.guard, "\n".join(f"{v.check} {v.where} {v.wanted} {v.found}" for v in result.violations)
 
 
-@pytest.mark.parametrize("name", TAMPERED)
+@pytest.mark.parametrize("name", [*TAMPERED, *DEVICE])
 def test_a_tampered_wheel_is_refused(repaired: Mapping[str, Path], tmp_path: Path, name: str) -> None:
-    change, check = TAMPERED[name]
-    assert check in checks(rewritten(repaired["cu130"], tmp_path, change))
+    label = "cpu" if name in TAMPERED else "cu130"
+    change, guard, named = (TAMPERED | DEVICE)[name]
+    said = dict(refusals(tampered(repaired[label], tmp_path, change)))
+    assert named in said[guard], said
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_library_is_refused(repaired: Mapping[str, Path], tmp_path: Path, fault: str) -> None:
+    guard, named = FAULTS[fault]
+    made = getattr(libraries, fault)(tmp_path)
+    said = dict(refusals(tampered(repaired["cpu"], tmp_path, replace(HOST, lambda data: made))))
+    assert named in said[guard], said
+    # The manifest describes the library that was there; a symbol of Python is none of torch either.
+    assert set(said) <= {guard, "manifest", "symbols"}
+
+
+def test_the_library_without_a_fault_is_not(repaired: Mapping[str, Path], tmp_path: Path) -> None:
+    made = libraries.library(tmp_path)
+    said = dict(refusals(tampered(repaired["cpu"], tmp_path, replace(HOST, lambda data: made))))
+    assert set(said) == {"manifest"}, said
 
 
 def test_an_untouched_copy_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
-    assert checks(rewritten(repaired["cu130"], tmp_path, lambda files: None)) == set()
+    copy = tampered(repaired["cpu"], tmp_path, lambda files: None)
+    assert dict(refusals(copy)) == {} and copy.read_bytes() == repaired["cpu"].read_bytes()
 
 
 def test_a_changed_file_contradicts_its_record(repaired: Mapping[str, Path], tmp_path: Path) -> None:
-    def change(files: Files) -> None:
+    def change(files: dict[str, bytes]) -> None:
         files["precast/errors.py"] += b"\n"
         del files["precast/py.typed"]
         files["precast/new.py"] = b""
 
-    wheel = rewritten(repaired["cu130"], tmp_path, change, honest_record=False)
-    found = {v.where for v in tools_audit.audit(wheel, MATRIX, repaired=True) if v.check == "record"}
+    wheel = tampered(repaired["cpu"], tmp_path, change, honest_record=False)
+    found = {v.where for v in tools_audit.audit(wheel, MATRIX) if v.check == "record"}
     assert found == {"precast/errors.py", "precast/py.typed", "precast/new.py"}
+    assert "form" in dict(refusals(wheel))["reproducible"], "it also has the moments of whoever wrote it"
+
+
+def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str, Path], tmp_path: Path) -> None:
+    wheel = read_wheel(tampered(repaired["cpu"], tmp_path, lambda files: files.pop(MANIFEST)))
+    verdicts = {result.guard: result.verdict for result in guards.judge_wheel(wheel, MATRIX, Asked())}
+    assert {verdicts[name] for name in ("targets", "symbols", "glibc", "sbom", "size")} == {Verdict.BLOCKED}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
+    done = run(sys.executable, "-m", "tools", "audit", repaired[label], PYTHONPATH=tree)
+    assert f"{repaired[label].name}: {repaired[label].stat().st_size} bytes, 0 violations" in done.stdout
+    assert "refused" not in done.stdout and "not asked" not in done.stdout
+
+
+def test_a_pure_wheel_passes_what_it_is_asked(built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools_audit.main(["--unrepaired", "--json", str(built[""])]) == 0
+    _, wheel = json.loads(capsys.readouterr().out)
+    verdicts = {result["guard"]: result["verdict"] for result in wheel["results"]}
+    assert verdicts.pop("glibc") == verdicts.pop("sbom") == "not asked"
+    assert set(verdicts.values()) == {"passed"}
 
 
 def test_an_unrepaired_wheel_is_refused_by_its_tag(
     built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tools_audit.main([str(built["cu130"])]) == 1
-    assert "manylinux_2_28" in capsys.readouterr().out
-    assert tools_audit.main(["--unrepaired", str(built["cu130"])]) == 0
+    assert tools_audit.main([str(built["cpu"])]) == 1
+    said = capsys.readouterr().out
+    assert "manylinux_2_28_x86_64" in said and SBOM in said
+    assert tools_audit.main(["--unrepaired", str(built["cpu"])]) == 0
 
 
-def test_what_is_no_wheel_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "precast-0.1.0-py3-none-any.whl").write_bytes(b"PK\x03\x04 cut short")
-    assert tools_audit.main([str(tmp_path / "precast-0.1.0-py3-none-any.whl")]) == 2
-    assert "not a zip file" in capsys.readouterr().err
+def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path: Path, run: Run, tree: Path) -> None:
+    broken = tampered(repaired["cpu"], tmp_path, lambda files: files.update({"precast/ops/x.so": b"x"}))
+    command = [sys.executable, "-m", "tools", "audit", "--json", repaired["cpu"], broken]
+    checkout, good, bad = json.loads(run(*command, expect=1, PYTHONPATH=tree).stdout)
+    assert [result["guard"] for result in checkout["results"]] == ["workflows"]
+    assert [result["guard"] for result in good["results"]] == [guard.name for guard in guards.GUARDS]
+    assert {result["verdict"] for result in good["results"]} == {"passed"}
+    refused = {result["guard"]: result["violations"] for result in bad["results"] if result["verdict"] == "refused"}
+    assert refused["bundled"][0]["where"] == "precast/ops/x.so"

@@ -50,13 +50,7 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
     assert wheel.stat().st_size < MATRIX.max_bytes_of(spec.label)
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
-    done = run(sys.executable, "-m", "tools", "audit", repaired[label], PYTHONPATH=tree)
-    assert done.stdout.strip().endswith("0 violations")
-
-
-def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path], tree: Path, run: Run) -> None:
+def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path]) -> None:
     wheel = built[""]
     assert wheel.name == f"precast-{__version__}-py3-none-any.whl"
     assert {name for name in names(wheel) if name.startswith("precast/_C/")} == {
@@ -65,24 +59,10 @@ def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path], t
     }
     assert {"precast/csrc/common/api.cpp", "precast/csrc/torch_stable/LICENSE"} <= names(wheel)
     assert manifest(wheel).mode is BuildMode.PURE
-    run(sys.executable, "-m", "tools", "audit", wheel, PYTHONPATH=tree)
 
 
 def test_every_label_holds_the_same_library(repaired: Mapping[str, Path]) -> None:
     assert len({manifest(wheel).host[0].sha256 for wheel in repaired.values()}) == 1
-
-
-def test_the_same_sources_elsewhere_give_the_same_bytes(
-    run: Run, tmp_path: Path, built: Mapping[str, Path], sdist: Path
-) -> None:
-    """Another folder, another cache, from the sdist: the binaries do not change by a byte."""
-    run("tar", "xf", sdist, "-C", tmp_path)
-    (elsewhere,) = tmp_path.glob("precast-*")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, elsewhere]
-    run(*command, PRECAST_LABEL="cpu", PRECAST_CACHE_DIR=tmp_path / "another cache")
-    (wheel,) = tmp_path.glob("*.whl")
-    assert manifest(wheel).host == manifest(built["cpu"]).host
-    assert manifest(wheel).source_digest == manifest(built["cpu"]).source_digest
 
 
 def test_wheel_and_sdist_remember_the_commit(sdist: Path, built: Mapping[str, Path], tree: Path, run: Run) -> None:

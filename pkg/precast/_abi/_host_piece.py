@@ -9,7 +9,7 @@ from precast._abi.build_info import BuildInfo, BuildMode, HostFile
 from precast._abi.decision import JIT_CANDIDATE, PREBUILT_CANDIDATE, BuildHost, Choice, Need, Reason, Rejection
 from precast._abi.host import Builders, Host, TorchInfo
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi
+from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.version import dotted
 
 _PIECE = "host"
@@ -119,28 +119,31 @@ def _buildable(
 
     if settings.jit is JitMode.AOT:
         return None, [no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT)]
-    if torch.version.release < STABLE_FLOOR:
-        wanted = f"torch {STABLE_FLOOR} or newer to build a host library for"
+    if torch.version.release < CLASSIC_FLOOR:
+        wanted = f"torch {CLASSIC_FLOOR} or newer to build a host library for"
         return None, [no(Reason.CLASSIC_JIT, wanted, f"torch {torch.version}", remedy.INSTALL_TORCH)]
     abi = _abi_of(torch)
     if abi is None:
         found = f"torch {torch.version}, whose git version is {torch.version.git or 'not known'}"
-        return None, [
-            no(Reason.TORCH_ABI, "a release of torch, or the commit of a pre-release", found, remedy.INSTALL_TORCH)
-        ]
+        wanted = f"a release of torch {STABLE_FLOOR} or newer, or the commit of an older one or of a pre-release"
+        return None, [no(Reason.TORCH_ABI, wanted, found, remedy.INSTALL_TORCH)]
     if builders is None:
         return None, [no(Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "nobody has looked for them yet")]
     refusals = []
     if builders.compiler is None:
         found = looked_at(builders, "compiler")
         refusals.append(no(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", found, remedy.INSTALL_COMPILER))
+    elif torch_abi.compiled_for(abi) is None and builders.compiler.kind != "g++":
+        # Its OpenMP is not the one of torch's libraries, on whose threads classic code runs.
+        found = f"{builders.compiler.kind} {builders.compiler.version} ({builders.compiler.path})"
+        refusals.append(no(Reason.NO_COMPILER, f"g++, for torch {torch.version}", found, remedy.INSTALL_COMPILER))
     if builders.ninja is None:
         refusals.append(no(Reason.NO_NINJA, "ninja", looked_at(builders, "ninja"), remedy.INSTALL_NINJA))
     return (None, refusals) if refusals else (abi, [])
 
 
 def _abi_of(torch: TorchInfo) -> TorchAbi | None:
-    """The stable ABI where this torch meets its floor; a pre-release of the floor is bound to its own commit."""
+    """The stable ABI where this torch meets its floor; any other torch gets a library bound to its own commit."""
     stable = Stable(STABLE_FLOOR)
     if torch_abi.fits(stable, torch.version, torch.cxx11) is None:
         return stable

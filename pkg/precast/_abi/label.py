@@ -8,6 +8,9 @@ from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
+# The CPU architectures that there are wheels for, as platform.machine() names them.
+MACHINES = ("x86_64", "aarch64")
+
 _CUDA_LABEL = r"cu([1-9][0-9])(0|[1-9][0-9]?)"
 _PLATFORM = r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)"
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from enum import Enum
 
 from precast._abi.capability import GpuTarget, parse_arch_list
-from precast._abi.label import Label
+from precast._abi.label import MACHINES, Label
 from precast._abi.value import value
+from precast._abi.version import Release
 
 
 class JitMode(str, Enum):
@@ -82,6 +83,14 @@ VARIABLES: tuple[Variable, ...] = (
         "build, run",
     ),
     Variable(
+        "PRECAST_CPU_LEVEL",
+        "cpu_level",
+        "the best of this machine",
+        "The instruction set of the CPU kernels: `baseline`, `avx2` or `avx512`; on ARM `neon`, `sve` or "
+        "one such as `sve256`; a level that this machine does not have is refused at the first load",
+        "run",
+    ),
+    Variable(
         "PRECAST_DEBUG",
         "debug",
         "`0`",
@@ -93,7 +102,30 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_LABEL",
         "label",
         "none",
-        "Build the release wheel of this label, `cpu` or one such as `cu130`",
+        "Build the release wheel of this label: `cpu`, one such as `cu130`, or `default` for the one without a label",
+        "build",
+    ),
+    Variable(
+        "PRECAST_PARTS",
+        "parts",
+        "none",
+        "The folder of finished parts that a release wheel takes instead of compiling; a part that does not fit is "
+        "refused",
+        "build",
+    ),
+    Variable(
+        "PRECAST_ONLY_TORCH",
+        "only_torch",
+        "all of them",
+        "A slim release wheel: with the host libraries of this minor of torch alone, such as `2.6`",
+        "build",
+    ),
+    Variable(
+        "PRECAST_ARCH",
+        "arch",
+        "this machine's",
+        "The CPU architecture of a release wheel, `x86_64` or `aarch64`; another than this machine's is cross-compiled "
+        "by Debian's `aarch64-linux-gnu-g++`, or by `CXX`",
         "build",
     ),
     Variable(
@@ -159,8 +191,12 @@ class Settings:
     jit_wait_s: int = 1800
     arch_list: str | None = None
     max_jobs: int | None = None
+    cpu_level: str | None = None
     debug: bool = False
     label: Label | None = None
+    parts: str | None = None
+    only_torch: Release | None = None
+    arch: str | None = None
     cuda_ext: bool = False
     cxx: str | None = None
     cuda_home: str | None = None
@@ -186,8 +222,12 @@ class Settings:
             jit_wait_s=_seconds(env, "PRECAST_JIT_WAIT", 1800),
             arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
             max_jobs=_count(env, "MAX_JOBS"),
+            cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
             label=_label(env),
+            parts=env.get("PRECAST_PARTS") or None,
+            only_torch=_release(env, "PRECAST_ONLY_TORCH"),
+            arch=_arch(env),
             cuda_ext=_flag(env, "CUDA_EXT"),
             cxx=env.get("CXX") or None,
             cuda_home=env.get("CUDA_HOME") or None,
@@ -256,14 +296,29 @@ def _seconds(env: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
+def _release(env: Mapping[str, str], name: str) -> Release | None:
+    value = env.get(name, "")
+    try:
+        return Release.parse(value) if value else None
+    except ValueError:
+        raise _bad(name, value, "a minor such as '2.6'") from None
+
+
 def _label(env: Mapping[str, str]) -> Label | None:
     value = env.get("PRECAST_LABEL", "")
     if not value:
         return None
     try:
-        return Label.parse(value)
+        return Label.parse("" if value == "default" else value)
     except ValueError:
-        raise _bad("PRECAST_LABEL", value, "'cpu' or one such as 'cu130'") from None
+        raise _bad("PRECAST_LABEL", value, "'cpu', 'default' or one such as 'cu130'") from None
+
+
+def _arch(env: Mapping[str, str]) -> str | None:
+    value = env.get("PRECAST_ARCH", "")
+    if value and value not in MACHINES:
+        raise _bad("PRECAST_ARCH", value, " or ".join(MACHINES))
+    return value or None
 
 
 def _parse_targets(name: str, text: str) -> tuple[GpuTarget, ...]:

@@ -18,6 +18,9 @@ _GIT = r"[0-9a-f]{7,64}"
 # The oldest torch with every stable function that the host library uses: TORCH_TARGET_VERSION of each build.
 STABLE_FLOOR = Release(2, 10)
 
+# The oldest torch that the adapter to torch's C++ is written for.
+CLASSIC_FLOOR = Release(2, 4)
+
 
 @value(frozen=True)
 class Exact:
@@ -59,7 +62,7 @@ def parse_torch_abi(text: str) -> TorchAbi:
 
 
 def compiled_for(abi: TorchAbi) -> Release | None:
-    """The floor of the stable ABI that a library is compiled for; None when it would take classic C++ code.
+    """The floor of the stable ABI that a library is compiled for; None when it takes classic C++ code.
 
     A commit on the way to the floor has nearly all of the stable ABI, and what it lacks is a missing symbol when the
     library is opened. So the same sources serve it, in a library that is built there and bound to that commit.

@@ -37,6 +37,9 @@ COMMON_HOST = (
     "common/glibc_compat.cpp",
 )
 
+# And what it holds for torch's classic C++ ABI in place of torch's own functions.
+CLASSIC_ADAPTER = "common/torch_classic.cpp"
+
 RMS_NORM = Family(
     name="rms_norm",
     device="rms_norm/device.cu",

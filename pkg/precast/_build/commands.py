@@ -15,7 +15,7 @@ from setuptools.command.sdist import sdist
 
 from precast._abi.build_info import BuildMode
 from precast._abi.settings import Settings
-from precast._build import aot
+from precast._build import aot, provenance
 
 
 def for_setup(settings: Settings, root: Path) -> dict[str, object]:
@@ -33,14 +33,16 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
         """Nothing in a wheel depends on the Python it was built by."""
 
         def get_tag(self) -> tuple[str, str, str]:
-            return "py3", "none", "any" if pure else super().get_tag()[2]
+            platform = super().get_tag()[2] if settings.arch is None else f"linux_{settings.arch}"
+            return "py3", "none", "any" if pure else platform
 
     class Sdist(sdist):  # type: ignore[misc]
         """An sdist that needs neither git nor the network."""
 
         def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+            facts = provenance.of(root)  # the tree is about to lie in the checkout, and would make it a dirty one
             super().make_release_tree(base_dir, files)
-            aot.stage_sdist(Path(base_dir), root, settings)
+            aot.stage_sdist(Path(base_dir), facts, settings)
 
     class Precast(Distribution):  # type: ignore[misc]
         """A wheel with binaries goes to platlib, though setuptools compiles none of them."""

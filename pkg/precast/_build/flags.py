@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
 from precast._abi.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
@@ -16,27 +16,32 @@ GLIBCXX_CEILING = (3, 4, 22)
 
 @dataclass(frozen=True, slots=True)
 class CpuLevel:
-    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library."""
+    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library.
+
+    ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``.
+    """
 
     name: str
+    features: tuple[str, ...]
     options: tuple[str, ...]
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The processor features the options allow, as /proc/cpuinfo names them."""
-        return tuple(option.removeprefix("-m") for option in self.options)
+
+def _x86(name: str, *features: str) -> CpuLevel:
+    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features))
+
+
+def _sve(bits: int) -> CpuLevel:
+    return CpuLevel(f"sve{bits}", (f"sve{bits}",), ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}"))
 
 
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
-        CpuLevel("baseline", ()),
-        CpuLevel("avx2", ("-mavx2", "-mfma", "-mf16c")),
-        CpuLevel(
-            "avx512",
-            ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"),
-        ),
+        _x86("baseline"),
+        _x86("avx2", "avx2", "fma", "f16c"),
+        _x86("avx512", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
-    "aarch64": (CpuLevel("baseline", ()),),
+    # A processor has one of the vector lengths. NEON is part of the architecture.
+    "aarch64": (CpuLevel("neon", (), ()), _sve(128), _sve(256), _sve(512)),
 }
 
 
@@ -48,9 +53,22 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
 
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
-    """The level that a processor with these features (as /proc/cpuinfo names them) would choose at run time."""
-    levels = [level for level in cpu_levels(machine) if features.issuperset(level.features)]
-    return levels[-1]
+    """The level that a processor with these features would choose at run time."""
+    return _levels_of(machine, features)[-1]
+
+
+def named_level(machine: str, features: frozenset[str], name: str) -> CpuLevel:
+    """The level that somebody asked for, "sve" for whichever of these; ValueError if the processor has it not."""
+    here = _levels_of(machine, features)
+    for level in reversed(here):
+        if name == level.name or (name == "sve" and level.name.startswith(name)):
+            return level
+    names = ", ".join(level.name for level in here)
+    raise ValueError(f"CPU level {name!r} was asked for; this machine has {names}")
+
+
+def _levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
+    return tuple(level for level in cpu_levels(machine) if features.issuperset(level.features))
 
 
 def torch_target_version(floor: Release) -> str:
@@ -59,11 +77,21 @@ def torch_target_version(floor: Release) -> str:
 
 
 def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
-    """The defines by which the torch adapter knows which torch it is compiled for."""
+    """What tells every unit which interface of torch it is compiled against; one and the same for all classic ABIs."""
     floor = compiled_for(abi)
-    if floor is None:
-        raise NotImplementedError(f"no adapter for {abi}: only the stable ABI of torch >= {STABLE_FLOOR} is built")
-    return (torch_target_version(floor),)
+    return ("-DPRECAST_TORCH_CLASSIC",) if floor is None else (torch_target_version(floor),)
+
+
+def adapter_options(abi: TorchAbi) -> tuple[str, ...]:
+    """What the adapter to torch's C++ is compiled with besides: the one unit that knows torch's minor and C++ ABI.
+
+    The library is linked without OpenMP: a repaired wheel would bring a runtime of its own, with a second pool of
+    threads. What -fopenmp compiles to finds the runtime of libtorch_cpu.so.
+    """
+    if not isinstance(abi, Exact) or compiled_for(abi) is not None:
+        raise ValueError(f"{abi} needs no adapter to torch's C++: it is a stable ABI")
+    version = abi.release.major * 100 + abi.release.minor
+    return (f"-DPRECAST_TORCH={version}", f"-D_GLIBCXX_USE_CXX11_ABI={int(abi.cxx11)}", "-fopenmp")
 
 
 def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
@@ -100,10 +128,14 @@ def host_compile_command(
     output: str,
     roots: Mapping[str, str],
     includes: tuple[str, ...],
+    system: tuple[str, ...],
     build_dir: str,
     seed: str,
 ) -> tuple[str, ...]:
-    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object."""
+    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object.
+
+    ``system`` are the folders of headers that are not ours, about which the compiler has nothing to say.
+    """
     maps = (f"-ffile-prefix-map={folder}={name}" for name, folder in sorted(roots.items()))
     return (
         compiler,
@@ -112,6 +144,7 @@ def host_compile_command(
         *maps,
         f"-ffile-prefix-map={build_dir}=.",
         *(f"-I{folder}" for folder in includes),
+        *(argument for folder in system for argument in ("-isystem", folder)),
         "-c",
         source,
         "-o",

@@ -1,5 +1,7 @@
 """The headers of torch's stable ABI: 2.15's, pinned by hash, because older ones leak every string argument.
 
+Those of torch's C++, for torch 2.4 to 2.9, are in ``classic_headers``.
+
 None of them is committed. A wheel and an sdist carry them in ``csrc/torch_stable``, beside torch's licence. A checkout
 takes them from an installed torch that has the very same files, else from the wheel on the package index that pip is
 configured for: only the few pieces that hold them are read, by HTTP range.
@@ -12,6 +14,7 @@ import importlib.util
 import io
 import json
 import logging
+import posixpath
 import re
 import shutil
 import subprocess
@@ -20,7 +23,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -33,7 +36,8 @@ BLOCK_BYTES = 1 << 18
 
 # One wheel for every machine: the headers of the closure do not differ, and their hashes would show it if they did.
 _WHEEL_OPTIONS = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312")
-_PLATFORM = "manylinux_2_28_x86_64"
+_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux1_x86_64")  # torch 2.4 to 2.6 have the latter in their names
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def ensure_headers(dest: Path, pins: Pins | None = None) -> Path:
         return include
     try:
         files = _from_installed_torch(pins) or _from_index(pins)
-        _write(dest, files)
+        write(dest, files)
     except OSError as error:
         raise _unavailable(pins, f"{dest}: {error}") from error
     return include
@@ -92,6 +96,23 @@ def check(name: str, data: bytes, wanted: str) -> bytes:
     return data
 
 
+def closure(roots: Iterable[str], read: Callable[[str], bytes | None]) -> dict[str, bytes]:
+    """The headers that ``roots`` include, directly or not, conditional ones too; ``read`` gives None for no header."""
+    found: dict[str, bytes] = {}
+    todo = [(name, name) for name in roots]
+    while todo:
+        spelled, beside = todo.pop()
+        name = next((name for name in (spelled, beside) if name in found or read(name) is not None), None)
+        data = None if name is None or name in found else read(name)
+        if name is None or data is None:
+            continue
+        found[name] = data
+        for match in _INCLUDE.findall(data):
+            text = match.decode()
+            todo.append((text, posixpath.normpath(posixpath.join(posixpath.dirname(name), text))))
+    return found
+
+
 def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
     """The pinned files from the torch beside us, if all of them are the same; torch is not imported."""
     spec = importlib.util.find_spec("torch")
@@ -117,29 +138,32 @@ def _notice_of(site: Path, version: str, name: str) -> Path:
 def _from_index(pins: Pins) -> dict[str, bytes]:
     """The pinned files from the wheel on the index, each checked against its pin."""
     LOG.warning("reading the headers of torch %s from the package index, once", pins.torch)
-    url = find_wheel(pins)
+    try:
+        url = find_wheel(pins.torch)
+    except OSError as error:
+        raise _unavailable(pins, str(error)) from error
     try:
         with open_url(url) as file, zipfile.ZipFile(file) as wheel:
             files = {f"include/{name}": wheel.read(f"torch/include/{name}") for name in pins.headers}
             notices = f"torch-{pins.torch}.dist-info/licenses"
             files |= {name: wheel.read(f"{notices}/{name}") for name in pins.notices}
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise _unavailable(pins, f"{_without_secret(url)}: {error}") from error
+        raise _unavailable(pins, f"{without_secret(url)}: {error}") from error
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     return {name: check(name, data, wanted[name]) for name, data in files.items()}
 
 
-def find_wheel(pins: Pins, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> str:
-    """Ask pip, with whatever configuration it has, where the wheel lies; it is not downloaded."""
+def find_wheel(torch: str, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> str:
+    """Ask pip, with whatever configuration it has, where the wheel of a release lies; it is not downloaded."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
-        command += ["--only-binary=:all:", "--platform", _PLATFORM, *_WHEEL_OPTIONS, "--target", folder]
-        command += ["--report", str(report), f"torch=={pins.torch}"]
+        command += ["--only-binary=:all:", *(f"--platform={platform}" for platform in _PLATFORMS), *_WHEEL_OPTIONS]
+        command += ["--target", folder, "--report", str(report), f"torch=={torch}"]
         # Away from the current directory, whose files -m would prefer to pip and to the standard library.
         done = run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode or not report.is_file():
-            raise _unavailable(pins, (done.stderr or done.stdout).strip()[-500:] or "pip said nothing")
+            raise FileNotFoundError((done.stderr or done.stdout).strip()[-500:] or "pip said nothing")
         found: str = json.loads(report.read_bytes())["install"][0]["download_info"]["url"]
     return found
 
@@ -196,7 +220,7 @@ class _RangeReader(io.RawIOBase):
         return self._blocks[index]
 
 
-def _write(dest: Path, files: Mapping[str, bytes]) -> None:
+def write(dest: Path, files: Mapping[str, bytes]) -> None:
     """Write beside ``dest`` and rename: another process sees all of the files or none."""
     trust.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
@@ -213,7 +237,8 @@ def _write(dest: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _without_secret(url: str) -> str:
+def without_secret(url: str) -> str:
+    """A URL without the name and password in it, for messages."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 

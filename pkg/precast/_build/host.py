@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.host import Compiler
-from precast._abi.torch_abi import STABLE_FLOOR, TorchAbi, compiled_for
-from precast._build import catalogue, elf, failure, flags, headers, process, sources
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._build import catalogue, classic_headers, elf, failure, flags, headers, process, sources, toolchain
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
 from precast._build.entry import LOG_NAME
@@ -50,6 +50,7 @@ class Plan:
     roots: Mapping[str, Path]
     compiler: Compiler
     abi: TorchAbi
+    machine: str
     debug: bool
 
 
@@ -67,6 +68,16 @@ def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
     return cache.root / "headers" / pins.digest[:16]
 
 
+def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
+    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned release's.
+
+    A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
+    """
+    if abi.git is not None:
+        return classic_headers.installed(abi.git)
+    return classic_headers.ensure(cache.root / "headers", abi)
+
+
 def build_host_library(
     families: Sequence[Family | str],
     abi: TorchAbi,
@@ -78,14 +89,17 @@ def build_host_library(
     ninja: str,
     levels: tuple[flags.CpuLevel, ...] | None = None,
     watch: Watch = UNWATCHED,
+    machine: str | None = None,
 ) -> Artifact:
     """The library of these families for one torch ABI, verified; built if the cache has it not.
 
-    It holds ``levels`` of the CPU kernels; by default all that this kind of machine has.
+    It is for ``machine``, by default this one, and the compiler must be one for it. It holds ``levels`` of the CPU
+    kernels; by default all that this kind of machine has.
     """
+    machine = machine or platform.machine()
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
-    levels = levels or flags.cpu_levels(platform.machine())
-    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels)
+    levels = levels or flags.cpu_levels(machine)
+    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
     return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
 
 
@@ -97,22 +111,23 @@ def make_plan(
     cache: Cache,
     debug: bool,
     levels: tuple[flags.CpuLevel, ...],
+    machine: str | None = None,
 ) -> Plan:
     """Read the sources and derive every key; compiles nothing."""
-    if compiled_for(abi) is None:
-        raise KernelUnavailable(
-            f"no host library can be built for {abi}\n"
-            f"  found   the classic C++ ABI, which has no adapter yet\n"
-            f"  needed  torch {STABLE_FLOOR} or newer, whose stable ABI is served\n"
-            f'  fix     1) pip install --upgrade "torch>={STABLE_FLOOR}"'
-        )
-    roots = {"csrc": sources.csrc_dir(), "torch_stable": stable_headers_dir(cache)}
-    entries = (*catalogue.COMMON_HOST, *(source for family in families for source in (*family.host, *family.cpu)))
+    machine = machine or platform.machine()
+    roots, common = {"csrc": sources.csrc_dir()}, catalogue.COMMON_HOST
+    if isinstance(abi, Exact) and compiled_for(abi) is None:
+        _refuse_clang(abi, compiler)
+        roots["torch"] = torch_headers_dir(abi, cache)
+        common = (*common, catalogue.CLASSIC_ADAPTER)
+    else:
+        roots["torch_stable"] = stable_headers_dir(cache)
+    entries = (*common, *(source for family in families for source in (*family.host, *family.cpu)))
     tree = sources.Tree(roots)
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
-    identity = _identity(compiler, platform.machine())
+    identity = _identity(compiler, machine)
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
         for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
@@ -132,7 +147,17 @@ def make_plan(
             "sources": everything,
         },
     )
-    return Plan(name, key, units, roots, compiler, abi, debug)
+    return Plan(name, key, units, roots, compiler, abi, machine, debug)
+
+
+def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
+    if compiler.kind != "g++":
+        raise KernelUnavailable(
+            f"no host library for {abi} can be built by {compiler.kind}\n"
+            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
+            f"  needed  g++\n"
+            f"  fix     1) apt-get install g++; CXX=g++"
+        )
 
 
 def list_units(
@@ -144,12 +169,18 @@ def list_units(
     debug: bool,
     build_id: str,
 ) -> tuple[Unit, ...]:
-    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it."""
+    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it.
+
+    All libraries for classic ABIs share every other object but the adapter's.
+    """
     base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
     units = []
     for source in catalogue.COMMON_HOST:
         own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
         units.append(Unit(_object_name(source), source, (*base, *own)))
+    if compiled_for(abi) is None:
+        adapter = catalogue.CLASSIC_ADAPTER
+        units.append(Unit(_object_name(adapter), adapter, (*base, *flags.adapter_options(abi))))
     for family in families:
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
@@ -159,12 +190,17 @@ def list_units(
     return tuple(dict.fromkeys(units))  # families may share sources
 
 
+def _start_late(unit: tuple[Unit, BuildKey]) -> tuple[bool, bool]:
+    source = unit[0].source
+    return source != catalogue.CLASSIC_ADAPTER, source.startswith("common/")
+
+
 def _object_name(source: str) -> str:
     return source.removesuffix(".cpp").replace("/", ".")
 
 
 def _identity(compiler: Compiler, machine: str) -> dict[str, Any]:
-    libc = os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
+    libc = toolchain.libc_version(compiler, machine)
     return {"compiler": f"{compiler.kind} {compiler.version}", "machine": machine, "libc": libc}
 
 
@@ -191,7 +227,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     seconds = time.perf_counter() - started
     if status:
         raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
-    verify_library(payload.read_bytes(), plan.abi)
+    verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:
             cache.spare(key, work / f"{unit.name}.o", seconds)
@@ -204,8 +240,8 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
     roots = {name: str(path) for name, path in plan.roots.items()}
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
-    # The families first: their adapters to torch take longest, and ninja starts what comes first.
-    for unit, _ in sorted(plan.units, key=lambda pair: pair[0].source.startswith("common/")):
+    # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
+    for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
             command = flags.host_compile_command(
                 plan.compiler.path,
@@ -213,7 +249,8 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
                 source=f"{roots['csrc']}/{unit.source}",
                 output=f"{unit.name}.o",
                 roots=roots,
-                includes=(roots["csrc"], roots["torch_stable"]),
+                includes=(roots["csrc"],),
+                system=tuple(folder for name, folder in roots.items() if name != "csrc"),
                 build_dir=str(work),
                 seed=unit.name,
             )
@@ -233,12 +270,14 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
     return "\n".join([*lines, *_edge(str(payload), (*linked, *stubs), command)])
 
 
-def verify_library(data: bytes, abi: TorchAbi) -> elf.ElfInfo:
+def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
     """Hold a linked library against what every loader relies on, before it is published."""
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
         raise BuildFailed(f"the linker wrote no usable library: {error}") from error
+    if info.machine != machine:
+        raise BuildFailed(f"the compiler made a library for {info.machine}\n  needed  one for {machine}")
     missing = [soname for soname in flags.stub_sonames(abi) if soname not in info.needed]
     foreign = sorted(name for name in info.exported if not name.startswith("precast_"))
     absent = sorted(_REQUIRED_EXPORTS - info.exported)

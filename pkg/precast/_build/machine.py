@@ -68,8 +68,8 @@ def torch_note() -> str:
     if why_not is None:
         return f"torch {torch} is served by the library for the stable ABI of torch >= {STABLE_FLOOR}"
     return (
-        f"{why_not}: nothing can be built for it, as the classic C++ ABI is not supported yet; "
-        f"the library for torch >= {STABLE_FLOOR} is built all the same"
+        f"{why_not} is not served by the library that is built here, for torch >= {STABLE_FLOOR}: "
+        f"one for that very torch is built at the first use of a kernel, by g++"
     )
 
 

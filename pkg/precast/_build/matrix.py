@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,8 @@ from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, mi
 from precast._abi.label import Label, sass_floor
 from precast._abi.torch_abi import Exact, Stable, TorchAbi, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, dotted
-from precast._build.tables import MatrixError, Table
+from precast._build.tables import MatrixError, Table, read_toml
 from precast._build.torch_releases import TorchBuild, TorchRelease, read_releases
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["EventSpec", "LabelSpec", "Machine", "Matrix", "MatrixError", "TorchBuild", "TorchRelease", "load", "parse"]
 
@@ -86,7 +80,9 @@ class Matrix:
     glibc: Release
     glibcxx: tuple[int, ...]
     max_bytes: int
+    readers: tuple[str, ...]
     machine_specs: tuple[Machine, ...]
+    gpu_runner: str
     labels: tuple[LabelSpec, ...]
     events: tuple[EventSpec, ...]
 
@@ -125,6 +121,23 @@ class Matrix:
         """Why the build cannot make a host library of this ABI yet; None when it can."""
         return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
 
+    def built_abis(self, machine: str, only: Release | None = None) -> tuple[TorchAbi, ...]:
+        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have.
+
+        A slim wheel has those of ``only`` one minor.
+        """
+        releases = [release for release in self.releases if only in (None, release.release)]
+        builds = [(release, build) for release in releases for build in release.builds.get(machine, ())]
+        found = dict.fromkeys(self.abi_of(release, build) for release, build in builds)
+        return tuple(abi for abi in found if self.abi_not_built(abi) is None)
+
+    def device_sources(self, label: Label) -> tuple[tuple[LabelSpec, tuple[GpuTarget, ...]], ...]:
+        """Whose NVRTC compiles which targets of a label's device code: its own, or those that it takes from others."""
+        spec = self.label(label)
+        if spec.take:
+            return tuple((self.label(source), targets) for source, targets in spec.take)
+        return () if spec.nvrtc is None else ((spec, spec.targets),)
+
     def max_bytes_of(self, label: Label) -> int:
         """The size budget of a label's wheels."""
         own = self.label(label).max_bytes
@@ -133,11 +146,7 @@ class Matrix:
 
 def load(path: Path) -> Matrix:
     """Read and check a matrix."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise MatrixError(f"{path}: {error}") from error
-    return parse(document)
+    return parse(read_toml(path))
 
 
 def parse(document: Mapping[str, Any]) -> Matrix:
@@ -146,6 +155,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
     python, wheel, torch = root.table("python"), root.table("wheel"), root.table("torch")
+    device, gpu = root.table("device"), root.table("gpu")
     machines, labels, events = root.table("machines"), root.table("labels"), root.table("events")
     classic, without_label = torch.table("classic"), torch.table("without_label")
     pythons = python.all_parsed("versions", Release.parse)
@@ -165,11 +175,13 @@ def parse(document: Mapping[str, Any]) -> Matrix:
         glibc=wheel.parsed("glibc", Release.parse),
         glibcxx=wheel.parsed("glibcxx", dotted),
         max_bytes=wheel.take("max_bytes", int),
+        readers=device.texts("readers"),
         machine_specs=specs,
+        gpu_runner=gpu.take("runner", str),
         labels=label_specs,
         events=tuple(_event(name, events.table(name), label_specs) for name in tuple(events.values)),
     )
-    for table in (classic, without_label, python, wheel, torch, machines, labels, events, root):
+    for table in (classic, without_label, python, wheel, device, torch, gpu, machines, labels, events, root):
         table.finish()
     for problem in _contradictions(matrix):
         raise MatrixError(f"matrix.toml: {problem}")

@@ -13,28 +13,32 @@ FACTS_FILE = "source.json"  # in an sdist: what git said when it was made
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may."""
+    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may.
+
+    ``epoch`` is the moment of the commit, in seconds since 1970: the one that every file of a release bears.
+    """
 
     commit: str | None
     dirty: bool
+    epoch: int | None = None
 
 
 def of(root: Path) -> Provenance:
     """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record."""
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
-        return Provenance(_git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain") != "")
+        said, moment = _git(root, "rev-parse", "HEAD"), _git(root, "log", "-1", "--format=%ct")
+        return Provenance(said, _git(root, "status", "--porcelain") != "", int(moment) if moment else None)
     try:
         known = json.loads((root / FACTS_FILE).read_bytes())
     except FileNotFoundError:
         return Provenance(None, True)
-    return Provenance(known["commit"], bool(known["dirty"]))
+    return Provenance(known["commit"], bool(known["dirty"]), known.get("epoch"))
 
 
-def record(root: Path, tree: Path) -> None:
-    """Write into an sdist's tree what is known of ``root``."""
-    facts = of(root)
-    text = json.dumps({"commit": facts.commit, "dirty": facts.dirty}, indent=1) + "\n"
+def record(facts: Provenance, tree: Path) -> None:
+    """Write what is known of a checkout into the tree of its sdist."""
+    text = json.dumps({"commit": facts.commit, "dirty": facts.dirty, "epoch": facts.epoch}, indent=1) + "\n"
     (tree / FACTS_FILE).write_text(text, encoding="utf-8")
 
 

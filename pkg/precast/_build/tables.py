@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from precast.errors import KernelError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 T = TypeVar("T")
 
 
 class MatrixError(KernelError):
     """matrix.toml says something that cannot be; the message names the place."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file as plain values; MatrixError when it cannot be read."""
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise MatrixError(f"{path}: {error}") from error
+    return document
 
 
 class Table:

@@ -1,9 +1,11 @@
-"""Finding a C++ compiler and ninja. Looks at files and asks ``--version``; compiles nothing."""
+"""Finding a C++ compiler and ninja. Looks at files and asks for versions and targets; compiles nothing."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -17,17 +19,25 @@ from precast._abi.settings import Settings
 _COMPILERS = ("g++", "c++", "clang++")
 _USABLE = 0.85  # of the free memory; the rest is for whoever else wakes up
 COMPILE_BYTES = 400_000_000  # the largest compile of ours took 243 MB (g++ 12.2, the adapter to torch)
+_PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # linux/prctl.h
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 
 
-def find_compiler(settings: Settings) -> tuple[Compiler | None, tuple[str, ...]]:
+def target_machine(settings: Settings) -> str:
+    """The architecture to build for: PRECAST_ARCH, else that of this machine."""
+    return settings.arch or platform.machine()
+
+
+def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compiler | None, tuple[str, ...]]:
     """CXX alone when it is set (a setting is verified, never replaced), else the first of PATH that answers.
 
-    Also returns one line for every place looked at.
+    For another ``machine`` than this one it is the cross compiler under its Debian name, and it must say that it
+    compiles for it. Also returns one line for every place looked at.
     """
     looked_at: list[str] = []
     cxx = settings.cxx
-    names: tuple[str, ...] = _COMPILERS
+    cross = None if machine in (None, platform.machine()) else machine
+    names: tuple[str, ...] = _COMPILERS if cross is None else (f"{cross}-linux-gnu-g++",)
     if cxx:
         words = shlex.split(cxx)
         if len(words) > 1 and Path(words[0]).name in _WRAPPERS:
@@ -39,21 +49,56 @@ def find_compiler(settings: Settings) -> tuple[Compiler | None, tuple[str, ...]]
         shown = f"CXX={cxx!r}" if cxx else f"{name} on PATH"
         path = shutil.which(name)
         found = ask_compiler(path) if path else None
-        if found is not None:
+        target = _said(path, "-dumpmachine").partition("-")[0] if path and found and cross else None
+        if found is None:
+            looked_at.append(f"compiler: {shown}: {'does not say its version' if path else 'not there'}")
+        elif target != cross:
+            looked_at.append(f"compiler: {shown}: {path} compiles for {target}, not for {cross}")
+        else:
             looked_at.append(f"compiler: {shown}: {path} {found.version}")
             return found, tuple(looked_at)
-        looked_at.append(f"compiler: {shown}: {'does not say its version' if path else 'not there'}")
     return None, tuple(looked_at)
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor has and the kernel lets programs use; nothing where it cannot be read."""
+    """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing where there is none.
+
+    An ARM processor with SVE has its vector length beside it, such as "sve256".
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return frozenset()
+        lines = []
     found = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(found.split())
+    return frozenset((*found.split(), *_sve()))
+
+
+def _sve() -> tuple[str, ...]:
+    """The vector length of this process, which cpuinfo does not tell; none without SVE, where Linux knows no length."""
+    if platform.machine() != "aarch64":
+        return ()
+    length: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL)
+    return (f"sve{(length & _PR_SVE_VL_LEN_MASK) * 8}",) if length > 0 else ()
+
+
+def package_for(machine: str) -> str:
+    """The Debian package of the compiler for ``machine``."""
+    if machine == platform.machine():
+        return "g++"
+    return f"g++-{machine.replace('_', '-')}-linux-gnu"
+
+
+def libc_version(compiler: Compiler, machine: str) -> str:
+    """The C library that a compiler links with, such as "glibc 2.36": a cross compiler brings one of its own."""
+    if machine == platform.machine():
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
+    library = Path(_said(compiler.path, "-print-file-name=libc.so.6"))
+    banner = re.search(rb"GNU C Library .*release version (\d+\.\d+)", library.read_bytes() if library.is_file() else b"")
+    return "unknown libc" if banner is None else f"glibc {banner[1].decode()}"
+
+
+def _said(path: str, option: str) -> str:
+    return subprocess.run([path, option], capture_output=True, text=True, timeout=30, check=False).stdout.strip()
 
 
 def ask_compiler(path: str) -> Compiler | None:

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 from precast._abi.capability import ComputeCapability, GpuTarget
-from precast.errors import KernelError, KernelIncompatible
+from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
 
 _ERROR_BYTES = 4096
 _NAMES_BYTES = 1 << 16
@@ -39,6 +39,13 @@ class HostLibrary:
         """Gives the family's ops their kernels for a dispatch key, "CPU" or "CUDA"; again is a no-op."""
         self._call("precast_register", family, key)
 
+    def use_level(self, name: str) -> None:
+        """Makes the CPU kernels of this library use one level, all threads at once."""
+        try:
+            self._call("precast_set_cpu_level", name)
+        except KernelIncompatible as error:
+            raise wrong_level(name, str(error)) from error
+
     def set_image(
         self, family: str, device: int, image: bytes, target: GpuTarget, capability: ComputeCapability
     ) -> None:
@@ -68,6 +75,16 @@ class HostLibrary:
         c_arguments = [value.encode() if isinstance(value, str) else value for value in arguments]
         if getattr(self._c, function)(*c_arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
             raise KernelIncompatible(f"{_text(error.value)}\n  from    {function} of {self.path}")
+
+
+def wrong_level(name: str, why: str) -> KernelUnavailable:
+    """The exception for a PRECAST_CPU_LEVEL that this machine or this library does not have."""
+    return KernelUnavailable(
+        f"PRECAST_CPU_LEVEL={name} cannot be had here\n"
+        f"  found   {why}\n"
+        f"  needed  a level of this machine, or none to be given the best\n"
+        f"  fix     1) unset PRECAST_CPU_LEVEL"
+    )
 
 
 def _text(raw: bytes) -> str:

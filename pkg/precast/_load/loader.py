@@ -129,7 +129,7 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
             raise verdict.refusal(choice)
         host = _host_source(choice, decision)
         try:
-            library = _open(host.path)
+            library = _open(host.path, settings.cpu_level)
         except CannotOpen as error:
             if not isinstance(decision.host, HostFile):
                 from precast._load import verdict
@@ -155,11 +155,14 @@ def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
     return jit.build_host(choice.need.family, decision.host, choice.builders, choice.settings, why)
 
 
-def _open(path: Path) -> HostLibrary:
+def _open(path: Path, level: str | None) -> HostLibrary:
     """The library of a file, mapped once for all families it holds."""
     with _state.library_lock:
         if path not in _state.libraries:
-            _state.libraries[path] = HostLibrary(path)
+            library = HostLibrary(path)
+            if level is not None:
+                library.use_level(level)
+            _state.libraries[path] = library
         return _state.libraries[path]
 
 

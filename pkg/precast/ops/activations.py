@@ -56,10 +56,10 @@ def mul_and_silu(x: Tensor) -> Tensor:
 def _gated(x: Tensor, kind: int) -> Tensor:
     # The short way under autograd's Python kernel, as in rms_norm.
     if (
-        forward_ad._current_level < 0
+        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_unary(x)
-        and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
         if x.requires_grad and _is_grad_enabled():

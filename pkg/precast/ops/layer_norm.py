@@ -28,10 +28,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     one dtype, on one device. The result has the shape and dtype of ``x`` and is contiguous.
     """
     if (  # as in rms_norm
-        forward_ad._current_level < 0
+        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, weight, bias)
-        and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
         if _is_grad_enabled() and (

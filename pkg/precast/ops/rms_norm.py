@@ -39,10 +39,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
     # Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
     # what that would have done is done here. Every other call leads through it, as does a direct call of the op.
     if (
-        forward_ad._current_level < 0
+        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, weight)
-        and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
         if _is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -65,10 +65,10 @@ def fused_add_rms_norm(
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm
-        forward_ad._current_level < 0
+        not _is_compiling()
+        and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, residual, weight)
-        and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
         if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
@@ -92,10 +92,10 @@ def fused_add_rms_norm_(
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm
-        forward_ad._current_level < 0
+        not _is_compiling()
+        and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, residual, weight)
-        and not _is_compiling()
         and not _is_excluded(AUTOGRAD_KEY)
     ):
         if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):

@@ -236,10 +236,10 @@ def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Calla
 
     def call(x: Tensor, *rest: Any) -> Tensor:
         if (
-            forward_ad._current_level < 0
+            not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+            and forward_ad._current_level < 0
             and not _transform_active()
             and not has_torch_function_variadic(x, *rest)
-            and not _is_compiling()
             and not _is_excluded(AUTOGRAD_KEY)
         ):
             if _is_grad_enabled() and x.requires_grad:

@@ -182,7 +182,7 @@ def test_builders_are_asked_for_once_and_only_where_they_matter() -> None:
     assert isinstance(decision, UsePrebuilt) and needs_builders(decision)
     # Not in mode aot; and not for device code that no host library could launch.
     assert not needs_builders(decide(unknown, ex.build_info("sm_90"), replace(AUTO, jit=JitMode.AOT), CUDA))
-    old = replace(unknown, torch=ex.torch_info("2.9.0"))
+    old = replace(unknown, torch=ex.torch_info("2.3.1"))
     decision = decide(old, ex.build_info("sm_90"), AUTO, CUDA)
     assert not needs_builders(decision)
     assert only(decision, Reason.CLASSIC_JIT).remedy == 'pip install "torch>=2.10"'
@@ -308,7 +308,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(), None, jit, CUDA),
         decide(ex.host(glibc="2.17"), ex.build_info("sm_75", host_files=files), aot, CUDA),
         decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
-        decide(ex.host(torch=ex.torch_info("2.9.0")), ex.build_info(), AUTO, CUDA),
+        decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
     ]
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}

@@ -7,6 +7,7 @@ import pytest
 
 from precast._abi.label import Label
 from precast._abi.settings import VARIABLES, JitMode, Settings, settings_table
+from precast._abi.version import Release
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
 
@@ -25,8 +26,12 @@ def test_every_variable_reaches_its_field() -> None:
         "PRECAST_CUDA_ARCH_LIST": "9.0",
         "TORCH_CUDA_ARCH_LIST": "8.0",
         "MAX_JOBS": "3",
+        "PRECAST_CPU_LEVEL": "avx2",
         "PRECAST_DEBUG": "1",
         "PRECAST_LABEL": "cu130",
+        "PRECAST_PARTS": "/parts",
+        "PRECAST_ONLY_TORCH": "2.6",
+        "PRECAST_ARCH": "aarch64",
         "CUDA_EXT": "1",
         "CXX": "clang++",
         "CUDA_HOME": "/cuda",
@@ -43,8 +48,12 @@ def test_every_variable_reaches_its_field() -> None:
         jit_wait_s=60,
         arch_list="9.0",
         max_jobs=3,
+        cpu_level="avx2",
         debug=True,
         label=Label("cu130"),
+        parts="/parts",
+        only_torch=Release(2, 6),
+        arch="aarch64",
         cuda_ext=True,
         cxx="clang++",
         cuda_home="/cuda",
@@ -77,6 +86,8 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
         ("MAX_JOBS", "many", "whole number"),
         ("MAX_JOBS", "²", "whole number"),
         ("PRECAST_LABEL", "cuda13", "cu130"),
+        ("PRECAST_ARCH", "arm64", "x86_64 or aarch64"),
+        ("PRECAST_ONLY_TORCH", "newest", "a minor such as '2.6'"),
         ("PRECAST_CUDA_ARCH_LIST", "9.0;nine", "nine"),
     ],
 )

@@ -157,15 +157,25 @@ LIBRARIES = [
     Library("the floor itself", "2.10.0+cu128", "torch-stable-2.10", "use torch-stable-2.10"),
     Library("far above the floor", "2.15.0+cpu", "torch-stable-2.10", "use torch-stable-2.10"),
     Library("a patch release", "2.13.1", "torch-stable-2.10", "use torch-stable-2.10"),
-    Library("2.9 with the stable library only", "2.9.1", "torch-stable-2.10", "refuse torch-abi classic-jit"),
+    Library(
+        "2.9 with the stable library only", "2.9.1", "torch-stable-2.10", f"build torch-2.9-cxx1-git{OTHER}", git=OTHER
+    ),
+    Library("a 2.9 that does not know its commit", "2.9.1", "torch-stable-2.10", "refuse torch-abi torch-abi"),
+    Library("older than any adapter", "2.3.1", "torch-stable-2.10", "refuse torch-abi classic-jit", git=OTHER),
     Library("2.9 with its own library", "2.9.1", "torch-stable-2.10 torch-2.9-cxx1", "use torch-2.9-cxx1"),
     Library("a classic library in the next minor", "2.10.0", "torch-2.9-cxx1", "build torch-stable-2.10"),
-    Library("a classic library in the minor before", "2.8.0", "torch-2.9-cxx1", "refuse torch-abi classic-jit"),
+    Library(
+        "a classic library in the minor before",
+        "2.8.0",
+        "torch-2.9-cxx1",
+        f"build torch-2.8-cxx1-git{OTHER}",
+        git=OTHER,
+    ),
     Library(
         "2.6 with the old C++ ABI", "2.6.0+cu124", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx0", cxx11=False
     ),
     Library("2.6 with the new C++ ABI", "2.6.0+cu126", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx1"),
-    Library("2.6 with the other C++ ABI", "2.6.0", "torch-2.6-cxx0", "refuse torch-abi classic-jit"),
+    Library("2.6 with the other C++ ABI", "2.6.0", "torch-2.6-cxx0", f"build torch-2.6-cxx1-git{OTHER}", git=OTHER),
     Library("exact before stable", "2.10.0", "torch-stable-2.10 torch-2.10-cxx1", "use torch-2.10-cxx1"),
     Library("conda-forge's post releases", "2.4.1.post303", "torch-2.4-cxx1", "use torch-2.4-cxx1"),
     Library(
@@ -179,7 +189,7 @@ LIBRARIES = [
         "NVIDIA's container is not its minor",
         "2.9.0a0+50eac811a6.nv25.09",
         "torch-2.9-cxx1 torch-stable-2.10",
-        "refuse torch-abi torch-abi classic-jit",
+        f"build torch-2.9-cxx1-git{OTHER}",
         git=OTHER,
     ),
     Library(

@@ -16,7 +16,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import Release
-from precast._build import aot, headers, machine, matrix, provenance
+from precast._build import aot, binaries, headers, machine, matrix, provenance
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -31,6 +31,27 @@ def test_the_environment_names_the_mode() -> None:
     assert aot.mode_of(CU130) is BuildMode.RELEASE
     with pytest.raises(KernelError, match="ask for different wheels"):
         aot.mode_of(replace(CU130, cuda_ext=True))
+    with pytest.raises(KernelError, match="PRECAST_LABEL not set"):
+        aot.mode_of(Settings(parts="parts"))
+
+
+def test_another_architecture_takes_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert aot.mode_of(Settings(arch="x86_64")) is BuildMode.PURE
+    assert aot.mode_of(replace(CU130, arch="aarch64")) is BuildMode.RELEASE
+    for settings in (Settings(arch="aarch64"), Settings(arch="aarch64", cuda_ext=True)):
+        with pytest.raises(KernelError, match="PRECAST_ARCH=aarch64 is the architecture of a release wheel"):
+            aot.mode_of(settings)
+
+
+def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError) as caught:
+        binaries.host_tools(replace(CU130, arch="aarch64"))
+    assert "found   compiler: aarch64-linux-gnu-g++ on PATH: not there" in str(caught.value)
+    assert "needed  a C++ compiler for aarch64 and ninja" in str(caught.value)
+    assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
 
 
 def test_the_label_is_the_local_version() -> None:
@@ -46,6 +67,8 @@ def test_the_label_is_the_local_version() -> None:
         (CU130, True, ["ninja", "nvidia-cuda-nvrtc==13.0.88"]),
         (Settings(label=Label("cu121")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.1.105"]),
         (Settings(label=Label("cpu")), True, ["ninja"]),
+        (Settings(label=Label("")), True, ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88"]),
+        (replace(CU130, parts="parts"), True, []),
     ],
 )
 def test_requirements_follow_the_mode(
@@ -66,17 +89,17 @@ def test_an_unknown_label_stops_the_build_at_once(checkout: Path, tmp_path: Path
 
 
 def test_a_release_above_the_ceilings_is_refused() -> None:
-    aot.check_ceilings(FILE)
+    binaries.check_ceilings(FILE)
     for bad in (replace(FILE, glibc=Release(2, 29)), replace(FILE, glibcxx="3.4.29")):
         with pytest.raises(KernelError, match="too new for manylinux_2_28"):
-            aot.check_ceilings(bad)
+            binaries.check_ceilings(bad)
 
 
 def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="editable install has no label"):
         aot.warm_cache(CU130)
     with pytest.raises(KernelError, match="serves every label"):
-        aot.stage_sdist(tmp_path, tmp_path, CU130)
+        aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
 
 
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:

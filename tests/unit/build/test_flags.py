@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable
+from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.version import Release
 from precast._build import flags
 
@@ -34,14 +34,15 @@ def test_a_compile_names_no_folder_in_its_object() -> None:
         source="/home/me/csrc/a/host.cpp",
         output="a.host.o",
         roots={"csrc": "/home/me/csrc", "torch_stable": "/cache/include"},
-        includes=("/home/me/csrc", "/cache/include"),
+        includes=("/home/me/csrc",),
+        system=("/cache/include",),
         build_dir="/tmp/build",
         seed="a.host",
     )
     assert " ".join(command) == (
         "g++ -O2 -frandom-seed=a.host -ffile-prefix-map=/home/me/csrc=csrc "
         "-ffile-prefix-map=/cache/include=torch_stable -ffile-prefix-map=/tmp/build=. "
-        "-I/home/me/csrc -I/cache/include -c /home/me/csrc/a/host.cpp -o a.host.o"
+        "-I/home/me/csrc -isystem /cache/include -c /home/me/csrc/a/host.cpp -o a.host.o"
     )
 
 
@@ -68,9 +69,22 @@ def test_the_torch_target_is_the_floor() -> None:
     assert flags.abi_defines(STABLE) == (flags.torch_target_version(STABLE_FLOOR),)
 
 
-def test_a_classic_abi_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match=r"torch-2\.6-cxx0"):
-        flags.abi_defines(Exact(Release(2, 6), cxx11=False))
+def test_only_the_adapter_knows_one_classic_abi_from_another() -> None:
+    old, new = (Exact(Release(2, 6), cxx11) for cxx11 in (False, True))
+    assert flags.abi_defines(old) == flags.abi_defines(new) == ("-DPRECAST_TORCH_CLASSIC",)
+    assert flags.adapter_options(old) == ("-DPRECAST_TORCH=206", "-D_GLIBCXX_USE_CXX11_ABI=0", "-fopenmp")
+    assert flags.adapter_options(new)[1] == "-D_GLIBCXX_USE_CXX11_ABI=1"
+    assert flags.stub_sonames(old) == ("libtorch_cpu.so", "libc10.so")
+
+
+@pytest.mark.parametrize("abi", [STABLE, Exact(STABLE_FLOOR, cxx11=True, git="0" * 40)], ids=str)
+def test_the_stable_abi_has_no_adapter(abi: TorchAbi) -> None:
+    with pytest.raises(ValueError, match="needs no adapter"):
+        flags.adapter_options(abi)
+
+
+def test_the_link_brings_no_openmp_runtime_along() -> None:
+    assert not [option for option in flags.link_options(debug=False) if "openmp" in option or "gomp" in option]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +102,11 @@ def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
 def test_cpu_levels_are_named_in_the_unit() -> None:
     avx2 = flags.cpu_levels("x86_64")[1]
     assert flags.cpu_options(avx2) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
-    assert [level.name for level in flags.cpu_levels("aarch64")] == ["baseline"]
+    sve256 = flags.cpu_levels("aarch64")[2]
+    assert " ".join(flags.cpu_options(sve256)) == (
+        "-DPRECAST_CPU_LEVEL=sve256 -march=armv8.2-a+sve -msve-vector-bits=256"
+    )
+    assert [level.name for level in flags.cpu_levels("aarch64")] == ["neon", "sve128", "sve256", "sve512"]
     with pytest.raises(ValueError, match="riscv64"):
         flags.cpu_levels("riscv64")
 
@@ -100,11 +118,29 @@ def test_cpu_levels_are_named_in_the_unit() -> None:
         ("x86_64", "avx2 fma", "baseline"),
         ("x86_64", "avx2 fma f16c avx512f", "avx2"),
         ("x86_64", "avx2 fma f16c avx512f avx512bw avx512vl avx512dq sse2", "avx512"),
-        ("aarch64", "asimd sve", "baseline"),
+        ("aarch64", "asimd", "neon"),
+        ("aarch64", "asimd sve sve128", "sve128"),
+        ("aarch64", "sve256", "sve256"),
+        ("aarch64", "sve512", "sve512"),
+        ("aarch64", "asimd sve sve1024", "neon"),
     ],
 )
 def test_best_level(machine: str, features: str, level: str) -> None:
     assert flags.best_level(machine, frozenset(features.split())).name == level
+
+
+def test_a_level_by_name_must_be_of_this_machine() -> None:
+    avx2, sve256 = frozenset(("avx2", "fma", "f16c")), frozenset(("asimd", "sve", "sve256"))
+    assert flags.named_level("x86_64", avx2, "baseline").name == "baseline"
+    assert flags.named_level("aarch64", sve256, "sve").name == flags.named_level("aarch64", sve256, "sve256").name
+    for machine, features, name, here in (
+        ("x86_64", avx2, "avx512", "baseline, avx2"),
+        ("x86_64", avx2, "sve", "baseline, avx2"),
+        ("aarch64", sve256, "sve512", "neon, sve256"),
+        ("aarch64", frozenset(), "sve", "neon"),
+    ):
+        with pytest.raises(ValueError, match=f"CPU level '{name}' was asked for; this machine has {here}$"):
+            flags.named_level(machine, features, name)
 
 
 def test_one_level_alone_is_a_define() -> None:

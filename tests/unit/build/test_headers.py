@@ -110,7 +110,7 @@ def test_a_server_without_ranges_is_named_without_its_password(
     index_says(monkeypatch, served.url)
     with pytest.raises(KernelError, match="whole files only"):
         headers.ensure_headers(tmp_path / "dest", PINS)
-    assert headers._without_secret("https://me:secret@index/torch.whl") == "https://index/torch.whl"
+    assert headers.without_secret("https://me:secret@index/torch.whl") == "https://index/torch.whl"
 
 
 def test_a_local_wheel_needs_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,19 @@ def test_what_pip_says_is_passed_on() -> None:
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found for torch==2.15.0")
 
+    with pytest.raises(FileNotFoundError, match="No matching distribution"):
+        headers.find_wheel("2.15.0", run=pip)
+
+
+def test_without_an_index_the_error_says_what_brings_the_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(torch: str) -> str:
+        raise FileNotFoundError(f"No matching distribution found for torch=={torch}")
+
+    monkeypatch.setattr(headers, "find_wheel", nowhere)
     with pytest.raises(KernelError, match="No matching distribution") as caught:
-        headers.find_wheel(PINS, run=pip)
+        headers.ensure_headers(tmp_path / "dest", PINS)
     assert "sdist" in str(caught.value)
 
 
@@ -165,8 +176,8 @@ def test_pip_is_asked_for_the_same_wheel_on_every_machine() -> None:
         Path(command[command.index("--report") + 1]).write_text(json.dumps(report))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    assert headers.find_wheel(PINS, run=pip) == "https://index/torch.whl"
-    assert "--dry-run" in asked and "torch==2.15.0" in asked and "manylinux_2_28_x86_64" in asked
+    assert headers.find_wheel("2.15.0", run=pip) == "https://index/torch.whl"
+    assert "--dry-run" in asked and "torch==2.15.0" in asked and "--platform=manylinux_2_28_x86_64" in asked
 
 
 def test_the_committed_pins_are_hashes_of_the_matrix_torch() -> None:

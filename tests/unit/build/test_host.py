@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable
-from precast._abi.version import Release
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import catalogue, elf, flags, host, sources, toolchain
 from precast._build.cache import Artifact, Cache
 from precast._build.catalogue import Family
-from precast.errors import BuildFailed, KernelUnavailable
+from precast.errors import BuildFailed
 
 pytestmark = pytest.mark.compiler
 
@@ -59,19 +58,21 @@ def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path, csrc: Path) -> Callable[..., Artifact]:
-    compiler, _ = toolchain.find_compiler(Settings())
     ninja, _ = toolchain.find_ninja()
-    assert compiler is not None and ninja is not None
+    assert ninja is not None
 
     def build(
         *families: Family,
         debug: bool = False,
         cache: Path = tmp_path / "cache",
         levels: tuple[flags.CpuLevel, ...] | None = None,
+        machine: str = platform.machine(),
     ) -> Artifact:
         chosen = families or (TINY,)
+        compiler, looked_at = toolchain.find_compiler(Settings(), machine)
+        assert compiler is not None, looked_at
         return host.build_host_library(
-            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels
+            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels, machine=machine
         )
 
     return build
@@ -121,6 +122,34 @@ def test_one_level_alone(build: Callable[..., Artifact]) -> None:
     alone = build(levels=(best,))
     names = {name for name in compiled(alone) if name.startswith("tiny.cpu")}
     assert names == {f"tiny.cpu.{best.name}"} and alone.path != build().path
+
+
+@pytest.mark.qemu
+def test_each_machine_has_objects_of_its_own(build: Callable[..., Artifact]) -> None:
+    here, there = build(), build(machine="aarch64")
+    assert not compiled(here) - compiled(there) - {f"tiny.cpu.{level}" for level in LEVELS}
+    assert elf.read_shared_object(there.path.read_bytes()).machine == "aarch64"
+    assert here.key != there.key and build(machine="aarch64").cached
+
+
+def test_a_library_for_another_machine_is_not_published(csrc: Path, tmp_path: Path) -> None:
+    """Such as one by a compiler that was named by hand."""
+    compiler, _ = toolchain.find_compiler(Settings())
+    ninja, _ = toolchain.find_ninja()
+    assert compiler is not None and ninja is not None
+    other = next(machine for machine in flags.CPU_LEVELS if machine != platform.machine())
+    with pytest.raises(BuildFailed, match=f"needed  one for {other}"):
+        host.build_host_library(
+            [TINY],
+            ABI,
+            compiler,
+            cache=Cache(tmp_path),
+            debug=False,
+            jobs=2,
+            ninja=ninja,
+            levels=(flags.CpuLevel("plain", ()),),
+            machine=other,
+        )
 
 
 def test_the_same_bytes_come_from_anywhere(build: Callable[..., Artifact], tmp_path: Path) -> None:
@@ -184,14 +213,6 @@ def test_no_search_path_comes_from_a_variable(
     monkeypatch.setenv("CPATH", str(tmp_path / "elsewhere"))
     with pytest.raises(BuildFailed, match=r"stray\.h: No such file"):
         build()
-
-
-def test_the_classic_abi_is_refused_by_name(tmp_path: Path) -> None:
-    compiler, _ = toolchain.find_compiler(Settings())
-    assert compiler is not None
-    exact = Exact(Release(2, 6), cxx11=False)
-    with pytest.raises(KernelUnavailable, match=r"torch-2\.6-cxx0"):
-        host.make_plan([TINY], exact, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
 
 
 def test_the_key_holds_the_compiler_and_no_path(csrc: Path, tmp_path: Path) -> None:

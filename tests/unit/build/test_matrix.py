@@ -43,7 +43,9 @@ GOOD: dict[str, Any] = {
             },
         ],
     },
+    "device": {"readers": ["nvidia-cuda-cuobjdump==13.2.86", "nvidia-cuda-nvdisasm==13.2.86"]},
     "wheel": {"policy": "manylinux_2_28", "glibc": "2.28", "glibcxx": "3.4.22", "max_bytes": 5_000_000},
+    "gpu": {"runner": "our-gpu"},
     "machines": {"x86_64": {"runner": "ubuntu-24.04", "image": "example.org/manylinux_2_28_x86_64" + DIGEST}},
     "labels": {
         "cu130": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ def program(folder: Path, name: str, answer: str) -> Path:
 
 
 GCC = 'case $1 in --version) echo "g++ (Distribution) 12.2.0";; *) echo 12.2.0;; esac'
+CROSS = GCC.replace("*)", "-dumpmachine) echo aarch64-linux-gnu;; *)", 1)
 CLANG = 'case $1 in --version) echo "Distribution clang version 16.0.6";; *) echo 16.0.6;; esac'
 
 
@@ -50,6 +52,31 @@ def test_cxx_is_taken_or_refused_but_never_replaced(path: Path) -> None:
     for bad in ("gone", "mine -m32"):
         found, looked_at = toolchain.find_compiler(Settings(cxx=bad))
         assert found is None and bad in looked_at[0]
+
+
+def test_another_machine_gets_its_cross_compiler(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert toolchain.target_machine(Settings()) == "x86_64"
+    assert toolchain.target_machine(Settings(arch="aarch64")) == "aarch64"
+    program(path, "fake-g++", GCC)
+    assert toolchain.find_compiler(Settings(), "aarch64") == (
+        None,
+        ("compiler: aarch64-linux-gnu-g++ on PATH: not there",),
+    )
+    cross = program(path, "aarch64-linux-gnu-g++", CROSS)
+    found, _ = toolchain.find_compiler(Settings(), "aarch64")
+    assert found is not None and (found.path, found.version) == (str(cross), "12.2.0")
+    assert toolchain.libc_version(found, "aarch64") == "unknown libc"
+    assert toolchain.package_for("aarch64") == "g++-aarch64-linux-gnu"
+
+
+def test_a_compiler_for_the_wrong_machine_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    mine = program(path, "mine", CROSS.replace("aarch64", "x86_64"))
+    found, looked_at = toolchain.find_compiler(Settings(cxx="mine"), "aarch64")
+    assert found is None
+    assert looked_at == (f"compiler: CXX='mine': {mine} compiles for x86_64, not for aarch64",)
+    assert toolchain.find_compiler(Settings(cxx="mine"), "x86_64")[0] is not None
 
 
 def test_without_a_compiler_every_place_is_named() -> None:

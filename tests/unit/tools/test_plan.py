@@ -14,7 +14,7 @@ from precast._abi.label import Label
 from precast._build import matrix
 from precast._build.matrix import Matrix
 from tools import __main__ as tools_main
-from tools import cells, nvrtc, plan, served
+from tools import cells, evidence, nvrtc, plan, served, summary
 from tools.cells import MAX_JOBS, DeviceCell, HostCell, Plan, PlanError, TestCell, WheelCell, expand
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
@@ -36,7 +36,8 @@ def test_a_slim_expansion_is_known(snapshot: Snapshot) -> None:
 
 
 def test_the_summaries_are_known(snapshot: Snapshot) -> None:
-    snapshot("plan-summaries.txt", "\n".join(plan.summary(PLANS[event], KNOWN) for event in EVENTS))
+    kept = evidence.load(evidence.FOLDER, KNOWN)
+    snapshot("plan-summaries.txt", "\n".join(summary.of(PLANS[event], KNOWN, kept) for event in EVENTS))
 
 
 def test_the_documentation_counts_as_the_plan_does(checkout: Path) -> None:
@@ -47,8 +48,8 @@ def test_the_documentation_counts_as_the_plan_does(checkout: Path) -> None:
         assert row is not None
         assert row.groups() == (str(len(found)), str(sum(not cell.not_built for cell in found)))
     ways = served.torch_cells(KNOWN)
-    _, built = served.count(release, KNOWN, ways)
-    assert f"There are {len(ways)} ways to have torch" in text and f"serve {built} of them" in text
+    built = served.built(release, KNOWN, ways)
+    assert f"There are {len(ways)} ways to have torch" in text and f"serve {len(built)} of them" in text
 
 
 def test_the_matrix_has_the_events_that_are_tested() -> None:
@@ -215,7 +216,7 @@ def test_the_verb_prints_and_refuses(capsys: pytest.CaptureFixture[str], tmp_pat
     assert tools_main.main(["plan", "--json"]) == 0
     assert capsys.readouterr().out == plan.as_json(PLANS["release"])
     assert tools_main.main(["plan", "--event", "main", "--summary"]) == 0
-    assert capsys.readouterr().out == plan.summary(PLANS["main"], KNOWN)
+    assert capsys.readouterr().out == summary.of(PLANS["main"], KNOWN, evidence.load(evidence.FOLDER, KNOWN))
     assert tools_main.main(["plan", "--event", "tag"]) == 1
     assert "no event 'tag'" in capsys.readouterr().err
     assert tools_main.main(["plan", "--only-torch", "2.3"]) == 1

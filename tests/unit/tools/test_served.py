@@ -138,21 +138,23 @@ def test_what_is_not_built_is_not_claimed() -> None:
     by_version = {release.version: release for release in KNOWN.releases}
     wheels = [info for cell, info in manifests(declared=False) if not cell.not_built]
     cells = served.torch_cells(KNOWN)
-    expected = 0
+    expected = []
     for cell in cells:
         abi = KNOWN.abi_of(by_version[cell.torch], cell.build)
         there = cell.machine in built_machines and KNOWN.abi_not_built(abi) is None
         decisions = [served.judge(cell, info, None, None) for info in wheels]
         assert any(isinstance(decision, UsePrebuilt) for decision in decisions) == there, cell
         assert there or all(isinstance(decision, Refuse) for decision in decisions)
-        expected += there
-    assert served.count(PLAN, KNOWN, cells) == (len(cells), expected)
+        expected += [cell] * there
+    assert served.planned(PLAN, KNOWN, cells) == cells
+    assert served.built(PLAN, KNOWN, cells) == tuple(expected)
 
 
 def test_a_pull_request_serves_as_many_with_fewer_wheels() -> None:
     reduced = expand(KNOWN, KNOWN.event("pr"))
     cells = served.torch_cells(KNOWN)
-    assert served.count(reduced, KNOWN, cells) == served.count(PLAN, KNOWN, cells)
+    assert served.planned(reduced, KNOWN, cells) == cells
+    assert served.built(reduced, KNOWN, cells) == served.built(PLAN, KNOWN, cells)
 
 
 def test_the_cells_of_one_torch_can_be_counted() -> None:

@@ -1,38 +1,15 @@
-"""What the manifest claims of one file, against what its bytes say, and the rules of the house for such files."""
+"""What the manifest claims of one file, against what its bytes say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
-from precast._build.matrix import Matrix
 from tools.binaries import DeviceFacts, LibraryFacts
+from tools.guards.subject import Violation, same
 
-# What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
-_NEEDED = {
-    "libtorch_cpu.so",
-    "libstdc++.so.6",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libc.so.6",
-    "libdl.so.2",
-    "libpthread.so.0",
-    "ld-linux-x86-64.so.2",
-    "ld-linux-aarch64.so.1",
-}
 # CUDA toolkit -> the PTX ISA it writes (PTX ISA reference, "Release Notes").
 _PTX_ISA = {"12.1": "8.1", "12.4": "8.4", "12.6": "8.5", "12.8": "8.7", "12.9": "8.8", "13.0": "9.0", "13.2": "9.2"}
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that is not as it must be."""
-
-    check: str
-    where: str
-    wanted: str
-    found: str
 
 
 def host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Violation]:
@@ -47,27 +24,6 @@ def host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterato
     yield from same("python", file.path, ("none", None), (file.python, file.cuda_major))
     yield from same("compiler", file.path, dict(info.compilers).get("g++", facts.compiler), facts.compiler)
     yield from same("name", file.path, f"host/{file.abi}.so", file.path)
-
-
-def host_rules(file: HostFile, facts: LibraryFacts) -> Iterator[Violation]:
-    """The rules that every host library keeps, released or not."""
-    foreign = sorted(set(facts.needed) - _NEEDED)
-    yield from same("needed", file.path, [], foreign)
-    if "libtorch_cpu.so" not in facts.needed:
-        yield Violation("needed", file.path, "libtorch_cpu.so", ", ".join(facts.needed))
-    yield from same("exports", file.path, [], sorted(n for n in facts.exported if not n.startswith("precast_"))[:5])
-    yield from same("run path", file.path, None, facts.run_path)
-    yield from same("text relocations", file.path, False, facts.text_relocations)
-    yield from same("executable stack", file.path, False, facts.executable_stack)
-
-
-def release_rules(file: HostFile, facts: LibraryFacts, known: Matrix) -> Iterator[Violation]:
-    """What only a release must keep: the ceilings of its platform tag, and no debug information."""
-    ceiling = (known.glibc.major, known.glibc.minor)
-    if facts.glibc[:2] > ceiling or facts.glibcxx > known.glibcxx:
-        found = f"GLIBC_{'.'.join(map(str, facts.glibc))}, GLIBCXX_{'.'.join(map(str, facts.glibcxx))}"
-        yield Violation("ceiling", file.path, f"at most {known.glibc}, {known.glibcxx}", found)
-    yield from same("debug", file.path, False, facts.debug)
 
 
 def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iterator[Violation]:
@@ -87,10 +43,5 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
         yield from same("ptx isa", file.path, _PTX_ISA.get(toolkit), facts.isa)
     # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
     yield from same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
-    yield from same("compiler", file.path, dict(info.compilers).get("nvrtc"), file.nvrtc)
-
-
-def same(check: str, where: str, wanted: object, found: object) -> Iterator[Violation]:
-    """A violation unless both are equal."""
-    if wanted != found:
-        yield Violation(check, where, str(wanted), str(found))
+    if ("nvrtc", file.nvrtc) not in info.compilers:
+        yield Violation("compiler", file.path, f"NVRTC {file.nvrtc} among the compilers", str(dict(info.compilers)))

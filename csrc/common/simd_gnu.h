@@ -1,0 +1,179 @@
+// One register of the x86 levels and of NEON: the vectors that GCC and Clang have on every machine.
+//
+// The compilers give these types + - * / and comparisons lane by lane; the handful of instructions that remain are
+// written as assembly, because parsing <immintrin.h> alone takes 0.4 s, three times what compiling a family takes, and
+// <arm_neon.h> half as long. Included by simd.h alone.
+#pragma once
+
+// Without an instruction for it, a conversion of float16 is thirty others: kept in one place, or compiling takes twice
+// as long.
+#if PRECAST_WIDTH == 4 && defined(__x86_64__)
+#define PRECAST_CONVERSION PRECAST_RARE
+#else
+#define PRECAST_CONVERSION PRECAST_INLINE
+#endif
+
+namespace precast::PRECAST_CPU_LEVEL {
+
+typedef float FloatPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
+typedef uint32_t WordPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
+typedef int32_t SignedPart __attribute__((vector_size(PRECAST_WIDTH * 4)));
+typedef uint16_t HalfPart __attribute__((vector_size(PRECAST_WIDTH * 2)));
+typedef uint8_t BytePart __attribute__((vector_size(PRECAST_WIDTH)));
+typedef SignedPart Mask;  // all bits of a lane, or none
+
+template <class T>
+PRECAST_INLINE T load_bits(const void* from) {
+  T value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+PRECAST_INLINE FloatPart load_floats(const float* from) { return load_bits<FloatPart>(from); }
+PRECAST_INLINE HalfPart load_halves(const void* from) { return load_bits<HalfPart>(from); }
+PRECAST_INLINE void store_bits(void* to, FloatPart value) { __builtin_memcpy(to, &value, sizeof value); }
+PRECAST_INLINE void store_bits(void* to, HalfPart value) { __builtin_memcpy(to, &value, sizeof value); }
+
+PRECAST_INLINE Mask is_less(FloatPart a, FloatPart b) { return (Mask)(a < b); }
+PRECAST_INLINE Mask is_number(FloatPart a) { return (Mask)(a == a); }
+PRECAST_INLINE Mask is_negative(FloatPart a) { return (SignedPart)a >> 31; }  // by the sign bit
+PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
+  return (Mask)(__builtin_convertvector(load_bits<BytePart>(bytes), WordPart) != 0u);
+}
+
+PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) {
+  return ((WordPart)mask & yes) | (~(WordPart)mask & no);
+}
+
+PRECAST_INLINE FloatPart select(Mask mask, FloatPart yes, FloatPart no) {
+  return (FloatPart)select(mask, (WordPart)yes, (WordPart)no);
+}
+
+PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
+#if PRECAST_WIDTH > 4
+  asm("vfmadd231ps %2, %1, %0" : "+v"(c) : "%v"(a), "vm"(b));
+  return c;
+#elif defined(__aarch64__)
+  asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(c) : "w"(a), "w"(b));
+  return c;
+#else
+  return a * b + c;  // two roundings: SSE2 has nothing better
+#endif
+}
+
+PRECAST_INLINE FloatPart sqrt_part(FloatPart a) {
+#if PRECAST_WIDTH > 4
+  asm("vsqrtps %1, %0" : "=v"(a) : "v"(a));
+#elif defined(__aarch64__)
+  asm("fsqrt %0.4s, %1.4s" : "=w"(a) : "w"(a));
+#else
+  asm("sqrtps %1, %0" : "=x"(a) : "x"(a));
+#endif
+  return a;
+}
+
+// Without the call into libm that the compiler's own square root brings along for negative numbers.
+PRECAST_INLINE double sqrt(double value) {
+#if PRECAST_WIDTH > 4
+  asm("vsqrtsd %1, %1, %0" : "=v"(value) : "v"(value));
+#elif defined(__aarch64__)
+  asm("fsqrt %d0, %d1" : "=w"(value) : "w"(value));
+#else
+  asm("sqrtsd %1, %0" : "=x"(value) : "x"(value));
+#endif
+  return value;
+}
+
+PRECAST_INLINE WordPart widen(HalfPart half) { return __builtin_convertvector(half, WordPart); }
+
+PRECAST_INLINE HalfPart narrow(WordPart word) {
+#if PRECAST_WIDTH == 4 && defined(__x86_64__)
+  // SSE2 packs with signed saturation only: sign-extend the low halves first, then nothing saturates.
+  SignedPart low = (SignedPart)(word << 16) >> 16;
+  asm("packssdw %0, %0" : "+x"(low));
+  return load_bits<HalfPart>(&low);
+#else
+  return __builtin_convertvector(word, HalfPart);
+#endif
+}
+
+PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(widen(half) << 16); }
+
+// To nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet: adding the rounding term to it
+// could carry into the exponent and make it infinite.
+PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
+  WordPart bits = (WordPart)value;
+  WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;
+  WordPart quiet = (bits >> 16) | 0x40u;
+  return narrow(select(is_number(value), rounded, quiet));
+}
+
+PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
+#if PRECAST_WIDTH > 4
+  FloatPart value;
+  asm("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
+  return value;
+#elif defined(__aarch64__)
+  FloatPart value;
+  asm("fcvtl %0.4s, %1.4h" : "=w"(value) : "w"(half));
+  return value;
+#else
+  WordPart bits = widen(half);
+  WordPart sign = (bits & 0x8000u) << 16;
+  WordPart magnitude = (bits & 0x7fffu) << 13;
+  WordPart exponent = magnitude & 0x0f800000u;
+  WordPart normal = magnitude + ((127u - 15u) << 23);
+  // Infinity and NaN: to the largest exponent; the quiet bit goes on if a payload is there.
+  SignedPart is_nan = (SignedPart)magnitude > 0x0f800000;
+  WordPart special = (magnitude | 0x7f800000u) | ((WordPart)is_nan & 0x00400000u);
+  // Subnormal: with 2^-14 in front the bits form a normal float, and the subtraction is exact. No subnormal float
+  // appears, so the processor's flush-to-zero setting is without effect, as it is on the conversion instruction.
+  FloatPart offset = (FloatPart)(WordPart{} + (113u << 23));
+  WordPart subnormal = (WordPart)((FloatPart)(magnitude + (113u << 23)) - offset);
+  WordPart finite = select((Mask)(exponent == 0u), subnormal, normal);
+  return (FloatPart)(sign | select((Mask)(exponent == 0x0f800000u), special, finite));
+#endif
+}
+
+PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
+#if PRECAST_WIDTH > 4
+  HalfPart result;
+  asm("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(value));  // 0: to nearest, ties to even
+  return result;
+#elif defined(__aarch64__)
+  HalfPart result;
+  asm("fcvtn %0.4h, %1.4s" : "=w"(result) : "w"(value));
+  return result;
+#else
+  WordPart bits = (WordPart)value;
+  WordPart sign = (bits >> 16) & 0x8000u;
+  WordPart magnitude = bits & 0x7fffffffu;
+  // Normal result: rebias, round to nearest even on the 13 bits that go. Values from 65520 on carry into infinity.
+  WordPart normal = (magnitude + (((magnitude >> 13) & 1u) + 0xfffu - (112u << 23))) >> 13;
+  // Subnormal result: adding 0.5 lets the float adder round at the right place.
+  FloatPart half = (FloatPart)(WordPart{} + 0x3f000000u);
+  WordPart subnormal = (WordPart)((FloatPart)magnitude + half) - 0x3f000000u;
+  WordPart nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
+  WordPart result = select((SignedPart)magnitude < 0x38800000, subnormal, normal);
+  result = select((SignedPart)magnitude >= 0x47800000, WordPart{} + 0x7c00u, result);
+  result = select(is_number(value), result, nan);
+  return narrow(sign | result);
+#endif
+}
+
+// Stores past the caches; see stream() of simd.h.
+template <class Part>
+PRECAST_INLINE void stream_part(void* to, Part part) {
+#if PRECAST_WIDTH > 4
+  asm("vmovntps %1, %0" : "=m"(*static_cast<Part*>(to)) : "v"(part));
+#elif defined(__x86_64__)
+  for (unsigned i = 0; i < sizeof part / 8; ++i) {
+    uint64_t word = load_bits<uint64_t>(reinterpret_cast<const char*>(&part) + i * 8);
+    asm("movnti %1, %0" : "=m"(static_cast<uint64_t*>(to)[i]) : "r"(word));
+  }
+#else
+  store_bits(to, part);  // ARM has a hint for pairs of registers; nobody measured it here
+#endif
+}
+
+}  // namespace precast::PRECAST_CPU_LEVEL

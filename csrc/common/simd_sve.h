@@ -1,0 +1,80 @@
+// One register of the SVE levels: the intrinsics, at a vector length that the compiler is told (-msve-vector-bits).
+//
+// Vectors of a length known only at run time can be neither in a struct nor in an array, and the order of a sum would
+// depend on the machine. So each length is a level of its own, and cpu_level.cpp takes the one that the processor has.
+// A 16-bit format lies in the low halves of 32-bit lanes, as the loads, stores and conversions of SVE have it. Included
+// by simd.h alone.
+#pragma once
+
+#include <arm_sve.h>
+
+namespace precast::PRECAST_CPU_LEVEL {
+
+#define PRECAST_FIXED __attribute__((arm_sve_vector_bits(PRECAST_WIDTH * 32)))
+typedef svfloat32_t FloatPart PRECAST_FIXED;
+typedef svuint32_t WordPart PRECAST_FIXED;
+typedef svint32_t SignedPart PRECAST_FIXED;
+typedef svbool_t Mask PRECAST_FIXED;
+#undef PRECAST_FIXED
+
+struct HalfPart {
+  WordPart word;
+};
+
+PRECAST_INLINE Mask all_lanes() { return svptrue_b32(); }
+
+PRECAST_INLINE FloatPart load_floats(const float* from) { return svld1_f32(all_lanes(), from); }
+PRECAST_INLINE HalfPart load_halves(const void* from) {
+  return {svld1uh_u32(all_lanes(), static_cast<const uint16_t*>(from))};
+}
+PRECAST_INLINE void store_bits(void* to, FloatPart value) { svst1_f32(all_lanes(), static_cast<float*>(to), value); }
+PRECAST_INLINE void store_bits(void* to, HalfPart value) {
+  svst1h_u32(all_lanes(), static_cast<uint16_t*>(to), value.word);
+}
+
+PRECAST_INLINE Mask is_less(FloatPart a, FloatPart b) { return svcmplt_f32(all_lanes(), a, b); }
+PRECAST_INLINE Mask is_number(FloatPart a) { return svcmpeq_f32(all_lanes(), a, a); }
+PRECAST_INLINE Mask is_negative(FloatPart a) { return svcmplt_n_s32(all_lanes(), (SignedPart)a, 0); }
+PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
+  return svcmpne_n_u32(all_lanes(), svld1ub_u32(all_lanes(), bytes), 0);
+}
+
+PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) { return svsel_u32(mask, yes, no); }
+PRECAST_INLINE FloatPart select(Mask mask, FloatPart yes, FloatPart no) { return svsel_f32(mask, yes, no); }
+
+PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) { return svmla_f32_x(all_lanes(), c, a, b); }
+
+PRECAST_INLINE FloatPart sqrt_part(FloatPart a) { return svsqrt_f32_x(all_lanes(), a); }
+
+// Without the call into libm that the compiler's own square root brings along for negative numbers.
+PRECAST_INLINE double sqrt(double value) {
+  asm("fsqrt %d0, %d1" : "=w"(value) : "w"(value));
+  return value;
+}
+
+PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(half.word << 16); }
+
+// To nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet: adding the rounding term to it
+// could carry into the exponent and make it infinite.
+PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
+  WordPart bits = (WordPart)value;
+  WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;
+  WordPart quiet = (bits >> 16) | 0x40u;
+  return {select(is_number(value), rounded, quiet)};
+}
+
+PRECAST_INLINE FloatPart float_of_f16(HalfPart half) {
+  return svcvt_f32_f16_x(all_lanes(), svreinterpret_f16_u32(half.word));
+}
+
+PRECAST_INLINE HalfPart f16_of_float(FloatPart value) {
+  return {svreinterpret_u32_f16(svcvt_f16_f32_x(all_lanes(), value))};
+}
+
+// Ordinary stores; see stream() of simd.h.
+template <class Part>
+PRECAST_INLINE void stream_part(void* to, Part part) {
+  store_bits(to, part);
+}
+
+}  // namespace precast::PRECAST_CPU_LEVEL

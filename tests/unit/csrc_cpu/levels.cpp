@@ -1,0 +1,242 @@
+// The CPU kernels without torch, for machines that torch does not run on or runs on slowly: fixed inputs, every family
+// and format, results to a file. The same program for every level of a machine; test_qemu.py compares the files.
+//
+//   levels LEVEL FILE     by the library's own choice among levels; "" for the best. Prints the level that was used.
+//   levels unchecked      the last level of all, whatever the processor: what the choice protects from.
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "activations/cpu.h"
+#include "common/checks.h"
+#include "common/cpu_level.h"
+#include "cpu_adam/cpu.h"
+#include "layer_norm/cpu.h"
+#include "rms_norm/cpu.h"
+#include "softmax/cpu.h"
+
+void precast::fail(const char* format, ...) {  // torch.cpp has the product's
+  char text[400];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  throw std::runtime_error(text);
+}
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+constexpr int kTypes = 3;  // float32, float16, bfloat16: the numbers of precast::DType
+constexpr int kSize[kTypes] = {4, 2, 2};
+
+uint32_t state;
+
+uint32_t random_bits() {  // xorshift
+  state ^= state << 13;
+  state ^= state >> 17;
+  state ^= state << 5;
+  return state;
+}
+
+// Numbers between 2^-5 and 2^5 of either sign; with `wild`, any bits: infinities, NaN, subnormal numbers.
+Bytes numbers(int type, int64_t count, bool wild = false) {
+  static const int kMantissa[kTypes] = {23, 10, 7}, kBias[kTypes] = {127, 15, 127};
+  Bytes result(static_cast<size_t>(count) * kSize[type]);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = random_bits(), exponent = kBias[type] - 5 + random_bits() % 10;
+    const uint32_t sign = bits >> 31 << (8 * kSize[type] - 1), mantissa = bits & ((1u << kMantissa[type]) - 1);
+    const uint32_t number = wild ? bits : sign | exponent << kMantissa[type] | mantissa;
+    memcpy(&result[static_cast<size_t>(i) * kSize[type]], &number, kSize[type]);
+  }
+  return result;
+}
+
+Bytes positive(Bytes floats) {
+  for (size_t i = 3; i < floats.size(); i += 4) floats[i] &= 0x7f;
+  return floats;
+}
+
+FILE* out;
+
+void write(const std::string& name, int type, const Bytes& data) {
+  fprintf(out, "%s %d %zu\n", name.c_str(), type, data.size() / kSize[type]);
+  fwrite(data.data(), 1, data.size(), out);
+}
+
+precast::cpu_adam::Step step(bool decoupled, bool past_caches) {
+  precast::cpu_adam::Step s = {};
+  s.grad_scale = 0.75f;
+  s.beta1 = {0.9f, -2.4e-8f}, s.beta2 = {0.999f, -1.3e-8f}, s.decay = {decoupled ? 0.99999f : 1.0f, 1.7e-9f};
+  s.one_minus_beta1 = 0.1f, s.one_minus_beta2 = 0.001f;
+  s.l2 = decoupled ? 0.0f : 0.01f;
+  s.minus_step_size = -3.7e-3f, s.root_scale = 18.3f, s.eps = 1e-8f;
+  s.stream_copies = past_caches;
+  return s;
+}
+
+using Update = precast::cpu_adam::UpdateFunction;
+
+void adam(Update update) {
+  using precast::cpu_adam::Type;
+  constexpr int64_t kCount = 1003;  // three blocks, and eleven lanes of a vector
+  for (int mix = 0; mix < kTypes * kTypes * 2; ++mix) {
+    const int param = mix % 3, grad = mix / 3 % 3, copy = 1 + mix % 2;
+    const bool wild = mix >= 9;
+    Bytes p = numbers(param, kCount), g = numbers(grad, kCount, wild), m = numbers(0, kCount),
+          v = positive(numbers(0, kCount)), c(kCount * 2 + 64);
+    auto type = [](int number) { return static_cast<Type>(number); };
+    precast::cpu_adam::Slot slot = {{p.data(), type(param)},
+                                    {g.data(), type(grad)},
+                                    {m.data(), type(0)},
+                                    {v.data(), type(0)},
+                                    {c.data(), type(copy)},
+                                    kCount,
+                                    0};
+    update(&slot, 1, step(mix % 2 == 0, mix % 4 == 0), 0, precast::cpu_adam::units(kCount));
+    const std::string name = "adam." + std::to_string(mix);
+    write(name + ".param", param, p), write(name + ".exp_avg", 0, m), write(name + ".exp_avg_sq", 0, v);
+    c.resize(kCount * 2);
+    write(name + ".copy", copy, c);
+  }
+}
+
+constexpr int64_t kWidths[] = {1, 15, 16, 33, 1029, 2064};
+constexpr int64_t kRows = 5, kChunk = 2, kChunks = 3;
+
+void rms_norm(int type, int64_t width, const std::string& end) {
+  const int64_t count = kRows * width;
+  const Bytes weight = numbers(type, width), grad = numbers(type, count), grad_sum = numbers(type, count);
+  for (int casting = 0; casting < 3; ++casting) {
+    Bytes x = numbers(type, count), residual = numbers(type, count), y(x.size()), sum(x.size()), grad_x(x.size());
+    precast::rms_norm::ForwardRows rows = {x.data(),      casting == 1 ? residual.data() : nullptr,
+                                           weight.data(), y.data(),
+                                           sum.data(),    width,
+                                           width,         width,
+                                           width,         width,
+                                           1e-6f,         type,
+                                           casting};
+    PRECAST_AT_CPU_LEVEL(rms_norm, forward)(rows, 0, kRows);
+    std::vector<double> parts(static_cast<size_t>(kChunks * width));
+    precast::rms_norm::BackwardRows back = {grad.data(),   casting == 1 ? grad_sum.data() : nullptr,
+                                            x.data(),      weight.data(),
+                                            grad_x.data(), parts.data(),
+                                            kRows,         width,
+                                            kChunk,        width,
+                                            width,         width,
+                                            1e-6f,         type,
+                                            casting};
+    PRECAST_AT_CPU_LEVEL(rms_norm, backward)(back, 0, kChunks);
+    Bytes grad_weight(static_cast<size_t>(width) * kSize[type]);
+    PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight)(parts.data(), kChunks, width, grad_weight.data(), type, 0, width);
+    const std::string name = "rms_norm." + std::to_string(casting) + end;
+    write(name + ".y", type, y), write(name + ".sum", type, sum), write(name + ".grad_x", type, grad_x);
+    write(name + ".grad_weight", type, grad_weight);
+  }
+}
+
+void layer_norm(int type, int64_t width, const std::string& end) {
+  const int64_t count = kRows * width;
+  const Bytes x = numbers(type, count), weight = numbers(type, width), bias = numbers(type, width),
+              grad = numbers(type, count);
+  Bytes y(x.size()), grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
+  precast::layer_norm::ForwardRows rows = {x.data(), weight.data(), bias.data(), y.data(), width, width, 1e-5f, type};
+  PRECAST_AT_CPU_LEVEL(layer_norm, forward)(rows, 0, kRows);
+  std::vector<double> parts(static_cast<size_t>(2 * kChunks * width));
+  precast::layer_norm::BackwardRows back = {grad.data(), x.data(), weight.data(), grad_x.data(), parts.data(), kRows,
+                                            width,       kChunk,   width,         width,         1e-5f,        type};
+  PRECAST_AT_CPU_LEVEL(layer_norm, backward)(back, 0, kChunks);
+  const auto reduce = PRECAST_AT_CPU_LEVEL(layer_norm, reduce);
+  reduce(parts.data(), kChunks, 2 * width, grad_weight.data(), type, 0, width);
+  reduce(parts.data() + width, kChunks, 2 * width, grad_bias.data(), type, 0, width);
+  write("layer_norm" + end + ".y", type, y), write("layer_norm" + end + ".grad_x", type, grad_x);
+  write("layer_norm" + end + ".grad_weight", type, grad_weight);
+  write("layer_norm" + end + ".grad_bias", type, grad_bias);
+}
+
+void softmax(int type, int64_t width, const std::string& end) {
+  const int64_t count = kRows * width;
+  for (int kind = 0; kind < 3; ++kind) {  // plain, masked, causal
+    const Bytes x = numbers(type, count, kind == 1 && width == 33), grad = numbers(type, count);
+    Bytes mask(static_cast<size_t>(count)), y(x.size()), grad_x(x.size());
+    for (unsigned char& byte : mask) byte = random_bits() % 3 == 0;
+    const precast::softmax::MaskRows masks = {kind == 1 ? mask.data() : nullptr, 0, 0, width};
+    precast::softmax::ForwardRows rows = {x.data(), y.data(), masks, kRows, width, kRows,     1,
+                                          0,        width,    1.5f,  -1e4f, type,  kind == 2, kind == 1};
+    PRECAST_AT_CPU_LEVEL(softmax, forward)(rows, 0, kRows);
+    precast::softmax::BackwardRows back = {grad.data(), y.data(), grad_x.data(), kRows, width, kRows,
+                                           0,           width,    width,         1.5f,  type,  kind == 2};
+    PRECAST_AT_CPU_LEVEL(softmax, backward)(back, 0, kRows);
+    const std::string name = "softmax." + std::to_string(kind) + end;
+    write(name + ".y", type, y), write(name + ".grad_x", type, grad_x);
+  }
+}
+
+void activations(int type, int64_t width, const std::string& end) {
+  const int64_t count = kRows * width;
+  for (int kind = 0; kind < 3; ++kind) {
+    const Bytes gate = numbers(type, count, width == 1029), factor = numbers(type, count), grad = numbers(type, count);
+    Bytes y(gate.size()), grad_gate(gate.size()), grad_factor(gate.size());
+    const int64_t pieces = kRows * precast::activations::pieces_of(width);
+    precast::activations::ForwardRows rows = {gate.data(), factor.data(), y.data(), width, width, type, kind};
+    PRECAST_AT_CPU_LEVEL(activations, forward)(rows, 0, pieces);
+    precast::activations::BackwardRows back = {
+        grad.data(), gate.data(), factor.data(), grad_gate.data(), grad_factor.data(), width, width, width,
+        width,       type,        kind};
+    PRECAST_AT_CPU_LEVEL(activations, backward)(back, 0, pieces);
+    const std::string name = "activations." + std::to_string(kind) + end;
+    write(name + ".y", type, y), write(name + ".grad_gate", type, grad_gate);
+    write(name + ".grad_factor", type, grad_factor);
+  }
+}
+
+#if defined(__x86_64__)
+constexpr Update kLast = PRECAST_AT(cpu_adam, avx512, update);
+#else
+constexpr Update kLast = PRECAST_AT(cpu_adam, sve512, update);
+#endif
+
+void everything() {
+  state = 2463534242u;
+  adam(PRECAST_AT_CPU_LEVEL(cpu_adam, update));
+  for (int type = 0; type < kTypes; ++type) {
+    for (const int64_t width : kWidths) {
+      const std::string end = "." + std::to_string(type) + "." + std::to_string(width);
+      rms_norm(type, width, end), layer_norm(type, width, end);
+      softmax(type, width, end), activations(type, width, end);
+    }
+  }
+}
+
+#define NAME(level) #level,
+constexpr const char* kNames[] = {PRECAST_EACH_CPU_LEVEL(NAME)};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    if (count == 2 && strcmp(arguments[1], "unchecked") == 0) {
+      out = fopen("/dev/null", "w");
+      state = 1;
+      adam(kLast);
+      return 0;
+    }
+    if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked");
+    precast::set_cpu_level(arguments[1]);
+    out = fopen(arguments[2], "w");
+    if (out == nullptr) precast::fail("cannot write %s", arguments[2]);
+    everything();
+    if (fclose(out) != 0) precast::fail("cannot write %s", arguments[2]);
+    puts(kNames[static_cast<int>(precast::cpu_level())]);
+    return 0;
+  } catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,190 @@
+"""The levels of both architectures on the processors they are for, emulated: the numbers, the choice, and its limits.
+
+The objects are those of the product, taken from the build cache; levels.cpp calls them without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from array import array
+from pathlib import Path
+
+import pytest
+
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._build import catalogue, flags, host, toolchain
+from precast._build.cache import Cache, default_root
+from tools import binaries
+
+pytestmark = [pytest.mark.qemu, pytest.mark.compiler]
+
+SETTINGS = Settings.from_env(os.environ)
+DRIVER = Path(__file__).with_name("levels.cpp")
+CPU_SOURCES = {"common/cpu_level.cpp", *(source for family in catalogue.FAMILIES for source in family.cpu)}
+ILLEGAL_INSTRUCTION = -4
+# An ARM processor without SVE, and one for each vector length (in 16 bytes).
+PROCESSORS = {
+    "neon": "cortex-a57",
+    "sve128": "max,sve-max-vq=1",
+    "sve256": "max,sve-max-vq=2",
+    "sve512": "max,sve-max-vq=4",
+}
+# Infinity, the bits of a magnitude, for each of float32, float16, bfloat16.
+FORMATS = ((0x7F800000, 0x7FFFFFFF), (0x7C00, 0x7FFF), (0x7F80, 0x7FFF))
+
+
+class Built:
+    """The product's library for one machine, and the driver around its CPU objects."""
+
+    def __init__(self, machine: str, work: Path) -> None:
+        compiler, looked_at = toolchain.find_compiler(SETTINGS, machine)
+        ninja, _ = toolchain.find_ninja()
+        assert compiler is not None and ninja is not None, looked_at
+        abi, cache, levels = Stable(STABLE_FLOOR), Cache(default_root(SETTINGS)), flags.cpu_levels(machine)
+        jobs = toolchain.default_jobs(SETTINGS)
+        library = host.build_host_library(
+            catalogue.FAMILIES, abi, compiler, cache=cache, debug=False, jobs=jobs, ninja=ninja, machine=machine
+        )
+        self.library = library.path.read_bytes()
+        plan = host.make_plan(
+            catalogue.FAMILIES, abi, compiler, cache=cache, debug=False, levels=levels, machine=machine
+        )
+        found = {unit.name: cache.lookup(key) for unit, key in plan.units if unit.source in CPU_SOURCES}
+        self.objects = {name: path for name, path in found.items() if path is not None}
+        assert len(self.objects) == len(found) == 1 + len(levels) * (len(CPU_SOURCES) - 1)
+        self.prefix = compiler.path.removesuffix("g++")
+        self.driver = work / f"levels-{machine}"
+        options = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{plan.roots['csrc']}", "-static")
+        subprocess.run(
+            [compiler.path, *options, DRIVER, *self.objects.values(), "-o", self.driver], timeout=120, check=True
+        )
+
+    def said(self, program: str, *arguments: str | Path) -> str:
+        """What one of the compiler's companions prints."""
+        command = [f"{self.prefix}{program}", *arguments]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def x86(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built("x86_64", tmp_path_factory.mktemp("x86"))
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built("aarch64", tmp_path_factory.mktemp("arm"))
+
+
+def run(emulator: str, processor: str, built: Built, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [emulator, "-cpu", processor, str(built.driver), *arguments]
+    work = built.driver.parent  # a crash may leave a core file
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=work)
+
+
+Results = dict[str, tuple[int, list[int]]]
+
+
+def results(emulator: str, processor: str, built: Built, level: str) -> Results:
+    """What the driver computes with the level that it chose, which must be ``level``; every NaN as 0."""
+    path = built.driver.with_name("results")
+    done = run(emulator, processor, built, "", str(path))
+    assert (done.returncode, done.stdout) == (0, f"{level}\n"), done.stderr
+    data, found = path.read_bytes(), {}
+    at = 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        name, kind, count = data[at:end].decode().split()
+        numbers = array("I" if kind == "0" else "H")
+        at = end + 1 + int(count) * numbers.itemsize
+        numbers.frombytes(data[end + 1 : at])
+        infinity, magnitude = FORMATS[int(kind)]
+        found[name] = int(kind), [0 if bits & magnitude > infinity else bits for bits in numbers]
+    return found
+
+
+def furthest(ours: Results, theirs: Results) -> dict[str, int]:
+    """The greatest distance in units of the last place for each result, where there is any."""
+    assert ours.keys() == theirs.keys() and len(ours) > 600
+    far = {}
+    for name, (kind, numbers) in ours.items():
+        others = theirs[name][1]
+        if numbers != others:
+            magnitude = FORMATS[kind][1]
+            steps = [[-(bits & magnitude) if bits > magnitude else bits for bits in some] for some in (numbers, others)]
+            far[name] = max(abs(one - other) for one, other in zip(*steps, strict=True))
+    return far
+
+
+@pytest.fixture(scope="module")
+def avx2(x86: Built) -> Results:
+    """The reference: a level that the tests of this folder hold against float64, with fused multiply-add."""
+    return results("qemu-x86_64", "max", x86, "avx2")
+
+
+@pytest.mark.parametrize("level", PROCESSORS)
+def test_arm_gives_the_bits_of_x86(arm: Built, avx2: Results, level: str) -> None:
+    """Elementwise results and reductions alike, in every format: sixteen lanes, one order, fused multiply-add."""
+    assert furthest(results("qemu-aarch64", PROCESSORS[level], arm, level), avx2) == {}
+
+
+def test_the_comparison_can_fail(x86: Built, avx2: Results) -> None:
+    """x86's baseline has no fused multiply-add, and is off where the others agree."""
+    far = furthest(results("qemu-x86_64", "Nehalem", x86, "baseline"), avx2)
+    assert far["adam.0.param"] == 1 and len(far) > 100
+
+
+@pytest.mark.parametrize(
+    ("processor", "asked", "said"),
+    [
+        ("max,sve-max-vq=8,sve-default-vector-length=128", "", "neon"),  # 1024 bits: nothing is compiled for that
+        ("max,sve-max-vq=2", "neon", "neon"),
+        ("max,sve-max-vq=2", "sve", "sve256"),
+        ("max,sve-max-vq=2", "sve256", "sve256"),
+        ("max,sve-max-vq=2", "sve128", "CPU level 'sve128' was asked for; this machine has 'sve256'"),
+        ("max,sve-max-vq=2", "sve512", "CPU level 'sve512' was asked for; this machine has 'sve256'"),
+        ("cortex-a57", "sve", "no CPU level 'sve' here; there are: neon sve128 sve256 sve512"),
+        ("cortex-a57", "sve128", "CPU level 'sve128' was asked for; this machine has 'neon'"),
+    ],
+)
+def test_a_level_is_for_one_vector_length(arm: Built, processor: str, asked: str, said: str) -> None:
+    done = run("qemu-aarch64", processor, arm, asked, "/dev/null")
+    assert (done.stdout + done.stderr).strip() == said
+    assert done.returncode == (0 if asked in said and " " not in said else 1)
+
+
+@pytest.mark.parametrize(("processor", "level"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
+def test_avx512_is_not_executed_where_it_is_not(x86: Built, processor: str, level: str) -> None:
+    """The emulator knows no AVX-512 and ends a program that executes any, as the last lines show."""
+    results("qemu-x86_64", processor, x86, level)
+    done = run("qemu-x86_64", processor, x86, "avx512", "/dev/null")
+    assert f"CPU level 'avx512' was asked for; this machine has '{level}'" in done.stderr and done.returncode == 1
+    assert run("qemu-x86_64", processor, x86, "unchecked").returncode == ILLEGAL_INSTRUCTION
+
+
+def test_sve_is_not_executed_where_it_is_not(arm: Built) -> None:
+    assert run("qemu-aarch64", "cortex-a57", arm, "unchecked").returncode == ILLEGAL_INSTRUCTION
+    assert run("qemu-aarch64", "max,sve-max-vq=4", arm, "unchecked").returncode == 0
+
+
+def test_every_arm_level_keeps_to_itself(arm: Built) -> None:
+    """On the objects: a level's symbols are in its namespace, and its vectors have its length."""
+    patterns = {"sve128": "vl16", "sve256": "vl32", "sve512": "vl64"}
+    for unit, path in arm.objects.items():
+        level = unit.rpartition(".")[2]
+        symbols = [line.split(maxsplit=2)[2] for line in arm.said("nm", "-gC", "--defined-only", path).splitlines()]
+        code = arm.said("objdump", "-d", "--no-show-raw-insn", path)
+        lengths = set(re.findall(r"\tptrue\tp\d+\.b, (\w+)", code))
+        if level in PROCESSORS:
+            assert symbols and [name for name in symbols if f"::{level}::" not in name] == [], unit
+        assert lengths == ({patterns[level]} if level in patterns else set()), unit
+        assert bool(re.search(r"\bz\d+\.[bhsd]\b", code)) == (level in patterns), unit
+
+
+def test_the_library_is_what_a_wheel_may_hold(arm: Built) -> None:
+    facts = binaries.read_library(arm.library)
+    assert (facts.machine, facts.cpu_levels) == ("aarch64", tuple(PROCESSORS))
+    assert facts.glibc <= (2, 28) and facts.glibcxx <= flags.GLIBCXX_CEILING
+    assert set(facts.families) == {family.name for family in catalogue.FAMILIES}

@@ -1,0 +1,169 @@
+"""A release on one machine: its steps and their order, what is refused at once, what a failure leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from precast._build import matrix
+from precast.errors import KernelError
+from tools import release, schedule, wheelhouse
+from tools.cells import Plan, expand
+from tools.schedule import Outcome, Runner, Step
+
+
+@pytest.fixture(scope="module")
+def known() -> matrix.Matrix:
+    return matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
+
+
+@pytest.fixture(scope="module")
+def plan(known: matrix.Matrix) -> Plan:
+    return expand(known, known.event("release"))
+
+
+def test_each_built_cell_is_one_step_and_needs_what_it_takes(plan: Plan, tmp_path: Path) -> None:
+    steps = {step.name: step for step in release.steps_of(plan, tmp_path, "cibuildwheel")}
+    built = {cell.name for cell in (*plan.device, *plan.host, *plan.wheel) if not cell.not_built}
+    assert built <= set(steps) and set(steps) - built <= {"sdist", "check-set", "index"}
+    default = steps["wheel-default-x86_64"]
+    assert {"device-cu128", "device-cu130", "host-torch-stable-2.10-x86_64", "sdist"} <= set(default.needs)
+    assert set(steps["check-set"].needs) == {"sdist", *(name for name in built if name.startswith("wheel-"))}
+    for step in steps.values():
+        assert set(step.needs) <= set(steps)
+
+
+def test_another_architecture_is_never_left_to_a_container_of_this_one() -> None:
+    here = os.uname().machine
+    assert release.driver_of(here, "cibuildwheel") == "cibuildwheel"
+    assert release.driver_of("another", "cibuildwheel") == "hooks"
+
+
+def test_without_an_engine_the_hooks_run_here_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CIBW_CONTAINER_ENGINE", "podman; create_args: --network=host")
+    assert release.choose_driver("auto") == ("hooks", "no podman on PATH")
+    engine = tmp_path / "podman"
+    engine.write_text("#!/bin/sh\nexit 1\n")
+    engine.chmod(0o755)
+    assert release.choose_driver("auto") == ("hooks", "podman does not answer")
+    engine.write_text("#!/bin/sh\nexit 0\n")
+    assert release.choose_driver("auto") == ("cibuildwheel", "podman answers")
+    assert release.choose_driver("hooks") == ("hooks", "as asked")
+
+
+@pytest.mark.parametrize(
+    ("stranger", "line"),
+    [
+        ("README", "README: not part of a release"),
+        ("parts/device-cu999/parts.json", "parts/device-cu999: no cell of the plan makes that"),
+        ("wheelhouse/precast-9.9-py3-none-any.whl", "wheelhouse/precast-9.9-py3-none-any.whl: no cell"),
+    ],
+)
+def test_a_folder_with_strangers_is_refused(
+    plan: Plan, known: matrix.Matrix, tmp_path: Path, stranger: str, line: str
+) -> None:
+    release.refuse_strangers(tmp_path, plan, known)
+    (tmp_path / stranger).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / stranger).write_text("")
+    with pytest.raises(KernelError) as refused:
+        release.refuse_strangers(tmp_path, plan, known)
+    assert line in str(refused.value) and "fix     1) remove what is named" in str(refused.value)
+
+
+def test_a_changed_wheel_is_refused(plan: Plan, known: matrix.Matrix, tmp_path: Path) -> None:
+    name = release.expected(plan, known)["wheel-cpu-x86_64"]
+    (tmp_path / name).write_bytes(b"a wheel")
+    record = wheelhouse.put(tmp_path / "out" / "wheelhouse", "wheel-cpu-x86_64", "key", tmp_path / name, 1.0)
+    release.refuse_strangers(tmp_path / "out", plan, known)
+    (tmp_path / "out" / "wheelhouse" / name).write_bytes(b"another")
+    with pytest.raises(KernelError, match=f"{record.sha256}") as refused:
+        release.refuse_strangers(tmp_path / "out", plan, known)
+    assert name in str(refused.value)
+
+
+def test_two_releases_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
+    from precast._build import lock
+
+    with lock.exclusive(tmp_path / release.LOCK, "the first"), pytest.raises(KernelError, match="held by process"):
+        release.make(tmp_path, "pr", "hooks", 1)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder whose ``python -m tools`` writes, sleeps or fails, as it is told."""
+    tools = tmp_path / "project" / "tools"
+    tools.mkdir(parents=True)
+    (tools / "__init__.py").touch()
+    (tools / "__main__.py").write_text(
+        "import os, sys, time\n"
+        "what, *rest = sys.argv[1:]\n"
+        "if what == 'write' and not os.path.exists(rest[0]): open(rest[0], 'w').write('x')\n"
+        "if what == 'sleep': open(rest[0], 'w').write(str(os.getpid())); time.sleep(60)\n"
+        "print(f'{what} was done')\n"
+        "sys.exit(what == 'fail')\n"
+    )
+    (tmp_path / "logs").mkdir()
+    return tools.parent
+
+
+def run(project: Path, steps: list[Step], jobs: int = 2) -> tuple[list[str], tuple[Outcome, ...]]:
+    told: list[str] = []
+    runner = Runner(project, project.parent / "logs", os.environ)
+    outcomes = schedule.run_all(
+        steps, runner, jobs, lambda step: told.append(f"+{step.name}"), lambda end: told.append(f"-{end.step.name}")
+    )
+    return told, outcomes
+
+
+def test_steps_run_after_what_they_need_and_are_reused(project: Path) -> None:
+    product = project / "product"
+    first = Step("first", "kind", ("write", str(product)), product)
+    second = Step("second", "kind", ("other",), project / "none", ("first",))
+    told, outcomes = run(project, [second, first])
+    assert told == ["+first", "-first", "+second", "-second"]
+    assert [(end.step.name, end.reused, end.said) for end in outcomes] == [
+        ("second", False, "other was done"),
+        ("first", False, "write was done"),
+    ]
+    _, outcomes = run(project, [first])
+    assert outcomes[0].reused
+
+
+def test_a_failure_shows_its_log_and_starts_nothing_more(project: Path) -> None:
+    none = project / "none"
+    steps = [Step("bad", "kind", ("fail",), none), Step("after", "kind", ("other",), none, ("bad",))]
+    with pytest.raises(schedule.StepFailed, match="fail was done") as failed:
+        run(project, steps)
+    assert str(project.parent / "logs" / "bad.log") in str(failed.value)
+    assert not (project.parent / "logs" / "after.log").exists()
+
+
+def test_an_interrupted_release_ends_what_it_started(project: Path) -> None:
+    said = project / "pid"
+    code = (
+        "import os, sys; from pathlib import Path; from tools import schedule\n"
+        "root, said = map(Path, sys.argv[1:])\n"
+        "step = schedule.Step('long', 'kind', ('sleep', str(said)), root / 'none')\n"
+        "runner = schedule.Runner(root, root.parent / 'logs', os.environ)\n"
+        "schedule.run_all([step], runner, 1, lambda _: None, lambda _: None)\n"
+    )
+    checkout = Path(__file__).resolve().parents[3]
+    env = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'pkg'}"}
+    whole = subprocess.Popen([sys.executable, "-c", code, project, said], env=env, stderr=subprocess.DEVNULL)
+    while not (said.exists() and said.read_text()):
+        time.sleep(0.02)
+    whole.send_signal(signal.SIGINT)
+    assert whole.wait(timeout=30) != 0
+    child = int(said.read_text())
+    for _ in range(500):
+        if not Path(f"/proc/{child}").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"process {child} still runs")

@@ -1,0 +1,83 @@
+"""The landing page: its answers against a table written by hand, and a page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast._build import matrix
+from tests.made_up import make_wheel
+from tools import pages, selector
+from tools.dists import Dist, read_dist
+
+KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
+CUDA = ("cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132")
+
+# The label for a GPU beside torch for CUDA 12 and for CUDA 13, when all are published, and what it brings: code for
+# exactly this GPU (=), for its generation (~), PTX (p), or code that is built at its first use (j).
+TABLE = """
+7.0   cu129= cu129=
+7.5   cu129= cu132=
+8.0   cu129= cu132=
+8.6   cu129= cu132=
+8.7   cu129j cu132j
+8.9   cu129~ cu132~
+9.0   cu129= cu132=
+10.0  cu129= cu132=
+10.3  cu129~ cu132~
+11.0  cu128p cu132=
+12.0  cu129= cu132=
+12.1  cu129~ cu132~
+"""
+CODES = {"=": selector.SASS, "~": selector.SAME_MAJOR, "p": selector.PTX, "j": selector.JIT}
+
+
+def published(folder: Path, *labels: str, version: str = "1.0") -> list[Dist]:
+    return [read_dist(make_wheel(folder, version=f"{version}+{label}" if label else version)) for label in labels]
+
+
+def test_the_answers_are_those_of_the_table(tmp_path: Path) -> None:
+    choice = selector.data(KNOWN, published(tmp_path, *CUDA, "cpu", ""))["choice"]["x86_64"]
+    assert choice["cpu"] == {"": ["cpu", selector.SASS]}
+    for row in TABLE.strip().splitlines():
+        gpu, *wanted = row.split()
+        for build, word in zip(("cu128", "cu130"), wanted, strict=True):
+            assert choice[build][gpu] == [word[:-1], CODES[word[-1]]], (gpu, build)
+    assert set(choice["cu128"]) == set(selector.GPUS)
+
+
+def test_only_what_is_published_is_offered(tmp_path: Path) -> None:
+    data = selector.data(KNOWN, published(tmp_path, "cu121", "cu130"))
+    assert list(data["labels"]) == ["cu121", "cu130"]
+    assert data["choice"]["x86_64"]["cpu"] == {}
+    assert data["choice"]["x86_64"]["cu128"]["12.0"] == ["cu121", selector.PTX]
+    assert data["choice"]["aarch64"]["cu130"] == {}
+    assert {entry["version"] for entry in data["torch"]} == {release.version for release in KNOWN.releases}
+
+
+def test_a_candidate_is_offered_only_while_there_is_nothing_else(tmp_path: Path) -> None:
+    first = published(tmp_path, "cu121", version="1.0rc1")
+    assert selector.data(KNOWN, first)["version"] == "1.0rc1"
+    more = [*first, *published(tmp_path, "cpu", version="0.9"), *published(tmp_path, "cu130", version="1.1rc1")]
+    data = selector.data(KNOWN, more)
+    assert (data["version"], list(data["labels"])) == ("0.9", ["cpu"])
+    assert selector.data(KNOWN, [])["version"] is None
+
+
+@pytest.mark.parametrize("labels", [(), ("cu121", "cpu", "")])
+def test_the_page_needs_nothing_but_itself(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    dists = published(tmp_path, *labels)
+    data: dict[str, Any] = selector.data(KNOWN, dists)
+    found = pages.pages(dists, {}, data)
+    page = found["index.html"]
+    # The root of an index has one link for each project, and this one has one project (PEP 503).
+    assert re.findall(r"<a\b[^>]*>", page) == ['<a href="precast/">']
+    assert not re.search(r"https?:|//[a-z]|<link|<img|@import|url\(|src=", page.replace("://", ""))
+    embedded = re.search(r'<script type="application/json" id="data">(.*)</script>', page)
+    assert embedded is not None
+    assert json.loads(embedded[1]) == json.loads(found["selector.json"]) == data
+    assert ("Nothing has been published yet" in page) == (not labels)

@@ -1,0 +1,14 @@
+"""Rows of text as columns, for every table that a verb prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> str:
+    """The rows, each column as wide as its widest cell; no line ends in spaces."""
+    listed = list(rows)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in listed
+    )

@@ -1,0 +1,59 @@
+"""Compile all device code of one label, by its very NVRTC, into a part that wheels take.
+
+Writes ``OUT/device-<label>``: one file for each family and target, and ``parts.json``. The NVRTC comes from PyPI into
+the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from precast._abi.settings import Settings
+from precast._build import matrix, parts
+from precast._build.binaries import label_nvrtc, make_device
+from precast._build.cache import Cache, default_root
+from precast.errors import KernelError
+from tools import packages, second_reader
+from tools.cells import label_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make(label: str, out: Path, settings: Settings) -> str:
+    """Make the part, or leave it as it is; says what was done."""
+    known = matrix.load(ROOT / "matrix.toml")
+    spec = known.label(label_of(label))
+    if spec.requirement is None:
+        raise KernelError(
+            f"+{spec.name} has no device code of its own\n"
+            f"  found   {spec.name}\n"
+            f"  needed  a label with an NVRTC\n"
+            f"  fix     1) python -m tools device --label cu130 --out {out}"
+        )
+    cache = Cache(default_root(settings))
+    found = label_nvrtc(spec, settings, [packages.folder_of(spec.requirement, cache)])
+    made = make_device(spec.targets, found, settings, cache)
+    folder = out / parts.device_name(spec)
+    changed = parts.write(made, spec.label, ROOT, folder)
+    cubins = [(folder / source.name, str(file.target)) for file, source in made.device if source.suffix == ".cubin"]
+    seen = second_reader.check(second_reader.fetch(known.readers, cache), cubins)
+    size = sum(file.bytes for file, _ in made.device)
+    how = "written" if changed else "there already"
+    return f"{folder.name}: {len(made.device)} images, {size} bytes, {seen} cubins read twice, {how}"
+
+
+def main(arguments: list[str]) -> int:
+    """Make one part."""
+    parser = argparse.ArgumentParser(prog="python -m tools device", description=__doc__)
+    parser.add_argument("--label", required=True, help="whose device code, such as cu121")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of parts")
+    options = parser.parse_args(arguments)
+    try:
+        print(make(options.label, options.out, Settings.from_env(os.environ)))
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,101 @@
+"""What a release shows while it runs: live bars on a terminal, one plain line for each finished step elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tools.schedule import Outcome, Step
+from tools.wheelhouse import Record
+
+
+class Display(Protocol):
+    """Told of each step's start and end."""
+
+    def start(self, step: Step) -> None:
+        """A step begins."""
+
+    def end(self, outcome: Outcome) -> None:
+        """A step has ended."""
+
+
+class Lines:
+    """For logs and pipes."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._total, self._count = len(steps), 0
+
+    def start(self, step: Step) -> None:
+        """Nothing: a line says how a step ended."""
+
+    def end(self, outcome: Outcome) -> None:
+        """One line."""
+        self._count += 1
+        how = "FAILED" if outcome.status else "reused" if outcome.reused else "made"
+        print(f"[{self._count:>3}/{self._total}] {outcome.seconds:6.1f} s  {how:6}  {outcome.said}", flush=True)
+
+
+class Bars:
+    """For people: a bar for each kind of step, and what is at work below."""
+
+    def __init__(self, steps: Sequence[Step], progress: Progress) -> None:
+        self._progress = progress
+        kinds = Counter(step.kind for step in steps)
+        self._kinds = {kind: progress.add_task(kind, total=count) for kind, count in kinds.items()}
+        self._at_work: dict[str, TaskID] = {}
+
+    def start(self, step: Step) -> None:
+        """A line below the bars."""
+        self._at_work[step.name] = self._progress.add_task(f"  [dim]{step.name}", total=None)
+
+    def end(self, outcome: Outcome) -> None:
+        """The line goes, its bar grows, and what was made stays above."""
+        self._progress.remove_task(self._at_work.pop(outcome.step.name))
+        self._progress.advance(self._kinds[outcome.step.kind])
+        if outcome.status or not outcome.reused:
+            colour = "red" if outcome.status else "green"
+            self._progress.console.print(f"[{colour}]{outcome.seconds:6.1f} s[/]  {outcome.said}", highlight=False)
+
+
+@contextmanager
+def display(steps: Sequence[Step], console: Console) -> Iterator[Display]:
+    """The one that suits the console."""
+    if not console.is_terminal:
+        yield Lines(steps)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Bars(steps, progress)
+
+
+def summary(outcomes: Sequence[Outcome], records: dict[str, Record], seconds: float, console: Console) -> None:
+    """A row for each finished file, then one for each other kind of step, then the whole."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("file", "bytes", "seconds", ""):
+        table.add_column(title, justify="right" if title in ("bytes", "seconds") else "left", no_wrap=True)
+    files = [outcome for outcome in outcomes if outcome.step.name in records]
+    for outcome in files:
+        record = records[outcome.step.name]
+        how = "reused" if outcome.reused else "built"
+        table.add_row(record.file, f"{record.bytes:,}", f"{outcome.seconds:.1f}", how)
+    for kind in dict.fromkeys(outcome.step.kind for outcome in outcomes if outcome not in files):
+        some = [outcome for outcome in outcomes if outcome.step.kind == kind and outcome not in files]
+        reused = sum(outcome.reused for outcome in some)
+        spent = sum(outcome.seconds for outcome in some)
+        table.add_row(f"{len(some)} x {kind}", "", f"{spent:.1f}", f"{reused} reused")
+    size = sum(records[outcome.step.name].bytes for outcome in files)
+    built = sum(not outcome.reused for outcome in files)
+    table.add_row(f"{len(files)} files", f"{size:,}", f"{seconds:.1f}", f"{built} built, {len(files) - built} reused")
+    console.print(table)

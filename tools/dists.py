@@ -1,0 +1,152 @@
+"""Distributions as an index lists them: read from finished files, refused by name when they do not belong there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesParser
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
+
+from precast._abi.label import PlatformTag
+from precast.errors import KernelError
+from tools.wheel import NotAWheel, read_wheel
+
+PROJECT = "precast"
+
+
+class IndexRefused(KernelError):
+    """Something that an index must not say; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dist:
+    """One file. ``machines`` is empty for an sdist, which also promises no metadata (PEP 658) before it is built."""
+
+    source: Path
+    version: Version
+    machines: frozenset[str]
+    sha256: str
+    size: int
+    requires_python: str | None
+    core_metadata: bytes | None
+
+    @property
+    def filename(self) -> str:
+        """Its name, here and on the index."""
+        return self.source.name
+
+    @property
+    def label(self) -> str:
+        """The label as text, empty for what has none: the folder of the index that it lies in."""
+        return self.version.local or ""
+
+
+def read_dist(path: Path) -> Dist:
+    """Read a wheel or an sdist; IndexRefused for anything else, and for what contradicts its own name."""
+    if path.name.endswith(".tar.gz"):
+        version, machines, metadata = _read_sdist(path)
+    else:
+        version, machines, metadata = _read_wheel(path)
+    message = BytesParser().parsebytes(metadata)
+    said = (_normal(message.get("Name", "")), message.get("Version", ""))
+    if said != (PROJECT, str(version)):
+        raise IndexRefused(f"{path}: its metadata says {said[0]} {said[1]}, its name {PROJECT} {version}")
+    content = path.read_bytes()
+    return Dist(
+        source=path,
+        version=version,
+        machines=machines,
+        sha256=hashlib.sha256(content).hexdigest(),
+        size=len(content),
+        requires_python=_requires_python(path, message),
+        core_metadata=metadata if machines else None,
+    )
+
+
+def _read_wheel(path: Path) -> tuple[Version, frozenset[str], bytes]:
+    try:
+        name, version, _, tags = parse_wheel_filename(path.name)
+        wheel = read_wheel(path)
+    except (InvalidWheelFilename, NotAWheel) as error:
+        raise IndexRefused(f"{path}: not a wheel: {error}") from error
+    _check_name(path, name)
+    metadata = wheel.files.get(f"{wheel.dist_info}/METADATA")
+    if metadata is None:
+        raise IndexRefused(f"{path}: not a wheel: it has no {wheel.dist_info}/METADATA")
+    return version, frozenset(_machine(path, tag.platform) for tag in tags), metadata
+
+
+def _machine(path: Path, platform: str) -> str:
+    if platform == "any":
+        return platform
+    try:
+        tag = PlatformTag.parse(platform)
+    except ValueError as error:
+        raise IndexRefused(f"{path}: {error}") from error
+    if tag.policy is None:
+        raise IndexRefused(f"{path}: its tag {tag} promises nothing to other machines: auditwheel repair comes first")
+    return tag.machine
+
+
+def _read_sdist(path: Path) -> tuple[Version, frozenset[str], bytes]:
+    try:
+        name, version = parse_sdist_filename(path.name)
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
+            metadata = b"" if member is None else member.read()
+    except (InvalidSdistFilename, tarfile.TarError, KeyError, EOFError, OSError) as error:
+        raise IndexRefused(f"{path}: not an sdist: {error}") from error
+    _check_name(path, name)
+    return version, frozenset(), metadata
+
+
+def _check_name(path: Path, name: str) -> None:
+    if name != PROJECT:
+        raise IndexRefused(f"{path}: a distribution of {name}; this index serves {PROJECT} alone")
+
+
+def _requires_python(path: Path, message: Message) -> str | None:
+    text: str | None = message.get("Requires-Python")
+    try:
+        SpecifierSet(text or "")
+    except InvalidSpecifier as error:
+        raise IndexRefused(f"{path}: Requires-Python: {error}") from error
+    return text
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tuple[Dist, ...]:
+    """Every file below a folder, all of one version and of known labels, none there twice."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
+        raise IndexRefused(f"{folder}: no wheels here; python -m tools build makes them")
+    dists = tuple(map(read_dist, paths))
+    for dist in dists:
+        if dist.version.public != str(version):
+            raise IndexRefused(f"{dist.source}: version {dist.version.public}, and this release is {version}")
+        if dist.label not in labels:
+            known = ", ".join(filter(None, labels))
+            raise IndexRefused(f"{dist.source}: matrix.toml has no label {dist.label!r}; it has: {known}")
+    refuse_twice(dists)
+    return dists
+
+
+def refuse_twice(dists: Sequence[Dist]) -> None:
+    """Refuse two files between which an installer would have to guess: of one name, or for one version and machine."""
+    taken: dict[tuple[Version, str], Dist] = {}
+    for dist in dists:
+        for machine in dist.machines or {"every machine, as sources"}:
+            other = taken.setdefault((dist.version, machine), dist)
+            if other is not dist:
+                raise IndexRefused(f"{dist.source}: {other.source} is {dist.version} for {machine} already")

@@ -1,0 +1,181 @@
+"""What was really executed: the files of docs/evidence as values, held against the matrix.
+
+A run names one way to have torch (version, build, Python, architecture) and says what of precast ran there. It
+counts for it and for no other way, and for a CUDA build only if a GPU took part.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._abi.torch_abi import TorchAbi, parse_torch_abi
+from precast._abi.version import Release, TorchVersion
+from precast._build.matrix import DEFAULT, Matrix
+from precast._build.tables import MatrixError, Table
+from precast.errors import KernelError
+from tools.served import TorchCell, torch_cells
+
+SCHEMA = 1
+DEVICES = ("cpu", "cuda")
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence"
+
+
+class EvidenceError(KernelError):
+    """A file of evidence that says what cannot be; the message names file, run and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution. ``host`` is the library that was mapped, ``wheel`` the label it came in; None: it came alone."""
+
+    torch: TorchVersion
+    build: str
+    python: Release
+    machine: str
+    host: TorchAbi
+    wheel: str | None
+    device: str
+    hardware: str
+    checks: tuple[str, ...]
+
+    def is_of(self, cell: TorchCell) -> bool:
+        """Whether it was this way to have torch: the same minor, for a patch release changes no ABI."""
+        ours = (self.torch.release, self.build, self.python, self.machine)
+        return ours == (TorchVersion.parse(cell.torch).release, cell.build.name, cell.python, cell.machine)
+
+    def executes(self, cell: TorchCell) -> bool:
+        """Whether all that such a torch is installed for ran: a CUDA build is there for its GPU."""
+        return self.is_of(cell) and (cell.build.cuda is None or self.device == "cuda")
+
+    def __str__(self) -> str:
+        return f"torch {self.torch} {self.build}, Python {self.python}, {self.machine}, on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One file: runs of one command on one state of the sources; ``commit`` is None where nobody wrote it down."""
+
+    path: Path
+    title: str
+    date: dt.date
+    commit: str | None
+    command: str
+    runs: tuple[Run, ...]
+
+
+def load(folder: Path, matrix: Matrix) -> tuple[Evidence, ...]:
+    """Every file of a folder, by name, each checked against the matrix."""
+    return tuple(read(path, matrix) for path in sorted(folder.glob("*.json")))
+
+
+def read(path: Path, matrix: Matrix) -> Evidence:
+    """One file; EvidenceError for anything unknown, missing or impossible."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{path}: {error}") from error
+    if not isinstance(document, dict):
+        raise EvidenceError(f"{path}: wanted an object, found {type(document).__name__}")
+    try:
+        evidence = _evidence(path, Table(document, path.name))
+    except MatrixError as error:
+        raise EvidenceError(f"{path}: {error}") from error
+    for problem in _contradictions(evidence, matrix):
+        raise EvidenceError(f"{path}: {problem}")
+    return evidence
+
+
+def _evidence(path: Path, root: Table) -> Evidence:
+    if root.take("schema", int) != SCHEMA:
+        raise MatrixError(f"{root.where}: schema must be {SCHEMA}")
+    evidence = Evidence(
+        path=path,
+        title=root.parsed("title", _said),
+        date=root.parsed("date", dt.date.fromisoformat),
+        commit=_text_or_null(root, "commit", _commit),
+        command=root.parsed("command", _said),
+        runs=tuple(map(_run, root.tables("runs", "torch"))),
+    )
+    root.finish()
+    return evidence
+
+
+def _run(table: Table) -> Run:
+    run = Run(
+        torch=table.parsed("torch", TorchVersion.parse),
+        build=table.take("build", str),
+        python=table.parsed("python", Release.parse),
+        machine=table.take("machine", str),
+        host=table.parsed("host", parse_torch_abi),
+        wheel=_text_or_null(table, "wheel", _said),
+        device=table.take("device", str),
+        hardware=table.parsed("hardware", _said),
+        checks=table.all_parsed("checks", _said),
+    )
+    table.finish()
+    return run
+
+
+def _text_or_null(table: Table, key: str, parser: Callable[[str], str]) -> str | None:
+    if table.values.get(key, "") is None:
+        del table.values[key]
+        return None
+    return table.parsed(key, parser)
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it says nothing")
+    return text
+
+
+def _commit(text: str) -> str:
+    if re.fullmatch(r"[0-9a-f]{40}", text) is None:
+        raise ValueError(f"not a commit: {text!r}; wanted 40 lower-case hexadecimal digits")
+    return text
+
+
+def _contradictions(evidence: Evidence, matrix: Matrix) -> Iterator[str]:
+    """What a run says against the matrix, or against the other runs of its file."""
+    cells = torch_cells(matrix)
+    releases = {release.release: release for release in matrix.releases}
+    labels = [spec.name for spec in matrix.labels]
+    if not evidence.runs:
+        yield "no runs"
+    for index, run in enumerate(evidence.runs):
+        where = f"runs[{index}], {run}"
+        if run in evidence.runs[:index]:
+            yield f"{where}: it is there twice"
+        cell = next((cell for cell in cells if run.is_of(cell)), None)
+        if cell is None or run.torch.is_prerelease or run.torch.local:
+            yield f"{where}: matrix.toml has no such torch, build, Python and architecture"
+            continue
+        abi = matrix.abi_of(releases[run.torch.release], cell.build)
+        if run.host != abi:
+            yield f"{where}: its host library is {abi}, not {run.host}"
+        if run.wheel is not None and run.wheel not in labels:
+            yield f"{where}: no label {run.wheel!r}; wanted null or one of {', '.join(labels)}"
+        if run.device not in DEVICES:
+            yield f"{where}: device must be one of {', '.join(DEVICES)}"
+        if run.device == "cuda" and (cell.build.cuda is None or run.wheel in (None, "cpu")):
+            yield f"{where}: a GPU needs a CUDA build of torch and a wheel with device code, such as {DEFAULT!r}"
+        if not run.checks:
+            yield f"{where}: checks must say what was executed"
+
+
+def executed(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> dict[TorchCell, tuple[Evidence, ...]]:
+    """The cells that some run executes, each with the files that say so."""
+    found = {cell: tuple(e for e in evidence if any(run.executes(cell) for run in e.runs)) for cell in cells}
+    return {cell: files for cell, files in found.items() if files}
+
+
+def without_gpu(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
+    """The CUDA builds of which only the CPU kernels ran."""
+    runs = [run for e in evidence for run in e.runs]
+    done = executed(evidence, cells)
+    return tuple(cell for cell in cells if cell not in done and any(run.is_of(cell) for run in runs))

@@ -1,0 +1,88 @@
+"""The guards of a release: each one promise, by name, and a check that refuses what breaks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, ManifestError
+from precast._build.matrix import Matrix
+from tools import binaries
+from tools.guards.archive import check_metadata, check_reproducible, check_size
+from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python
+from tools.guards.manifest import check_manifest
+from tools.guards.sbom import check_sbom
+from tools.guards.subject import (
+    Asked,
+    Audited,
+    Guard,
+    Result,
+    Verdict,
+    judge,
+    unless_released,
+)
+from tools.guards.symbols import check_symbols
+from tools.guards.targets import check_targets
+from tools.guards.workflows import check_workflows
+from tools.wheel import MANIFEST, Wheel
+
+
+def _unless_repaired(audited: Audited) -> str | None:
+    if audited.wheel.below(f"{audited.wheel.dist_info}/sboms/"):
+        return None  # whatever the wheel says of itself has to be true
+    return unless_released(audited) if audited.asked.repaired else "comes with `python -m tools repair`"
+
+
+GUARDS = (
+    Guard(
+        "manifest", "every claim of the manifest follows from the bytes; the sources are those it names", check_manifest
+    ),
+    Guard(
+        "targets", "the device code and host libraries that matrix.toml plans for the label, no others", check_targets
+    ),
+    Guard("symbols", "every symbol taken from torch is there in every torch that the library claims", check_symbols),
+    Guard("python", "no library needs a Python", check_python),
+    Guard("bundled", "no copy of torch, CUDA or OpenMP, nothing grafted, nothing else needed", check_bundled),
+    Guard("glibc", "no symbol newer than the platform tag promises", check_glibc, unless_released),
+    Guard("hardening", "no run path, text relocation, executable stack or stray export", check_hardening),
+    Guard("size", "within the budget of the label", check_size),
+    Guard("metadata", "names, tags, requirements and RECORD agree, and an index takes the wheel", check_metadata),
+    Guard("sbom", "the bill of materials is valid CycloneDX and true of this wheel", check_sbom, _unless_repaired),
+    Guard(
+        "reproducible", "nothing tells two builds apart; with --twin, two builds are the same bytes", check_reproducible
+    ),
+    Guard("paths", "no binary names a folder of the machine that built it", check_paths),
+)
+# The guard of the checkout: its promise is not about a wheel.
+WORKFLOWS = "workflows"
+WORKFLOWS_PROMISE = "the workflows name no version, runner, image or label that matrix.toml does not"
+
+
+def judge_wheel(wheel: Wheel, known: Matrix, asked: Asked) -> tuple[Result, ...]:
+    """Ask every guard of wheels."""
+    try:
+        manifest = BuildInfo.from_json(wheel.files[MANIFEST].decode("utf-8"))
+    except (KeyError, ManifestError, UnicodeDecodeError):
+        manifest = None  # the guard of the manifest says why
+    audited = Audited(wheel, manifest, known, _libraries(wheel), asked)
+    return tuple(judge(guard, audited) for guard in GUARDS)
+
+
+def judge_checkout(root: Path, known: Matrix) -> Result:
+    """Ask the guard of the workflows."""
+    folder = root / ".github" / "workflows"
+    if not folder.is_dir():
+        return Result(WORKFLOWS, Verdict.NOT_ASKED, "no workflows here, as in an sdist", ())
+    found = tuple(check_workflows(folder, known))
+    return Result(WORKFLOWS, Verdict.REFUSED if found else Verdict.PASSED, "", found)
+
+
+def _libraries(wheel: Wheel) -> dict[str, binaries.LibraryFacts]:
+    """What can be read of the host libraries, listed in the manifest or not."""
+    found = {}
+    for name, data in wheel.below("precast/_C/").items():
+        if name.startswith("host/"):
+            try:
+                found[name] = binaries.read_library(data)
+            except binaries.Unreadable:  # the guard of the manifest reads it again and says why
+                continue
+    return found

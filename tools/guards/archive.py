@@ -1,0 +1,137 @@
+"""The guards of the wheel as an archive: its metadata, its RECORD, its size, and the one form it is written in."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.metadata import ExceptionGroup, InvalidMetadata, Metadata
+from twine.commands.check import check as twine_check
+from twine.exceptions import TwineException
+
+from precast._abi.build_info import BuildMode
+from tools.guards.subject import Audited, Violation, same
+from tools.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
+
+_TWINE = logging.getLogger("twine")
+
+
+def check_metadata(a: Audited) -> Iterator[Violation]:
+    """RECORD, file name, WHEEL and METADATA agree, with the matrix too; an index would take the wheel."""
+    for where, wanted, found in record_errors(a.wheel):
+        yield Violation("record", where, wanted, found)
+    for name in a.wheel.repeated:
+        yield Violation("archive", name, "once", "more than once")
+    metadata = a.wheel.metadata("METADATA")
+    yield from same("version", "METADATA", a.wheel.version, metadata.get("Version"))
+    yield from same("name", "METADATA", a.wheel.name, metadata.get("Name"))
+    torch = [line for line in metadata.get_all("Requires-Dist", []) if line.startswith("torch")]
+    yield from same("requirement", "Requires-Dist", [f"torch>={a.matrix.torch_floor}"], torch)
+    yield from same("python", "Requires-Python", f">={min(a.matrix.pythons)}", metadata.get("Requires-Python"))
+    if not any(name.startswith(f"{a.wheel.dist_info}/licenses/") for name in a.wheel.files):
+        yield Violation("licence", f"{a.wheel.dist_info}/licenses", "a licence file", "none")
+    yield from _index_takes_it(a)
+    yield from _tags(a)
+
+
+def _index_takes_it(a: Audited) -> Iterator[Violation]:
+    """What `twine check --strict` and the rules of the core metadata say."""
+    try:
+        Metadata.from_email(a.wheel.files.get(f"{a.wheel.dist_info}/METADATA", b""), validate=True)
+    except ExceptionGroup as group:
+        for error in group.exceptions:
+            field = error.field if isinstance(error, InvalidMetadata) else "METADATA"
+            yield Violation("metadata", field, "valid core metadata", str(error))
+        return
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    _TWINE.addHandler(handler)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            failed = twine_check([str(a.wheel.path)], strict=True)
+    except TwineException as error:
+        yield Violation("twine", a.wheel.path.name, "a wheel that an index takes", str(error))
+        return
+    finally:
+        _TWINE.removeHandler(handler)
+    if failed:
+        yield Violation("twine", a.wheel.path.name, "no warning of `twine check --strict`", said.getvalue().strip())
+
+
+def _tags(a: Audited) -> Iterator[Violation]:
+    """File name and WHEEL name the same tags, and those of the mode and the policy."""
+    python, abi, platform = a.wheel.tag
+    tags = sorted(a.wheel.metadata("WHEEL").get_all("Tag", []))
+    yield from same("tag", "WHEEL", sorted(f"{python}-{abi}-{part}" for part in platform.split(".")), tags)
+    pure = a.info.mode is BuildMode.PURE
+    yield from same("purelib", "WHEEL", str(pure).lower(), a.wheel.metadata("WHEEL").get("Root-Is-Purelib"))
+    if pure:
+        yield from same("tag", "platform", "any", platform)
+        return
+    machine = a.machine or "no host library"
+    wanted = f"{a.matrix.policy}_{machine}" if a.asked.repaired else f"linux_{machine}"
+    if wanted not in platform.split("."):
+        yield Violation("tag", "platform", wanted, platform)
+
+
+def check_size(a: Audited) -> Iterator[Violation]:
+    """The wheel stays within its budget; a release within that of its label."""
+    label = a.info.label
+    row = f"labels.{label.text or 'default'}.max_bytes" if a.released else "wheel.max_bytes"
+    budget = a.matrix.max_bytes_of(label) if a.released else a.matrix.max_bytes
+    size = a.wheel.path.stat().st_size
+    if size >= budget:
+        largest = sorted(a.wheel.files, key=lambda name: len(a.wheel.files[name]), reverse=True)[:3]
+        found = f"{size} bytes; largest, unpacked: {', '.join(largest)}"
+        yield Violation("size", a.wheel.path.name, f"under {budget} bytes ({row})", found)
+
+
+def check_reproducible(a: Audited) -> Iterator[Violation]:
+    """Nothing in the archive tells two builds apart; with a second build at hand, the two are the same bytes."""
+    if a.asked.repaired:
+        for entry, wanted in zip(a.wheel.entries, expected_entries(a.wheel), strict=False):
+            if entry != wanted:
+                yield Violation("form", entry.name, _told(wanted, entry), _told(entry, wanted))
+                break  # one entry in a wrong place moves all that follow
+        else:
+            yield from same("form", a.wheel.path.name, len(a.wheel.files), len(a.wheel.entries))
+    if a.asked.twin is not None:
+        yield from differences(a.wheel.path, a.asked.twin)
+
+
+def _told(entry: Entry, other: Entry) -> str:
+    """What of an entry is unlike the other."""
+    parts = {name: (getattr(entry, name), getattr(other, name)) for name in Entry.__slots__}
+    return ", ".join(f"{name} {mine}" for name, (mine, theirs) in parts.items() if mine != theirs)
+
+
+def differences(first: Path, second: Path) -> Iterator[Violation]:
+    """What tells two builds of one wheel apart: the first bytes of each file that differs, else the archive's own."""
+    yield from same("twin", "file name", first.name, second.name)
+    if first.read_bytes() == second.read_bytes():
+        return
+    try:
+        mine, theirs = read_wheel(first).files, read_wheel(second).files
+    except NotAWheel as error:
+        yield Violation("twin", second.name, "a wheel", str(error))
+        return
+    names = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    for name in names:
+        one, other = mine.get(name), theirs.get(name)
+        if one is None or other is None:
+            yield Violation("twin", name, "in both builds", f"in {(second if one is None else first).name} alone")
+            continue
+        pairs = enumerate(zip(one, other, strict=False))
+        at = next((index for index, (x, y) in pairs if x != y), min(len(one), len(other)))
+        found = f"from byte {at} on: {one[at : at + 24]!r}, {other[at : at + 24]!r}"
+        yield Violation("twin", name, "the same bytes in both builds", found)
+    if not names:
+        yield Violation(
+            "twin",
+            first.name,
+            "the same archive around the same files",
+            "another packing: order, moments or compression",
+        )

@@ -1,0 +1,93 @@
+"""The guards of host libraries as ELF files: no Python, nothing bundled, too new or soft, no build path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from precast._abi.label import PlatformTag
+from tools import binaries
+from tools.guards.subject import Audited, Violation, same
+
+# What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
+_NEEDED = {
+    *("libtorch_cpu.so", "libc10.so"),
+    *("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libdl.so.2", "libpthread.so.0"),
+    *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
+}
+# Names of Python's C interface, and of the bridges between it and C++.
+_PYTHON = re.compile(r"_?Py[A-Z_]\w*|_ZN?K?\d*pybind11\w*|THP\w+")
+# Whose libraries come with torch, or with the system; a copy of our own would be a second one in the process.
+_FOREIGN = re.compile(r"lib(torch|c10|shm|cu[a-z]|nv|nccl|gomp|omp|iomp|mkl|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.]*")
+
+
+def check_python(a: Audited) -> Iterator[Violation]:
+    """No library needs a Python, so one wheel serves all of them."""
+    yield from same("tag", "file name", ("py3", "none"), a.wheel.tag[:2])
+    for path, facts in a.libraries.items():
+        for name in facts.needed:
+            if name.startswith(("libpython", "libtorch_python")):
+                yield Violation("needed", path, "no Python", name)
+        for symbol in facts.undefined:
+            if _PYTHON.fullmatch(symbol.name):
+                yield Violation("symbol", path, "no symbol of Python", str(symbol))
+
+
+def check_bundled(a: Audited) -> Iterator[Violation]:
+    """The wheel holds our libraries alone, and they need nothing but torch and the system."""
+    for name in sorted(a.wheel.files):
+        folder = name.partition("/")[0]
+        if folder.endswith(".libs"):
+            yield Violation("grafted", name, "no library beside ours", f"put there by a repair of {a.wheel.path.name}")
+        elif _FOREIGN.fullmatch(Path(name).name):
+            yield Violation("bundled", name, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
+        elif ".so" in Path(name).suffixes and not name.startswith("precast/_C/host/"):
+            yield Violation("strays", name, "libraries in precast/_C/host alone", "in the wheel")
+    for path, facts in a.libraries.items():
+        for needed in sorted(set(facts.needed) - _NEEDED):
+            yield Violation("needed", path, "torch, the C++ runtime and the C library alone", needed)
+        if "libtorch_cpu.so" not in facts.needed:
+            # torch's libraries are not in the global scope: without this no symbol of them is found
+            yield Violation("needed", path, "libtorch_cpu.so", ", ".join(facts.needed))
+
+
+def check_glibc(a: Audited) -> Iterator[Violation]:
+    """No symbol is newer than the platform tag promises, and the tag promises no more than the matrix."""
+    ceilings = {"GLIBC": (a.matrix.glibc.major, a.matrix.glibc.minor), "GLIBCXX": a.matrix.glibcxx}
+    for path, facts in a.libraries.items():
+        for space, found in (("GLIBC", facts.glibc), ("GLIBCXX", facts.glibcxx)):
+            if found <= ceilings[space]:
+                continue
+            newer = [str(symbol) for symbol in facts.undefined if _newer(symbol.version, space, ceilings[space])]
+            wanted = f"at most {space}_{'.'.join(map(str, ceilings[space]))}"
+            yield Violation("ceiling", path, wanted, ", ".join(newer) or f"{space}_{'.'.join(map(str, found))}")
+    for part in a.wheel.tag[2].split(".") if a.info.host else ():
+        policy = PlatformTag.parse(part).policy
+        if policy is not None and policy > ceilings["GLIBC"]:
+            yield Violation("tag", part, f"nothing newer than {a.matrix.policy}", a.wheel.path.name)
+
+
+def _newer(version: str | None, space: str, ceiling: tuple[int, ...]) -> bool:
+    prefix, _, number = (version or "").rpartition("_")
+    return prefix == space and tuple(map(int, number.split("."))) > ceiling
+
+
+def check_hardening(a: Audited) -> Iterator[Violation]:
+    """No run path, text relocation or executable stack; our own names exported alone; no debug information."""
+    for path, facts in a.libraries.items():
+        yield from same("run path", path, None, facts.run_path)
+        yield from same("text relocations", path, False, facts.text_relocations)
+        yield from same("executable stack", path, False, facts.executable_stack)
+        foreign = sorted(name for name in facts.exported if not name.startswith("precast_"))
+        yield from same("exports", path, [], foreign[:5])
+        if a.released:
+            yield from same("debug", path, False, facts.debug)
+
+
+def check_paths(a: Audited) -> Iterator[Violation]:
+    """No binary names a folder of the machine that built it."""
+    for name, data in a.wheel.below("precast/_C/").items():
+        paths = binaries.absolute_paths(data) if "/" in name else []
+        if paths:
+            yield Violation("paths", name, "no path of the build machine", ", ".join(paths[:3]))

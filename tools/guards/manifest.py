@@ -1,0 +1,88 @@
+"""The guard of the manifest: each claim is derived again, from the bytes of the wheel."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
+from precast._build import headers, sources
+from tools import binaries
+from tools.guards.claims import host_claims
+from tools.guards.subject import Audited, Violation, same
+from tools.wheel import MANIFEST
+
+_SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+
+
+def check_manifest(a: Audited) -> Iterator[Violation]:
+    """The manifest can be read, and files, libraries and sources are what it says."""
+    if a.manifest is None:
+        yield _unreadable(a)
+        return
+    yield from same("version", "manifest", f"{a.info.version}{a.info.label.local}", a.wheel.version)
+    yield from _files(a)
+    yield from _libraries(a)
+    yield from _sources(a)
+
+
+def _unreadable(a: Audited) -> Violation:
+    """Why ``Audited.manifest`` is None."""
+    try:
+        BuildInfo.from_json(a.wheel.files[MANIFEST].decode("utf-8"))
+    except KeyError:
+        return Violation("manifest", MANIFEST, "a manifest", "no such file")
+    except (ManifestError, UnicodeDecodeError) as error:
+        return Violation("manifest", MANIFEST, "a manifest that can be read", str(error))
+    raise AssertionError("the manifest can be read")
+
+
+def _files(a: Audited) -> Iterator[Violation]:
+    """What lies in the binary folders is what the manifest lists, byte for byte."""
+    listed: dict[str, HostFile | DeviceFile] = {file.path: file for file in a.info.host}
+    listed |= {file.path: file for file in a.info.device}
+    there = a.wheel.below("precast/_C/")
+    binary = {name for name in there if "/" in name and "__pycache__" not in name}
+    for name in sorted({*listed, *binary}):
+        if name not in there:
+            yield Violation("files", name, "in the wheel, as the manifest says", "not there")
+        elif name not in listed:
+            yield Violation("files", name, "listed in the manifest", "not listed")
+        else:
+            yield from same("sha256", name, listed[name].sha256, hashlib.sha256(there[name]).hexdigest())
+            yield from same("bytes", name, listed[name].bytes, len(there[name]))
+
+
+def _libraries(a: Audited) -> Iterator[Violation]:
+    for file in a.info.host:
+        data = a.wheel.files.get(f"precast/_C/{file.path}")
+        if data is None:
+            continue  # _files has said so
+        if file.path not in a.libraries:
+            try:
+                binaries.read_library(data)
+            except binaries.Unreadable as error:
+                yield Violation("elf", file.path, "a shared library", str(error))
+            continue
+        yield from host_claims(file, a.libraries[file.path], a.info)
+
+
+def _sources(a: Audited) -> Iterator[Violation]:
+    """The sources for the JIT are those the manifest names, and the stable headers are the pinned ones."""
+    ours = a.wheel.below("precast/csrc/")
+    digest = sources.digest_of_pairs(
+        (f"csrc/{name}", hashlib.sha256(data).hexdigest())
+        for name, data in ours.items()
+        if Path(name).suffix in _SOURCES and not name.startswith("torch_stable/")
+    )
+    yield from same("sources", "precast/csrc", a.info.source_digest, digest)
+    pins = headers.load_pins()
+    wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
+    found = {
+        name.removeprefix("torch_stable/"): hashlib.sha256(data).hexdigest()
+        for name, data in ours.items()
+        if name.startswith("torch_stable/")
+    }
+    for name in sorted(set(wanted) | set(found)):
+        yield from same("headers", f"precast/csrc/torch_stable/{name}", wanted.get(name), found.get(name))

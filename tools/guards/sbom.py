@@ -1,0 +1,120 @@
+"""The guard of the bill of materials: valid CycloneDX, and each row of it true of this wheel.
+
+It reads the document as plain JSON and derives the rows a second time, from the manifest and the pins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from precast._abi.torch_abi import Exact
+from precast._build import headers
+from tools.guards.subject import Audited, Violation, same
+
+FOLDER = "sboms"
+FILE = "precast.cdx.json"
+_VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
+_STABLE = "precast/csrc/torch_stable"
+
+# What a row says of a component: version, sha256, licence, scope. An empty text stands for what it does not say.
+Row = tuple[str, str, str, str]
+
+
+def check_sbom(a: Audited) -> Iterator[Violation]:
+    """One valid document, which lists what is in the wheel and what compiled it, no more and no less."""
+    folder = f"{a.wheel.dist_info}/{FOLDER}/"
+    for name in sorted(a.wheel.below(folder)):
+        if name != FILE:
+            # auditwheel describes what it grafts, and nothing may be grafted
+            yield Violation("sbom", f"{folder}{name}", f"{FILE} alone", "another document")
+    data = a.wheel.files.get(f"{folder}{FILE}")
+    if data is None:
+        yield Violation("sbom", f"{folder}{FILE}", "a bill of materials", "no such file")
+        return
+    try:
+        text = data.decode("utf-8")
+        document = json.loads(text)
+    except ValueError as error:
+        yield Violation("sbom", f"{folder}{FILE}", "JSON", str(error))
+        return
+    invalid = _VALIDATOR.validate_str(text)
+    if invalid is not None:
+        where = f"{FILE} {getattr(invalid.data, 'json_path', '')}".rstrip()
+        yield Violation("schema", where, "CycloneDX 1.6", str(getattr(invalid.data, "message", invalid))[:200])
+        return
+    yield from _moment(a, document)
+    rows = list(_rows(document))
+    wanted, found = _wanted(a), dict(rows)
+    if len(found) != len(rows):
+        twice = sorted({ref for ref, _ in rows if [name for name, _ in rows].count(ref) > 1})
+        yield Violation("component", ", ".join(twice[:3]), "listed once", "listed more than once")
+    for ref in sorted({*wanted, *found}):
+        if ref not in found:
+            yield Violation("component", ref, "listed, as it is of this wheel", "not listed")
+        elif ref not in wanted:
+            yield Violation("component", ref, "not listed: the wheel knows nothing of it", "listed")
+        else:
+            for what, mine, theirs in zip(
+                ("version", "sha256", "licence", "scope"), wanted[ref], found[ref], strict=True
+            ):
+                yield from same(what, ref, mine, theirs)
+
+
+def _moment(a: Audited, document: dict[str, Any]) -> Iterator[Violation]:
+    """The moment of the document is that of the archive; neither is the one at which somebody happened to build."""
+    archive = datetime(*a.wheel.entries[0].moment, tzinfo=timezone.utc).isoformat()
+    yield from same("timestamp", f"{FILE} $.metadata.timestamp", archive, document["metadata"].get("timestamp"))
+
+
+def _rows(document: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """Every component by its package URL or path, those inside another one too."""
+    todo = [document["metadata"].get("component", {"name": "no component"}), *document.get("components", ())]
+    for component in todo:
+        todo += component.get("components", ())
+        purl = component.get("purl")
+        ref = component["name"] if purl is None else str(purl)
+        hashes = [entry["content"] for entry in component.get("hashes", ()) if entry["alg"] == "SHA-256"]
+        licences = [
+            entry.get("expression") or entry["license"].get("id") or entry["license"].get("name")
+            for entry in component.get("licenses", ())
+        ]
+        version = str(component.get("version", ""))
+        yield ref, (version, ", ".join(hashes), ", ".join(licences), str(component.get("scope", "")))
+
+
+def _wanted(a: Audited) -> dict[str, Row]:
+    """The rows that follow from the manifest, the pinned headers and the matrix."""
+    info, pins = a.info, headers.load_pins()
+    version = a.wheel.version
+    rows: dict[str, Row] = {_purl("precast", version): (version, "", "Apache-2.0", "")}
+    rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.host}
+    rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.device}
+    rows[_purl("torch", pins.torch)] = (pins.torch, "", "BSD-3-Clause", "")
+    rows |= {f"{_STABLE}/include/{name}": ("", sha, "", "") for name, sha in pins.headers.items()}
+    rows |= {f"{_STABLE}/{name}": ("", sha, "", "") for name, sha in pins.notices.items()}
+    for name, compiler in info.compilers:
+        if name == "g++":
+            rows[name] = (compiler, "", "GPL-3.0-or-later WITH GCC-exception-3.1", "excluded")
+        elif name == "clang++":
+            rows[name] = (compiler, "", "Apache-2.0 WITH LLVM-exception", "excluded")
+    for nvrtc in {file.nvrtc for file in info.device}:
+        package = next((spec.package for spec in a.matrix.labels if spec.nvrtc == nvrtc), None)
+        ref = "nvrtc" if package is None else _purl(package, nvrtc)
+        rows[ref] = (nvrtc, "", "NVIDIA CUDA Toolkit End User License Agreement", "excluded")
+    classic = {file.abi.release for file in info.host if isinstance(file.abi, Exact)}
+    for release in a.matrix.releases:
+        if release.release in classic:
+            rows[_purl("torch", release.version)] = (release.version, "", "BSD-3-Clause", "excluded")
+    return rows
+
+
+def _purl(name: str, version: str) -> str:
+    """The package URL of something on PyPI; a version's plus sign is escaped there."""
+    return f"pkg:pypi/{name}@{re.sub('[+]', '%2B', version)}"

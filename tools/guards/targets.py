@@ -1,0 +1,66 @@
+"""The guard of what a wheel holds: what matrix.toml says for its label and its architecture, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from precast._build import catalogue
+from tools import binaries, cells
+from tools.guards.claims import device_claims
+from tools.guards.subject import Audited, Violation, same
+
+
+def check_targets(a: Audited) -> Iterator[Violation]:
+    """Device code by its own headers, then the whole of it against the plan."""
+    yield from _device_files(a)
+    families = sorted(family.name for family in catalogue.FAMILIES)
+    for file in a.info.host:
+        yield from same("families", file.path, families, sorted(file.families))
+    if a.released:
+        yield from _plan(a)
+
+
+def _device_files(a: Audited) -> Iterator[Violation]:
+    """Each device file against its manifest entry and its compiler; all of a family hold the same kernels."""
+    entries: dict[str, tuple[str, frozenset[str]]] = {}
+    for file in a.info.device:
+        data = a.wheel.files.get(f"precast/_C/{file.path}")
+        if data is None:
+            continue  # the guard of the manifest has said so
+        try:
+            facts = binaries.read_ptx(data) if file.path.endswith(".ptx") else binaries.read_cubin(data)
+        except binaries.Unreadable as error:
+            yield Violation("device", file.path, "device code", str(error))
+            continue
+        yield from device_claims(file, facts, a.info)
+        first, wanted = entries.setdefault(file.family, (file.path, facts.entries))
+        if facts.entries != wanted or not wanted:
+            differing = sorted(facts.entries ^ wanted)[:3]
+            yield Violation("kernels", file.path, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
+
+
+def _plan(a: Audited) -> Iterator[Violation]:
+    """Every family for every target of the label, by its compiler; every host library that can be built."""
+    spec = a.matrix.label(a.info.label)
+    plan = cells.expand(a.matrix, a.matrix.event("release"), a.asked.only_torch)
+    cell = next((cell for cell in plan.wheel if (cell.label, cell.machine) == (spec.name, a.machine)), None)
+    if cell is None:
+        yield Violation("plan", f"{spec.name} {a.machine}", "a wheel that matrix.toml plans", "no such cell")
+        return
+    row = f"of labels.{spec.name} in matrix.toml"
+    hosts = {f"host-{file.abi}-{file.machine}" for file in a.info.host}
+    yield from _differ(a, hosts, needed=set(cell.host), allowed={*cell.host, *cell.lacks}, row=row)
+    families = [family.name for family in catalogue.FAMILIES if family.device is not None]
+    wanted = {f"{name} {target}" for name in families for target in cell.targets}
+    found = {f"{file.family} {file.target}" for file in a.info.device}
+    yield from _differ(a, found, needed=wanted, allowed=wanted, row=row)
+    by_target = {str(target): a.matrix.label(source).nvrtc for source, some in spec.take for target in some}
+    for image in a.info.device:
+        yield from same("nvrtc", image.path, by_target.get(str(image.target), spec.nvrtc), image.nvrtc)
+
+
+def _differ(a: Audited, found: set[str], *, needed: set[str], allowed: set[str], row: str) -> Iterator[Violation]:
+    for missing in sorted(needed - found):
+        yield Violation("complete", missing, f"there: a target {row}", f"not in {a.wheel.path.name}")
+    for extra in sorted(found - allowed):
+        yield Violation("complete", extra, f"not there: no target {row}", f"in {a.wheel.path.name}")

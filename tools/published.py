@@ -1,0 +1,114 @@
+"""What an index has published, and the rule that nothing of it changes: files are added and yanked, no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from packaging.version import Version
+
+from precast._build.tables import MatrixError, Table
+from tools.dists import PROJECT, Dist, IndexRefused, read_dist, refuse_twice
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SUFFIXES = (".whl", ".tar.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The files of an index that is there already, and those of them that it calls yanked, with the reason."""
+
+    dists: tuple[Dist, ...]
+    yanked: Mapping[str, str]
+
+
+def read_site(site: Path) -> Published:
+    """An index as this program wrote it; IndexRefused for a file that is gone, changed or no longer listed."""
+    pages = sorted([*site.glob(f"{PROJECT}/index.json"), *site.glob(f"*/{PROJECT}/index.json")])
+    if not pages:
+        raise IndexRefused(f"{site}: not an index: it has no {PROJECT}/index.json")
+    dists: list[Dist] = []
+    yanked: dict[str, str] = {}
+    for page in pages:
+        for entry in _entries(page):
+            dist = _published(page, entry)
+            dists.append(dist)
+            if entry.get("yanked"):
+                yanked[dist.filename] = str(entry["yanked"])
+    listed = {dist.source for dist in dists}
+    for path in sorted(site.rglob("*")):
+        if path.name.endswith(SUFFIXES) and path not in listed:
+            raise IndexRefused(f"{path}: it lies in the index, and no page lists it: an entry was removed")
+    return Published(tuple(dists), yanked)
+
+
+def _entries(page: Path) -> list[dict[str, Any]]:
+    try:
+        entries = json.loads(page.read_text(encoding="utf-8"))["files"]
+        return [dict(entry) for entry in entries if entry["url"] and entry["hashes"]["sha256"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IndexRefused(f"{page}: not a page of an index: {error!r}") from error
+
+
+def _published(page: Path, entry: Mapping[str, Any]) -> Dist:
+    path = page.parent / unquote(str(entry["url"]))
+    if not path.is_file():
+        raise IndexRefused(f"{path}: removed after publication; {page} lists it")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != entry["hashes"]["sha256"]:
+        raise IndexRefused(
+            f"{path}: changed after publication: {page} says sha256 {entry['hashes']['sha256']}, its bytes are {found}"
+        )
+    return read_dist(path)
+
+
+def joined(before: Sequence[Published], new: Sequence[Dist]) -> tuple[Dist, ...]:
+    """All that was published, and what is new; IndexRefused when a published name comes with other bytes."""
+    by_name: dict[str, Dist] = {}
+    for dist in (*(dist for site in before for dist in site.dists), *new):
+        known = by_name.setdefault(dist.filename, dist)
+        if known.sha256 != dist.sha256:
+            raise IndexRefused(
+                f"{dist.source}: changed after publication: {known.source} has sha256 {known.sha256}, this one "
+                f"{dist.sha256}. A published file stays as it is: raise the version (a .postN will do). If it was "
+                f"never published, delete that index"
+            )
+    dists = tuple(by_name.values())
+    refuse_twice(dists)
+    return dists
+
+
+def read_yanks(path: Path, dists: Sequence[Dist], before: Sequence[Published]) -> dict[str, str]:
+    """File name -> reason, from a TOML file: by version, by version and label, or by file name.
+
+    IndexRefused for an entry that names nothing, and for one that is gone: installers may have passed the file over.
+    """
+    try:
+        table = Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name).table("yanked")
+        reasons = {key: table.take(key, str) for key in tuple(table.values)}
+    except (OSError, tomllib.TOMLDecodeError, MatrixError) as error:
+        raise IndexRefused(f"{path}: {error}") from error
+    found: dict[str, str] = {}
+    for key, reason in reasons.items():
+        names = [d.filename for d in dists if key in (d.filename, str(d.version), d.version.public)]
+        if not names or not reason.strip():
+            raise IndexRefused(f"{path}: {key}: {'the reason is empty' if names else 'no such version or file'}")
+        found |= dict.fromkeys(names, reason)
+    for name in sorted({name for site in before for name in site.yanked} - set(found)):
+        raise IndexRefused(f"{name}: it was yanked, and {path} no longer says so: publish another version instead")
+    return found
+
+
+def in_order(dists: Sequence[Dist]) -> list[Dist]:
+    """Oldest version first, then by file name: the order of every page."""
+    return sorted(dists, key=lambda dist: (Version(dist.version.public), dist.filename))

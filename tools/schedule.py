@@ -1,0 +1,122 @@
+"""Steps that need each other, run as processes of their own, as many at once as there are cores."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from precast.errors import KernelError
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verb of ``python -m tools`` with its arguments; it writes ``product`` only when something changed."""
+
+    name: str
+    kind: str
+    words: tuple[str, ...]
+    product: Path
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended: the last line that it said, and whether its product was there before, as it is now."""
+
+    step: Step
+    status: int
+    seconds: float
+    reused: bool
+    said: str
+    log: Path
+
+
+class StepFailed(KernelError):
+    """A step ended badly; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """Starts steps, and ends those it started when it is left early."""
+
+    root: Path
+    logs: Path
+    env: Mapping[str, str]
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+
+    def run(self, step: Step) -> Outcome:
+        """Run one step to its end, everything it says going to its log."""
+        log = self.logs / f"{step.name}.log"
+        before, started = _stamp(step.product), time.perf_counter()
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tools", *step.words],
+                cwd=self.root,
+                env=dict(self.env),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            self.running.add(process)
+            status = process.wait()
+            self.running.discard(process)
+        seconds = time.perf_counter() - started
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reused = status == 0 and before is not None and before == _stamp(step.product)
+        return Outcome(step, status, seconds, reused, lines[-1] if lines else "", log)
+
+    @contextmanager
+    def leaving_nothing_behind(self) -> Iterator[None]:
+        """End what still runs when the block is left by an exception."""
+        try:
+            yield
+        except BaseException:
+            for process in tuple(self.running):
+                process.terminate()
+            raise
+
+
+def run_all(
+    steps: Sequence[Step],
+    runner: Runner,
+    jobs: int,
+    on_start: Callable[[Step], None],
+    on_end: Callable[[Outcome], None],
+) -> tuple[Outcome, ...]:
+    """Run all steps, each after those it needs; the first that fails is raised once what runs beside it has ended."""
+    waiting, done = list(steps), dict[str, Outcome]()
+    at_work: dict[Future[Outcome], Step] = {}
+    failed: Outcome | None = None
+    with ThreadPoolExecutor(max_workers=jobs) as pool, runner.leaving_nothing_behind():
+        while at_work or (waiting and failed is None):
+            ready = [step for step in waiting if all(name in done for name in step.needs)] if failed is None else []
+            for step in ready[: jobs - len(at_work)]:
+                waiting.remove(step)
+                on_start(step)
+                at_work[pool.submit(runner.run, step)] = step
+            ended, _ = wait(at_work, return_when=FIRST_COMPLETED)
+            for future in ended:
+                del at_work[future]
+                outcome = future.result()
+                on_end(outcome)
+                done[outcome.step.name] = outcome
+                if outcome.status:
+                    failed = failed or outcome
+    if failed is not None:
+        tail = failed.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-30:]
+        raise StepFailed("\n".join((f"{failed.step.name} failed; its whole log: {failed.log}", *tail)))
+    return tuple(done[step.name] for step in steps)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes whenever a file is written anew."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_mtime_ns, facts.st_ino

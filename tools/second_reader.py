@@ -1,0 +1,65 @@
+"""Ask NVIDIA's own tools what a cubin is code for: the check of our reading of its header that shares nothing with it.
+
+The tools come from PyPI, at the versions that matrix.toml names; they need no GPU and no toolkit. cuobjdump of CUDA 13
+says nothing of what CUDA 12.1 compiled for sm_90; nvdisasm reads that, and refuses sm_70.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from precast._build.cache import Cache
+from precast.errors import KernelError
+from tools import packages
+
+# What cuobjdump lists is the file's own name with the architecture that it found put before the suffix.
+_LISTED = re.compile(r"^ELF file +\d+: .*\.(sm_\d+[af]?)\.cubin$", re.MULTILINE)
+_FLAGS = re.compile(r'^\s*\.headerflags\s+@"[^"]*\bEF_CUDA_SM(\d+)', re.MULTILINE)
+
+
+def fetch(requirements: Sequence[str], cache: Cache) -> tuple[Path, Path]:
+    """Cuobjdump and nvdisasm, of exactly these packages."""
+    found = {}
+    for requirement in requirements:
+        for program in packages.folder_of(requirement, cache).glob("nvidia/cu*/bin/*"):
+            program.chmod(0o755)
+            found[program.name] = program
+    return found["cuobjdump"], found["nvdisasm"]
+
+
+def check(programs: tuple[Path, Path], cubins: Iterable[tuple[Path, str]]) -> int:
+    """Hold each cubin against its target; KernelError names the first that is for another. Returns how many."""
+    count = 0
+    for path, target in cubins:
+        found = ask(programs, path)
+        if found != [target]:
+            raise KernelError(
+                f"{path} is not code for {target}\n"
+                f"  found   {', '.join(found) or 'nothing that cuobjdump or nvdisasm can read'}\n"
+                f"  needed  {target}, once\n"
+                f"  fix     1) empty the build cache, and build it again"
+            )
+        count += 1
+    return count
+
+
+def ask(programs: tuple[Path, Path], path: Path) -> list[str]:
+    """The targets that a file holds code for, by the first tool that has an answer."""
+    cuobjdump, nvdisasm = programs
+    done = subprocess.run([str(cuobjdump), "-lelf", str(path)], capture_output=True, text=True, check=False)
+    listed = _LISTED.findall(done.stdout) if done.returncode == 0 else []
+    return listed or _flags(nvdisasm, path)
+
+
+def _flags(nvdisasm: Path, path: Path) -> list[str]:
+    """The header flags are in the first lines of a disassembly, which is not waited for."""
+    with subprocess.Popen(
+        [str(nvdisasm), "-c", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as running:
+        assert running.stdout is not None
+        head = running.stdout.read(1 << 16).decode("utf-8", "replace")
+        running.kill()
+    return [f"sm_{number}" for number in _FLAGS.findall(head)]

@@ -1,0 +1,37 @@
+"""Run one op from the prebuilt files of whichever precast is installed, and compare it with torch.
+
+A program of its own: it runs in a fresh environment that has the wheel and a torch, and nothing of the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Compare on the CPU, and on the GPU where torch sees one; nothing may be built."""
+    os.environ["PRECAST_JIT"] = "aot"
+    import torch
+
+    import precast
+
+    for device in ("cpu", "cuda") if torch.version.cuda and torch.cuda.is_available() else ("cpu",):
+        x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)
+        torch.testing.assert_close(
+            precast.ops.rms_norm(x, weight), torch.nn.functional.rms_norm(x, (40,), weight, 1e-6), rtol=1e-4, atol=1e-5
+        )
+        loaded = precast.load("rms_norm", device)
+        sources = [loaded.host, *(source for _, source in loaded.images)]
+        foreign = [str(source) for source in sources if source.kind != "prebuilt"]
+        if foreign:
+            print(f"not from the wheel: {', '.join(foreign)}", file=sys.stderr)
+            return 1
+        print(f"precast {precast.__version__} in {Path(precast.__file__).parent}")
+        print(f"rms_norm on {device}, torch {torch.__version__}: {loaded.host.path}, equal to torch's")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""How much a plan is: its jobs and wheels, the ways to have torch that they serve, and what of that was executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, ManifestError
+from precast._build.matrix import Matrix
+from tools import evidence, served
+from tools.cells import Plan
+from tools.columns import columns
+from tools.evidence import Evidence, EvidenceError
+from tools.served import TorchCell
+from tools.wheel import NotAWheel, read_wheel
+
+MANIFEST = "precast/_C/build_info.json"
+
+Cells = tuple[TorchCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The ways to have torch by how far precast is: ``built`` and ``declared`` are all, ``executed`` is of ``built``.
+
+    ``without_gpu`` are CUDA builds of torch of which only the CPU kernels ran: built, and not executed.
+    """
+
+    cells: Cells
+    planned: Cells
+    built: Cells
+    executed: dict[TorchCell, tuple[Evidence, ...]]
+    without_gpu: Cells
+
+    @property
+    def declared(self) -> Cells:
+        """What only the plan serves."""
+        return tuple(cell for cell in self.planned if cell not in self.built)
+
+
+@dataclass(frozen=True, slots=True)
+class Wheelhouse:
+    """Finished wheels: how many, how large together, and whom they serve by their own manifests."""
+
+    count: int
+    bytes: int
+    serves: Cells
+
+
+def split(plan: Plan, known: Matrix, found: Sequence[Evidence]) -> Split:
+    """Count; EvidenceError when something was executed that, by the matrix, nobody can build."""
+    cells = served.torch_cells(known, plan.only_torch)
+    built = served.built(plan, known, cells)
+    executed = evidence.executed(found, cells)
+    for cell, files in executed.items():
+        if cell not in built:
+            raise EvidenceError(
+                f"{files[0].path}: torch {cell.torch} {cell.build.name}, Python {cell.python}, {cell.machine} was "
+                f"executed, and no wheel of the plan for {plan.event} that can be built serves it: see not_built in "
+                "matrix.toml"
+            )
+    return Split(cells, served.planned(plan, known, cells), built, executed, evidence.without_gpu(found, cells))
+
+
+def wheelhouse(folder: Path, cells: Cells) -> Wheelhouse:
+    """The wheels of a folder; NotAWheel for a file that has no manifest of ours, or when there is none."""
+    paths = sorted(folder.glob("*.whl"))
+    if not paths:
+        raise NotAWheel(f"{folder}: no wheel in it; python -m tools build makes one")
+    infos = list(map(_manifest, paths))
+    return Wheelhouse(len(paths), sum(path.stat().st_size for path in paths), served.serving(infos, cells))
+
+
+def _manifest(path: Path) -> BuildInfo:
+    try:
+        return BuildInfo.from_json(read_wheel(path).files[MANIFEST].decode("utf-8"))
+    except (KeyError, UnicodeDecodeError, ManifestError) as error:
+        raise NotAWheel(f"{path}: {MANIFEST} cannot be read: {error}") from error
+
+
+def of(plan: Plan, known: Matrix, found: Sequence[Evidence], folder: Path | None = None) -> str:
+    """The summary as text."""
+    counted = split(plan, known, found)
+    rows = [("", "planned", "built")]
+    for name, cells in plan.matrices().items():
+        rows.append((name, str(len(cells)), str(sum(not cell.not_built for cell in cells))))
+    rows += [("sdist", "1", "1"), ("", "", "")]
+    text = f"{plan.event}\n{columns([*rows, *_ways(counted)])}\n"
+    if folder is not None:
+        there = wheelhouse(folder, counted.cells)
+        text += (
+            f"\n{there.count} wheels of {there.bytes / 1e6:.2f} MB together serve {len(there.serves)} of them; "
+            f"one wheel for each would be {len(there.serves)}.\n"
+        )
+    return text
+
+
+def _ways(counted: Split) -> list[tuple[str, str, str]]:
+    built, executed = len(counted.built), len(counted.executed)
+    by_file = dict.fromkeys(file for files in counted.executed.values() for file in files)
+    shown = [
+        (f"      {file.path.name}", "", str(sum(file in files for files in counted.executed.values())))
+        for file in sorted(by_file, key=lambda file: file.path.name)
+    ]
+    return [
+        ("torch x CUDA x Python x architecture", str(len(counted.cells)), ""),
+        ("  served", str(len(counted.planned)), str(built)),
+        ("    executed", "", str(executed)),
+        *shown,
+        ("    not executed", "", str(built - executed)),
+        ("      of these, CUDA builds whose CPU kernels ran", "", str(len(counted.without_gpu))),
+        ("  only declared", str(len(counted.declared)), ""),
+        ("  wheels, if each had its own", str(len(counted.cells)), str(built)),
+    ]
