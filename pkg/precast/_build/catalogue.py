@@ -28,7 +28,7 @@ class Family:
 
 
 # What every host library holds besides its families: the C interface, the adapter to torch, the launch protocol.
-COMMON_HOST = (
+COMMON_HOST: tuple[str, ...] = (
     "common/api.cpp",
     "common/torch.cpp",
     "common/cpu_level.cpp",
