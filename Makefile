@@ -26,11 +26,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench release-local prove-classic lint format tools act
+.PHONY: help test demo bench faults fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench release-local prove-classic lint format tools act"
+	@echo "targets: test demo bench faults fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -40,6 +40,15 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Real faults, injected one by one, with what the user sees of each; ARGS may name some of them.
+faults: $(READY)
+	$(BIN)/python -m tests.faults $(ARGS)
+
+# Coverage-guided fuzzing of what parses files; ARGS may be the seconds for each target. atheris is not on every Python.
+fuzz: $(READY)
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt atheris
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 release-local: $(READY)
 	$(BIN)/python -m tools release $(ARGS)

@@ -12,7 +12,20 @@ from benchmarks import child
 from benchmarks.report import RESULTS, host_facts, print_report, save
 
 # In this order: the cheap ones first.
-NAMES = ("start", "call", "cold_jit", "cpu_adam", "device_jit", "norm", "layer_norm", "activations", "softmax")
+NAMES = (
+    "start",
+    "call",
+    "big_cache",
+    "warm_load",
+    "cold_jit",
+    "ranks",
+    "cpu_adam",
+    "device_jit",
+    "norm",
+    "layer_norm",
+    "activations",
+    "softmax",
+)
 
 
 def run(names: list[str]) -> None:

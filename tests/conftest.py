@@ -248,7 +248,7 @@ def snapshot(pytestconfig: pytest.Config, checkout: Path) -> Callable[[str, str]
     def compare(name: str, text: str) -> None:
         path = checkout / "tests" / "snapshots" / name
         if pytestconfig.getoption("--update-snapshots"):
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         assert path.exists(), f"{path} is missing: run this test with --update-snapshots and read what it writes"
         assert text == path.read_text(), f"{path} differs: read the difference, then --update-snapshots if it is meant"

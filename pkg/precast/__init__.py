@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from precast import base_extension, errors, extension, kernel_loader, nn, ops, optim
     from precast._load.loader import load
+    from precast._load.prebuild import prebuild
     from precast._load.source import Loaded
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
 _SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "nn", "ops", "optim")
-_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source"}
+_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source", "prebuild": "precast._load.prebuild"}
 
 __all__ = [
     "Loaded",
@@ -34,6 +35,7 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "prebuild",
 ]
 
 

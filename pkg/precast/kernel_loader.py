@@ -7,6 +7,7 @@ is registered or unregistered. A named extension, ``load(ext_name=...)``, goes t
 from __future__ import annotations
 
 import difflib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 ExtensionClass = Callable[[], Extension]
+_log = logging.getLogger("precast")
+_ABSENT = "its hardware is not here"
 _INTERFACE = ("name", "priority", "is_available", "assert_compatible", "build_aot", "build_jit", "load")
 
 
@@ -112,7 +115,7 @@ class KernelLoader:
         causes: list[Exception] = []
         for extension in sorted(self._candidates(), key=lambda candidate: -candidate.priority):
             if not extension.is_available():
-                refusals.append((extension, "its hardware is not here"))
+                refusals.append((extension, _ABSENT))
                 continue
             try:
                 extension.assert_compatible()
@@ -120,11 +123,21 @@ class KernelLoader:
                 refusals.append((extension, str(error).replace("\n", "\n      ")))
                 causes.append(error)
                 continue
+            self._say_stand_in(extension, causes, refusals)
             return self._remembered(extension)
         lines = [f"  {extension.name}: {why}" for extension, why in refusals]
         raise KernelUnavailable(
             "\n".join([f"none of the extensions of {type(self).__name__} can be loaded here", *lines])
         ) from (causes[0] if causes else None)
+
+    def _say_stand_in(
+        self, extension: Extension, causes: list[Exception], refusals: list[tuple[Extension, str]]
+    ) -> None:
+        """A slower extension in the place of one whose hardware is here is never taken in silence."""
+        refused = [(other, why) for other, why in refusals if why != _ABSENT]
+        for (other, _), cause in zip(refused, causes, strict=True):
+            why = ": ".join(line.strip() for line in str(cause).splitlines()[:2])
+            _log.warning("%s: %s is used, as %s cannot be: %s", type(self).__name__, extension.name, other.name, why)
 
     def _remembered(self, extension: Extension) -> Any:
         """One object per extension, whether it was asked for by name or not."""

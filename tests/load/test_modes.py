@@ -40,17 +40,6 @@ def test_mode_jit_takes_its_own_build_and_leaves_the_prebuilt_alone(wheel: Site)
     assert said.startswith("cache\n") and str(wheel.library) not in said
 
 
-def test_a_jit_build_says_what_why_and_how_long_and_only_the_first_time(pure: Site) -> None:
-    first = pure.run(STEP)
-    assert (first.returncode, first.stdout) == (0, "jit\n"), first.stderr
-    lines = first.stderr.splitlines()
-    assert len(lines) == 2, lines
-    assert re.fullmatch(r"precast: building the host library of cpu_adam with g\+\+ \S+ \(.*prebuilt.*\)", lines[0])
-    assert re.fullmatch(r"precast: built the host library of cpu_adam in \d+\.\d s", lines[1])
-    second = pure.run(STEP, env={"PATH": "/nonexistent:/usr/bin:/bin"})
-    assert (second.stdout, second.stderr) == ("cache\n", "")
-
-
 def test_the_log_tells_the_same(built: Site) -> None:
     code = "import logging; logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s')\n" + STEP
     done = built.run(code)

@@ -10,9 +10,10 @@ from tests.load.conftest import Site
 NOT_NEEDED = {
     "precast._abi._device_piece",
     "precast._abi.explain",
-    "precast._doctor",
+    "precast._cli",
     "precast._load.gpus",
     "precast._load.jit",
+    "precast._load.progress",
     "precast._load.report",
     "precast._load.verdict",
     "precast.extension",

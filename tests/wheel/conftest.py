@@ -102,7 +102,7 @@ class Installed:
 
     def doctor(self, **variables: object) -> dict[str, Any]:
         """What ``precast doctor --json`` says; 1 is a verdict, not a failure to answer."""
-        code = "import json; from precast import _doctor; print(json.dumps(_doctor.examine()))"
+        code = "import json; from precast._cli import doctor; print(json.dumps(doctor.examine()))"
         facts: dict[str, Any] = json.loads(self.python(code, **variables))
         assert str(self.site) in facts["build"]["manifest"], "the doctor of another installation answered"
         return facts

@@ -15,6 +15,7 @@ INSTALL_COMPILER = "apt-get install g++  # or: conda install -c conda-forge gxx"
 INSTALL_NINJA = "pip install ninja"
 ALLOW_JIT = "export PRECAST_JIT=auto"
 BUILD_HERE = "CUDA_EXT=1 pip install --no-cache-dir ."
+BUILD_AGAIN = "CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps precast"
 
 
 def install_label(label: Label, build_info: BuildInfo | None) -> str:

@@ -61,7 +61,27 @@ VARIABLES: tuple[Variable, ...] = (
         "The same, when `PRECAST_CUDA_ARCH_LIST` is not set",
         "build",
     ),
-    Variable("MAX_JOBS", "max_jobs", "the usable CPUs", "How many compilers run at once", "build, run"),
+    Variable(
+        "PRECAST_CACHE_PATH",
+        "cache_path",
+        "none",
+        "Caches that are searched first and never written, separated by colons: one that an image or a site has filled",
+        "run",
+    ),
+    Variable(
+        "PRECAST_JIT_WAIT",
+        "jit_wait_s",
+        "`1800`",
+        "How many seconds to wait for another process that builds the same thing before building it here as well",
+        "build, run",
+    ),
+    Variable(
+        "MAX_JOBS",
+        "max_jobs",
+        "the usable CPUs, as far as memory reaches",
+        "How many compilers run at once",
+        "build, run",
+    ),
     Variable(
         "PRECAST_CPU_LEVEL",
         "cpu_level",
@@ -167,6 +187,8 @@ class Settings:
 
     jit: JitMode = JitMode.AUTO
     cache_dir: str | None = None
+    cache_path: str | None = None
+    jit_wait_s: int = 1800
     arch_list: str | None = None
     max_jobs: int | None = None
     cpu_level: str | None = None
@@ -196,6 +218,8 @@ class Settings:
         return cls(
             jit=_mode(env),
             cache_dir=env.get("PRECAST_CACHE_DIR") or None,
+            cache_path=env.get("PRECAST_CACHE_PATH") or None,
+            jit_wait_s=_seconds(env, "PRECAST_JIT_WAIT", 1800),
             arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
             max_jobs=_count(env, "MAX_JOBS"),
             cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
@@ -260,6 +284,15 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 6 and int(value) > 0):
         raise _bad(name, value, "a whole number from 1 to 999999")
+    return int(value)
+
+
+def _seconds(env: Mapping[str, str], name: str, default: int) -> int:
+    value = env.get(name, "")
+    if not value:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise _bad(name, value, "a whole number of seconds from 0 to 999999")
     return int(value)
 
 

@@ -3,51 +3,39 @@
 ``<root>/v1/<name>/<key16>/{payload, meta.json, build.log}``. A key is the digest of what went into a build (contents,
 flags, compiler), never of paths or times. An entry is made in a staging folder and appears by one rename, ``meta.json``
 last; what has no meta.json, or another content than it says, is damaged, is moved aside and is built again.
+
+Nothing here trusts the file system further than that. Locks may not exclude, a rename may fail, times may lie, and what
+another machine has made may show up late (NFS does all four): whoever cannot see an entry after publishing it keeps the
+bytes that it has just made. No time of any file is ever read.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import hashlib
-import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from precast._abi.settings import Settings
-from precast._build import lock
+from precast._build import lock, trust
+from precast._build.entry import LOG_NAME, META, BuildKey, Meta, NotWhole, verify
+from precast._build.roots import default_root, search_path
 from precast.errors import KernelError
+
+__all__ = ["LAYOUT", "Artifact", "BuildKey", "Cache", "default_root", "open_cache"]
 
 LOG = logging.getLogger("precast")
 LAYOUT = "v1"
-_META_SCHEMA = 1
 _CANNOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
-
-
-@dataclass(frozen=True)
-class BuildKey:
-    """What a build is made of. ``inputs`` is plain JSON; equal inputs give equal keys on every machine."""
-
-    name: str
-    inputs: Mapping[str, Any]
-
-    @cached_property
-    def digest(self) -> str:
-        """The sha256 of the canonical JSON."""
-        text = json.dumps(self.inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def __str__(self) -> str:
-        return f"{self.name}/{self.digest[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,131 +49,171 @@ class Artifact:
     key: str
 
 
-class Cache:
-    """The store under one root. Nothing is written before something is built."""
+def open_cache(settings: Settings) -> Cache:
+    """The cache of these settings. Makes nothing, but for the private folder of whoever has no home."""
+    return Cache(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
 
-    def __init__(self, root: Path) -> None:
+
+class Cache:
+    """The store under one root, behind read-only ones of the same layout. Nothing is written before something is built.
+
+    ``wait_s`` is how long one waits for somebody else's build of the same thing before building it as well.
+    """
+
+    def __init__(self, root: Path, *, search: tuple[Path, ...] = (), wait_s: float = lock.WAIT_S) -> None:
         self.root = root
+        self.search = search
+        self.wait_s = wait_s
 
     def entry(self, key: BuildKey) -> Path:
         """The folder of a key, whether it is there or not."""
-        return self.root / LAYOUT / key.name / key.digest[:16]
+        return _entry(self.root, key)
 
     def lookup(self, key: BuildKey) -> Path | None:
         """The verified payload of a key, or None. Changes nothing: a damaged entry is dealt with by ``obtain``."""
-        found = self._verified(key)
-        return None if found is None else found[0]
+        found = self._find(key)
+        return None if found is None else found.path
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:
         """The payload of a key, built by ``build(staging folder) -> payload inside it`` unless it is there.
 
         Safe for any number of threads and processes: they wait for the first builder, and where they cannot, each
-        publishes or discards its own equal copy.
+        publishes or keeps its own equal copy.
         """
-        found = self._verified(key)
+        found = self._find(key)
         if found is not None:
-            return Artifact(*found, seconds=0.0, cached=True, key=key.digest)
-        with _explaining(self.root, str(key)), lock.exclusive(self._lock_file(key), str(key)):
-            found = self._verified(key)
+            return found
+        path = lock.lock_file(self.root, f"{key.name}-{key.digest[:16]}")
+        with lock.exclusive(path, str(key), wait_s=self.wait_s) as turn:
+            found = self._find(key)
             if found is not None:
-                return Artifact(*found, seconds=0.0, cached=True, key=key.digest)
-            staging = self._stage(key)
-            try:
+                return found
+            with self._staging(key) as staging:
+                turn.tell(staging / LOG_NAME)
                 started = time.perf_counter()
                 payload = build(staging)
                 return self.publish(key, staging, payload, time.perf_counter() - started)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
 
     def publish(self, key: BuildKey, staging: Path, payload: Path, seconds: float) -> Artifact:
-        """Make a staged build visible, with its marker written last and on disk before the rename."""
-        data = payload.read_bytes()
-        sha256 = hashlib.sha256(data).hexdigest()
-        meta = {
-            "schema": _META_SCHEMA,
-            "key": key.digest,
-            "payload": payload.name,
-            "sha256": sha256,
-            "bytes": len(data),
-            "seconds": round(seconds, 3),
-            "inputs": key.inputs,
-        }
-        for extra in staging.iterdir():
-            if extra.name not in {payload.name, "build.log"}:
-                shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
-        _flush(payload)
-        _write_flushed(staging / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
-        entry = self.entry(key)
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        """Make a staged build visible, and prove that it is; else this process keeps a copy for itself alone."""
+        content = payload.read_bytes()
         try:
-            staging.rename(entry)
-        except OSError:
-            there = self._verified(key)
-            if there is not None:  # somebody was faster, without a lock between us: theirs is as good
-                return Artifact(*there, seconds=seconds, cached=False, key=key.digest)
-            self._move_aside(entry)
-            staging.rename(entry)
-        return Artifact(entry / payload.name, sha256, seconds, cached=False, key=key.digest)
+            self._show(key, staging, payload.name, content, seconds)
+            why = "it does not show up there"
+        except OSError as error:
+            why = f"{error.filename2 or error.filename or self.root}: {error.strerror or error}"
+        there = self._find(key, quiet=True)
+        if there is not None:  # ours, or that of somebody who was faster without a lock between us: it is as good
+            return Artifact(there.path, there.sha256, seconds, cached=False, key=key.digest)
+        LOG.warning("%s: built, but not kept for later in %s: %s", key, self.root, why)
+        path = _own_folder(os.getpid()) / key.digest[:16] / payload.name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return Artifact(path, hashlib.sha256(content).hexdigest(), seconds, cached=False, key=key.digest)
 
-    def store(self, key: BuildKey, file: Path, seconds: float) -> Artifact:
-        """Keep a file that was made on the way to something else, under a key of its own."""
-        with _explaining(self.root, str(key)):
-            staging = self._stage(key)
-            try:
-                return self.publish(key, staging, Path(shutil.copy(file, staging)), seconds)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
+    def store(self, key: BuildKey, file: Path, seconds: float) -> None:
+        """Keep a file that was made elsewhere, under a key of its own; KernelError or OSError where it cannot be."""
+        with self._staging(key) as staging:
+            copy = Path(shutil.copy(file, staging))
+            self._show(key, staging, copy.name, copy.read_bytes(), seconds)
+
+    def spare(self, key: BuildKey, file: Path, seconds: float) -> None:
+        """Keep what a later build may save itself, if it can be kept: this one does not depend on it."""
+        try:
+            self.store(key, file, seconds)
+        except (OSError, KernelError) as error:
+            LOG.info("%s: not kept in %s: %s", key, self.root, error)
 
     def failure_log(self, key: BuildKey) -> Path:
         """Where the log of a failed build stays, as its staging folder goes."""
         folder = self.root / LAYOUT / ".failed"
-        folder.mkdir(parents=True, exist_ok=True)
+        trust.make_private(folder)
         return folder / f"{key.name}-{key.digest[:16]}.log"
 
-    def _verified(self, key: BuildKey) -> tuple[Path, str] | None:
-        """The payload and its digest if the entry is whole; None if it is absent or damaged."""
+    def _find(self, key: BuildKey, *, quiet: bool = False) -> Artifact | None:
+        """The entry of a key in the first store that has it whole and that can be trusted."""
+        for root in (*self.search, self.root):
+            entry = _entry(root, key)
+            try:
+                found = verify(entry, key.digest)
+            except NotWhole as error:
+                if not quiet:
+                    LOG.warning("%s: the cached build is not used: %s; it will be made again", entry, error)
+                continue
+            if found is None:
+                continue
+            if root == self.root:
+                trust.require_own(root)
+            elif (unsafe := trust.why_not(root, owner=None)) is not None:
+                LOG.warning("%s is not searched: %s", root, unsafe)
+                continue
+            return Artifact(found[0], found[1].sha256, seconds=0.0, cached=True, key=key.digest)
+        return None
+
+    def _show(self, key: BuildKey, staging: Path, payload: str, content: bytes, seconds: float) -> None:
+        """Let an entry appear, with its marker written last and on disk before; OSError where that cannot be done."""
+        for extra in staging.iterdir():
+            if extra.name not in {payload, LOG_NAME}:
+                shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
+        _flush(staging / payload)
+        _write_flushed(staging / META, Meta.of(key, payload, content, seconds).to_json())
         entry = self.entry(key)
+        trust.make_private(entry.parent)
         try:
-            meta = json.loads((entry / "meta.json").read_bytes())
-            payload = entry / Path(meta["payload"]).name
-            sha256 = hashlib.sha256(payload.read_bytes()).hexdigest()
-            whole = meta["schema"] == _META_SCHEMA and meta["key"] == key.digest and meta["sha256"] == sha256
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if entry.exists():
-                LOG.warning("%s: the cached build cannot be read (%s); it will be made again", entry, error)
-            return None
-        if not whole:
-            LOG.warning("%s: the cached build is not what its meta.json says; it will be made again", entry)
-            return None
-        return payload, sha256
+            staging.rename(entry)
+        except OSError:
+            if self._is_whole(key):
+                return
+            if os.path.lexists(entry):
+                self._move_aside(entry)
+            try:
+                staging.rename(entry)
+            except OSError:  # a file system that renames no folders
+                _copy(staging, entry)
+
+    def _is_whole(self, key: BuildKey) -> bool:
+        try:
+            return verify(self.entry(key), key.digest) is not None
+        except NotWhole:
+            return False
 
     def _move_aside(self, entry: Path) -> None:
-        """Keep a damaged entry for whoever wants to know why; called with the lock held."""
+        """Keep a damaged entry for whoever wants to know why."""
         damaged = self.root / LAYOUT / ".damaged"
-        damaged.mkdir(parents=True, exist_ok=True)
+        trust.make_private(damaged)
         aside = Path(tempfile.mkdtemp(prefix=f"{entry.parent.name}-{entry.name}-", dir=damaged))
         try:
             entry.rename(aside / "entry")
-        except FileNotFoundError:
-            return
+        except OSError as error:
+            aside.rmdir()
+            if isinstance(error, FileNotFoundError):  # somebody else has moved it
+                return
+            raise
         LOG.warning("%s: moved to %s", entry, aside)
 
-    def _stage(self, key: BuildKey) -> Path:
-        folder = self.root / LAYOUT / ".staging"
-        folder.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{key.name}-{os.getpid()}-", dir=folder))
+    @contextmanager
+    def _staging(self, key: BuildKey) -> Iterator[Path]:
+        """A folder to build in, on the file system of the entry; gone afterwards, unless it has become the entry."""
+        with _explaining(self.root, str(key)):
+            trust.require_own(self.root)
+            parent = self.root / LAYOUT / ".staging"
+            trust.make_private(parent)
+            _sweep(parent)
+            folder = Path(tempfile.mkdtemp(prefix=f"{lock.this_machine()}-{os.getpid()}-", dir=parent))
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def _lock_file(self, key: BuildKey) -> Path:
-        folder = self.root / LAYOUT / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{key.name}-{key.digest[:16]}.lock"
+
+def _entry(root: Path, key: BuildKey) -> Path:
+    return root / LAYOUT / key.name / key.digest[:16]
 
 
 @contextmanager
 def _explaining(root: Path, what: str) -> Iterator[None]:
     """Turn "the cache cannot be written" into the one error that names the folder and the way out."""
     try:
-        (root / LAYOUT).mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
@@ -198,59 +226,35 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def default_root(settings: Settings) -> Path:
-    """Where builds go: PRECAST_CACHE_DIR, else XDG_CACHE_HOME, else ~/.cache, else a private folder in the temp dir.
-
-    What the user named is taken as it is, even if it cannot be written: the error then says so. The others are taken
-    only if they can be. Only the last resort makes a folder, because its owner and mode must be proved.
-    """
-    if settings.cache_dir:
-        return Path(settings.cache_dir).expanduser().absolute()
-    homes = [Path(settings.xdg_cache_home)] if settings.xdg_cache_home else []
-    if settings.home:
-        homes.append(Path(settings.home) / ".cache")
-    for home in homes:
-        if home.is_absolute() and _can_hold(home / "precast"):
-            return home / "precast"
-    fallback = private_folder(Path(tempfile.gettempdir()) / f"precast-{os.getuid()}")
-    LOG.warning("builds are kept in %s, as %s", fallback, _why_not(homes))
-    return fallback
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes of this machine left half-made. Other machines sweep their own."""
+    prefix = f"{lock.this_machine()}-"
+    for folder in parent.iterdir():
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if folder.name.startswith(prefix) and pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def private_folder(path: Path) -> Path:
-    """Make, or check, a folder that only this user can enter: libraries are loaded from it."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise KernelError(
-            f"there is no folder to build in\n"
-            f"  found   {path}: {error.strerror or error}\n"
-            f"  needed  a home, or a temp folder that can be written\n"
-            f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
-        ) from error
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise KernelError(
-            f"{path} is not safe to load libraries from\n"
-            f"  found   owner {facts.st_uid}, mode {stat.filemode(facts.st_mode)}\n"
-            f"  needed  a folder of user {os.getuid()} that nobody else can enter\n"
-            f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
-        )
-    return path
+@functools.cache
+def _own_folder(pid: int) -> Path:
+    """A folder for what cannot be kept in the cache, as long as the process of this id lives."""
+    folder = Path(tempfile.mkdtemp(prefix=f"precast-{pid}-"))
+
+    def remove() -> None:
+        if os.getpid() == pid:  # a forked child leaves it to its parent
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
-def _can_hold(path: Path) -> bool:
-    """Whether ``path`` is, or could be made, a folder that this user can write."""
-    for folder in (path, *path.parents):
-        if folder.exists():
-            return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    return False
-
-
-def _why_not(homes: list[Path]) -> str:
-    return f"{' and '.join(map(str, homes))} cannot be written" if homes else "neither XDG_CACHE_HOME nor HOME is set"
+def _copy(staging: Path, entry: Path) -> None:
+    """Fill an entry in place, the marker last: until it is there, nobody takes the entry for one."""
+    entry.mkdir(mode=0o700)
+    names = sorted((path.name for path in staging.iterdir()), key=lambda name: name == META)
+    for name in names:
+        shutil.copyfile(staging / name, entry / name)
+        _flush(entry / name)
 
 
 def _flush(path: Path) -> None:

@@ -13,6 +13,7 @@ from precast._abi.host import Nvrtc
 from precast._build import elf, failure, flags, nvrtc, sources
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
+from precast._build.watch import UNWATCHED, Watch
 from precast.errors import BuildFailed, KernelError
 
 
@@ -91,6 +92,7 @@ def build_images(
     debug: bool,
     jobs: int,
     defines: Mapping[str, str] | None = None,
+    watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
     """One verified image per target, in the order of ``targets``; those not in the cache are compiled in parallel."""
     from precast._build import catalogue
@@ -98,6 +100,7 @@ def build_images(
     known = catalogue.get(family) if isinstance(family, str) else family
     program = read_program(known)
     opened: list[nvrtc.Compiler] = []  # one for all threads, and none while everything is cached
+    finished: list[GpuTarget] = []
 
     def one(target: GpuTarget) -> Artifact:
         key = image_key(program, target, compiler, debug=debug, defines=defines or {})
@@ -107,7 +110,10 @@ def build_images(
                 opened.append(nvrtc.open_nvrtc(compiler))
             return _compile(opened[0], program, target, compiler, staging, cache.failure_log(key), debug, defines or {})
 
-        return cache.obtain(key, build)
+        artifact = cache.obtain(key, build)
+        finished.append(target)
+        watch.step(len(finished), len(targets))
+        return artifact
 
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(targets) or 1))) as pool:
         return tuple(pool.map(one, targets))

@@ -8,7 +8,7 @@ from pathlib import Path
 from precast.errors import BuildFailed
 
 _ERROR = re.compile(
-    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find).*$", re.IGNORECASE | re.MULTILINE
+    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left).*$", re.IGNORECASE | re.MULTILINE
 )
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from precast._build import trust
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -159,7 +160,8 @@ def find_wheel(torch: str, run: Callable[..., subprocess.CompletedProcess[str]] 
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
         command += ["--only-binary=:all:", *(f"--platform={platform}" for platform in _PLATFORMS), *_WHEEL_OPTIONS]
         command += ["--target", folder, "--report", str(report), f"torch=={torch}"]
-        done = run(command, capture_output=True, text=True, check=False)
+        # Away from the current directory, whose files -m would prefer to pip and to the standard library.
+        done = run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode or not report.is_file():
             raise FileNotFoundError((done.stderr or done.stdout).strip()[-500:] or "pip said nothing")
         found: str = json.loads(report.read_bytes())["install"][0]["download_info"]["url"]
@@ -220,7 +222,7 @@ class _RangeReader(io.RawIOBase):
 
 def write(dest: Path, files: Mapping[str, bytes]) -> None:
     """Write beside ``dest`` and rename: another process sees all of the files or none."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         for name, data in files.items():

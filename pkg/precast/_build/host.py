@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,11 @@ from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
-from precast._build import catalogue, classic_headers, elf, failure, flags, headers, sources, toolchain
+from precast._build import catalogue, classic_headers, elf, failure, flags, headers, process, sources, toolchain
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
+from precast._build.entry import LOG_NAME
+from precast._build.watch import UNWATCHED, Watch
 from precast._version import __version__
 from precast.errors import BuildFailed, KernelUnavailable
 
@@ -87,6 +88,7 @@ def build_host_library(
     jobs: int,
     ninja: str,
     levels: tuple[flags.CpuLevel, ...] | None = None,
+    watch: Watch = UNWATCHED,
     machine: str | None = None,
 ) -> Artifact:
     """The library of these families for one torch ABI, verified; built if the cache has it not.
@@ -98,7 +100,7 @@ def build_host_library(
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
     levels = levels or flags.cpu_levels(machine)
     plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
-    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
 
 
 def make_plan(
@@ -212,7 +214,7 @@ def _digest(files: Mapping[str, str]) -> str:
     return sources.digest_of_pairs(files.items())
 
 
-def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Path:
+def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch: Watch) -> Path:
     """Compile what is missing and link, inside ``staging``; the log of a failure outlives it."""
     work = staging / "work"
     work.mkdir()
@@ -222,17 +224,15 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=_clean_environment()
-    )
+    watch.log(staging / LOG_NAME)
+    status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
     seconds = time.perf_counter() - started
-    if done.returncode:
-        raise failure.build_failed(plan.name, done.stdout, _failed_command(done.stdout), cache.failure_log(plan.key))
-    (staging / "build.log").write_text(done.stdout, encoding="utf-8")
+    if status:
+        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
     verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:
-            cache.store(key, work / f"{unit.name}.o", seconds)
+            cache.spare(key, work / f"{unit.name}.o", seconds)
     shutil.rmtree(work)
     return payload
 

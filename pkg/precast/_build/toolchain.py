@@ -10,12 +10,15 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.host import Compiler
 from precast._abi.settings import Settings
 
 _COMPILERS = ("g++", "c++", "clang++")
+_USABLE = 0.85  # of the free memory; the rest is for whoever else wakes up
+COMPILE_BYTES = 400_000_000  # the largest compile of ours took 243 MB (g++ 12.2, the adapter to torch)
 _PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # linux/prctl.h
 _WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
 
@@ -137,12 +140,49 @@ def _scripts_beside(package: Path) -> tuple[Path, ...]:
 
 
 def default_jobs(settings: Settings) -> int:
-    """MAX_JOBS wins; else the CPUs this process may use, by affinity and by its cgroup's quota."""
+    """MAX_JOBS wins; else as many as have a CPU and memory, by affinity and by the limits of the cgroup."""
     if settings.max_jobs:
         return settings.max_jobs
-    jobs = len(os.sched_getaffinity(0))
-    quota = _cgroup_cpus(Path("/sys/fs/cgroup/cpu.max"))
-    return max(1, jobs if quota is None else min(jobs, quota))
+    groups = cgroups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    limits = [_cgroup_cpus(group / "cpu.max") for group in groups]
+    limits.append(_jobs_in_memory(free_memory(Path("/proc/meminfo"), groups)))
+    return max(1, min([len(os.sched_getaffinity(0)), *(limit for limit in limits if limit is not None)]))
+
+
+def cgroups(membership: Path, root: Path) -> tuple[Path, ...]:
+    """The folders of this process' cgroup (v2) and of those around it: a batch job may have its limit in any of them."""
+    try:
+        match = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
+    except OSError:  # no cgroups here
+        return ()
+    own = root / (match[1] if match else "")
+    return tuple(folder for folder in (own, *own.parents) if folder == root or root in folder.parents)
+
+
+def free_memory(meminfo: Path, groups: Sequence[Path]) -> int | None:
+    """The bytes that may still be used, by the machine and by its cgroups; None where nobody says."""
+    found = [_cgroup_memory(group) for group in groups]
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+        found.append(int(match[1]) * 1024 if match else None)
+    except OSError:  # no /proc: the cgroups alone decide
+        pass
+    return min((max(0, free) for free in found if free is not None), default=None)
+
+
+def _cgroup_memory(group: Path) -> int | None:
+    """What is left of the limit of one cgroup (v2); None without one."""
+    try:
+        most = int((group / "memory.max").read_text())  # "max" where there is none
+        used = int((group / "memory.current").read_text())
+        cache = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return most - used + (int(cache[1]) if cache else 0)  # files are given up when it gets tight
+
+
+def _jobs_in_memory(free_bytes: int | None) -> int | None:
+    return None if free_bytes is None else int(free_bytes * _USABLE) // COMPILE_BYTES
 
 
 def _cgroup_cpus(path: Path) -> int | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +12,13 @@ from precast._abi.decide import BuildHost
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build.cache import Artifact, BuildKey, Cache, default_root
+from precast._build.roots import search_path
 from precast._load import library
+from precast._load.progress import Progress
 from precast._load.source import Source
 
 if TYPE_CHECKING:
     from precast._build.flags import CpuLevel
-
-_log = logging.getLogger("precast")
 
 
 def build_host(family: str, piece: BuildHost, builders: Builders, settings: Settings, why: str) -> Source:
@@ -31,18 +29,19 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
     if compiler is None or ninja is None:  # decide() has refused this already
         raise AssertionError(f"a build of {family} was decided without a compiler or ninja: {builders}")
     with_what = f"{Path(compiler.path).name} {compiler.version}"
-    said = _Announcement(f"the host library of {family}", with_what, why)
-    artifact = host.build_host_library(
-        (family,),
-        piece.abi,
-        compiler,
-        cache=_AnnouncingCache(default_root(settings), said.start),
-        debug=settings.debug,
-        jobs=toolchain.default_jobs(settings),
-        ninja=ninja,
-        levels=levels_to_build(settings),
-    )
-    said.end(artifact)
+    with Progress(f"the host library of {family}", with_what, why) as said:
+        artifact = host.build_host_library(
+            (family,),
+            piece.abi,
+            compiler,
+            cache=_AnnouncingCache(settings, said.start),
+            debug=settings.debug,
+            jobs=toolchain.default_jobs(settings),
+            ninja=ninja,
+            levels=levels_to_build(settings),
+            watch=said,
+        )
+        said.end(artifact)
     return _source(artifact, f"{piece.abi}, {with_what}")
 
 
@@ -69,47 +68,26 @@ def build_images(
     if nvrtc is None:  # decide() has refused this already
         raise AssertionError(f"a device build of {family} was decided without NVRTC: {builders}")
     names = " ".join(str(target) for target in targets)
-    said = _Announcement(f"the device code of {family} for {names}", f"NVRTC {nvrtc.version}", why)
-    artifacts = device.build_images(
-        family,
-        tuple(targets),
-        nvrtc,
-        cache=_AnnouncingCache(default_root(settings), said.start),
-        debug=settings.debug,
-        jobs=toolchain.default_jobs(settings),
-    )
-    said.end(*artifacts)
+    with Progress(f"the device code of {family} for {names}", f"NVRTC {nvrtc.version}", why) as said:
+        artifacts = device.build_images(
+            family,
+            tuple(targets),
+            nvrtc,
+            cache=_AnnouncingCache(settings, said.start),
+            debug=settings.debug,
+            jobs=toolchain.default_jobs(settings),
+            watch=said,
+        )
+        said.end(*artifacts)
     made = zip(targets, artifacts, strict=True)
     return {target: _source(artifact, f"{target}, NVRTC {nvrtc.version}") for target, artifact in made}
-
-
-class _Announcement:
-    """One line when a build starts, one when it has ended; none of either for what the cache has."""
-
-    def __init__(self, what: str, with_what: str, why: str) -> None:
-        self._what, self._with, self._why = what, with_what, why
-        self._started = False
-
-    def start(self) -> None:
-        if not self._started:
-            self._started = True
-            _progress(f"building {self._what} with {self._with} ({self._why})")
-
-    def end(self, *artifacts: Artifact) -> None:
-        built = [artifact for artifact in artifacts if not artifact.cached]
-        if not built:
-            _log.info("%s comes from the build cache (%s)", self._what, self._why)
-            return
-        seconds = max(artifact.seconds for artifact in built)
-        _progress(f"built {self._what} in {seconds:.1f} s")
-        _log.info("built %s in %.2f s with %s, because %s", self._what, seconds, self._with, self._why)
 
 
 class _AnnouncingCache(Cache):
     """A cache that tells when it has to build."""
 
-    def __init__(self, root: Path, announce: Callable[[], None]) -> None:
-        super().__init__(root)
+    def __init__(self, settings: Settings, announce: Callable[[], None]) -> None:
+        super().__init__(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
         self._announce = announce
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:
@@ -118,12 +96,6 @@ class _AnnouncingCache(Cache):
             return build(staging)
 
         return super().obtain(key, announced)
-
-
-def _progress(line: str) -> None:
-    """To stderr and at once: whoever waits wants to know for what, whether or not logging is configured."""
-    sys.stderr.write(f"precast: {line}\n")
-    sys.stderr.flush()
 
 
 def _source(artifact: Artifact, detail: str) -> Source:

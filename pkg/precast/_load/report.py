@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from precast._abi import explain
+from precast._abi import explain, remedy
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.decide import (
     BuildHost,
@@ -118,7 +118,7 @@ def describe_build(examination: Examination) -> Json:
         mode, note = None, "" if error else "no manifest: a checkout, or an installation that was never built"
     else:
         mode = info.mode.value
-        note = "pure wheel: CUDA_EXT was not seen at build time" if info.mode is BuildMode.PURE else ""
+        note = _pure_note(examination.settings) if info.mode is BuildMode.PURE else ""
     return {
         "version": __version__,
         "label": info.label.text if info else None,
@@ -132,7 +132,16 @@ def describe_build(examination: Examination) -> Json:
         "manifest": str(prebuilt.C_DIR / prebuilt.MANIFEST),
         "manifest_error": error,
         "note": note,
+        "remedy": remedy.BUILD_AGAIN if info is not None and info.mode is BuildMode.PURE else "",
     }
+
+
+def _pure_note(settings: Settings) -> str:
+    """Why nothing is prebuilt. With CUDA_EXT=1 in force this is what a wheel kept by pip or uv looks like."""
+    note = "pure wheel: CUDA_EXT was not seen at build time"
+    if not settings.cuda_ext:
+        return note
+    return f"{note}; CUDA_EXT=1 is set now and was without effect, as pip and uv reuse the wheel of an earlier build"
 
 
 def describe_settings(settings: Settings) -> Json:

@@ -8,6 +8,13 @@ from collections.abc import Callable
 
 from precast.errors import KernelUnavailable
 
+_NO_SUBINTERPRETER = (
+    "precast works in the main interpreter only\n"
+    "  found   a subinterpreter\n"
+    "  needed  the main interpreter, as torch has one dispatcher for the whole process; nothing was loaded\n"
+    "  fix     1) use threads or processes (multiprocessing) instead of subinterpreters"
+)
+
 
 def require_linux(platform: str = sys.platform) -> None:
     """Raises one sentence on anything but Linux: there is no build for it, and none can be made there."""
@@ -19,3 +26,19 @@ def after_fork_in_child(renew: Callable[[], None]) -> None:
     """Calls ``renew`` in every forked child. Systems without fork need none of it, and can still run the doctor."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
+
+
+def require_main_interpreter() -> None:
+    """Raises in a subinterpreter: torch exists once in a process, and its import in a second one hangs or crashes."""
+    if sys.platform != "linux":
+        return
+    try:
+        import ctypes
+    except ImportError as error:  # with a lock of its own (PEP 684) a subinterpreter refuses it
+        raise KernelUnavailable(_NO_SUBINTERPRETER) from error
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetID.argtypes = [ctypes.c_void_p]
+    api.PyInterpreterState_GetID.restype = ctypes.c_int64
+    if api.PyInterpreterState_GetID(api.PyInterpreterState_Get()) != 0:
+        raise KernelUnavailable(_NO_SUBINTERPRETER)

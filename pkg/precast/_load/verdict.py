@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from precast._abi import explain
+from precast._abi import explain, remedy
 from precast._abi.build_info import BuildMode
 from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
 from precast._build.catalogue import Family
@@ -42,7 +42,7 @@ def assert_not_pure() -> None:
             "this installation has nothing prebuilt: it is a pure wheel or a checkout\n"
             "  needed  a wheel with a label, or one built with CUDA_EXT=1\n"
             "  fix     1) use the loaders of precast.kernel_loader, which build what is missing\n"
-            "          2) CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps precast"
+            f"          2) {remedy.BUILD_AGAIN}"
         )
 
 

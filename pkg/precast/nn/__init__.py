@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
 from precast.nn.norm import LayerNorm, RMSNorm
 from precast.nn.softmax import FusedScaleMaskSoftmax
 

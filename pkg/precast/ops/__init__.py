@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
 from precast.ops.layer_norm import layer_norm

@@ -21,6 +21,8 @@ def test_every_variable_reaches_its_field() -> None:
     env = {
         "PRECAST_JIT": "aot",
         "PRECAST_CACHE_DIR": "/cache",
+        "PRECAST_CACHE_PATH": "/site:/image",
+        "PRECAST_JIT_WAIT": "60",
         "PRECAST_CUDA_ARCH_LIST": "9.0",
         "TORCH_CUDA_ARCH_LIST": "8.0",
         "MAX_JOBS": "3",
@@ -42,6 +44,8 @@ def test_every_variable_reaches_its_field() -> None:
     assert Settings.from_env(env) == Settings(
         jit=JitMode.AOT,
         cache_dir="/cache",
+        cache_path="/site:/image",
+        jit_wait_s=60,
         arch_list="9.0",
         max_jobs=3,
         cpu_level="avx2",
@@ -75,6 +79,8 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
         ("PRECAST_JIT", "never", "auto, aot, jit, off"),
         ("PRECAST_DEBUG", "maybe", "1 or 0"),
         ("CUDA_EXT", "2", "1 or 0"),
+        ("PRECAST_JIT_WAIT", "-1", "whole number of seconds"),
+        ("PRECAST_JIT_WAIT", "soon", "whole number of seconds"),
         ("MAX_JOBS", "0", "whole number"),
         ("MAX_JOBS", "-1", "whole number"),
         ("MAX_JOBS", "many", "whole number"),

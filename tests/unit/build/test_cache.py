@@ -14,7 +14,8 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._build import cache as cache_module
-from precast._build.cache import BuildKey, Cache, default_root, private_folder
+from precast._build import lock, roots
+from precast._build.cache import BuildKey, Cache, default_root
 from precast.errors import BuildFailed, KernelError
 
 KEY = BuildKey("family", {"schema": 1, "sources": {"a.cpp": "00"}})
@@ -80,15 +81,6 @@ def test_a_damaged_entry_is_moved_aside_and_built_again(
     assert not made.cached and made.path.read_text() == "payload"
     assert len(list((tmp_path / "v1" / ".damaged").iterdir())) == 1
     assert "made again" in caplog.text
-
-
-def test_an_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
-    """Sixteen digits name the folder; the whole key must agree."""
-    cache = Cache(tmp_path)
-    made = cache.obtain(KEY, writes())
-    meta = made.path.parent / "meta.json"
-    meta.write_text(meta.read_text().replace(KEY.digest, KEY.digest[:16] + "0" * 48))
-    assert cache.lookup(KEY) is None
 
 
 def test_a_failed_build_leaves_no_entry_and_no_staging(tmp_path: Path) -> None:
@@ -196,7 +188,7 @@ def test_the_root_is_what_the_user_said_else_xdg_else_home(tmp_path: Path) -> No
 def test_without_a_home_a_private_folder_is_used_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(roots.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "precast"):
         root = default_root(Settings(home=str(tmp_path / "file")))
@@ -204,11 +196,108 @@ def test_without_a_home_a_private_folder_is_used_and_said(
     assert "cannot be written" in caplog.text
 
 
-def test_a_shared_folder_is_not_trusted(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(KernelError, match="not safe"):
-        private_folder(tmp_path / "open")
-    (tmp_path / "link").symlink_to(private_folder(tmp_path / "mine"))
-    with pytest.raises(KernelError, match="not safe"):
-        private_folder(tmp_path / "link")
+def test_a_cache_that_a_site_filled_is_used_and_never_written(tmp_path: Path) -> None:
+    made = Cache(tmp_path / "site").obtain(KEY, writes())
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    cache = Cache(tmp_path / "home" / "cache", search=(tmp_path / "absent", tmp_path / "site"))
+    found = cache.obtain(KEY, never)
+    assert (found.path, found.cached) == (made.path, True) and cache.lookup(KEY) == made.path
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def never(staging: Path) -> Path:
+    raise AssertionError("built although it was there")
+
+
+def test_a_damaged_entry_of_a_site_is_left_there_and_built_at_home(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Cache(tmp_path / "site").obtain(KEY, writes()).path.write_text("PAYLOAD")
+    cache = Cache(tmp_path / "home", search=(tmp_path / "site",))
+    with caplog.at_level(logging.WARNING, "precast"):
+        made = cache.obtain(KEY, writes())
+    assert made.path.is_relative_to(tmp_path / "home") and not made.cached
+    assert not (tmp_path / "site" / "v1" / ".damaged").exists()
+    assert f"{tmp_path / 'site'}" in caplog.text and "is not used" in caplog.text
+
+
+def test_a_site_cache_that_everybody_can_write_is_not_searched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Cache(tmp_path / "site").obtain(KEY, writes())
+    (tmp_path / "site").chmod(0o777)
+    cache = Cache(tmp_path / "home", search=(tmp_path / "site",))
+    with caplog.at_level(logging.WARNING, "precast"):
+        assert not cache.obtain(KEY, writes()).cached
+    assert "is not searched: mode drwxrwxrwx" in caplog.text
+
+
+def test_the_search_path_is_read_like_a_path() -> None:
+    assert roots.search_path(Settings(cache_path="/a::/b/c:")) == (Path("/a"), Path("/b/c"))
+    assert roots.search_path(Settings()) == ()
+
+
+def test_what_a_killed_process_left_is_swept_and_what_others_build_is_not(tmp_path: Path) -> None:
+    staging = tmp_path / "v1" / ".staging"
+    staging.mkdir(parents=True)
+    here = lock.this_machine()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    dead, alive, elsewhere = (
+        staging / name for name in (f"{here}-{gone.pid}-a", f"{here}-{os.getpid()}-b", "host-1-c")
+    )
+    for folder in (dead, alive, elsewhere):
+        folder.mkdir()
+    Cache(tmp_path).obtain(KEY, writes())
+    assert sorted(staging.iterdir()) == sorted([alive, elsewhere])
+
+
+def test_a_build_that_cannot_be_kept_serves_this_process_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(5, "Input/output error", str(target))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(cache_module.shutil, "copyfile", full)
+    with caplog.at_level(logging.WARNING, "precast"):
+        made = Cache(tmp_path / "cache").obtain(KEY, writes())
+    assert made.path.read_text() == "payload" and not made.path.is_relative_to(tmp_path)
+    assert made.path.parents[1].stat().st_mode & 0o777 == 0o700
+    assert "not kept for later" in caplog.text and "No space left" in caplog.text
+    assert not list((tmp_path / "cache" / "v1" / ".staging").iterdir())
+
+
+def test_what_is_to_be_stored_and_cannot_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.raises(KernelError, match="cannot be written"):
+        Cache(tmp_path / "cache").store(KEY, writer(tmp_path), 0.0)
+    Cache(tmp_path / "cache").spare(KEY, tmp_path / "out.so", 0.0)  # what only saves work may fail
+
+
+@pytest.mark.parametrize("error", [18, 1, 39], ids=["EXDEV", "EPERM", "ENOTEMPTY"])
+def test_a_file_system_that_renames_no_folders_gets_its_entry_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(error, os.strerror(error), str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        made = Cache(tmp_path).obtain(KEY, writes())
+    assert made.path == Cache(tmp_path).lookup(KEY)
+    assert {path.name for path in made.path.parent.iterdir()} == {"out.so", "build.log", "meta.json"}
+
+
+def test_an_interrupted_build_leaves_nothing_and_can_be_started_again(tmp_path: Path) -> None:
+    def interrupted(staging: Path) -> Path:
+        (staging / "half").write_text("x")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Cache(tmp_path).obtain(KEY, interrupted)
+    assert list(tmp_path.rglob("half")) == [] and not list((tmp_path / "v1" / ".staging").iterdir())
+    assert not Cache(tmp_path, wait_s=0).obtain(KEY, writes()).cached

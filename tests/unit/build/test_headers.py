@@ -6,7 +6,9 @@ import hashlib
 import http.server
 import importlib.util
 import json
+import os
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -183,3 +185,30 @@ def test_the_committed_pins_are_hashes_of_the_matrix_torch() -> None:
     assert len(pins.headers) > 40 and pins.notices
     for digest in (*pins.headers.values(), *pins.notices.values()):
         assert len(digest) == 64 and int(digest, 16)
+
+
+def test_pip_is_asked_away_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-m`` looks there first: a pip.py, or a json.py, of somebody else would be run."""
+    (tmp_path / "pip.py").write_text("raise SystemExit('code of the current directory was run')")
+    monkeypatch.chdir(tmp_path)
+    ran = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    assert "current directory was run" in ran.stderr, "the danger is real"
+
+    def version_only(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        again = [*command[:3], "--version"]
+        done = subprocess.run(again, cwd=str(how["cwd"]), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return subprocess.CompletedProcess(command, 1, "", "enough")
+
+    with pytest.raises(KernelError, match="enough"):
+        headers.find_wheel(PINS, run=version_only)
+
+
+def test_the_folders_of_the_headers_are_for_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index_says(monkeypatch, make_wheel(tmp_path / "a wheel.whl").as_uri())
+    before = os.umask(0)
+    try:
+        headers.ensure_headers(tmp_path / "cache" / "headers" / "dest", PINS)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("cache", "cache/headers")} == {0o700}

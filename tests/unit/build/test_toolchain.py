@@ -132,3 +132,34 @@ def test_jobs_are_what_the_user_says_else_what_may_be_used(tmp_path: Path, monke
         (tmp_path / "cpu.max").write_text(text)
         assert toolchain._cgroup_cpus(tmp_path / "cpu.max") == wanted
     assert toolchain._cgroup_cpus(tmp_path / "gone") is None
+
+
+def test_jobs_fit_into_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    (cgroup / "job" / "step").mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/job/step\n")
+    groups = toolchain.cgroups(tmp_path / "membership", cgroup)
+    assert groups == (cgroup / "job/step", cgroup / "job", cgroup)
+    assert toolchain.cgroups(tmp_path / "nowhere", cgroup) == ()
+    assert toolchain.free_memory(meminfo, groups) is None
+    meminfo.write_text("MemTotal: 9000000 kB\nMemAvailable:    4000000 kB\n")
+    assert toolchain.free_memory(meminfo, groups) == 4_096_000_000, "without a cgroup the machine's own"
+    files = {
+        "memory.max": "max\n",
+        "memory.current": "1500000000\n",
+        "memory.stat": "anon 1\ninactive_file 500000000\n",
+    }
+    for name, text in files.items():
+        (cgroup / "job" / name).write_text(text)
+    assert toolchain.free_memory(meminfo, groups) == 4_096_000_000
+    (cgroup / "job/memory.max").write_text("2000000000\n")
+    assert toolchain.free_memory(meminfo, groups) == 1_000_000_000
+    (cgroup / "job/memory.max").write_text("100\n")
+    assert toolchain.free_memory(meminfo, groups) == 0
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(toolchain, "_cgroup_cpus", lambda path: None)
+    for free, jobs in ((1_000_000_000, 2), (0, 1), (10**12, 64), (None, 64)):
+        monkeypatch.setattr(toolchain, "free_memory", lambda *_, free=free: free)
+        assert toolchain.default_jobs(Settings()) == jobs
+    assert toolchain.default_jobs(Settings(max_jobs=7)) == 7, "MAX_JOBS wins"

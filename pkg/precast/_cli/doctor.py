@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from precast._build.catalogue import Family
+from precast._cli import deep, names, output, status
 from precast._load import probe, report
 from precast.extension.builtin import BUILTIN, CatalogueExtension
 
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
 SCHEMA = 1
+_LOADABLE = ("prebuilt", "jit")
 
 
-def examine() -> dict[str, Any]:
-    """Everything the doctor says, as plain JSON. Builds and loads nothing, and needs neither torch nor a GPU."""
+def add(verbs: Verbs) -> None:
+    """The arguments."""
+    parser = verbs.add_parser("doctor", help="what would be loaded on this machine, and why; loads nothing")
+    parser.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="only these; by default all")
+    parser.add_argument("--json", action="store_true", help="one JSON object, as docs/reference/doctor.md describes it")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also load every kernel, building what is missing, and check one result of each op, in a child process",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report; 0 only if every kernel that this machine should have can be loaded."""
+    facts = examine(options.kernels, deeply=options.deep)
+    if options.json:
+        output.print_json(facts)
+    else:
+        print(to_text(facts))
+    return status.GOOD if facts["ok"] else status.NO
+
+
+def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, Any]:
+    """Everything the doctor says, as plain JSON. Builds and loads nothing, and needs neither torch nor a GPU.
+
+    Unless ``deeply``: then every kernel that can be loaded here is, in a child process, and its numbers are checked.
+    """
     settings = probe.read_settings()
     examination = report.Examination(settings)
-    kernels = [_kernel(examination, cls(), family) for cls in BUILTIN for family in cls.families]
+    wanted = names.families(kernels)
+    told = [_kernel(examination, cls(), family) for cls in BUILTIN for family in cls.families if family in wanted]
+    checks = deep.examine(_loadable(told)) if deeply else None
+    resolved = all(kernel["verdict"] in _LOADABLE for kernel in told if kernel["expected"])
     return {
         "schema": SCHEMA,
-        "ok": all(kernel["verdict"] in ("prebuilt", "jit") for kernel in kernels if kernel["expected"]),
+        "ok": resolved and all(check["ok"] for check in checks or ()),
         "environment": report.environment_line(examination),
         "host": report.describe_host(examination),
         "build": report.describe_build(examination),
         "settings": report.describe_settings(settings),
-        "kernels": kernels,
+        "kernels": told,
+        "deep": checks,
     }
 
 
@@ -37,16 +73,17 @@ def to_text(facts: dict[str, Any]) -> str:
     for kernel in facts["kernels"]:
         if kernel["expected"] and (kernel["rejections"] or kernel["error"] or kernel["notes"]):
             lines += ["", *_kernel_lines(kernel)]
-    good = "every kernel this machine should have can be loaded"
-    bad = "not every kernel this machine should have can be loaded"
+    lines += _deep_lines(facts["deep"]) if facts["deep"] is not None else []
+    right = " and computes what it should" if facts["deep"] is not None else ""
+    good = f"every kernel this machine should have can be loaded{right}"
+    bad = f"not every kernel this machine should have can be loaded{right}"
     return "\n".join([*lines, "", good if facts["ok"] else bad])
 
 
-def run(*, as_json: bool) -> int:
-    """Prints the report; 0 only if every kernel that this machine should have can be loaded."""
-    facts = examine()
-    print(json.dumps(facts, indent=2) if as_json else to_text(facts))
-    return 0 if facts["ok"] else 1
+def _loadable(kernels: list[dict[str, Any]]) -> list[tuple[Family, str]]:
+    """The families to be loaded in depth, each once per device."""
+    found = [(kernel["family"], kernel["device"]) for kernel in kernels if kernel["verdict"] in (*_LOADABLE, "partly")]
+    return [(names.families([family])[0], device) for family, device in dict.fromkeys(found)]
 
 
 def _kernel(examination: report.Examination, extension: CatalogueExtension, family: Family) -> dict[str, Any]:
@@ -73,6 +110,8 @@ def _build_lines(build: dict[str, Any]) -> list[str]:
     lines.append(f"  files     {files[0]} host libraries, {files[1]} device files")
     if build["note"]:
         lines.append(f"  note      {build['note']}")
+    if build["remedy"]:
+        lines.append(f"  fix       {build['remedy']}")
     if build["manifest_error"]:
         lines += [f"  manifest  {line}" for line in build["manifest_error"].splitlines()]
     return lines
@@ -98,8 +137,12 @@ def _table(kernels: list[dict[str, Any]]) -> list[str]:
         verdict = kernel["verdict"] + ("" if kernel["expected"] or not source else " (not expected)")
         cells = (kernel["extension"], kernel["family"], kernel["device"], str(kernel["priority"]), verdict, source)
         rows.append(cells)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return output.table(rows)
+
+
+def _deep_lines(checks: list[dict[str, Any]]) -> list[str]:
+    rows = [("op", "device", "numbers"), *((c["op"], c["device"], c["wrong"] or "right") for c in checks)]
+    return ["", *output.table(rows)]
 
 
 def _kernel_lines(kernel: dict[str, Any]) -> list[str]:

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from precast import __main__, _doctor
+from precast import __main__
 from precast._abi.build_info import BuildMode
 from precast._abi.host import Host
 from precast._abi.settings import Settings
 from precast._build import catalogue
+from precast._cli import deep, doctor
 from precast._load import gpus, probe
 from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+DEEP = [{"op": "adam_", "device": "cpu", "ok": False, "wrong": "result 0: 3 of 33 values are wrong, by up to 0.1"}]
 
 
 @pytest.fixture
@@ -38,9 +40,9 @@ def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(probe, "probe_host", lambda *_, **__: dataclasses.replace(host, builders=None))
         monkeypatch.setattr(probe, "probe_builders", lambda settings: builders)
         monkeypatch.setattr(gpus, "forecast", lambda *_: gpus.Forecast(host.gpus, certain=True, note=""))
-        facts = _doctor.examine()
+        facts = doctor.examine()
         assert json.loads(json.dumps(facts)) == facts, "the report is plain JSON"
-        assert _doctor.to_text(facts)
+        assert doctor.to_text(facts)
         return facts
 
     return run
@@ -89,15 +91,26 @@ def test_a_damaged_manifest_is_part_of_the_report(examine: Any, c_dir: Path) -> 
     facts = examine(ex.host())
     assert not facts["ok"] and str(c_dir / "build_info.json") in facts["build"]["manifest_error"]
     assert kernels(facts)["cpu_adam_x86"] == "refused" and facts["build"]["mode"] is None
-    assert str(c_dir / "build_info.json") in _doctor.to_text(facts)
+    assert str(c_dir / "build_info.json") in doctor.to_text(facts)
 
 
 def test_a_pure_wheel_says_that_the_switch_was_not_seen(examine: Any, c_dir: Path) -> None:
     fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
     facts = examine(ex.host())
     assert facts["build"]["note"] == "pure wheel: CUDA_EXT was not seen at build time"
-    assert facts["build"]["note"] in _doctor.to_text(facts)
+    assert facts["build"]["note"] in doctor.to_text(facts)
     assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit"
+
+
+def test_a_switch_that_had_no_effect_is_said_with_the_command_that_has(
+    examine: Any, c_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
+    monkeypatch.setenv("CUDA_EXT", "1")
+    facts = examine(ex.host())
+    assert "CUDA_EXT=1 is set now and was without effect" in facts["build"]["note"]
+    assert "pip install --no-cache-dir --force-reinstall" in facts["build"]["remedy"]
+    assert facts["build"]["remedy"] in doctor.to_text(facts)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,7 @@ def test_without_a_working_torch_nothing_resolves_and_it_says_so(
 ) -> None:
     facts = examine(ex.host(torch=None, torch_error=torch_error, gpu=""))
     assert not facts["ok"] and reasons(facts, "cpu_adam_x86") == {"torch-missing"}
-    assert found in _doctor.to_text(facts)
+    assert found in doctor.to_text(facts)
 
 
 def test_without_a_gpu_the_cuda_kernels_are_not_expected(examine: Any) -> None:
@@ -138,7 +151,7 @@ def test_a_gpu_that_nothing_serves_fails_the_report_while_others_are_served(exam
 def test_without_builders_and_without_prebuilt_files_the_places_looked_at_are_named(examine: Any) -> None:
     facts = examine(ex.host(build_with=ex.builders(None, compiler=False)))
     assert not facts["ok"] and "no-compiler" in reasons(facts, "cpu_adam_x86")
-    assert "g++ on PATH: not there" in _doctor.to_text(facts)
+    assert "g++ on PATH: not there" in doctor.to_text(facts)
     assert facts["host"]["compiler"] is None and facts["host"]["looked_at"]
 
 
@@ -185,10 +198,21 @@ def test_the_document_describes_every_key(examine: Any) -> None:
     kernel = facts["kernels"][0]
     keys = {*facts, *facts["host"], *facts["host"]["torch"], *facts["host"]["gpus"][0], *facts["host"]["cache"]}
     keys |= {*facts["host"]["compiler"], *facts["host"]["nvrtc"], *facts["build"], *kernel, *kernel["rejections"][0]}
-    keys |= {*kernel["pieces"][0]}
+    keys |= {*kernel["pieces"][0], *DEEP[0]}
     verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
     assert verdicts <= set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
     assert described - verdicts == keys
+
+
+def test_wrong_numbers_fail_the_report(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(deep, "examine", lambda kernels: asked.extend(kernels) or DEEP)
+    examine(ex.host())
+    assert asked == [], "without --deep nothing is loaded"
+    facts = doctor.examine(["adam_"], deeply=True)
+    assert not facts["ok"] and facts["deep"] == DEEP
+    assert asked == [(catalogue.CPU_ADAM, "cpu")] and {k["family"] for k in facts["kernels"]} == {"cpu_adam"}
+    assert "adam_  cpu     result 0: 3 of 33 values are wrong" in doctor.to_text(facts)
 
 
 def test_every_family_is_reported_for_every_device_it_has(examine: Any) -> None:

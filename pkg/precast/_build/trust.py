@@ -1,0 +1,108 @@
+"""Folders that libraries are loaded from: only this user can have put anything there.
+
+Whoever can write into the cache, or can put another folder in its place, runs code in every process that uses it. So
+what is made here has mode 0700, and what is there already is held against :func:`why_not` before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from precast.errors import KernelError
+
+_LINKS = 40  # as many as the kernel follows: ELOOP of path_resolution(7)
+
+
+def private_folder(path: Path) -> Path:
+    """Make, or check, a folder that only this user can enter; for places where everybody can make folders."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise KernelError(
+            f"there is no folder to build in\n"
+            f"  found   {path}: {error.strerror or error}\n"
+            f"  needed  a home, or a temp folder that can be written\n"
+            f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+        ) from error
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise _unsafe(path, f"owner {facts.st_uid}, mode {stat.filemode(facts.st_mode)}")
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Make a folder with all its parents, those that are missing for this user alone, whatever the umask says."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # another process was faster; a file in the way is the next step's error
+            continue
+
+
+def require_own(root: Path) -> None:
+    """Refuse a cache that somebody else could write into, or could exchange."""
+    reason = why_not(root, owner=os.getuid())
+    if reason is not None:
+        raise _unsafe(root, reason)
+
+
+def why_not(root: Path, *, owner: int | None) -> str | None:
+    """What makes a folder unsafe to load libraries from; None if nothing does, or if it is not there yet.
+
+    The folder belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
+    else may write into it, and on the way to it there is no folder where everybody can rename and no link of another
+    user.
+    """
+    absolute = Path(os.path.abspath(root))  # noqa: PTH100  # resolve() would follow the very links that are judged
+    try:
+        facts = absolute.stat()
+    except FileNotFoundError:
+        return _why_not_the_way(absolute, _LINKS)
+    except OSError as error:
+        return f"{absolute}: {error.strerror}"
+    if not stat.S_ISDIR(facts.st_mode):
+        return None  # then it cannot be written either, and that error says it better
+    if owner is not None and facts.st_uid != owner:
+        return f"owner {facts.st_uid} of {absolute}"
+    forbidden = 0o022 if owner is not None else 0o002
+    if facts.st_mode & forbidden:
+        return f"mode {stat.filemode(facts.st_mode)} of {absolute}: others can write into it"
+    return _why_not_the_way(absolute, _LINKS)
+
+
+def _why_not_the_way(path: Path, links: int) -> str | None:
+    """Judge each step from / to ``path``, and the way that each link on it leads to."""
+    for step in (*reversed(path.parents), path):
+        try:
+            facts = step.lstat()
+        except OSError:
+            return None  # from here on nothing is there, or nothing can be reached: that is for the caller to find
+        if stat.S_ISLNK(facts.st_mode):
+            if facts.st_uid not in {0, os.getuid()}:
+                return f"{step}: a link of user {facts.st_uid}"
+            if links == 0:
+                return f"{step}: too many links"
+            reason = _why_not_the_way(Path(os.path.abspath(step.parent / step.readlink())), links - 1)  # noqa: PTH100
+            if reason is not None:
+                return reason
+        elif step != path and facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
+            return f"mode {stat.filemode(facts.st_mode)} of {step}: everybody can exchange what is in it"
+    return None
+
+
+def _unsafe(path: Path, found: str) -> KernelError:
+    return KernelError(
+        f"{path} is not safe to load libraries from\n"
+        f"  found   {found}\n"
+        f"  needed  a folder of user {os.getuid()} that nobody else can write or exchange\n"
+        f"  fix     1) chmod go-w {path}, if it is yours\n"
+        f"          2) PRECAST_CACHE_DIR=/another/folder"
+    )

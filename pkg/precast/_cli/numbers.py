@@ -1,0 +1,74 @@
+"""One small numeric check for every op: the loaded kernel in float32 against plain torch in float64.
+
+``precast doctor --deep`` runs this in a child process, one line of JSON before and one after each op, so that a kernel
+which ends its process is named all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precast._build.catalogue import FAMILIES
+from precast._load import namespace
+from precast.errors import KernelError
+from precast.ops import _examples
+
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # float32 over 33 columns; the ops' own tests are far stricter
+
+
+def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str | None:
+    """Calls the op and holds its results, or what it wrote over, against the reference; what is wrong, or None."""
+    given = _examples.arguments(op)
+    wide = _map(given, lambda t: t.double() if t.is_floating_point() else t)
+    here = _map(given, lambda t: t.to(device, copy=True))
+    result = (call or namespace.overload(op))(*here)
+    right = _examples.reference(op)(*wide)
+    got, wanted = _tensors(here if result is None else result), _tensors(wide if right is None else right)
+    if len(got) != len(wanted):
+        return f"{len(got)} results, wanted {len(wanted)}"
+    for index, (mine, exact) in enumerate(zip(got, wanted, strict=True)):
+        close = torch.isclose(mine.double().cpu(), exact.double(), rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
+        if not bool(close.all()):
+            worst = (mine.double().cpu() - exact).abs().max().item()
+            return f"result {index}: {int((~close).sum())} of {close.numel()} values are wrong, by up to {worst:.3g}"
+    return None
+
+
+def ops_of(families: Sequence[str]) -> list[str]:
+    """The names of the ops of these families."""
+    return [namespace.op_name(schema) for f in FAMILIES if f.name in families for schema in f.ops]
+
+
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_map(item, change) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [found for item in value for found in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def main(pairs: Sequence[str]) -> None:
+    """Checks each ``op@device`` and writes JSON lines to stdout: the pair, then the pair with what was found."""
+    for pair in pairs:
+        op, _, device = pair.partition("@")
+        _write({"pair": pair})
+        try:
+            wrong = check(op, device)
+        except (KernelError, RuntimeError) as error:  # RuntimeError: what torch makes of a failed launch
+            wrong = f"{type(error).__name__}: {error}"
+        _write({"pair": pair, "wrong": wrong})
+
+
+def _write(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,24 @@
+"""The parser of the command line: every verb's own arguments under one program name."""
+
+from __future__ import annotations
+
+import argparse
+
+from precast._cli import cache, completion, doctor, listing, report, status, transfer, warm, why
+from precast._version import __version__
+
+VERBS = (doctor, why, listing, cache, warm, transfer, report, completion)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """A fresh parser; ``options.run(options)`` of what it has parsed gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="precast",
+        description="Prebuilt PyTorch kernels: what would be loaded here and why, and the build cache.",
+        epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
+    )
+    parser.add_argument("--version", action="version", version=f"precast {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for module in VERBS:
+        module.add(verbs)
+    return parser

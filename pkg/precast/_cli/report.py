@@ -1,0 +1,117 @@
+"""``precast report``: one text to paste into an issue. The home folder and passwords in addresses are taken out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast._abi.settings import VARIABLES
+from precast._build import cache_tools, failure
+from precast._build.cache import LAYOUT, default_root
+from precast._cli import doctor, output, status
+from precast._load import probe
+
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
+_PACKAGES = re.compile(r"precast|torch|torchvision|triton|numpy|ninja|setuptools|nvidia[-_].*", re.IGNORECASE)
+_LOGS = 3
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def add(verbs: Verbs) -> None:
+    """The arguments."""
+    parser = verbs.add_parser("report", help="everything an issue needs, without secrets; sends nothing anywhere")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, refusing to replace a file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints or writes the report."""
+    facts = redacted(gather(), os.environ.get("HOME"))
+    text = json.dumps(facts, indent=2) if options.json else to_text(facts)
+    if options.out is None:
+        print(text)
+        return status.GOOD
+    try:
+        with options.out.open("x", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        print(f"precast: {options.out}: {error.strerror}; name a file that can be made", file=sys.stderr)
+        return status.FAILED
+    print(options.out)
+    return status.GOOD
+
+
+def gather() -> dict[str, Any]:
+    """The doctor's facts, the settings as they are set, the packages that matter, the cache, and what failed last."""
+    root = default_root(probe.read_settings())
+    entries = cache_tools.read_entries(root)
+    return {
+        "schema": 1,
+        "doctor": doctor.examine(),
+        "variables": {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field != "home"},
+        "python": f"{sys.version.split()[0]} ({sys.executable})",
+        "packages": dict(sorted(_packages().items())),
+        "cache": {
+            "root": str(root),
+            "entries": len(entries),
+            "bytes": sum(entry.bytes for entry in entries),
+            "damaged": [f"{entry.label}: {entry.problem}" for entry in entries if entry.problem],
+        },
+        "failures": _failures(root),
+    }
+
+
+def to_text(facts: dict[str, Any]) -> str:
+    """The same for people; a forge shows it as it is."""
+    cache = facts["cache"]
+    lines = [doctor.to_text(facts["doctor"]), "", f"python    {facts['python']}", "packages"]
+    lines += [f"  {name} {version}" for name, version in facts["packages"].items()]
+    lines += ["variables", *(f"  {name}={value}" for name, value in facts["variables"].items())]
+    lines += [f"cache     {cache['root']}: {cache['entries']} entries, {output.size(cache['bytes'])}"]
+    lines += [f"  damaged {line}" for line in cache["damaged"]]
+    for failed in facts["failures"]:
+        lines += [f"failed    {failed['log']}", f"  {failed['error']}"]
+    return "\n".join(lines)
+
+
+def redacted(value: Any, home: str | None) -> Any:
+    """The same value with the home folder written ``~`` and user names and passwords in addresses taken out."""
+    if isinstance(value, dict):
+        return {redacted(key, home): redacted(item, home) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item, home) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = _PASSWORD.sub("***@", value)
+    home = (home or "").rstrip("/")
+    return re.sub(rf"{re.escape(home)}(?=/|$|[\s:;,'\")])", "~", text) if home else text
+
+
+def _packages() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name and _PACKAGES.fullmatch(name):
+            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+    return found
+
+
+def _failures(root: Path) -> list[dict[str, str]]:
+    """The first error of the builds that failed last."""
+    logs = sorted((root / LAYOUT / ".failed").glob("*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
+    return [
+        {
+            "log": str(log),
+            "error": failure.first_error(log.read_text(encoding="utf-8", errors="replace").partition("\n")[2]),
+        }
+        for log in logs[:_LOGS]
+    ]

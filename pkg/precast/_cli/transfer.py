@@ -1,0 +1,56 @@
+"""``precast export-cache`` and ``import-cache``: builds for machines that cannot build or reach a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precast._build import cache_archive, cache_tools
+from precast._build.cache import Cache, default_root
+from precast._cli import names, output, status
+from precast._load import probe
+from precast.errors import KernelUnavailable
+
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
+
+def add(verbs: Verbs) -> None:
+    """The arguments."""
+    out = verbs.add_parser("export-cache", help="write the builds of this cache into a tar")
+    out.add_argument("archive", type=Path, metavar="TAR", help="a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
+    out.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="only these; by default all")
+    out.set_defaults(run=run_export)
+    into = verbs.add_parser("import-cache", help="take over such a tar, after every file of it has been checked")
+    into.add_argument("archive", type=Path, metavar="TAR", help="what export-cache wrote, from someone you trust")
+    into.set_defaults(run=run_import)
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Writes the archive."""
+    root = default_root(probe.read_settings())
+    wanted = [family.name for family in names.families(options.kernels)] if options.kernels else []
+    entries = [e for e in cache_tools.read_entries(root, names=wanted) if e.name != cache_tools.OBJECTS]
+    whole = [entry for entry in entries if entry.problem is None]
+    if not whole:
+        raise KernelUnavailable(
+            f"there is nothing to export\n"
+            f"  found   no whole entry{' of ' + ', '.join(wanted) if wanted else ''} in {root}\n"
+            f"  needed  builds, by their first use or by precast warm\n"
+            f"  fix     1) precast warm {' '.join(wanted)}".rstrip()
+        )
+    items = cache_archive.export_cache(whole, options.archive)
+    total = output.size(sum(item.bytes for item in items))
+    print(f"{len(items)} entries, {total}, {len(entries) - len(whole)} damaged ones left out: {options.archive}")
+    return status.GOOD
+
+
+def run_import(options: argparse.Namespace) -> int:
+    """Takes the archive over."""
+    root = default_root(probe.read_settings())
+    added, known = cache_archive.import_cache(options.archive, Cache(root))
+    for item in added:
+        print(f"{item.key}: {item.payload}, {output.size(item.bytes)}")
+    print(f"{len(added)} entries added, {len(known)} there already, in {root}")
+    return status.GOOD

@@ -1,0 +1,134 @@
+"""``precast warm``: build now what a first use would build, for this machine or, by ``--arch``, for GPUs elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from precast._abi.capability import GpuTarget, parse_arch_list
+from precast._abi.decide import BuildHost, BuildImage, Refuse
+from precast._abi.host import Builders
+from precast._abi.settings import JitMode, Settings
+from precast._build.catalogue import Family
+from precast._cli import names, status
+from precast._load import jit, probe, report, verdict
+from precast.errors import JitDisabled, KernelError, KernelUnavailable
+
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
+_WHY = "asked for by precast warm"
+
+
+def add(verbs: Verbs) -> None:
+    """The arguments."""
+    parser = verbs.add_parser("warm", help="build what is missing ahead of its first use; --arch needs no GPU")
+    parser.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="by default all")
+    parser.add_argument(
+        "--arch", type=_targets, metavar="LIST", help="device code for these targets: sm_121, '9.0;12.1+PTX'"
+    )
+    parser.add_argument("--jobs", type=_count, metavar="N", help="compilers at once; wins over MAX_JOBS")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Builds; 1 if something that was asked for cannot be built here."""
+    settings = probe.read_settings()
+    if settings.jit in (JitMode.AOT, JitMode.OFF):
+        raise JitDisabled(
+            f"nothing can be built ahead of its use\n  found   PRECAST_JIT={settings.jit.value}\n"
+            f"  needed  auto or jit\n  fix     1) PRECAST_JIT=auto precast warm"
+        )
+    if options.jobs:
+        settings = replace(settings, max_jobs=options.jobs)
+    families = names.families(options.kernels)
+    examination = report.Examination(settings)
+    builders = None if options.arch is None else _require_nvrtc(settings, options.arch)
+    failed = [family for family in families if not _warm_family(examination, family, visible=options.arch is None)]
+    if builders is not None:
+        _warm_targets(examination, families, options.arch, builders)
+    print(f"{len(families) - len(failed)} of {len(families)} kernel families are ready")
+    return status.NO if failed else status.GOOD
+
+
+def _warm_family(examination: report.Examination, family: Family, *, visible: bool) -> bool:
+    """Builds what the loader would build for this machine: the host library, and code for the visible GPUs."""
+    devices = [d for d in family.devices if d == "cpu" or (visible and examination.has_gpu)]
+    ready = True
+    for device in devices:
+        choice = examination.choice(family, device)
+        if isinstance(choice, str):
+            raise KernelError(choice)
+        decision = choice.decision
+        if isinstance(decision, Refuse):
+            print(verdict.refusal(choice))
+            ready = False
+            continue
+        if isinstance(decision.host, BuildHost):
+            source = jit.build_host(family.name, decision.host, choice.builders, choice.settings, _WHY)
+            print(f"{family.name}: host library: {source}")
+        else:
+            print(f"{family.name}: host library: prebuilt {decision.host.path}")
+        targets = [image.target for _, image in decision.images if isinstance(image, BuildImage)]
+        if targets:
+            _build_images(family, targets, choice.builders, choice.settings)
+        ready = ready and not decision.refused
+    return ready
+
+
+def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builders:
+    """The builders, among them an NVRTC that knows every target; refused before anything is built."""
+    builders = probe.probe_builders(settings)
+    found = builders.nvrtc
+    if found is None:
+        looked_at = "\n          ".join(line for line in builders.looked_at if line.startswith("nvrtc")) or "none"
+        raise KernelUnavailable(
+            f"device code for {' '.join(map(str, targets))} cannot be built\n"
+            f"  found   {looked_at}\n"
+            f"  needed  an NVRTC\n"
+            f'  fix     1) pip install "nvidia-cuda-nvrtc==13.*"'
+        )
+    unknown = [target for target in targets if target.capability not in found.targets]
+    if unknown:
+        raise KernelUnavailable(
+            f"device code for {' '.join(map(str, unknown))} cannot be built\n"
+            f"  found   NVRTC {found.version} ({found.path}), which knows {' '.join(map(str, found.targets))}\n"
+            f"  needed  an NVRTC that knows them; the GPUs' machine must have the same one to find these builds\n"
+            f"  fix     1) name other targets with --arch"
+        )
+    return builders
+
+
+def _warm_targets(
+    examination: report.Examination, families: tuple[Family, ...], targets: tuple[GpuTarget, ...], builders: Builders
+) -> None:
+    """Device code for named targets. It depends on NVRTC alone, so torch and a GPU may be missing."""
+    info, error = examination.manifest
+    if error is not None:
+        raise KernelError(error)
+    shipped = {(file.family, file.target) for file in info.device} if info else set()
+    for family in families:
+        missing = [target for target in targets if (family.name, target) not in shipped]
+        for target in sorted(set(targets) - set(missing), key=str):
+            print(f"{family.name}: {target}: prebuilt")
+        if missing and family.device is not None:
+            _build_images(family, missing, builders, examination.settings)
+
+
+def _build_images(family: Family, targets: list[GpuTarget], builders: Builders, settings: Settings) -> None:
+    for target, source in jit.build_images(family.name, targets, builders, settings, _WHY).items():
+        print(f"{family.name}: {target}: {source}")
+
+
+def _targets(text: str) -> tuple[GpuTarget, ...]:
+    try:
+        return parse_arch_list(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of jobs")
+    return int(text)

@@ -1,0 +1,105 @@
+"""``precast why KERNEL``: the whole trace of one decision, and on a cache miss what differs from the last build."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from precast._build.catalogue import Family
+from precast._cli import names, output, status
+from precast._load import cached, probe, report
+
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
+_SHOWN = 10  # differences; an edited header of torch would otherwise fill the screen
+_VALUE = 60
+
+
+def add(verbs: Verbs) -> None:
+    """The arguments."""
+    parser = verbs.add_parser("why", help="what would be loaded for one kernel, and why nothing else; loads nothing")
+    parser.add_argument("kernel", type=names.kernel, metavar="KERNEL", help="a family, an op or an extension")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only for this kind of device")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the trace; 0 if the kernel can be loaded for every device asked about."""
+    facts = examine(options.kernel, options.device)
+    if options.json:
+        output.print_json(facts)
+    else:
+        print(to_text(facts))
+    return status.GOOD if facts["ok"] else status.NO
+
+
+def examine(kernel: str, device: str | None) -> dict[str, Any]:
+    """The trace as plain JSON. A device that was not named and is not here is told, but does not count."""
+    examination = report.Examination(probe.read_settings())
+    traces = [
+        _trace(examination, family, kind)
+        for family in names.families([kernel])
+        for kind in family.devices
+        if device in (None, kind)
+    ]
+    counted = [t for t in traces if device is not None or t["device"] == "cpu" or examination.has_gpu]
+    return {
+        "schema": 1,
+        "ok": bool(counted) and all(trace["verdict"] in ("prebuilt", "jit") for trace in counted),
+        "environment": report.environment_line(examination),
+        "traces": traces,
+    }
+
+
+def to_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [facts["environment"]]
+    for trace in facts["traces"]:
+        lines += ["", f"{trace['family']} on {trace['device']}: {trace['verdict']}"]
+        lines += [f"  {piece['piece']}  {piece['source']}  {piece['what']}" for piece in trace["pieces"]]
+        for item in trace["rejections"]:
+            lines.append(f"  {item['piece']}  {item['candidate']}  passed over ({item['reason']})")
+            lines += [f"      wanted  {item['wanted']}", f"      found   {item['found']}"]
+            lines += [f"      fix     {item['remedy']}"] if item["remedy"] else []
+        lines += [f"  note  {note}" for note in trace["notes"]]
+        for piece in trace["cache"]:
+            lines += _cache_lines(piece)
+        if trace["error"] and not trace["rejections"]:
+            lines += [f"  {line}" for line in trace["error"].splitlines()]
+    return "\n".join(lines)
+
+
+def _trace(examination: report.Examination, family: Family, device: str) -> dict[str, Any]:
+    choice = examination.choice(family, device)
+    kept = [] if isinstance(choice, str) else cached.describe(family, choice)
+    found = report.describe_kernel(examination, family, device)
+    return {"family": family.name, "device": device, **found, "cache": kept}
+
+
+def _cache_lines(piece: dict[str, Any]) -> list[str]:
+    head = f"  {piece['piece']}  cache"
+    if piece["state"] == "hit":
+        return [f"{head} hit: {piece['path']}"]
+    if piece["state"] == "unknown":
+        return [f"{head}: {piece['note']}"]
+    lines = [f"{head} miss: {piece['key']}"]
+    lines += [f"      {piece['note']}"] if piece["note"] else []
+    near = piece["nearest"]
+    if near is None:
+        return [*lines, "      nothing like it was built here before"]
+    lines.append(f"      the nearest entry, {near['entry']}, differs in:")
+    alike: dict[tuple[str | None, str | None], list[str]] = {}
+    for item in near["differs"]:
+        alike.setdefault((item["wanted"], item["found"]), []).append(item["input"])
+    for (wanted, found), inputs in list(alike.items())[:_SHOWN]:
+        others = f" and {len(inputs) - 1} more alike" if len(inputs) > 1 else ""
+        lines.append(f"        {inputs[0]}{others}: wanted {_short(wanted)}; found {_short(found)}")
+    return [*lines, "        and others (--json has them all)"] if len(alike) > _SHOWN else lines
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "nothing"
+    return text if len(text) <= _VALUE else f"{text[: _VALUE - 3]}..."

@@ -1,0 +1,87 @@
+"""What the build cache has for a piece that would be built: the entry, or how the nearest one differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._abi.build_info import DeviceFile, HostFile
+from precast._abi.decide import BuildHost, BuildImage, Refuse
+from precast._abi.host import Builders
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._build import cache_tools
+from precast._build.cache import BuildKey, Cache, open_cache
+from precast._build.catalogue import Family
+from precast._load import jit
+from precast._load.choose import Choice
+
+Json = dict[str, Any]
+
+
+def describe(family: Family, choice: Choice) -> list[Json]:
+    """For each piece that a decision would build: its key, whether that is in the cache, and the nearest if not."""
+    decision = choice.decision
+    if isinstance(decision, Refuse):
+        return []
+    cache = open_cache(choice.settings)
+    pieces = [("host", decision.host), *((f"cuda:{index}", image) for index, image in decision.images)]
+    return [
+        {"piece": piece, **_look(cache, _key(family, what, choice.builders, choice.settings, cache))}
+        for piece, what in pieces
+        if not isinstance(what, HostFile | DeviceFile)
+    ]
+
+
+def _look(cache: Cache, key: BuildKey | str) -> Json:
+    if isinstance(key, str):
+        return {"state": "unknown", "key": None, "path": None, "note": key, "nearest": None}
+    path = cache.lookup(key)
+    if path is not None:
+        return {"state": "hit", "key": str(key), "path": str(path), "note": "", "nearest": None}
+    damaged = cache_tools.read_entry(cache.entry(key)).problem if cache.entry(key).is_dir() else None
+    note = f"its entry is damaged and will be made again: {damaged}" if damaged else ""
+    found = cache_tools.nearest(cache.root, key)
+    near = found and {
+        "entry": found[0].label,
+        "differs": [{"input": d.field, "wanted": d.wanted, "found": d.found} for d in found[1]],
+    }
+    return {"state": "miss", "key": str(key), "path": str(cache.entry(key)), "note": note, "nearest": near}
+
+
+def _key(
+    family: Family, what: BuildHost | BuildImage, builders: Builders, settings: Settings, cache: Cache
+) -> BuildKey | str:
+    """The key a build would have, or why that cannot be told without building."""
+    if isinstance(what, BuildImage):
+        from precast._build import device
+
+        if builders.nvrtc is None:
+            raise AssertionError(f"a device build of {family.name} was decided without NVRTC: {builders}")
+        program = device.read_program(family)
+        return device.image_key(program, what.target, builders.nvrtc, debug=settings.debug, defines={})
+    from precast._build import host
+
+    if builders.compiler is None:
+        raise AssertionError(f"a build of {family.name} was decided without a compiler: {builders}")
+    if not _headers_are_here(what.abi, cache):
+        return "the headers of torch are not here yet: the first build fetches them"
+    levels = jit.levels_to_build(settings)
+    plan = host.make_plan((family,), what.abi, builders.compiler, cache=cache, debug=settings.debug, levels=levels)
+    return plan.key
+
+
+def _headers_are_here(abi: TorchAbi, cache: Cache) -> bool:
+    """Whether a key can be told without the network: it holds the headers of torch."""
+    from precast._build import classic_headers, headers, host, sources
+
+    if isinstance(abi, Exact) and compiled_for(abi) is None:
+        if abi.git is not None:
+            return True  # those of the installed torch
+        wanted = classic_headers.load_pins().get(abi.release)
+        if wanted is None:
+            return True  # refused by name
+        place = cache.root / "headers" / f"torch-{wanted.torch}-{wanted.digest[:16]}" / "include"
+        return classic_headers.complete(place, wanted)
+    pins = headers.load_pins()
+    places = (sources.csrc_dir() / "torch_stable", host.headers_in_cache(cache, pins))
+    return any(headers.complete(place, pins) for place in places)

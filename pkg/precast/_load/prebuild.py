@@ -1,0 +1,90 @@
+"""Having every kernel ready in a job of many processes: built once on each node, then loaded by all.
+
+Nothing has to call this: ranks that start cold take turns by themselves (``_build/lock.py``). It is for jobs that want
+the build before the first step, and one error instead of one for each rank. No lock is held while ranks wait for each
+other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from precast._build import catalogue
+from precast._load.loader import TorchDevice, family_of, load
+from precast._load.source import Loaded
+from precast.errors import BuildFailed, BuildTimeout, KernelError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def prebuild(
+    group: ProcessGroup | None = None, *, ops: Iterable[str] | None = None, device: str | TorchDevice | None = None
+) -> tuple[Loaded, ...]:
+    """Loads kernels in every rank of ``group``, after one rank of each node has built what is missing there.
+
+    All ranks of the group must call it, with the same arguments. ``group`` is that of ``torch.distributed`` (None: the
+    default one; without one this is :func:`precast.load` for each op); ``ops`` are names as for ``load``, by default
+    all that the device has; ``device`` is as for ``load``. A build must end within the time-out of the group. If a node
+    cannot build, every rank raises, and the error names the rank that could not.
+    """
+    names = _families(ops, str(device or "cpu").partition(":")[0])
+    rank, nodes = _meet(group)
+    if len(nodes) > 1:
+        failure = _load_all(names, device)[1] if nodes.index(nodes[rank]) == rank else None
+        _raise_first(_exchange(failure, group))
+    loaded, failure = _load_all(names, device)
+    if failure is not None:
+        raise failure
+    return loaded
+
+
+def _families(ops: Iterable[str] | None, kind: str) -> list[str]:
+    if ops is None:
+        return [family.name for family in catalogue.FAMILIES if kind in family.devices]
+    return list(dict.fromkeys(family_of(op).name for op in ops))
+
+
+def _load_all(names: list[str], device: str | TorchDevice | None) -> tuple[tuple[Loaded, ...], KernelError | None]:
+    try:
+        return tuple(load(name, device) for name in names), None
+    except KernelError as error:
+        return (), error
+
+
+def _meet(group: ProcessGroup | None) -> tuple[int, list[object]]:
+    """This rank, and the node of every rank; a group of one where there is no distributed job."""
+    if importlib.util.find_spec("torch") is None:
+        return 0, [None]
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, [None]
+    from precast._build.lock import this_machine
+
+    return dist.get_rank(group), _exchange(this_machine(), group)
+
+
+def _exchange(mine: object, group: ProcessGroup | None) -> list[object]:
+    """What every rank has, by rank: a barrier that carries a value."""
+    import torch.distributed as dist
+
+    everybody: list[object] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(everybody, None if mine is None else str(mine), group=group)
+    except RuntimeError as error:  # what every backend raises for a rank that is late or gone
+        raise BuildTimeout(
+            f"not every rank has answered\n"
+            f"  found   {error}\n"
+            f"  needed  all {len(everybody)} ranks in precast.prebuild, within the time-out of their group\n"
+            f"  fix     1) torch.distributed.init_process_group(timeout=...), or look for the rank that has ended"
+        ) from error
+    return everybody
+
+
+def _raise_first(failures: list[object]) -> None:
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            raise BuildFailed(f"rank {rank} could not prepare the kernels of its node\n{failure}")

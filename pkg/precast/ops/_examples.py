@@ -1,0 +1,53 @@
+"""One small call of every op and what it must give: what ``precast doctor --deep`` checks a loaded kernel with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precast.ops import _reference, _softmax_reference
+
+_EPS = 1e-6
+Arguments = tuple[Any, ...]
+
+
+def arguments(op: str) -> Arguments:
+    """What one op is called with: the same numbers every time, odd sizes, on the CPU."""
+    random = torch.Generator().manual_seed(20)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    make: dict[str, Callable[[], Arguments]] = {
+        "rms_norm": lambda: (some(5, 33), some(33), _EPS, _reference.CASTINGS["none"]),
+        "fused_add_rms_norm": lambda: (some(5, 33), some(5, 33), some(33), _EPS, 0),
+        "fused_add_rms_norm_": lambda: (some(5, 33), some(5, 33), some(33), _EPS, 0),
+        "rms_norm_backward": lambda: (some(5, 33), some(5, 33), some(33), _EPS, 0),
+        "fused_add_rms_norm_backward": lambda: (some(5, 33), some(5, 33), some(5, 33), some(33), _EPS, 0),
+        "layer_norm": lambda: (some(5, 33), some(33), some(33), _EPS),
+        "layer_norm_backward": lambda: (some(5, 33), some(5, 33), some(33), _EPS, True, True),
+        "gated_activation": lambda: (some(5, 66), _reference.GatedKind.SILU_AND_MUL),
+        "gated_activation_backward": lambda: (some(5, 33), some(5, 66), _reference.GatedKind.GELU_AND_MUL),
+        "scaled_softmax": lambda: (some(2, 3, 5, 33), 0.5),
+        "scaled_masked_softmax": lambda: (some(2, 3, 5, 33), some(2, 1, 5, 33) > 1, 0.5, -10000.0, True),
+        "scaled_upper_triang_masked_softmax": lambda: (some(3, 33, 33), 0.5),
+        "scaled_aligned_causal_softmax": lambda: (some(3, 5, 33), 0.5),
+        "scaled_softmax_backward": lambda: (some(3, 5, 33), torch.softmax(some(3, 5, 33), -1), 0.5, False),
+        "adam_": lambda: (
+            *([some(33)], [some(33)], [some(33)], [some(33).abs()], []),
+            *(1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.5, 0.5, 1.0, True, False),
+        ),
+    }
+    if op not in make:
+        raise KeyError(f"no example for {op!r}: it wants one in precast/ops/_examples.py")
+    return make[op]()
+
+
+def reference(op: str) -> Callable[..., Any]:
+    """The same computation in plain torch."""
+    name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
+    found: Callable[..., Any] = getattr(_reference, name, None) or getattr(_softmax_reference, name)
+    return found

@@ -1,0 +1,133 @@
+"""The decision table, by hand: every combination of what a wheel holds, what could build, and the mode.
+
+docs/reference/decision.md shows it; test_decision_table.py holds it against ``decide`` for every combination, and holds
+the page against it. ``any`` stands for every value of a column.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.unit.abi import test_truth_table as truth
+
+COLUMNS = {
+    "prebuilt": ("yes", "no"),  # whether the wheel holds anything
+    "library": ("fits", "does not"),  # its host library and this torch, libc, machine
+    "gpu": ("SASS", "PTX", "none"),  # what of its device code serves the GPU
+    "builders": ("yes", "no"),  # a compiler, ninja and NVRTC
+    "mode": ("auto", "aot", "jit", "off"),  # PRECAST_JIT
+}
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a pattern of the columns, the outcome, and the reasons that must be among those given."""
+
+    number: str
+    prebuilt: str
+    library: str
+    gpu: str
+    builders: str
+    mode: str
+    outcome: str  # prebuilt, build library, build code, build both, refuse
+    reasons: str
+    meaning: str
+
+    def covers(self, case: tuple[str, ...]) -> bool:
+        """Whether a combination belongs to this row."""
+        pattern = (self.prebuilt, self.library, self.gpu, self.builders, self.mode)
+        return all(want in (ANY, is_) or is_ in want.split(", ") for want, is_ in zip(pattern, case, strict=True))
+
+
+ROWS = (
+    Row("1", "yes", "fits", "SASS", ANY, "auto, aot", "prebuilt", "", "it is loaded; no compiler is looked for"),
+    Row("2", "yes", "fits", "PTX", ANY, "auto, aot", "prebuilt", "", "the same; one note on what the driver will do"),
+    Row(
+        "3",
+        "yes",
+        "fits",
+        "none",
+        "yes",
+        "auto",
+        "build code",
+        "arch",
+        "NVRTC builds for this GPU; the library is used",
+    ),
+    Row(
+        "4",
+        "yes",
+        "fits",
+        "none",
+        "no",
+        "auto",
+        "refuse",
+        "arch no-nvrtc",
+        "the next extension, else KernelUnavailable",
+    ),
+    Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "torch-abi", "built; the reason is said"),
+    Row("5", "yes", "does not", "none", "yes", "auto", "build both", "torch-abi arch", "built; both reasons are said"),
+    Row("5", "yes", "does not", ANY, "no", "auto", "refuse", "torch-abi no-compiler", "KernelUnavailable"),
+    Row("6", "no", ANY, ANY, "yes", "auto", "build both", "no-prebuilt", "everything is built"),
+    Row("6", "no", ANY, ANY, "no", "auto", "refuse", "no-prebuilt no-compiler", "KernelUnavailable"),
+    Row("7", ANY, ANY, ANY, "yes", "jit", "build both", "", "what is prebuilt is passed over"),
+    Row("7", ANY, ANY, ANY, "no", "jit", "refuse", "no-compiler", "KernelUnavailable"),
+    Row("8", "yes", "fits", "none", ANY, "aot", "refuse", "arch aot-only", "JitDisabled; no compiler is looked for"),
+    Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled; likewise"),
+    Row("8", "no", ANY, ANY, ANY, "aot", "refuse", "no-prebuilt aot-only", "JitDisabled; likewise"),
+    Row(
+        "off",
+        ANY,
+        ANY,
+        ANY,
+        ANY,
+        "off",
+        "refuse",
+        "jit-off",
+        "JitDisabled; extensions without kernels of ours still load",
+    ),
+)
+
+# What a decision alone does not show: row 9 is in tests/defects, row 10 beside this file.
+AFTERWARDS = (
+    (
+        "9",
+        "a file that fitted will not open",
+        "the linker's words are kept, the file is passed over from now on, built once",
+    ),
+    ("10", "an extension of lower priority can be loaded", "it is, and a warning says once what it stands in for"),
+)
+
+
+def cases() -> Iterator[tuple[str, ...]]:
+    """Every combination; without prebuilt files the columns about them have one value."""
+    for case in itertools.product(*COLUMNS.values()):
+        if case[0] == "yes" or case[1:3] == ("fits", "SASS"):
+            yield case
+
+
+def decision_table() -> str:
+    """The first table of the page."""
+    lines = ["| | prebuilt | library | code for the GPU | builders | `PRECAST_JIT` | outcome | reasons given | |"]
+    lines += ["| --- " * 9 + "|"]
+    for row in ROWS:
+        mode = " ".join(f"`{mode}`" for mode in row.mode.split(", "))
+        reasons = " ".join(f"`{reason}`" for reason in row.reasons.split())
+        cells = (row.number, row.prebuilt, row.library, row.gpu, row.builders, mode, row.outcome, reasons, row.meaning)
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [f"| {number} | {ANY} | {when} | | | `auto` | | | {then} |" for number, when, then in AFTERWARDS]
+    return "\n".join(lines)
+
+
+def gpu_table() -> str:
+    """The second: one machine and one wheel in each row, and the verdict for each of its GPUs."""
+    lines = ["| | GPU | device code in the wheel, by NVRTC | driver | NVRTC here | verdict |", "| --- " * 6 + "|"]
+    for row in truth.GPUS:
+        mode = "" if row.jit.value == "auto" else f" (`{row.jit.value}`)"
+        wheel = f"{row.wheel or 'none'}, {row.toolkit.rpartition('.')[0]}"
+        verdicts = "; ".join(row.verdict)
+        cells = (row.story + mode, row.gpu, wheel, row.driver, (row.nvrtc or "none").removesuffix(".88"), verdicts)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

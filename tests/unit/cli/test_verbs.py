@@ -1,0 +1,197 @@
+"""The verbs that look at the cache or at nothing: what they print, what they leave, and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast._build import catalogue
+from precast._build.cache import BuildKey, Cache
+from precast._cli import output, report
+from precast.extension.builtin import BUILTIN
+from tests.unit.cli.conftest import Precast
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """The cache of these commands, with a library, an object and some device code."""
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
+    cache = Cache(tmp_path / "cache")
+    for name, inputs, file in (
+        ("cpu_adam", {"kind": "host", "abi": "torch-stable-2.10"}, "cpu_adam.so"),
+        ("objects", {"kind": "object", "name": "common.api"}, "common.api.o"),
+        ("softmax", {"kind": "device", "target": "sm_90"}, "softmax.sm_90.cubin"),
+    ):
+        (tmp_path / file).write_bytes(name.encode())
+        cache.store(BuildKey(name, inputs), tmp_path / file, 2.0)
+    return cache
+
+
+def entry(cache: Cache, name: str) -> Path:
+    (folder,) = (cache.root / "v1" / name).iterdir()
+    return folder
+
+
+def damage(cache: Cache, name: str) -> Path:
+    (file,) = (path for path in entry(cache, name).iterdir() if path.name != "meta.json")
+    file.write_bytes(b"other")
+    return file
+
+
+def test_list_names_every_family_and_its_loader(precast: Precast) -> None:
+    status, out, _ = precast("list", "--json")
+    rows = json.loads(out)
+    assert status == 0
+    assert {row["family"] for row in rows} == {family.name for family in catalogue.FAMILIES}
+    assert {(row["extension"], row["loader"]) for row in rows} >= {("cpu_adam_x86", "CPUAdamLoader")}
+    assert len({row["extension"] for row in rows}) == len(BUILTIN)
+    assert "softmax_backward" in precast("list")[1]
+
+
+def test_cache_dir_makes_nothing(precast: Precast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "nowhere"))
+    assert precast("cache", "dir") == (0, f"{tmp_path / 'nowhere'}\n", "")
+    assert precast("cache", "list")[0] == 0 and precast("cache", "verify")[0] == 0
+    assert precast("cache", "prune")[0] == 0 and precast("cache", "clear")[0] == 0
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_cache_list_shows_what_was_built_for_what(precast: Precast, cache: Cache) -> None:
+    _, out, _ = precast("cache", "list")
+    assert "host torch-stable-2.10" in out and "device sm_90" in out and "objects/" not in out
+    assert "3 entries, 1 not shown" in out and str(cache.root) in out
+    assert "object common.api" in precast("cache", "list", "--all")[1]
+    listed = json.loads(precast("cache", "list", "--json")[1])
+    assert {item["inputs"]["kind"] for item in listed} == {"host", "object", "device"}
+    assert all(item["problem"] is None and Path(item["path"]).is_file() for item in listed)
+
+
+def test_cache_verify_names_what_is_damaged(precast: Precast, cache: Cache) -> None:
+    assert precast("cache", "verify")[:2] == (0, "3 entries, 0 damaged\n")
+    file = damage(cache, "softmax")
+    status, out, _ = precast("cache", "verify")
+    assert status == 1 and str(file.parent) in out and "3 entries, 1 damaged" in out
+    found = json.loads(precast("cache", "verify", "--json")[1])
+    assert found["entries"] == 3 and "another file" in found["damaged"][0]["problem"]
+    assert file.exists(), "verify removes nothing"
+
+
+def test_cache_prune_and_clear(precast: Precast, cache: Cache) -> None:
+    damage(cache, "softmax")
+    old = entry(cache, "cpu_adam") / "meta.json"
+    os.utime(old, (time.time() - 9 * 86400,) * 2)
+    assert (
+        "1 would go" in precast("cache", "prune", "--dry-run")[1]
+        and "2 would go" in precast("cache", "prune", "--older-than", 7, "--dry-run")[1]
+    )
+    assert old.exists()
+    assert "2 removed" in precast("cache", "prune", "--older-than", "7")[1]
+    assert [item["entry"].split("/")[0] for item in json.loads(precast("cache", "list", "--json")[1])] == ["objects"]
+    assert "0 removed" in precast("cache", "prune", "--max-size", "1M")[1]
+    assert "1 removed" in precast("cache", "prune", "--max-size", "0")[1]
+    assert "0 removed" in precast("cache", "clear")[1]
+
+
+@pytest.mark.parametrize("arguments", [("--older-than", "soon"), ("--older-than", "nan"), ("--max-size", "1X")])
+def test_a_limit_that_is_none_is_wrong_usage(precast: Precast, arguments: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        precast("cache", "prune", *arguments)
+    assert ended.value.code == 2
+
+
+def test_export_and_import(precast: Precast, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "cache.tar.gz"
+    assert "2 entries" in precast("export-cache", archive)[1]
+    assert "1 entries" in precast("export-cache", archive, "scaled_softmax")[1]
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "other"))
+    assert precast("import-cache", archive)[1].splitlines()[-1].startswith("1 entries added, 0 there already")
+    assert "0 entries added, 1 there already" in precast("import-cache", archive)[1]
+    status, _, err = precast("export-cache", tmp_path / "none.tar", "rms_norm")
+    assert status == 3 and "nothing to export" in err and "precast warm rms_norm" in err
+    assert not (tmp_path / "none.tar").exists()
+    archive.write_bytes(b"no tar")
+    status, _, err = precast("import-cache", archive)
+    assert status == 3 and err.startswith("precast: KernelError: ") and "nothing was changed" in err
+
+
+def test_a_name_that_is_none_is_wrong_usage_with_the_nearest_one(
+    precast: Precast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        precast("why", "rms_nrom")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "there is no op 'rms_nrom'" in said and "rms_norm" in said
+
+
+def test_a_setting_that_cannot_be_read_is_wrong_usage(precast: Precast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "many")
+    status, _, err = precast("cache", "dir")
+    assert status == 2 and "MAX_JOBS='many'" in err
+
+
+def test_a_reader_that_has_had_enough_is_no_error(precast: Precast, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m precast list | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+def test_ctrl_c_has_its_own_status(precast: Precast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("precast._cli.listing.rows", interrupt)
+    assert precast("list")[0] == 130
+
+
+def test_a_report_holds_what_an_issue_needs_and_no_secret(
+    precast: Precast, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    damage(cache, "softmax")
+    log = cache.failure_log(BuildKey("cpu_adam", {}))
+    log.write_text(
+        "g++ -c x.cpp https://user:hunter2@host/\n\nx.cpp:1: error: no such thing at https://u:hunter2@host\n"
+    )
+    facts: dict[str, Any] = json.loads(precast("report", "--json")[1])
+    assert facts["variables"]["TORCH_CUDA_ARCH_LIST"] == "9.0" and "HOME" not in facts["variables"]
+    assert (
+        facts["cache"]["root"] == "~/cache" and facts["cache"]["entries"] == 3 and len(facts["cache"]["damaged"]) == 1
+    )
+    assert facts["failures"][0]["error"] == "x.cpp:1: error: no such thing at https://***@host"
+    assert facts["doctor"]["host"]["cache"]["path"] == "~/cache" and "torch" in facts["packages"]
+    status, text, _ = precast("report")
+    assert status == 0 and "x.cpp:1: error" in text and "TORCH_CUDA_ARCH_LIST=9.0" in text
+    for said in (text, json.dumps(facts)):
+        assert "hunter2" not in said and str(tmp_path) not in said
+    out = tmp_path / "report.txt"
+    assert precast("report", "--out", out)[0] == 0 and "x.cpp:1: error" in out.read_text()
+    status, _, err = precast("report", "--out", out)
+    assert status == 3 and "File exists" in err, "no file is replaced"
+
+
+def test_the_home_is_a_whole_folder_name() -> None:
+    assert report.redacted({"a": ["/home/me/x", "/home/meg/x", "in /home/me: no"]}, "/home/me") == {
+        "a": ["~/x", "/home/meg/x", "in ~: no"]
+    }
+    assert report.redacted("/x", "") == "/x" and report.redacted("/x", None) == "/x"
+
+
+def test_sizes() -> None:
+    assert [output.size(n) for n in (0, 999, 1500, 2_000_000, 3 * 10**9)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.0 MB",
+        "3.0 GB",
+    ]

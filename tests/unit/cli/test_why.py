@@ -1,0 +1,213 @@
+"""``precast why`` and ``warm`` on made-up hosts: the whole trace, the cache beside it, and what would be built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast._abi.capability import GpuTarget
+from precast._abi.host import Host
+from precast._build.cache import BuildKey, Cache
+from precast._build.catalogue import FAMILIES
+from precast._load import cached, gpus, jit, probe
+from precast._load.source import Source
+from tests.unit.abi import examples as ex
+from tests.unit.cli.conftest import Precast
+from tests.unit.load import fakes
+
+Pretend = Callable[[Host], None]
+
+
+@pytest.fixture
+def pretend(c_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """Makes this process believe that it is on a host; the build cache is empty."""
+    monkeypatch.delenv("PRECAST_JIT", raising=False)
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
+
+    def pretend(host: Host) -> None:
+        monkeypatch.setattr(probe, "probe_host", lambda *_, **__: dataclasses.replace(host, builders=None))
+        monkeypatch.setattr(probe, "probe_builders", lambda settings: host.builders or ex.builders())
+        monkeypatch.setattr(gpus, "forecast", lambda *_: gpus.Forecast(host.gpus, certain=True, note=""))
+
+    return pretend
+
+
+def test_a_trace_names_every_candidate_with_wanted_found_and_fix(
+    precast: Precast, pretend: Pretend, c_dir: Path
+) -> None:
+    pretend(ex.host(gpu="12.1", build_with=ex.builders(None)))
+    fakes.write_installation(c_dir, None, {"sm_75": fakes.cubin(75), "sm_90": fakes.cubin(90)})
+    status, out, _ = precast("why", "rms_norm", "--device", "cuda")
+    assert status == 1 and "rms_norm on cuda: refused" in out
+    for target in ("sm_75", "sm_90"):
+        assert f"cuda:0  device/rms_norm.{target}.cubin  passed over (arch)" in out
+    assert "cuda:0  jit  passed over (no-nvrtc)" in out and "found   compute capability 12.1" in out
+    facts = json.loads(precast("why", "rms_norm", "--device", "cuda", "--json")[1])
+    assert not facts["ok"] and all(r["wanted"] and r["found"] for r in facts["traces"][0]["rejections"])
+
+
+def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
+    precast: Precast, pretend: Pretend, tmp_path: Path
+) -> None:
+    pretend(ex.host(gpu="12.1"))
+    ask = ("why", "softmax", "--device", "cuda")
+    assert "nothing like it was built here before" in precast(*ask)[1]
+    trace = json.loads(precast(*ask, "--json")[1])["traces"][0]
+    (piece,) = (piece for piece in trace["cache"] if piece["piece"] == "cuda:0")
+    assert piece["state"] == "miss" and piece["nearest"] is None
+    key = device_key("softmax", "sm_121")
+    assert piece["key"] == str(key)
+
+    (tmp_path / "softmax.cubin").write_bytes(b"code")
+    cache = Cache(tmp_path / "cache")
+    older = {**key.inputs, "nvrtc": "12.9.86", "sources": {**key.inputs["sources"], "csrc/common/device.cuh": "0" * 64}}
+    cache.store(BuildKey("softmax", older), tmp_path / "softmax.cubin", 1.0)
+    status, out, _ = precast(*ask)
+    assert status == 0 and f"cache miss: {key}" in out and "the nearest entry, softmax/" in out
+    assert "nvrtc: wanted 13.0.88; found 12.9.86" in out and "sources/csrc/common/device.cuh: wanted " in out
+
+    cache.store(key, tmp_path / "softmax.cubin", 1.0)
+    assert f"cuda:0  cache hit: {cache.lookup(key)}" in precast(*ask)[1]
+    found = cache.lookup(key)
+    assert found is not None
+    found.write_bytes(b"other")
+    out = precast(*ask)[1]
+    assert "its entry is damaged and will be made again: softmax.cubin is another file" in out
+
+
+def device_key(family: str, target: str) -> BuildKey:
+    from precast._build import device
+
+    known = next(f for f in FAMILIES if f.name == family)
+    program = device.read_program(known)
+    return device.image_key(program, GpuTarget.parse(target), ex.nvrtc("13.0.88"), debug=False, defines={})
+
+
+def test_without_torchs_headers_the_key_of_a_library_is_not_guessed(
+    precast: Precast, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(ex.host(gpu=""))
+
+    def fetch(*_: object) -> None:
+        raise AssertionError("nothing is fetched to answer a question")
+
+    monkeypatch.setattr("precast._build.headers.complete", lambda *_: False)
+    monkeypatch.setattr("precast._build.headers.ensure_headers", fetch)
+    assert "the headers of torch are not here yet" in precast("why", "cpu_adam")[1]
+
+
+def test_a_device_that_is_not_here_counts_only_when_asked_for(precast: Precast, pretend: Pretend) -> None:
+    pretend(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=None, gpu=""))
+    status, out, _ = precast("why", "rms_norm")
+    assert status == 0 and "rms_norm on cpu: jit" in out and "rms_norm on cuda: refused" in out
+    assert precast("why", "rms_norm", "--device", "cuda")[0] == 1
+    assert precast("why", "cpu_adam", "--device", "cuda")[0] == 1, "there is no such kernel"
+
+
+def test_a_damaged_manifest_is_the_whole_answer(precast: Precast, pretend: Pretend, c_dir: Path) -> None:
+    pretend(ex.host())
+    (c_dir / "build_info.json").write_text("{")
+    status, out, _ = precast("why", "cpu_adam")
+    assert status == 1 and str(c_dir / "build_info.json") in out and "refused" in out
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What warm has asked the builders for; nothing is compiled."""
+    asked: list[str] = []
+
+    def host(family: str, piece: Any, builders: Any, settings: Any, why: str) -> Source:
+        asked.append(f"{family} {piece.abi} -j{settings.max_jobs}")
+        return Source("jit", Path(f"/{family}.so"), why)
+
+    def images(family: str, targets: Sequence[GpuTarget], *_: Any) -> Mapping[GpuTarget, Source]:
+        asked.append(f"{family} {' '.join(map(str, targets))}")
+        return {target: Source("jit", Path("/x.cubin"), "") for target in targets}
+
+    monkeypatch.setattr(jit, "build_host", host)
+    monkeypatch.setattr(jit, "build_images", images)
+    return asked
+
+
+def test_warm_builds_what_this_machine_would(precast: Precast, pretend: Pretend, built: list[str]) -> None:
+    pretend(ex.host(gpu="9.0 12.1"))
+    status, out, _ = precast("warm", "softmax", "cpu_adam", "--jobs", "3")
+    assert status == 0 and out.endswith("2 of 2 kernel families are ready\n")
+    stable = "torch-stable-2.10 -j3"
+    assert built == [f"softmax {stable}", f"softmax {stable}", "softmax sm_90 sm_121", f"cpu_adam {stable}"]
+
+
+def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
+    precast: Precast, pretend: Pretend, built: list[str], c_dir: Path
+) -> None:
+    pretend(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=None, gpu=""))
+    fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)})
+    status, out, _ = precast("warm", "rms_norm", "cpu_adam", "--arch", "sm_90 sm_121")
+    assert status == 0 and "rms_norm: sm_90: prebuilt" in out
+    assert built == ["rms_norm torch-stable-2.10 -jNone", "cpu_adam torch-stable-2.10 -jNone", "rms_norm sm_121"]
+
+
+@pytest.mark.parametrize(
+    ("nvrtc", "arch", "said"),
+    [
+        (None, "sm_121", "needed  an NVRTC"),
+        ("12.6.85", "sm_121", "which knows 5.0"),
+        ("13.0.88", "sm_70", "sm_70 cannot"),
+    ],
+)
+def test_warm_refuses_what_nvrtc_cannot_before_it_builds(
+    precast: Precast, pretend: Pretend, built: list[str], nvrtc: str | None, arch: str, said: str
+) -> None:
+    pretend(ex.host(gpu="", build_with=ex.builders(nvrtc)))
+    status, _, err = precast("warm", "--arch", arch)
+    assert status == 3 and said in err and built == []
+
+
+@pytest.mark.parametrize("mode", ["aot", "off"])
+def test_warm_respects_that_nothing_may_be_built(
+    precast: Precast, pretend: Pretend, built: list[str], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    pretend(ex.host())
+    monkeypatch.setenv("PRECAST_JIT", mode)
+    status, _, err = precast("warm")
+    assert status == 3 and "JitDisabled" in err and f"PRECAST_JIT={mode}" in err and built == []
+
+
+def test_warm_says_what_cannot_be_ready(precast: Precast, pretend: Pretend, built: list[str]) -> None:
+    pretend(ex.host(gpu="", build_with=ex.builders(None, compiler=False)))
+    status, out, _ = precast("warm", "cpu_adam")
+    assert status == 1 and "no-compiler" in out and "0 of 1 kernel families are ready" in out
+
+
+@pytest.mark.parametrize("arguments", [("--arch", "sm_x"), ("--jobs", "0"), ("--jobs", "many"), ("nothing",)])
+def test_warm_refuses_what_it_cannot_read(precast: Precast, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        precast("warm", *arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_the_key_that_why_shows_is_the_key_of_the_build() -> None:
+    """The trace computes keys beside the builders; both must say the same."""
+    from precast import ops
+    from precast._abi.decide import BuildHost
+    from precast._load.loader import ensure
+
+    assert ops is not None
+    loaded = ensure("cpu_adam", "cpu")
+    settings = probe.read_settings()
+    builders = probe.probe_builders(settings)
+    info = probe.probe_host(settings, gpus=False).torch
+    assert info is not None
+    from precast._abi.torch_abi import STABLE_FLOOR, Stable
+
+    family = next(f for f in FAMILIES if f.name == "cpu_adam")
+    cache = Cache(loaded.host.path.parents[3])
+    key = cached._key(family, BuildHost(Stable(STABLE_FLOOR)), builders, settings, cache)
+    assert isinstance(key, BuildKey) and cache.lookup(key) == loaded.host.path
