@@ -64,12 +64,12 @@ def why_not(root: Path, *, owner: int | None) -> str | None:
     absolute = Path(os.path.abspath(root))  # noqa: PTH100  # resolve() would follow the very links that are judged
     try:
         facts = absolute.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
         return _why_not_the_way(absolute, _LINKS)
     except OSError as error:
         return f"{absolute}: {error.strerror}"
     if not stat.S_ISDIR(facts.st_mode):
-        return None  # then it cannot be written either, and that error says it better
+        return None  # likewise
     if owner is not None and facts.st_uid != owner:
         return f"owner {facts.st_uid} of {absolute}"
     forbidden = 0o022 if owner is not None else 0o002
