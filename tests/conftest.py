@@ -1,8 +1,8 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``container``). The needs of the collected
-tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped here,
-with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``strace``, ``container``). The needs of the
+collected tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped
+here, with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been
 tested. Every skip is listed again at the end. A module that cannot even be imported without torch says
 ``pytest.importorskip("torch")`` first.
 """
@@ -111,6 +111,15 @@ def probe_container() -> Found:
     return Found(False, "neither docker nor podman answers")
 
 
+def probe_strace() -> Found:
+    """Whether it is there and may watch a process: a container can forbid it."""
+    strace = shutil.which("strace")
+    if strace is None:
+        return Found(False, "no strace on PATH")
+    run = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, text=True, timeout=60, check=False)
+    return Found(run.returncode == 0, strace if run.returncode == 0 else run.stderr.strip()[-200:])
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -119,6 +128,7 @@ NEEDS = {
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
+        Need("strace", "watches the system calls of a process", probe_strace),
         Need("container", "needs a container engine that answers", probe_container),
     )
 }
