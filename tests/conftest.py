@@ -1,9 +1,9 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``strace``, ``container``). The needs of the
-collected tests are probed once; what was found is printed above the results, and a test whose need is not met is skipped
-here, with the reason. Any other skip is reported as a failure, because it would hide that something untested could have been
-tested. Every skip is listed again at the end. A module that cannot even be imported without torch says
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``strace``, ``container``). The needs of
+the collected tests are probed once; what was found is printed above the results, and a test whose need is not met is
+skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
+could have been tested. Every skip is listed again at the end. A module that cannot even be imported without torch says
 ``pytest.importorskip("torch")`` first.
 """
 
