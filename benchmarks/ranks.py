@@ -43,7 +43,11 @@ def cold(ranks: int, cache: Path) -> float:
         if child.stdout is None or child.stdout.readline() != "ready\n":
             raise SystemExit("benchmark: a rank could not import torch")
     start = time.monotonic()
-    answers = [child.communicate(f"{start}\n")[0].split() for child in children]
+    for child in children:
+        if child.stdin is not None:
+            child.stdin.write(f"{start}\n")
+            child.stdin.flush()
+    answers = [child.communicate()[0].split() for child in children]
     kinds = sorted(kind for _, kind in answers)
     if kinds != ["cache"] * (ranks - 1) + ["jit"]:
         raise SystemExit(f"benchmark: {ranks} cold ranks loaded from {kinds}; wanted one build")

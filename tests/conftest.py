@@ -1,10 +1,10 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``act``, ``container``, ``qemu``). The
-needs of the collected tests are probed once; what was found is printed above the results, and a test whose need is not
-met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something
-untested could have been tested. Every skip is listed again at the end. A module that cannot even be imported without
-torch says ``pytest.importorskip("torch")`` first.
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``act``, ``strace``, ``container``,
+``qemu``). The needs of the collected tests are probed once; what was found is printed above the results, and a test
+whose need is not met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide
+that something untested could have been tested. Every skip is listed again at the end. A module that cannot even be
+imported without torch says ``pytest.importorskip("torch")`` first.
 """
 
 from __future__ import annotations
@@ -126,6 +126,15 @@ def probe_qemu() -> Found:
     return Found(True, ", ".join(filter(None, programs.values())))
 
 
+def probe_strace() -> Found:
+    """Whether it is there and may watch a process: a container can forbid it."""
+    strace = shutil.which("strace")
+    if strace is None:
+        return Found(False, "no strace on PATH")
+    run = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, text=True, timeout=60, check=False)
+    return Found(run.returncode == 0, strace if run.returncode == 0 else run.stderr.strip()[-200:])
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -136,6 +145,7 @@ NEEDS = {
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
         Need("act", "runs workflows on this machine by act", probe_act),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
+        Need("strace", "watches the system calls of a process", probe_strace),
         Need("container", "needs a container engine that answers", probe_container),
     )
 }

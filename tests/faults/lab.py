@@ -122,13 +122,16 @@ class Lab:
             site.cache.chmod(0o700)
         return site
 
-    def wheel(self, device: dict[str, bytes] | None = None) -> Site:
-        """An installation with a prebuilt library and device code, and an empty cache without sources to fill it."""
+    def wheel(self, device: dict[str, bytes] | None = None, *, library: Site | None = None) -> Site:
+        """An installation with a prebuilt library and device code, and an empty cache without sources to fill it.
+
+        The library is the one that a site has built; by default that of the seed.
+        """
         folder = self.folder / f"{next(self._count)}"
         folder.mkdir(parents=True)
         site = make_site(folder, folder / "cache", None)
-        (library,) = self.seed.glob("v1/cpu_adam/*/cpu_adam.so")
-        fakes.write_installation(site.c_dir, library, device, families=("cpu_adam", "rms_norm"))
+        (path,) = (library.cache if library else self.seed).glob("v1/cpu_adam/*/cpu_adam.so")
+        fakes.write_installation(site.c_dir, path, device, families=("cpu_adam", "rms_norm"))
         return site
 
     def faulty(self, root: Path, **faults: str) -> dict[str, str]:

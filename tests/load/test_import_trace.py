@@ -61,12 +61,10 @@ def test_the_trace_sees_what_it_should(bare: Site, what: str, event: str) -> Non
     assert event in trace(bare, what)
 
 
+@pytest.mark.strace
 def test_the_kernel_sees_no_more_than_python_does(bare: Site, tmp_path: Path) -> None:
-    """Where strace is there: the calls of C code as well, against those of a Python that imports nothing."""
-    strace = shutil.which("strace")
-    if strace is None:
-        return  # the audit events above are the proof; this is a second witness
-    log = tmp_path / "trace"
+    """The calls of C code as well, against those of a Python that imports nothing."""
+    strace, log = shutil.which("strace"), tmp_path / "trace"
     code = f"""
         import os, subprocess, sys
         for name in ("pass", "import precast"):

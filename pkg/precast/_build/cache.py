@@ -144,8 +144,9 @@ class Cache:
                 continue
             if root == self.root:
                 trust.require_own(root)
-            elif (unsafe := trust.why_not(root, owner=None)) is not None:
-                LOG.warning("%s is not searched: %s", root, unsafe)
+                trust.require_own(entry)
+            elif (unsafe := _unsafe_in_site(root, found[0])) is not None:
+                LOG.warning("%s: the build of this cache is not used: %s", entry, unsafe)
                 continue
             return Artifact(found[0], found[1].sha256, seconds=0.0, cached=True, key=key.digest)
         return None
@@ -208,6 +209,12 @@ class Cache:
 
 def _entry(root: Path, key: BuildKey) -> Path:
     return root / LAYOUT / key.name / key.digest[:16]
+
+
+def _unsafe_in_site(root: Path, payload: Path) -> str | None:
+    """What everybody could have put there or changed, from a root that we did not make down to the file itself."""
+    places = [payload, *(folder for folder in payload.parents if folder == root or root in folder.parents)]
+    return next(filter(None, (trust.why_not(place, owner=None) for place in places)), None)
 
 
 @contextmanager

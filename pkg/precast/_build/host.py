@@ -18,7 +18,18 @@ from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
-from precast._build import catalogue, classic_headers, elf, failure, flags, headers, process, sources, toolchain
+from precast._build import (
+    catalogue,
+    classic_headers,
+    elf,
+    failure,
+    flags,
+    headers,
+    lock,
+    process,
+    sources,
+    toolchain,
+)
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
 from precast._build.entry import LOG_NAME
@@ -60,7 +71,12 @@ def stable_headers_dir(cache: Cache) -> Path:
     shipped = sources.csrc_dir() / "torch_stable"
     if headers.complete(shipped, pins):
         return shipped / "include"
-    return headers.ensure_headers(headers_in_cache(cache, pins), pins)
+    kept = headers_in_cache(cache, pins)
+    if headers.complete(kept, pins):
+        return kept / "include"
+    where = lock.lock_file(cache.root, f"headers-{pins.digest[:16]}")
+    with lock.exclusive(where, f"the headers of torch {pins.torch}", wait_s=cache.wait_s):  # ranks that start cold
+        return headers.ensure_headers(kept, pins)
 
 
 def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:

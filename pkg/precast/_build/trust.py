@@ -55,21 +55,19 @@ def require_own(root: Path) -> None:
 
 
 def why_not(root: Path, *, owner: int | None) -> str | None:
-    """What makes a folder unsafe to load libraries from; None if nothing does, or if it is not there yet.
+    """What makes a folder, or a file, unsafe to load libraries from; None if nothing does, or if it is not there yet.
 
-    The folder belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
+    It belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
     else may write into it, and on the way to it there is no folder where everybody can rename and no link of another
     user.
     """
     absolute = Path(os.path.abspath(root))  # noqa: PTH100  # resolve() would follow the very links that are judged
     try:
         facts = absolute.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
         return _why_not_the_way(absolute, _LINKS)
     except OSError as error:
         return f"{absolute}: {error.strerror}"
-    if not stat.S_ISDIR(facts.st_mode):
-        return None  # then it cannot be written either, and that error says it better
     if owner is not None and facts.st_uid != owner:
         return f"owner {facts.st_uid} of {absolute}"
     forbidden = 0o022 if owner is not None else 0o002

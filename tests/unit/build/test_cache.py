@@ -221,15 +221,17 @@ def test_a_damaged_entry_of_a_site_is_left_there_and_built_at_home(
     assert f"{tmp_path / 'site'}" in caplog.text and "is not used" in caplog.text
 
 
-def test_a_site_cache_that_everybody_can_write_is_not_searched(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("what", ["", "v1", "v1/family", f"v1/family/{KEY.digest[:16]}/out.so"])
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
+def test_what_everybody_can_write_in_a_site_cache_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, mode: int
 ) -> None:
     Cache(tmp_path / "site").obtain(KEY, writes())
-    (tmp_path / "site").chmod(0o777)
+    (tmp_path / "site" / what).chmod(mode)
     cache = Cache(tmp_path / "home", search=(tmp_path / "site",))
     with caplog.at_level(logging.WARNING, "precast"):
         assert not cache.obtain(KEY, writes()).cached
-    assert "is not searched: mode drwxrwxrwx" in caplog.text
+    assert "is not used: mode " in caplog.text and "rwxrwxrw" in caplog.text
 
 
 def test_the_search_path_is_read_like_a_path() -> None:

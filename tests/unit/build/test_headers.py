@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,3 +213,31 @@ def test_the_folders_of_the_headers_are_for_their_owner_alone(tmp_path: Path, mo
     finally:
         os.umask(before)
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("cache", "cache/headers")} == {0o700}
+
+
+def test_ranks_that_start_cold_fetch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a lock one would remove the folder that another has just filled and compiles with."""
+    from precast._build import host, sources
+    from precast._build.cache import Cache
+
+    asked: list[int] = []
+
+    def fetch(pins: Pins) -> dict[str, bytes]:
+        asked.append(1)
+        time.sleep(0.2)
+        return {f"include/{name}": data for name, data in TEXTS.items()} | dict.fromkeys(pins.notices, NOTICE)
+
+    monkeypatch.setattr(headers, "load_pins", lambda: PINS)
+    monkeypatch.setattr(headers, "_from_installed_torch", lambda pins: None)
+    monkeypatch.setattr(headers, "_from_index", fetch)
+    monkeypatch.setattr(sources, "csrc_dir", lambda: tmp_path / "csrc")
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(host.stable_headers_dir(Cache(tmp_path / "c")))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1 and len(found) == 8 and len(set(found)) == 1
+    assert headers.complete(found[0].parent, PINS)

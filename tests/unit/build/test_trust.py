@@ -48,6 +48,12 @@ def test_a_warm_cache_that_others_can_write_is_refused_before_its_file_is_used(t
         Cache(root).lookup(KEY)
 
 
+def test_an_entry_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    Cache(tmp_path / "cache").obtain(KEY, build).path.parent.chmod(0o777)
+    with pytest.raises(KernelError, match="others can write into it"):
+        Cache(tmp_path / "cache").lookup(KEY)
+
+
 def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "cache"
     root.mkdir(mode=0o700)
