@@ -13,16 +13,18 @@ namespace precast {
 constexpr int kRingBytes = 224 * 1024;
 
 struct Walk {
-  uint32_t vectors;  // of 16 bytes in a row; 0: one element at a time, without a ring
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // workers in a block; more than one only where a row has one warp
-  uint32_t stages;   // rows of two tensors that a worker has in shared memory: two or three
+  uint32_t vectors;     // of 16 bytes in a row; 0: one element at a time, without a ring
+  uint32_t per_thread;  // two or four
+  uint32_t threads;     // that share a row
+  uint32_t rows;        // workers in a block; more than one only where a row has one warp
+  uint32_t stages;      // rows of two tensors that a worker has in shared memory: two or three
   uint32_t shared_bytes;
   int64_t workers;  // that a multiprocessor holds at a time, 16 at most
 };
 
-// `most`: threads of a block of the kernel that takes two vectors per thread. `vectors`: how many a row holds if
-// everything is aligned to 16 bytes, else 0. Three rows are kept where all workers can have them, else two.
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `most`: threads of a block of the
+// kernel that takes four vectors per thread, which serves the rows that two do not hold. Three rows are kept where all
+// workers can have them, else two.
 inline Walk choose_walk(const Norm& norm, int64_t vectors, int64_t most) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
@@ -32,8 +34,9 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors, int64_t most) {
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   Walk walk = {};
-  if (vectors > 0 && vectors <= 2 * most) {
-    walk.threads = warps_for((vectors + 1) / 2);
+  if (vectors > 0 && vectors <= 4 * most) {
+    walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
+    walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
     walk.rows = vectors <= 64 ? 4 : 1;
     walk.workers = workers_of(kResident, walk.threads);
     const int64_t block = block_shared_bytes(norm.device) - kStaticSharedBytes, blocks = walk.workers / walk.rows;

@@ -12,19 +12,21 @@ namespace {
 // ---- which kernel serves which row ----
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its shares of the two parameters' gradients in
-// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers, so a
-// multiprocessor holds 640 threads with 40 KB on their way, and half the warps that one vector would need have half the
-// sums to exchange. That serves rows of up to 20 KB; the `any` kernel takes the rest one element at a time and keeps
-// its shares in memory.
+// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers and
+// serve rows of up to 20 KB; four take 168, and serve up to 24 KB. The `any` kernel takes the rest one element at a
+// time and keeps its shares in memory.
 
-enum Kernel : int { kV2 = 0, kAny = 1, kKernels = 2 };
+enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
+    {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f32_any"},  // in the order of DType
     {"layer_norm_backward_f16_v2", kRingBytes},
+    {"layer_norm_backward_f16_v4", kRingBytes},
     {"layer_norm_backward_f16_any"},
     {"layer_norm_backward_bf16_v2", kRingBytes},
+    {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_bf16_any"},
     {"layer_norm_backward_columns"},
 };
@@ -33,7 +35,7 @@ constexpr int kColumnsEntry = kEntryCount - 1;
 
 KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
 
-constexpr int64_t kMostThreads = 640;  // of a block
+constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -91,10 +93,10 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     void* arguments[] = {&args};
+    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
     const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
                                walk.shared_bytes};
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + (walk.vectors > 0 ? kV2 : kAny), shape,
-           arguments);
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + kernel, shape, arguments);
   }
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, workers, results);
 }

@@ -12,23 +12,31 @@ namespace {
 // ---- which kernel serves which row ----
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its share of grad_weight in registers: sixteen
-// numbers beside the two vectors of 16 bytes of each thread. That serves rows of up to 24 KB; the `any` kernel takes
-// the rest one element at a time and keeps its share in memory. One vector per thread was slower: 0.80 and 0.71 of the
-// copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90.
+// numbers beside the two vectors of 16 bytes of each thread, for rows of up to 20 KB, or thirty-two beside four, up to
+// 32 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory. One vector per thread was
+// slower than two (0.80 and 0.71 of the copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90), and
+// four too (0.72 and 0.68).
 
-enum Kernel : int { kV2 = 0, kAny = 1, kKernels = 2 };
+enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"rms_norm_backward_f32_v2", kRingBytes}, {"rms_norm_backward_f32_any"},  // in the order of DType
-    {"rms_norm_backward_f16_v2", kRingBytes}, {"rms_norm_backward_f16_any"}, {"rms_norm_backward_bf16_v2", kRingBytes},
-    {"rms_norm_backward_bf16_any"},           {"rms_norm_backward_columns"},
+    {"rms_norm_backward_f32_v2", kRingBytes},
+    {"rms_norm_backward_f32_v4", kRingBytes},
+    {"rms_norm_backward_f32_any"},  // in the order of DType
+    {"rms_norm_backward_f16_v2", kRingBytes},
+    {"rms_norm_backward_f16_v4", kRingBytes},
+    {"rms_norm_backward_f16_any"},
+    {"rms_norm_backward_bf16_v2", kRingBytes},
+    {"rms_norm_backward_bf16_v4", kRingBytes},
+    {"rms_norm_backward_bf16_any"},
+    {"rms_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 constexpr int kColumnsEntry = kEntryCount - 1;
 
 KernelFamily kernels = {"rms_norm_backward", kEntries, kEntryCount};
 
-constexpr int64_t kMostThreads = 768;  // of a block
+constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -68,10 +76,10 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.eps = work.eps;
     args.casting = work.casting;
     void* arguments[] = {&args};
+    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
     const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
                                walk.shared_bytes};
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + (walk.vectors > 0 ? kV2 : kAny), shape,
-           arguments);
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + kernel, shape, arguments);
   }
 
   ColumnArgs columns;

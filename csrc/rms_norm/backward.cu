@@ -35,10 +35,13 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
     walk.take(v, g);
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
+    const auto load_added = [&](int j) {
       added[j] = Vector{{0, 0, 0, 0}};
       if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
+    };
+    if constexpr (V == 2) {  // ahead of the sums, where there are registers for it
+      load_added(0);
+      load_added(1);
     }
 
     float squares = 0.0f, products = 0.0f;
@@ -65,6 +68,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
+        if constexpr (V != 2) load_added(j);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -148,13 +152,16 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 }  // namespace rms_norm
 }  // namespace precast
 
-KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 768, 768, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 384, 384, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
-KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 768, 768, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 384, 384, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
 
-KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 768, 768, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 384, 384, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, grad_weight_columns)

@@ -251,19 +251,33 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace softmax
 }  // namespace precast
 
-KERNEL(softmax_f32_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, false>)
-KERNEL(softmax_f32_causal_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, true>)
-KERNEL(softmax_f32_causal_v8, ForwardArgs, 768, 768, forward_row<Float32, 8, true>)
+// Registers: 48 and 80 where the H200 was measured; what compilers for older GPUs need to keep everything in them.
+#if PRECAST_ARCH >= 900
+#define V4_THREADS 640
+#define V4_RESIDENT 1280
+#else
+#define V4_THREADS 512
+#define V4_RESIDENT 1024
+#endif
+#if PRECAST_ARCH >= 750
+#define V8_THREADS 768
+#else
+#define V8_THREADS 512
+#endif
+
+KERNEL(softmax_f32_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, false>)
+KERNEL(softmax_f32_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, true>)
+KERNEL(softmax_f32_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float32, 8, true>)
 KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 
-KERNEL(softmax_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
+KERNEL(softmax_f16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, false>)
 KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8, false>)
-KERNEL(softmax_f16_causal_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, true>)
-KERNEL(softmax_f16_causal_v8, ForwardArgs, 768, 768, forward_row<Float16, 8, true>)
+KERNEL(softmax_f16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, true>)
+KERNEL(softmax_f16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float16, 8, true>)
 KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 
-KERNEL(softmax_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
+KERNEL(softmax_bf16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, false>)
 KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8, false>)
-KERNEL(softmax_bf16_causal_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, true>)
-KERNEL(softmax_bf16_causal_v8, ForwardArgs, 768, 768, forward_row<BFloat16, 8, true>)
+KERNEL(softmax_bf16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, true>)
+KERNEL(softmax_bf16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<BFloat16, 8, true>)
 KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)

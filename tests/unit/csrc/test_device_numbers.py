@@ -107,7 +107,7 @@ BACKWARD = [
     (torch.bfloat16, (40, 128), "rms_norm_backward_bf16_v2<8,32x4> rms_norm_backward_columns<16,8x128>"),
     (torch.bfloat16, (9, 4096), "rms_norm_backward_bf16_v2<4,256x1> rms_norm_backward_columns<128,32x32>"),
     (torch.bfloat16, (3, 8192), "rms_norm_backward_bf16_v2<2,512x1> rms_norm_backward_columns<256,32x32>"),
-    (torch.bfloat16, (3, 12288), "rms_norm_backward_bf16_v2<2,768x1> rms_norm_backward_columns<384,32x32>"),
+    (torch.bfloat16, (3, 12288), "rms_norm_backward_bf16_v4<2,384x1> rms_norm_backward_columns<384,32x32>"),
     (torch.bfloat16, (3, 12296), "rms_norm_backward_bf16_any<3,512x1> rms_norm_backward_columns<385,32x32>"),
     (torch.float16, (50, 1000), "rms_norm_backward_f16_v2<20,64x1> rms_norm_backward_columns<125,8x128>"),
     (torch.float16, (200, 1000), "rms_norm_backward_f16_v2<20,64x1> rms_norm_backward_columns<125,8x128>"),
