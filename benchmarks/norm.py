@@ -1,4 +1,4 @@
-"""How near rms_norm and fused_add_rms_norm come to the rate at which the GPU copies memory, beside torch's own."""
+"""How near RMSNorm, with and without an addition, and its gradients come to the rate at which the GPU copies memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))
 REPEATS, WARM_UP = 60, 10
 FLUSH_BYTES = 512 << 20  # several times any GPU's second-level cache
 COPY_ELEMENTS = 1 << 31  # 4.3 GB of bf16 read, and as much written
-TARGETS = {"rms_norm": "share >= 0.95", "fused_add_rms_norm": "share >= 0.97"}
+TARGETS = {"rms_norm": "share >= 0.95", "fused_add_rms_norm": "share >= 0.97", "rms_norm backward": "share >= 0.92"}
+# How often as many bytes as x has are moved: x and y; both addends, their sum and y; x, y's gradient and x's.
+STREAMS = {"rms_norm": 2, "fused_add_rms_norm": 4, "rms_norm backward": 3}
 
 
 def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
@@ -46,7 +48,7 @@ def copy_rate(flush: torch.Tensor) -> float:
 def contestants(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 ) -> dict[str, dict[str, Callable[[], object]]]:
-    """Pair our two ops with torch eager and torch.compile of the same arithmetic."""
+    """Pair our ops with torch eager and torch.compile of the same arithmetic."""
     import torch
 
     import precast
@@ -60,6 +62,14 @@ def contestants(
         total = x + residual
         return norm(total, weight), total
 
+    grad = torch.randn_like(x)
+    leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+
+    def backward(norm: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        """The backward pass alone, of a graph that is kept."""
+        y = norm(*leaves)
+        return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
+
     compiled_norm, compiled_add = torch.compile(norm, dynamic=False), torch.compile(add_norm, dynamic=False)
     return {
         "rms_norm": {
@@ -72,14 +82,19 @@ def contestants(
             "torch eager": lambda: add_norm(x, residual, weight),
             "torch.compile": lambda: compiled_add(x, residual, weight),
         },
+        "rms_norm backward": {
+            "precast": backward(precast.ops.rms_norm),
+            "torch eager": backward(norm),
+            "torch.compile": backward(compiled_norm),
+        },
     }
 
 
 def main() -> Report:
-    """Measure every shape, bf16, random data, forward only."""
+    """Measure every shape, bf16, random data."""
     import torch
 
-    title = "Norms on the GPU: share of the copy rate, bf16, forward"
+    title = "Norms on the GPU: share of the copy rate, bf16"
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return Report("norm", title, skipped="torch sees no NVIDIA GPU")
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
@@ -89,7 +104,7 @@ def main() -> Report:
         x, residual = (torch.randn(rows_count, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         weight = torch.randn(width, device="cuda", dtype=torch.bfloat16)
         for op, functions in contestants(x, residual, weight).items():
-            moved = x.nbytes * (2 if op == "rms_norm" else 4)
+            moved = x.nbytes * STREAMS[op]
             same = torch.empty(moved // 2, dtype=torch.int8, device="cuda")
             source = torch.randint_like(same, 100)
             target = TARGETS[op] if rows_count * width >= 1 << 27 else ""

@@ -60,6 +60,13 @@ DEVICE void store(char* p, Vector v) {
                : "memory");
 }
 
+// For results that leave the caches to what is read again. Anywhere else it gains nothing.
+DEVICE void store_streaming(char* p, Vector v) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+               "r"(v.word[3])
+               : "memory");
+}
+
 // Asks the L2 cache for a piece of memory that a later block will read. Start and length are multiples of 16 bytes.
 DEVICE void prefetch(const char* p, u32 bytes) {
 #if PRECAST_ARCH >= 900

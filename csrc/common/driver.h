@@ -15,6 +15,7 @@ constexpr CuResult kCudaSuccess = 0;
 constexpr int kComputeCapabilityMajor = 75;  // CUdevice_attribute
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kMultiprocessorCount = 16;
+constexpr int kMaxSharedMemoryPerBlockOptin = 97;
 constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
 constexpr int kCaptureNone = 0;                // CUstreamCaptureStatus
 constexpr int kCaptureModeRelaxed = 2;         // CUstreamCaptureMode

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 
 #include "checks.h"
@@ -179,8 +180,9 @@ Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuH
   }
   driver_check(result, entry.name, family.name, device);
   if (entry.dynamic_shared_bytes > 48 * 1024) {
-    driver_check(cuda.func_set_attribute(found.function, kMaxDynamicSharedSizeBytes, entry.dynamic_shared_bytes),
-                 "cuFuncSetAttribute", family.name, device);
+    const int bytes = std::min(entry.dynamic_shared_bytes, block_shared_bytes(device) - kStaticSharedBytes);
+    driver_check(cuda.func_set_attribute(found.function, kMaxDynamicSharedSizeBytes, bytes), "cuFuncSetAttribute",
+                 family.name, device);
   }
   if (cuda.func_load != nullptr) driver_check(cuda.func_load(found.function), "cuFuncLoad", family.name, device);
   return found;
@@ -320,18 +322,30 @@ int kernel_attribute(KernelFamily& family, int device, const char* entry, int at
   fail("precast: kernel family '%s' has no entry point '%s'", family.name, entry);
 }
 
-int multiprocessors(int device) {
-  static std::atomic<int> counts[kMaxDevices];
+namespace {
+
+int device_number(int device, int attribute, std::atomic<int> (&known)[kMaxDevices]) {
   PRECAST_CHECK(device >= 0 && device < kMaxDevices, "precast: there is no cuda:%d", device);
-  int count = counts[device].load(std::memory_order_relaxed);
-  if (count == 0) {
+  int number = known[device].load(std::memory_order_relaxed);
+  if (number == 0) {
     const Driver& cuda = driver();
     const CuDevice handle = device_handle(cuda, "precast", device);
-    driver_check(cuda.device_get_attribute(&count, kMultiprocessorCount, handle), "cuDeviceGetAttribute", "precast",
-                 device);
-    counts[device].store(count, std::memory_order_relaxed);
+    driver_check(cuda.device_get_attribute(&number, attribute, handle), "cuDeviceGetAttribute", "precast", device);
+    known[device].store(number, std::memory_order_relaxed);
   }
-  return count;
+  return number;
+}
+
+}  // namespace
+
+int multiprocessors(int device) {
+  static std::atomic<int> known[kMaxDevices];
+  return device_number(device, kMultiprocessorCount, known);
+}
+
+int block_shared_bytes(int device) {
+  static std::atomic<int> known[kMaxDevices];
+  return device_number(device, kMaxSharedMemoryPerBlockOptin, known);
 }
 
 }  // namespace precast

@@ -14,10 +14,13 @@ namespace precast {
 
 constexpr int kMaxDevices = 64;
 
+// What a kernel may declare of shared memory by itself, beside the dynamic part.
+constexpr int kStaticSharedBytes = 2 * 1024;
+
 // One `extern "C" __global__` function of a family's device.cu.
 struct Entry {
   const char* name;
-  int dynamic_shared_bytes = 0;  // the most it is ever launched with; above 48 KB the device has to be told
+  int dynamic_shared_bytes = 0;  // the most it is launched with, or what the device has; above 48 KB it has to be told
 };
 
 struct Image;   // bytes of a cubin or PTX, and what the driver made of them
@@ -60,7 +63,8 @@ void refuse(KernelFamily& family, int device, const char* message);
 // cuFuncGetAttribute of an entry point by name; prepares the family first.
 int kernel_attribute(KernelFamily& family, int device, const char* entry, int attribute);
 
-// Multiprocessors of a device, asked once.
+// Of a device, asked once: its multiprocessors, and the most bytes of shared memory that a block can have.
 int multiprocessors(int device);
+int block_shared_bytes(int device);
 
 }  // namespace precast

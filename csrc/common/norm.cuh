@@ -1,4 +1,5 @@
-// What the norms share on the GPU: two sums of a row at a time, the sums of columns, the form of an entry point.
+// What the norms share on the GPU: two sums of a row at a time, rows on their way, the sums of columns, the form of an
+// entry point.
 #pragma once
 
 #include "device.cuh"
@@ -8,44 +9,187 @@ namespace precast {
 // The numbers of precast::DType.
 enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// As row_sum(): two sums with one barrier. `shared` holds 64 floats, aligned to 16 bytes.
-struct TwoSums {
-  float first, second;
-};
-
-DEVICE TwoSums row_sums(float first, float second, float* shared) {
-  first = warp_sum(first);
-  second = warp_sum(second);
-  if (blockDim.x == 32) return {first, second};
-  const u32 warps = blockDim.x >> 5;
-  if ((threadIdx.x & 31) == 0) {
-    shared[(threadIdx.x >> 5) * 2] = first;
-    shared[(threadIdx.x >> 5) * 2 + 1] = second;
+// The sums of N numbers each (2 or 4) over the threads that share a row, as row_sum() gives one. Half of the lanes go
+// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds 32 N floats, aligned to 16 bytes,
+// and must not be written again before another barrier.
+template <int N>
+DEVICE float warp_share(const float (&v)[N]) {
+  static_assert(N == 2 || N == 4, "a lane keeps one of two or of four numbers");
+  const bool upper = (threadIdx.x & 16) != 0;
+  float sum, other;
+  if constexpr (N == 4) {
+    const float first = (upper ? v[2] : v[0]) + __shfl_xor_sync(0xffffffffu, upper ? v[0] : v[2], 16);
+    const float second = (upper ? v[3] : v[1]) + __shfl_xor_sync(0xffffffffu, upper ? v[1] : v[3], 16);
+    const bool odd = (threadIdx.x & 8) != 0;
+    sum = odd ? second : first;
+    other = odd ? first : second;
+    sum += __shfl_xor_sync(0xffffffffu, other, 8);
+  } else {
+    sum = upper ? v[1] : v[0];
+    other = upper ? v[0] : v[1];
+    sum += __shfl_xor_sync(0xffffffffu, other, 16);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
   }
-  __syncthreads();
-  const float2* pairs = reinterpret_cast<const float2*>(shared);
-  TwoSums sums{0.0f, 0.0f};
-  for (u32 i = 0; i < warps; ++i) {
-    const float2 pair = pairs[i];
-    sums.first += pair.x;
-    sums.second += pair.y;
-  }
-  return sums;
+#pragma unroll
+  for (int distance = 4; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  return sum;
 }
 
-// result[c] = round(sum of parts[i][c] over the lines i). 32 columns per block; 32 threads add the lines of a column,
-// then their sums are added in order.
+template <int N>
+DEVICE void row_sums(float (&v)[N], float* shared) {
+  if (blockDim.x == 32) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) v[n] = warp_sum(v[n]);
+    return;
+  }
+  // A warp adds the warps' sums again as it added its own: each number has a group of lanes. The lines of the groups
+  // begin at different banks.
+  constexpr u32 kGroup = 32 / N, kLine = 32 + kGroup;
+  const u32 lane = threadIdx.x & 31, group = lane / kGroup, warps = blockDim.x >> 5;
+  float sum = warp_share(v);
+  if (lane % kGroup == 0) shared[group * kLine + (threadIdx.x >> 5)] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll 1
+  for (u32 i = lane % kGroup; i < warps; i += kGroup) sum += shared[group * kLine + i];
+#pragma unroll
+  for (int distance = kGroup / 2; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+#pragma unroll
+  for (int n = 0; n < N; ++n) v[n] = __shfl_sync(0xffffffffu, sum, n * kGroup);
+}
+
+// ---- rows on their way ----
+// A worker walks over rows of two tensors. What it will read next is under way to shared memory while it computes:
+// every thread copies what it will read itself, so no barrier is needed.
+
+extern __shared__ Vector ring_memory[];
+
+// `to` is an address in shared memory.
+DEVICE void copy(u32 to, const char* p) {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
+#else
+  const Vector v = load(p);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+               "r"(v.word[3])
+               : "memory");
+#endif
+}
+
+DEVICE Vector load_shared(u32 from) {
+  Vector v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
+// All copies until here are one row's; arrived<N>() waits for all rows but the last N.
+DEVICE void row_ends() {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N>
+DEVICE void arrived() {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// The walk of one thread: V vectors of each row, at distances of blockDim.x. Addresses are kept and moved on; to find
+// them anew for each row took a quarter of all instructions.
+template <int V>
+struct Walk {
+  const char* first;  // this thread's share of the next row to copy
+  const char* second;
+  i64 first_step, second_step;  // from one of the worker's rows to the next
+  u32 left;                     // rows still to be taken
+  u32 ahead;                    // rows that are on their way: two or one
+  u32 row_bytes, ring_bytes, start, to, from;
+  bool taken[V];  // which of the vectors there are
+
+  template <class Args>
+  DEVICE Walk(const Args& a, u32 worker)
+      : first_step(a.x_stride * a.workers),
+        second_step(a.grad_stride * a.workers),
+        left(static_cast<u32>((a.rows - worker + a.workers - 1) / a.workers)),
+        ahead(a.stages - 1),
+        row_bytes(a.vectors * 16) {
+    first = a.x + worker * a.x_stride + threadIdx.x * 16;
+    second = a.grad + worker * a.grad_stride + threadIdx.x * 16;
+    ring_bytes = a.stages * 2 * row_bytes;
+    start = static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + threadIdx.y * ring_bytes + threadIdx.x * 16;
+    to = from = start;
+#pragma unroll
+    for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < a.vectors;
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) fetch(i < left);
+  }
+
+  DEVICE u32 beyond(u32 slot) const {
+    slot += 2 * row_bytes;
+    return slot == start + ring_bytes ? start : slot;
+  }
+
+  DEVICE void fetch(bool exists) {
+    const u32 step = blockDim.x * 16;
+    if (exists) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (!taken[j]) continue;
+        copy(to + j * step, first + j * step);
+        copy(to + row_bytes + j * step, second + j * step);
+      }
+      first += first_step;
+      second += second_step;
+    }
+    to = beyond(to);
+    row_ends();
+  }
+
+  // The next row; the one that follows those under way sets out.
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    if (ahead == 2) {
+      arrived<1>();
+    } else {
+      arrived<0>();
+    }
+    const u32 step = blockDim.x * 16;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!taken[j]) continue;
+      x[j] = load_shared(from + j * step);
+      grad[j] = load_shared(from + row_bytes + j * step);
+    }
+    from = beyond(from);
+    fetch(left > ahead);
+    --left;
+  }
+};
+
+// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads, blockDim.y of them for each column;
+// the order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[32][33];
-  const i64 column = static_cast<i64>(blockIdx.x) * 32 + threadIdx.x;
+  __shared__ float shared[1024 + 128];
+  const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const u32 line = blockDim.x + 1;
   float sum = 0.0f;
   if (column < columns) {
-    for (u32 i = threadIdx.y; i < lines; i += 32) sum += parts[i * columns + column];
+#pragma unroll 4
+    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) sum += parts[i * columns + column];
   }
-  shared[threadIdx.y][threadIdx.x] = sum;
+  shared[threadIdx.y * line + threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y < 8) {
+    for (u32 i = threadIdx.y + 8; i < blockDim.y; i += 8) sum += shared[i * line + threadIdx.x];
+    shared[threadIdx.y * line + threadIdx.x] = sum;
+  }
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
-  for (int i = 1; i < 32; ++i) sum += shared[i][threadIdx.x];
+  for (u32 i = 1; i < 8; ++i) sum += shared[i * line + threadIdx.x];
   if (dtype == kFloat32) Float32::store(result + column * 4, sum);
   if (dtype == kFloat16) Float16::store(result + column * 2, sum);
   if (dtype == kBFloat16) BFloat16::store(result + column * 2, sum);

@@ -37,7 +37,7 @@ struct BackwardArgs {
   long long rows;
   unsigned int vectors;
   unsigned int workers;
-  int prefetch;  // 1: ask the L2 cache for the worker's next row
+  unsigned int stages;  // rows of a worker that shared memory holds: two or three
   float inverse_hidden;
   float eps;
 };

@@ -2,6 +2,7 @@
 // neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
+#include "../common/walk.h"
 #include "args.h"
 #include "rows.h"
 
@@ -11,56 +12,30 @@ namespace {
 // ---- which kernel serves which row ----
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its shares of the two parameters' gradients in
-// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers, so a
-// multiprocessor holds 640 threads with 40 KB on their way, and half the warps that one vector would need have half the
-// sums to exchange. That serves rows of up to 20 KB; the `any` kernel takes the rest one element at a time and keeps
-// its shares in memory.
+// registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers and
+// serve rows of up to 20 KB; four take 168, and serve up to 24 KB. The `any` kernel takes the rest one element at a
+// time and keeps its shares in memory.
 
-enum Kernel : int { kV2 = 0, kAny = 1, kKernels = 2 };
+enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_backward_f32_v2"},  {"layer_norm_backward_f32_any"},   // in the order of DType
-    {"layer_norm_backward_f16_v2"},  {"layer_norm_backward_f16_any"},   //
-    {"layer_norm_backward_bf16_v2"}, {"layer_norm_backward_bf16_any"},  //
+    {"layer_norm_backward_f32_v2", kRingBytes},
+    {"layer_norm_backward_f32_v4", kRingBytes},
+    {"layer_norm_backward_f32_any"},  // in the order of DType
+    {"layer_norm_backward_f16_v2", kRingBytes},
+    {"layer_norm_backward_f16_v4", kRingBytes},
+    {"layer_norm_backward_f16_any"},
+    {"layer_norm_backward_bf16_v2", kRingBytes},
+    {"layer_norm_backward_bf16_v4", kRingBytes},
+    {"layer_norm_backward_bf16_any"},
     {"layer_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kColumns = kEntryCount - 1;
+constexpr int kColumnsEntry = kEntryCount - 1;
 
 KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
 
-// Threads on a multiprocessor.
-constexpr int64_t kResident = 640, kResidentAny = 1024;
-
-struct Choice {
-  Kernel kernel;
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // workers in a block; more than one only where a row has one warp
-  uint32_t vectors;
-};
-
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-Choice choose(int64_t hidden, int64_t vectors) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 2 * kResident) {
-    return {kV2, warps_for((vectors + 1) / 2), vectors <= 64 ? 4u : 1u, count};
-  }
-  const int64_t steps = (hidden + 3) / 4;
-  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
-  return {kAny, threads, threads == 32 ? 4u : 1u, 0};
-}
-
-// As many workers as the device holds at a time (16 on a multiprocessor at most), no more than there are rows, and no
-// more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes between two calls: the
-// result is the same every time.
-int64_t worker_count(const Norm& norm, const Choice& choice, int64_t wanted) {
-  int64_t each = (choice.kernel == kAny ? kResidentAny : kResident) / static_cast<int64_t>(choice.threads);
-  if (each > 16) each = 16;
-  int64_t workers = multiprocessors(norm.device) * (each > 0 ? each : 1);
-  const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * (wanted > 0 ? wanted : 1));
-  if (workers > fitting) workers = fitting > 0 ? fitting : 1;
-  return workers < norm.rows ? workers : norm.rows;
-}
+constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -86,9 +61,7 @@ void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t workers, co
   columns.workers = static_cast<unsigned>(workers);
   columns.dtype = static_cast<int>(norm.dtype);
   void* arguments[] = {&columns};
-  const LaunchShape shape = {static_cast<uint32_t>((norm.hidden + 31) / 32), static_cast<uint32_t>(results.wanted()),
-                             32, 32, 0};
-  launch(kernels, norm.device, kColumns, shape, arguments);
+  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm.hidden, results.wanted()), arguments);
 }
 
 void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
@@ -99,8 +72,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
-  const Choice choice = choose(norm.hidden, misaligned == 0 ? row_bytes / 16 : 0);
-  const int64_t workers = norm.rows > 0 ? worker_count(norm, choice, results.wanted()) : 0;
+  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kMostThreads);
+  const int64_t workers = norm.rows > 0 ? worker_count(norm, walk, results.wanted()) : 0;
   const Tensor parts = make_parts(results.wanted(), workers, norm, float32_code(), x);
 
   if (workers > 0) {
@@ -114,15 +87,16 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
         results.bias == nullptr ? nullptr : (results.weight != nullptr ? lines + workers * norm.hidden : lines);
     args.hidden = norm.hidden;
     args.rows = norm.rows;
-    args.vectors = choice.vectors;
+    args.vectors = walk.vectors;
     args.workers = static_cast<unsigned>(workers);
-    args.prefetch = choice.kernel != kAny;
+    args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     void* arguments[] = {&args};
-    const LaunchShape shape = {static_cast<uint32_t>((workers + choice.rows - 1) / choice.rows), 1, choice.threads,
-                               choice.rows, 0};
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
+    const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
+                               walk.shared_bytes};
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + kernel, shape, arguments);
   }
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, workers, results);
 }

@@ -12,37 +12,14 @@
 namespace precast {
 namespace layer_norm {
 
-struct alignas(16) FourSums {
-  float deviations, squares;  // of d = x - mean
-  float gradients, products;  // of h = g w, and of h d
-};
-
-DEVICE FourSums warp_sums(const FourSums& mine) {
-  return {warp_sum(mine.deviations), warp_sum(mine.squares), warp_sum(mine.gradients), warp_sum(mine.products)};
-}
-
-// As row_sum(), but every warp adds the warps' sums by shuffles, and not each thread for itself: that takes few
-// registers, of which the shares of the gradients leave few. `shared` holds 32.
-DEVICE FourSums row_sums(const FourSums& mine, FourSums* shared) {
-  const FourSums sums = warp_sums(mine);
-  if (blockDim.x == 32) return sums;
-  const u32 lane = threadIdx.x & 31;
-  if (lane == 0) shared[threadIdx.x >> 5] = sums;
-  __syncthreads();
-  FourSums part = {0.0f, 0.0f, 0.0f, 0.0f};
-  if (lane < blockDim.x >> 5) part = shared[lane];
-  return warp_sums(part);
-}
-
 // What a row's elements need: grad_x = r h + slope n + offset.
 struct RowGradient {
   float mean, r, slope, offset;
 };
 
-DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, const FourSums& sums) {
-  const Statistics of = corrected(mean, sums.deviations, sums.squares, a.inverse_hidden, a.eps);
-  const float products = sums.products - (of.mean - mean) * sums.gradients;  // with deviations from the corrected mean
-  return {of.mean, of.r, -of.r * (of.r * products * a.inverse_hidden), -of.r * (sums.gradients * a.inverse_hidden)};
+DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares, float gradients, float products) {
+  const float r = inverse_deviation(squares, a.inverse_hidden, a.eps);
+  return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
 // A thread's sums in its worker's line of the parts.
@@ -59,11 +36,11 @@ DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
 // pieces of shared memory take turns: between two writes of one lies the barrier of the other.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[32];
-  __shared__ FourSums shared_sums[32];
+  alignas(16) __shared__ float shared[3][5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
+  const float hidden = static_cast<float>(a.hidden);
 
   Vector w[V];
   float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
@@ -75,33 +52,18 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
   }
 
-  for (i64 row = worker; row < a.rows; row += a.workers) {
-    const char* x = a.x + row * a.x_stride;
-    const char* grad = a.grad + row * a.grad_stride;
+  Walk<V> walk(a, worker);
+  char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
+  u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
+  for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
-        v[j] = load_constant(x + (first + j * step) * 16);
-        g[j] = load_constant(grad + (first + j * step) * 16);
-      }
-    }
-    if (first == 0 && a.prefetch != 0 && row + a.workers < a.rows) {
-      prefetch(x + a.workers * a.x_stride, a.vectors * 16);
-      prefetch(grad + a.workers * a.grad_stride, a.vectors * 16);
-    }
+    walk.take(v, g);
 
-    float sum = 0.0f;
+    // Of d = x - around, d^2, h = g w and h d.
+    const auto add = [&](float around, float (&sums)[4]) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p; });
-    }
-    const float mean = row_sum(sum, shared) * a.inverse_hidden;
-
-    FourSums mine = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
+      for (int j = 0; j < V; ++j) {
+        if (!walk.taken[j]) continue;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
@@ -110,21 +72,40 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           T::unpack(w[j].word[k], s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
-            const float d = p[e] - mean, h = q[e] * s[e];
-            mine.deviations += d;
-            mine.squares = fmaf(d, d, mine.squares);
-            mine.gradients += h;
-            mine.products = fmaf(h, d, mine.products);
+            const float d = p[e] - around, h = q[e] * s[e];
+            sums[0] += d;
+            sums[1] = fmaf(d, d, sums[1]);
+            sums[2] += h;
+            sums[3] = fmaf(h, d, sums[3]);
           }
         }
       }
+    };
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    add(0.0f, sums);
+    row_sums(sums, shared[parity]);
+    float mean = divided(sums[0], hidden, a.inverse_hidden);
+    float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
+    // Numbers that lie far from zero, beside how far they lie apart: the differences above have lost digits, and a
+    // float32 mean as well. Once more around the mean.
+    if (mean * mean * hidden > 8.0f * squares) {
+      if constexpr (T::kBytes == 4) {
+        shift<T>(v, mean, a.vectors);
+        mean = 0.0f;
+      }
+      float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      add(mean, again);
+      row_sums(again, shared[2]);
+      const float rest = divided(again[0], hidden, a.inverse_hidden);
+      mean += rest;
+      squares = fmaf(-rest, again[0], again[1]);
+      products = fmaf(-rest, again[2], again[3]);
     }
-    const RowGradient of = row_gradient(a, mean, row_sums(mine, shared_sums));
+    const RowGradient of = row_gradient(a, mean, squares, sums[2], products);
 
-    char* grad_x = a.grad_x + row * a.grad_x_stride;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
+      if (walk.taken[j]) {
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -142,9 +123,10 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           }
           result.word[k] = T::pack(p);
         }
-        store(grad_x + (first + j * step) * 16, result);
+        store(grad_x + j * step * 16, result);
       }
     }
+    grad_x += a.grad_x_stride * a.workers;
   }
 
 #pragma unroll
@@ -160,8 +142,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 // Any row, one element at a time and read three times; the worker's lines of the parts are the accumulators.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[32];
-  __shared__ FourSums shared_sums[32];
+  alignas(16) __shared__ float shared[32], shared_sums[5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;
   const i64 first = threadIdx.x, step = blockDim.x;
@@ -171,27 +152,28 @@ DEVICE void backward_any(const BackwardArgs& a) {
   for (i64 row = worker; row < a.rows; row += a.workers) {
     const char* x = a.x + row * a.x_stride;
     const char* grad = a.grad + row * a.grad_stride;
+    const float base = T::load(x);
     float sum = 0.0f;
 #pragma unroll 2
-    for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes);
-    const float mean = row_sum(sum, shared) * a.inverse_hidden;
+    for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes) - base;
+    const float mean = divided(row_sum(sum, shared), static_cast<float>(a.hidden), a.inverse_hidden);
 
-    FourSums mine = {0.0f, 0.0f, 0.0f, 0.0f};
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of d^2, h and h d, where d = x - mean and h = g w
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
-      const float d = T::load(x + i * T::kBytes) - mean;
+      const float d = (T::load(x + i * T::kBytes) - base) - mean;
       const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
-      mine.deviations += d;
-      mine.squares = fmaf(d, d, mine.squares);
-      mine.gradients += h;
-      mine.products = fmaf(h, d, mine.products);
+      sums[0] = fmaf(d, d, sums[0]);
+      sums[1] += h;
+      sums[2] = fmaf(h, d, sums[2]);
     }
-    const RowGradient of = row_gradient(a, mean, row_sums(mine, shared_sums));
+    row_sums(sums, shared_sums);
+    const RowGradient of = row_gradient(a, mean, sums[0], sums[1], sums[2]);
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
-      const float normal = (T::load(x + i * T::kBytes) - of.mean) * of.r;
+      const float normal = ((T::load(x + i * T::kBytes) - base) - mean) * of.r;
       const float q = T::load(grad + i * T::kBytes);
       const float h = q * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
       T::store(grad_x + i * T::kBytes, fmaf(of.r, h, fmaf(of.slope, normal, of.offset)));
@@ -212,12 +194,15 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 384, 384, backward_rows<Float32, 4>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 384, 384, backward_rows<Float16, 4>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 384, 384, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 1024, parameter_columns)

@@ -25,9 +25,9 @@ DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float ab
   }
 }
 
-// (x - mean) r weight + bias
+// (x - mean) r weight + bias. The difference comes first: it is zero where x is the mean.
 template <class T>
-DEVICE Vector normal(const Vector& x, const Statistics& of, const Vector& weight, const Vector& bias) {
+DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight, const Vector& bias) {
   Vector result;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -36,17 +36,16 @@ DEVICE Vector normal(const Vector& x, const Statistics& of, const Vector& weight
     T::unpack(weight.word[k], q);
     T::unpack(bias.word[k], s);
 #pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) p[e] = fmaf((p[e] - of.mean) * of.r, q[e], s[e]);
+    for (int e = 0; e < T::kPerWord; ++e) p[e] = fmaf((p[e] - mean) * r, q[e], s[e]);
     result.word[k] = T::pack(p);
   }
   return result;
 }
 
 // One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
-template <class T, int V>
+template <class T, int V, bool kBaseless = false>
 DEVICE void forward_row(const ForwardArgs& a) {
-  alignas(16) __shared__ float shared[32];
-  alignas(16) __shared__ float shared_pairs[64];
+  alignas(16) __shared__ float shared[2][32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -61,26 +60,24 @@ DEVICE void forward_row(const ForwardArgs& a) {
     prefetch(x + a.prefetch * a.x_stride, a.vectors * 16);
   }
 
+  // In bfloat16 the sum of up to 65536 equal numbers is exact without a base.
+  const float base = kBaseless ? 0.0f : T::load(x);
+  if constexpr (T::kBytes == 4) shift<T>(v, base, a.vectors);
+  const float around = T::kBytes == 4 ? 0.0f : base;
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p; });
+    if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p - around; });
   }
-  const float mean = row_sum(sum, shared) * a.inverse_hidden;
-
-  float deviations = 0.0f, squares = 0.0f;
+  const float mean = around + divided(row_sum(sum, shared[0]), static_cast<float>(a.hidden), a.inverse_hidden);
+  float squares = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if (first + j * step < a.vectors) {
-      for_elements<T>(v[j], [&](int, float p) {
-        const float d = p - mean;
-        deviations += d;
-        squares = fmaf(d, d, squares);
-      });
+      for_elements<T>(v[j], [&](int, float p) { squares = fmaf(p - mean, p - mean, squares); });
     }
   }
-  const TwoSums sums = row_sums(deviations, squares, shared_pairs);
-  const Statistics of = corrected(mean, sums.first, sums.second, a.inverse_hidden, a.eps);
+  const float r = inverse_deviation(row_sum(squares, shared[1]), a.inverse_hidden, a.eps);
 
   // Only now: loaded before the sums they would take registers from the rows of other blocks.
   Vector w[V], b[V];
@@ -89,7 +86,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], of, w[j], b[j]));
+    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], mean, r, w[j], b[j]));
   }
 }
 
@@ -107,26 +104,21 @@ DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
 
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
-  alignas(16) __shared__ float shared[32];
-  alignas(16) __shared__ float shared_pairs[64];
+  alignas(16) __shared__ float shared[2][32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
 
   const char* x = a.x + row * a.x_stride;
+  const float base = T::load(x);
   float sum = 0.0f;
-  over_row<T>(x, a, [&](float p) { sum += p; });
-  const float mean = row_sum(sum, shared) * a.inverse_hidden;
-  // A thread may add hundreds of numbers: what each addition rounds away is kept and added at the end.
-  float deviations = 0.0f, deviations_lost = 0.0f, squares = 0.0f, squares_lost = 0.0f;
+  over_row<T>(x, a, [&](float p) { sum += p - base; });
+  const float mean = divided(row_sum(sum, shared[0]), static_cast<float>(a.hidden), a.inverse_hidden);
+  float squares = 0.0f;
   over_row<T>(x, a, [&](float p) {
-    const float d = p - mean, total = deviations + d, added = total - deviations, square = fmaf(d, d, squares);
-    deviations_lost += (deviations - (total - added)) + (d - added);
-    squares_lost += fmaf(d, d, squares - square);
-    deviations = total;
-    squares = square;
+    const float d = (p - base) - mean;
+    squares = fmaf(d, d, squares);
   });
-  const TwoSums sums = row_sums(deviations + deviations_lost, squares + squares_lost, shared_pairs);
-  const Statistics of = corrected(mean, sums.first, sums.second, a.inverse_hidden, a.eps);
+  const float r = inverse_deviation(row_sum(squares, shared[1]), a.inverse_hidden, a.eps);
 
   char* y = a.y + row * a.y_stride;
   const i64 step = blockDim.x, vectors = a.vectors;
@@ -134,27 +126,30 @@ DEVICE void forward_any(const ForwardArgs& a) {
   for (i64 i = threadIdx.x; i < vectors; i += step) {
     const Vector w = a.weight != nullptr ? load_constant(a.weight + i * 16) : filled<T>(1.0f);
     const Vector b = a.bias != nullptr ? load_constant(a.bias + i * 16) : filled<T>(-0.0f);
-    store(y + i * 16, normal<T>(load(x + i * 16), of, w, b));
+    Vector v = load(x + i * 16);
+    if constexpr (T::kBytes == 4) {
+      v = normal<T>(combine<T>(v, v, [&](int, float p, float) { return p - base; }), mean, r, w, b);
+    } else {
+      v = normal<T>(v, base + mean, r, w, b);
+    }
+    store(y + i * 16, v);
   }
 #pragma unroll 2
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) {
     const float q = a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f;
     const float s = a.bias != nullptr ? T::load(a.bias + i * T::kBytes) : -0.0f;
-    T::store(y + i * T::kBytes, fmaf((T::load(x + i * T::kBytes) - of.mean) * of.r, q, s));
+    T::store(y + i * T::kBytes, fmaf(((T::load(x + i * T::kBytes) - base) - mean) * r, q, s));
   }
 }
 
 }  // namespace layer_norm
 }  // namespace precast
 
-KERNEL(layer_norm_f32_v2, ForwardArgs, 256, 1536, forward_row<Float32, 2>)
 KERNEL(layer_norm_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
 KERNEL(layer_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 
-KERNEL(layer_norm_f16_v2, ForwardArgs, 256, 1536, forward_row<Float16, 2>)
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 
-KERNEL(layer_norm_bf16_v2, ForwardArgs, 256, 1536, forward_row<BFloat16, 2>)
-KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
+KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4, true>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)

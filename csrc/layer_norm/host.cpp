@@ -9,23 +9,24 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// H200, bf16, share of the copy rate that a prototype with these launches reached:
+// H200, bf16, share of the copy rate, v4 with a fourth of the row's vectors as threads (one warp, and two or four rows
+// in a block, for rows of up to 2 KB):
 //
-//   row                  kernel
-//   1024 (2 KB)          v4, T 32, two rows  0.894
-//   4096 (8 KB)          v2, T 256           0.953
-//   8192 (16 KB)         v4, T 256           0.948
+//   row             v4        two vectors per thread, 40 registers
+//   1024 (2 KB)     0.91
+//   4096 (8 KB)     0.957     0.895
+//   5120 (10 KB)    0.964
+//   8192 (16 KB)    0.953
 //
-// v2 fits 40 registers, so that six blocks of 256 threads are resident; v4 fits 64. Wider rows than the threads of a
-// block can hold, and rows that cannot be moved by 16 bytes, go through the `any` kernel, which reads them three times,
-// after the first time from the caches.
+// v4 fits 64 registers. Wider rows than the threads of a block can hold, and rows that cannot be moved by 16 bytes, go
+// through the `any` kernel, which reads them three times, after the first time from the caches.
 
-enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
+enum Kernel : int { kV4 = 0, kAny = 1, kKernels = 2 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v2"},  {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},   // in the order of DType
-    {"layer_norm_f16_v2"},  {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},   //
-    {"layer_norm_bf16_v2"}, {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"},  //
+    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},   // in the order of DType
+    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},   //
+    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"},  //
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -42,7 +43,6 @@ struct Choice {
 Choice choose(int64_t hidden, int64_t vectors) {
   const uint32_t count = static_cast<uint32_t>(vectors);
   if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
-  if (vectors > 0 && vectors <= 512) return {kV2, warps_for((vectors + 1) / 2), 1, count};
   if (vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
   const int64_t steps = vectors > 0 ? vectors : (hidden + 3) / 4;  // four elements, or one vector, in each thread
   const uint32_t threads = steps < 512 ? warps_for(steps) : 512;

@@ -19,17 +19,30 @@ DEVICE Vector filled(float value) {
   return Vector{{word, word, word, word}};
 }
 
-// The mean of a row was found by a sum that was rounded, so the deviations from it have a mean of their own, which is
-// taken out again: a row of equal numbers has the variance zero, whatever its width.
-struct Statistics {
-  float mean, r;  // r = rsqrt(variance + eps)
-};
+// ---- the statistics of a row ----
+//
+// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. So rows are
+// summed relative to one of their elements, which also keeps the digits of a float32 row that lies far from zero.
 
-DEVICE Statistics corrected(float mean, float deviations, float squares, float inverse_hidden, float eps) {
-  const float shift = deviations * inverse_hidden;
-  const float variance = squares * inverse_hidden - shift * shift;
-  // Once per row, so exactly rounded: rsqrtf is off by up to two units. NaN stays NaN.
-  return {mean + shift, 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps)};
+// The quotient of a sum and a count, rounded once: the product with the inverse count is off by up to two units.
+DEVICE float divided(float sum, float count, float inverse) {
+  const float quotient = sum * inverse;
+  return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
+}
+
+// A float32 row is shifted where it is; 16 bits would lose digits by that.
+template <class T, int V>
+DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (threadIdx.x + j * blockDim.x >= vectors) continue;
+    v[j] = combine<T>(v[j], v[j], [&](int, float p, float) { return p - base; });
+  }
+}
+
+// 1 / sqrt(variance + eps), each rounded once, where rsqrtf is off by up to two units. NaN stays NaN.
+DEVICE float inverse_deviation(float squares, float inverse_hidden, float eps) {
+  return 1.0f / sqrtf(squares * inverse_hidden + eps);
 }
 
 }  // namespace layer_norm

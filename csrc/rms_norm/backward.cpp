@@ -2,6 +2,7 @@
 // neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
+#include "../common/walk.h"
 #include "args.h"
 #include "rows.h"
 
@@ -10,53 +11,32 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// A worker (a block, or one warp of it) walks over rows and keeps its share of grad_weight in registers: eight or
-// sixteen numbers for each thread beside the row. One vector of 16 bytes per thread serves rows of up to 16 KB, two
-// serve 24 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory.
+// A worker (a block, or one warp of it) walks over rows and keeps its share of grad_weight in registers: sixteen
+// numbers beside the two vectors of 16 bytes of each thread, for rows of up to 20 KB, or thirty-two beside four, up to
+// 32 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory. One vector per thread was
+// slower than two (0.80 and 0.71 of the copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90), and
+// four too (0.72 and 0.68).
 
-enum Kernel : int { kV1 = 0, kV2 = 1, kAny = 2, kKernels = 3 };
+enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"rms_norm_backward_f32_v1"},  {"rms_norm_backward_f32_v2"},
+    {"rms_norm_backward_f32_v2", kRingBytes},
+    {"rms_norm_backward_f32_v4", kRingBytes},
     {"rms_norm_backward_f32_any"},  // in the order of DType
-    {"rms_norm_backward_f16_v1"},  {"rms_norm_backward_f16_v2"},
-    {"rms_norm_backward_f16_any"}, {"rms_norm_backward_bf16_v1"},
-    {"rms_norm_backward_bf16_v2"}, {"rms_norm_backward_bf16_any"},
+    {"rms_norm_backward_f16_v2", kRingBytes},
+    {"rms_norm_backward_f16_v4", kRingBytes},
+    {"rms_norm_backward_f16_any"},
+    {"rms_norm_backward_bf16_v2", kRingBytes},
+    {"rms_norm_backward_bf16_v4", kRingBytes},
+    {"rms_norm_backward_bf16_any"},
     {"rms_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kColumns = kEntryCount - 1;
+constexpr int kColumnsEntry = kEntryCount - 1;
 
 KernelFamily kernels = {"rms_norm_backward", kEntries, kEntryCount};
 
-struct Choice {
-  Kernel kernel;
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // workers in a block; more than one only where a row has one warp
-  uint32_t vectors;
-};
-
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-Choice choose(int64_t hidden, int64_t vectors) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 1024) return {kV1, warps_for(vectors), vectors <= 32 ? 4u : 1u, count};
-  if (vectors > 0 && vectors <= 2 * 768) return {kV2, warps_for((vectors + 1) / 2), 1, count};
-  const int64_t steps = (hidden + 3) / 4;
-  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
-  return {kAny, threads, threads == 32 ? 4u : 1u, 0};
-}
-
-// As many workers as the device holds at a time (1024 threads on each multiprocessor, 16 workers at most), no more than
-// there are rows, and no more than fit 64 MB of partial sums. It depends on the device, but on nothing that changes
-// between two calls: the result is the same every time.
-int64_t worker_count(const Norm& norm, const Choice& choice) {
-  int64_t each = 1024 / static_cast<int64_t>(choice.threads);
-  if (each > 16) each = 16;
-  int64_t workers = multiprocessors(norm.device) * (each > 0 ? each : 1);
-  const int64_t fitting = (int64_t{1} << 24) / norm.hidden;
-  if (workers > fitting) workers = fitting > 0 ? fitting : 1;
-  return workers < norm.rows ? workers : norm.rows;
-}
+constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -76,8 +56,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
                               misalignment(work.grad_x, row_bytes);
-  const Choice choice = choose(norm.hidden, misaligned == 0 ? row_bytes / 16 : 0);
-  const int64_t workers = norm.rows > 0 ? worker_count(norm, choice) : 0;
+  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kMostThreads);
+  const int64_t workers = norm.rows > 0 ? worker_count(norm, walk, 1) : 0;
   const Tensor parts = make_parts(workers, norm, float32_code(), x);
 
   if (workers > 0) {
@@ -89,16 +69,17 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.parts = static_cast<float*>(parts.mutable_data());
     args.hidden = norm.hidden;
     args.rows = norm.rows;
-    args.vectors = choice.vectors;
+    args.vectors = walk.vectors;
     args.workers = static_cast<unsigned>(workers);
-    args.prefetch = choice.kernel != kAny;
+    args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     args.casting = work.casting;
     void* arguments[] = {&args};
-    const LaunchShape shape = {static_cast<uint32_t>((workers + choice.rows - 1) / choice.rows), 1, choice.threads,
-                               choice.rows, 0};
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
+    const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
+                               walk.shared_bytes};
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + kernel, shape, arguments);
   }
 
   ColumnArgs columns;
@@ -108,8 +89,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   columns.workers = static_cast<unsigned>(workers);
   columns.dtype = work.dtype;
   void* arguments[] = {&columns};
-  const LaunchShape shape = {static_cast<uint32_t>((norm.hidden + 31) / 32), 1, 32, 32, 0};
-  launch(kernels, norm.device, kColumns, shape, arguments);
+  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm.hidden, 1), arguments);
 }
 
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {

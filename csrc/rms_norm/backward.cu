@@ -13,7 +13,7 @@ namespace rms_norm {
 // A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[2][64];
+  alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -28,28 +28,26 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
 
+  Walk<V> walk(a, worker);
+  char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
+  const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
-  for (i64 row = worker; row < a.rows; row += a.workers, parity ^= 1) {
-    const char* x = a.x + row * a.x_stride;
-    const char* grad = a.grad + row * a.grad_stride;
-    Vector v[V], g[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
-        v[j] = load_constant(x + (first + j * step) * 16);
-        g[j] = load_constant(grad + (first + j * step) * 16);
-      }
-    }
-    if (first == 0 && a.prefetch != 0 && row + a.workers < a.rows) {
-      prefetch(x + a.workers * a.x_stride, a.vectors * 16);
-      prefetch(grad + a.workers * a.grad_stride, a.vectors * 16);
-      if (a.grad_sum != nullptr) prefetch(a.grad_sum + (row + a.workers) * a.grad_sum_stride, a.vectors * 16);
+  for (; walk.left > 0; parity ^= 1) {
+    Vector v[V], g[V], added[V];
+    walk.take(v, g);
+    const auto load_added = [&](int j) {
+      added[j] = Vector{{0, 0, 0, 0}};
+      if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
+    };
+    if constexpr (V == 2) {  // ahead of the sums, where there are registers for it
+      load_added(0);
+      load_added(1);
     }
 
     float squares = 0.0f, products = 0.0f;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
+      if (walk.taken[j]) {
         squares = sum_of_squares<T>(v[j], squares);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -62,17 +60,15 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         }
       }
     }
-    const TwoSums sums = row_sums(squares, products, shared[parity]);
-    const float r = rsqrtf(sums.first * a.inverse_hidden + a.eps);
-    const float mean = sums.second * r * a.inverse_hidden;
+    float sums[2] = {squares, products};
+    row_sums(sums, shared[parity]);
+    const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
+    const float mean = sums[1] * r * a.inverse_hidden;
 
-    char* grad_x = a.grad_x + row * a.grad_x_stride;
-    const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if (first + j * step < a.vectors) {
-        Vector added = {{0, 0, 0, 0}};
-        if (grad_sum != nullptr) added = load_constant(grad_sum + (first + j * step) * 16);
+      if (walk.taken[j]) {
+        if constexpr (V != 2) load_added(j);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -80,7 +76,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
           T::unpack(w[j].word[k], s);
-          T::unpack(added.word[k], t);
+          T::unpack(added[j].word[k], t);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
             const float normal = p[e] * r;
@@ -89,9 +85,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           }
           result.word[k] = T::pack(t);
         }
-        store(grad_x + (first + j * step) * 16, result);
+        store(grad_x + j * step * 16, result);
       }
     }
+    grad_x += a.grad_x_stride * a.workers;
+    grad_sum += a.grad_sum_stride * a.workers;
   }
 
 #pragma unroll
@@ -111,7 +109,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 // Any row, one element at a time and read twice; the worker's line of `parts` is the accumulator.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[2][64];
+  alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   if (worker >= a.workers) return;
   const i64 first = threadIdx.x, step = blockDim.x;
@@ -129,9 +127,10 @@ DEVICE void backward_any(const BackwardArgs& a) {
       squares = fmaf(p, p, squares);
       products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
     }
-    const TwoSums sums = row_sums(squares, products, shared[parity]);
-    const float r = rsqrtf(sums.first * a.inverse_hidden + a.eps);
-    const float mean = sums.second * r * a.inverse_hidden;
+    float sums[2] = {squares, products};
+    row_sums(sums, shared[parity]);
+    const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
+    const float mean = sums[1] * r * a.inverse_hidden;
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
     const char* grad_sum = a.grad_sum != nullptr ? a.grad_sum + row * a.grad_sum_stride : nullptr;
@@ -153,16 +152,16 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 }  // namespace rms_norm
 }  // namespace precast
 
-KERNEL(rms_norm_backward_f32_v1, BackwardArgs, 1024, 1024, backward_rows<Float32, 1>)
-KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 768, 768, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 384, 384, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
-KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 1024, 1024, backward_rows<Float16, 1>)
-KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 768, 768, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 384, 384, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
 
-KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 1024, 1024, backward_rows<BFloat16, 1>)
-KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 768, 768, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 384, 384, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, grad_weight_columns)

@@ -26,7 +26,9 @@ struct ForwardArgs {
   float scale;
   float masked_value;  // what a masked column counts as, after scaling
   int causal;
-  int uniform;  // a row whose columns are all masked: 1 / columns instead of 0
+  int uniform;            // a row whose columns are all masked: 1 / columns instead of 0
+  unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
+  unsigned int tile;      // so many queries of every head in turn, for heads that share a mask; 0: in order of memory
 };
 
 // grad_x = scale * y * (grad - sum(grad * y)).
@@ -47,7 +49,7 @@ struct BackwardArgs {
   int causal;
 };
 
-static_assert(sizeof(ForwardArgs) == 128 && sizeof(BackwardArgs) == 96, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 136 && sizeof(BackwardArgs) == 96, "host and device must agree");
 
 }  // namespace softmax
 }  // namespace precast

@@ -31,6 +31,13 @@ struct MaskBytes {
     }
   }
   DEVICE bool masked(int i) const { return (word[i / 4] & (0xffu << (i % 4 * 8))) != 0; }
+  // Not zero where one of the bytes is.
+  DEVICE u32 open() const {
+    u32 found = 0;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) found |= (word[k] - 0x01010101u) & ~word[k] & 0x80808080u;
+    return found;
+  }
 };
 
 DEVICE const char* mask_row(const ForwardArgs& a, u32 row) {
@@ -53,65 +60,81 @@ DEVICE bool fully_masked(const char* mask, i64 columns, float* shared) {
   return row_max(open, shared) == 0.0f;
 }
 
+// The row whose turn it is when the heads that share a mask take turns, a tile of queries each: then the mask's rows
+// are still in the cache when the next head reads them. Only for launches of whole batches with whole tiles.
+DEVICE u32 row_of_turn(const ForwardArgs& a, u32 turn) {
+  const u32 queries = static_cast<u32>(a.queries), heads = static_cast<u32>(a.heads);
+  const u32 of_tile = heads * a.tile, tile = turn / of_tile, in_tile = turn - tile * of_tile;
+  const u32 head = in_tile / a.tile, tiles = queries / a.tile, batch = tile / tiles;
+  return (batch * heads + head) * queries + (tile - batch * tiles) * a.tile + (in_tile - head * a.tile);
+}
+
 DEVICE float uniform_share(const ForwardArgs& a) {
   return a.uniform != 0 ? 1.0f / static_cast<float>(a.columns) : 0.0f;
 }
 
 // A row in the registers of one block, V vectors per thread at distances of blockDim.x; or, for short rows, of one
 // warp.
-template <class T, int V>
+template <class T, int V, bool causal>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
   constexpr int kPer = T::kPerVector;
-  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  if (!causal && a.tile != 0) row = row_of_turn(a, row);
   const u32 first = threadIdx.x, step = blockDim.x;
-  const u32 open = static_cast<u32>(open_columns(a, row)), vectors = (open + kPer - 1) / kPer;
+  const u32 open = static_cast<u32>(causal ? open_columns(a, row) : a.columns);
+  const u32 vectors = causal ? (open + kPer - 1) / kPer : a.vectors;
 
   const char* x = a.x + row * a.x_stride;
-  const char* mask = nullptr;
   Vector v[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    v[j] = Vector{{0, 0, 0, 0}};
     if (first + j * step < vectors) v[j] = load(x + (first + j * step) * 16);
   }
   MaskBytes<T> bytes[V];
-  if (a.mask != nullptr) {
-    mask = mask_row(a, row);
+  if (!causal && first == 0 && a.prefetch != 0 && row + a.prefetch < a.rows) {
+    prefetch(x + a.prefetch * a.x_stride, vectors * 16);
+  }
+  const bool has_mask = !causal && a.mask != nullptr;
+  if (has_mask) {
+    const char* mask = mask_row(a, row);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (first + j * step < vectors) bytes[j].load(mask + (first + j * step) * kPer);
     }
   }
+  // What lies past the row's last vector is passed over by all its threads together: of a causal row, half on average.
+  const auto taken = [&](int j) { return j * step < vectors; };
+  const auto cut = [&](int j) { return (j + 1) * step > (causal ? open / kPer : vectors); };  // not all are in the row
   float z[V][kPer], largest = -infinity();
+  u32 open_bytes = 0;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
+    if (!taken(j)) continue;
     for_elements<T>(v[j], [&](int i, float e) { z[j][i] = e * a.scale; });
-  }
-  if (mask != nullptr) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
+    if (has_mask) {
+      if (first + j * step < vectors) open_bytes |= bytes[j].open();
 #pragma unroll
       for (int i = 0; i < kPer; ++i) z[j][i] = bytes[j].masked(i) ? a.masked_value : z[j][i];
     }
-  }
+    if (cut(j)) {
+      const int left = static_cast<int>(open - (first + j * step) * kPer);
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    const int left = static_cast<int>(open - (first + j * step) * kPer);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      z[j][i] = i < left ? z[j][i] : -infinity();
-      largest = fmaxf(largest, z[j][i]);
+      for (int i = 0; i < kPer; ++i) z[j][i] = i < left ? z[j][i] : -infinity();
     }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) largest = fmaxf(largest, z[j][i]);
   }
   largest = row_max(largest, shared[0]);
 
-  const bool full = mask != nullptr && largest == a.masked_value && fully_masked(mask, a.columns, shared[1]);
+  // Asked only of a row whose maximum is the masked value, by all of its threads or none.
+  const bool full = has_mask && largest == a.masked_value && row_max(open_bytes != 0 ? 1.0f : 0.0f, shared[1]) == 0.0f;
   if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
+    if (!taken(j)) continue;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       z[j][i] = exponential(z[j][i] - largest);
@@ -125,11 +148,20 @@ DEVICE void forward_row(const ForwardArgs& a) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     const u32 at = first + j * step;
-    const int left = static_cast<int>(open - at * kPer);
-    const Vector none = {{0, 0, 0, 0}};
-    const Vector result =
-        combine<T>(none, none, [&](int i, float, float) { return i < left ? fmaf(z[j][i], share, constant) : 0.0f; });
-    if (at < a.vectors) store(y + at * 16, result);
+    Vector result = {{0, 0, 0, 0}};
+    if (taken(j)) {
+      result = combine<T>(result, result, [&](int i, float, float) { return fmaf(z[j][i], share, constant); });
+      if (cut(j)) {  // zero whatever the row holds: a NaN of the row is not one behind the diagonal
+        const int left = static_cast<int>(open - at * kPer);
+        result = combine<T>(result, result, [&](int i, float e, float) { return i < left ? e : 0.0f; });
+      }
+    }
+    if (at >= a.vectors) continue;
+    if (has_mask && a.tile == 0) {  // the mask stays in the cache for the next head
+      store_streaming(y + at * 16, result);
+    } else {
+      store(y + at * 16, result);
+    }
   }
 }
 
@@ -219,13 +251,33 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace softmax
 }  // namespace precast
 
-KERNEL(softmax_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
+// Registers: 48 and 80 where the H200 was measured; what compilers for older GPUs need to keep everything in them.
+#if PRECAST_ARCH >= 900
+#define V4_THREADS 640
+#define V4_RESIDENT 1280
+#else
+#define V4_THREADS 512
+#define V4_RESIDENT 1024
+#endif
+#if PRECAST_ARCH >= 750
+#define V8_THREADS 768
+#else
+#define V8_THREADS 512
+#endif
+
+KERNEL(softmax_f32_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, false>)
+KERNEL(softmax_f32_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, true>)
+KERNEL(softmax_f32_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float32, 8, true>)
 KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 
-KERNEL(softmax_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
-KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8>)
+KERNEL(softmax_f16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, false>)
+KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8, false>)
+KERNEL(softmax_f16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, true>)
+KERNEL(softmax_f16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float16, 8, true>)
 KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 
-KERNEL(softmax_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
-KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8>)
+KERNEL(softmax_bf16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, false>)
+KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8, false>)
+KERNEL(softmax_bf16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, true>)
+KERNEL(softmax_bf16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<BFloat16, 8, true>)
 KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)

@@ -23,7 +23,13 @@ PTX_AS_CPP = {
     "ld.global.nc.v2": "memcpy(word, p, 8);",
     "ld.global.nc.u32": "memcpy(word, p, 4);",
     "st.global.v4": "memcpy(p, &v, 16);",
+    "st.global.cs.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
+    "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
+    "st.shared.v4": "memcpy(reinterpret_cast<char*>(ring_memory) + to, &v, 16);",
+    "ld.shared.v4": "memcpy(&v, reinterpret_cast<char*>(ring_memory) + from, 16);",
+    "cp.async.commit": "",
+    "cp.async.wait": "",
     "ex2.approx": "result = exp2f(power);",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
@@ -46,6 +52,7 @@ def for_emulator(source: str) -> str:
         return cpp + "\n"
 
     source = ASM.sub(replacement, source)
+    source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 14];", source)
     start = source.find("#define KERNEL")
     if start >= 0:
         (family,) = re.findall(r"name\(const precast::(\w+)::Args a\)", source)

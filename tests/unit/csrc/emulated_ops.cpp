@@ -34,6 +34,7 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
 }
 
 int multiprocessors(int) { return 2; }
+int block_shared_bytes(int) { return 227 * 1024; }
 
 // The CPU's own kernels are not under test here, and never called: NO_CPU_CODE defines NO_CPU_LEVEL, which stands in
 // for those of one level.

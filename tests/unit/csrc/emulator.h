@@ -134,6 +134,18 @@ inline float __shfl_xor_sync(unsigned, float value, int distance) {
   return taken;
 }
 
+// Addresses in shared memory count from the start of the dynamic part.
+inline size_t __cvta_generic_to_shared(const void*) { return 0; }
+
+inline float __shfl_sync(unsigned, float value, int lane) {
+  const size_t self = emulator::running;
+  emulator::fibers[self].offered = value;
+  emulator::yield(emulator::State::kAtShuffle);
+  const float taken = emulator::fibers[self / 32 * 32 + static_cast<size_t>(lane)].offered;
+  emulator::yield(emulator::State::kAtShuffle);
+  return taken;
+}
+
 inline float __uint_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);

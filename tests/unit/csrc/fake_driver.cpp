@@ -53,7 +53,7 @@ E int cuGetErrorString(int, const char** text) { return *text = "the driver's wo
 E int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < 2 ? 0 : 101; }
 E int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int capability = fake.capability[device];
-  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 132;
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 97 ? 232448 : 132;
   return 0;
 }
 // The primary context of device 0 is 100, of device 1 it is 101; 200 and 201 are other contexts of theirs.

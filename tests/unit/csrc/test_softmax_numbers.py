@@ -63,19 +63,20 @@ def assert_close(ours: Any, exact: Any, terms: Any = None) -> None:
 
 
 FORWARD = [
-    (BF16, (2, 5, 128), "softmax_bf16_v4<3,32x4>", "softmax_bf16_v4<3,32x4>"),
-    (BF16, (3, 1000), "softmax_bf16_v4<2,32x2>", "softmax_bf16_v4<2,32x2>"),
-    (BF16, (3, 2048), "softmax_bf16_v4<3,64x1>", "softmax_bf16_v8<2,32x2>"),
-    (BF16, (2, 2200), "softmax_bf16_v4<2,96x1>", "softmax_bf16_v8<2,64x1>"),
-    (BF16, (1, 16392), "softmax_bf16_v8<1,288x1>", "softmax_bf16_v8<1,288x1>"),
-    (BF16, (1, 32768), "softmax_bf16_v8<1,512x1>", "softmax_bf16_v8<1,512x1>"),
+    (BF16, (2, 5, 128), "softmax_bf16_v4<3,32x4>", "softmax_bf16_causal_v4<3,32x4>"),
+    (BF16, (3, 1000), "softmax_bf16_v4<2,32x2>", "softmax_bf16_causal_v4<2,32x2>"),
+    (BF16, (3, 2048), "softmax_bf16_v4<3,64x1>", "softmax_bf16_causal_v8<2,32x2>"),
+    (BF16, (2, 2200), "softmax_bf16_v4<2,96x1>", "softmax_bf16_causal_v8<2,64x1>"),
+    (BF16, (1, 16392), "softmax_bf16_v8<1,288x1>", "softmax_bf16_causal_v8<1,288x1>"),
+    (BF16, (1, 32768), "softmax_bf16_v8<1,512x1>", "softmax_bf16_causal_v8<1,512x1>"),
     (BF16, (2, 32776), "softmax_bf16_any<2,512x1>", "softmax_bf16_any<2,512x1>"),
     (F16, (7, 17), "softmax_f16_any<2,32x4>", "softmax_f16_any<2,32x4>"),
     (F16, (2, 2049), "softmax_f16_any<2,512x1>", "softmax_f16_any<2,512x1>"),
-    (F16, (2, 4096), "softmax_f16_v4<2,128x1>", "softmax_f16_v8<2,64x1>"),
+    (F16, (2, 4096), "softmax_f16_v4<2,128x1>", "softmax_f16_causal_v8<2,64x1>"),
     (F32, (5, 1), "softmax_f32_any<2,32x4>", "softmax_f32_any<2,32x4>"),
-    (F32, (9, 20), "softmax_f32_v4<3,32x4>", "softmax_f32_v4<3,32x4>"),
-    (F32, (2, 2, 2048), "softmax_f32_v4<4,128x1>", "softmax_f32_v4<4,128x1>"),
+    (F32, (9, 20), "softmax_f32_v4<3,32x4>", "softmax_f32_causal_v4<3,32x4>"),
+    (F32, (2, 2, 2048), "softmax_f32_v4<4,128x1>", "softmax_f32_causal_v8<4,64x1>"),
+    (F32, (1, 16384), "softmax_f32_any<1,512x1>", "softmax_f32_causal_v8<1,512x1>"),
     (F32, (1, 16385), "softmax_f32_any<1,512x1>", "softmax_f32_any<1,512x1>"),
 ]
 
