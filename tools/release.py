@@ -113,7 +113,7 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with lock.exclusive(out / LOCK, f"the release in {out}", wait_s=2.0):
         refuse_strangers(out, plan, known)
-        for folder in FOLDERS:
+        for folder in ("parts", "wheelhouse", "logs"):  # the index makes its own
             (out / folder).mkdir(exist_ok=True)
         wheelhouse.clear_staging(out / "wheelhouse")
         for left in (out / "parts").glob(".*"):

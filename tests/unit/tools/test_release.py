@@ -34,6 +34,7 @@ def test_each_built_cell_is_one_step_and_needs_what_it_takes(plan: Plan, tmp_pat
     assert built <= set(steps) and set(steps) - built <= {"sdist", "check-set", "index"}
     default = steps["wheel-default-x86_64"]
     assert {"device-cu128", "device-cu130", "host-torch-stable-2.10-x86_64", "sdist"} <= set(default.needs)
+    assert "--fresh" in steps["index"].words and steps["index"].needs == ("check-set",)
     assert set(steps["check-set"].needs) == {"sdist", *(name for name in built if name.startswith("wheel-"))}
     for step in steps.values():
         assert set(step.needs) <= set(steps)
