@@ -30,11 +30,11 @@ from precast._build.binaries import Made, check_ceilings, make_host, manifest
 from precast._build.cache import Cache, default_root
 from precast.errors import KernelError
 from tools import torch_symbols
-from tools.classic_check import NEEDED_RATIO
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
 CHECK = Path(__file__).with_name("classic_check.py")
+NEEDED_RATIO = 1.5  # of one thread's time to that of two
 _ASK = (
     "import torch, json; print(json.dumps([torch.__version__, torch.compiled_with_cxx11_abi(), torch.__file__,"
     " torch.version.cuda]))"
@@ -54,7 +54,7 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
     asked = torch_symbols.check(library, torch_symbols.of_torch(Path(place).parent / "lib"), f"torch {torch}")
     with tempfile.TemporaryDirectory(prefix="precast-prove-") as folder:
         site = _site(made, Path(folder))
-        facts = json.loads(_run([python, str(CHECK)], site).splitlines()[-1])
+        facts = json.loads(_run([python, str(CHECK), str(NEEDED_RATIO)], site).splitlines()[-1])
     if facts["ratio"] <= NEEDED_RATIO or len(facts["openmp"]) != 1:
         raise KernelError(
             f"the threads of torch {torch} do not serve {abi} as they should\n"

@@ -119,7 +119,7 @@ def test_the_package_follows_the_arrows(path: Path) -> None:
 
 
 def test_tools_and_setup_follow_the_arrows() -> None:
-    # Programs for environments that have a precast and a torch; nothing of the tools imports them.
+    # Programs for environments that have a torch, and a wheel or what would be in one.
     elsewhere = {CHECKOUT / "tools" / name for name in ("smoke_check.py", "classic_check.py")}
     for path in sorted({*(CHECKOUT / "tools").rglob("*.py")} - elsewhere):
         assert broken_arrows("tools", path.read_text(encoding="utf-8")) == [], path.name
