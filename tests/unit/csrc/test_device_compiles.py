@@ -27,19 +27,13 @@ BUDGETS |= {"rms_norm_backward_v2": 96, "rms_norm_backward_v4": 168, "rms_norm_b
 BUDGETS |= {"rms_norm_backward_columns": 64}
 BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "gated_activation_any": 64}
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
-BUDGETS |= {"softmax_v4": 48, "softmax_v8": 128, "softmax_causal_v4": 48, "softmax_causal_v8": 80, "softmax_any": 64}
+BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_causal_v4": 64, "softmax_causal_v8": 128}
+BUDGETS |= {"softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
-BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64, "layer_norm_backward_columns": 64}
+BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64}
+BUDGETS |= {"layer_norm_backward_columns": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
-# Where a compiler needs a register more than the budget and puts a value on the stack: bytes of stack, bytes of spills.
-# Not measured on such a GPU; anything else on a stack fails.
-ONE_TOO_MANY = {
-    ("cu129", "sm_120", "rms_norm_backward_bf16_v2"): (8, 20),
-    ("cu132", "sm_100", "rms_norm_backward_bf16_v2"): (8, 8),
-    ("cu132", "sm_110", "rms_norm_backward_bf16_v2"): (8, 8),
-    ("cu132", "sm_120", "rms_norm_backward_bf16_v2"): (8, 16),
-}
 # What NVRTC 12.8 and 12.9 say of every program for Volta.
 LAST_CALL = (
     "nvrtc: warning: architectures prior to '<compute/sm>_75' are deprecated and may be removed in a future release"
@@ -129,8 +123,7 @@ def test_nvrtc(opened: Opener, family: catalogue.Family, label: str, target: Gpu
     used = usage_of(done.log)
     assert set(used) == wanted
     for entry, usage in used.items():
-        allowed = ONE_TOO_MANY.get((label, str(target), entry), (0, 0))
-        assert (usage.stack_bytes, usage.spill_bytes) == allowed, entry
+        assert (usage.stack_bytes, usage.spill_bytes) == (0, 0), entry
         assert usage.registers <= budget(entry, target), (entry, usage)
 
 
