@@ -147,7 +147,7 @@ def test_a_library_for_another_machine_is_not_published(csrc: Path, tmp_path: Pa
             debug=False,
             jobs=2,
             ninja=ninja,
-            levels=(flags.CpuLevel("plain", ()),),
+            levels=(flags.CpuLevel("plain", (), ()),),
             machine=other,
         )
 
