@@ -111,7 +111,15 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
     known = matrix.load(ROOT / "matrix.toml")
     plan = expand(known, known.event(event))
     out.mkdir(parents=True, exist_ok=True)
-    with lock.exclusive(out / LOCK, f"the release in {out}", wait_s=2.0):
+    with lock.exclusive(out / LOCK, f"the release in {out}", wait_s=2.0) as turn:
+        if not turn.alone:  # a build could be done twice; a folder cannot be filled by two
+            raise KernelError(
+                f"the release in {out} cannot be made\n"
+                f"  found   another release being made in this folder\n"
+                f"  needed  the folder for this one alone\n"
+                f"  fix     1) wait for the other one, or 2) python -m tools release --out ANOTHER"
+            )
+        turn.tell(out / "logs")
         refuse_strangers(out, plan, known)
         for folder in ("parts", "wheelhouse", "logs"):  # the index makes its own
             (out / folder).mkdir(exist_ok=True)
