@@ -28,7 +28,7 @@ _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>
 _EARLIEST = 315532800  # 1980-01-01: a zip archive knows no earlier moment, and none between two even seconds
 _UNIX = 3
 _PERMISSIONS = 0o100644 << 16  # a plain file; no file of a wheel of ours is run as a program
-_LEVEL = 6  # 9 would save 2 % of the bytes for ten times the time
+_LEVEL = 9  # 2 % fewer bytes than level 6, for two seconds more of a wheel
 
 
 class NotAWheel(ValueError):

@@ -34,7 +34,8 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors, int64_t most) {
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   Walk walk = {};
-  if (vectors > 0 && vectors <= 4 * most) {
+  const int64_t limit = norm.element_bytes() == 4 ? 2 * kResident : 4 * most;
+  if (vectors > 0 && vectors <= limit) {
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
     walk.rows = vectors <= 64 ? 4 : 1;

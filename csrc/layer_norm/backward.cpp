@@ -16,20 +16,20 @@ namespace {
 // serve rows of up to 20 KB; four take 168, and serve up to 24 KB. The `any` kernel takes the rest one element at a
 // time and keeps its shares in memory.
 
-enum Kernel : int { kV2 = 0, kV4 = 1, kAny = 2, kKernels = 3 };
+enum Kernel : int { kV2 = 0, kAny = 1, kV4 = 2 };
 
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
-    {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f32_any"},  // in the order of DType
     {"layer_norm_backward_f16_v2", kRingBytes},
-    {"layer_norm_backward_f16_v4", kRingBytes},
     {"layer_norm_backward_f16_any"},
+    {"layer_norm_backward_f16_v4", kRingBytes},
     {"layer_norm_backward_bf16_v2", kRingBytes},
-    {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_bf16_any"},
+    {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_columns"},
 };
+constexpr int kFirstEntry[] = {0, 2, 5};  // of a DType
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 constexpr int kColumnsEntry = kEntryCount - 1;
 
@@ -96,7 +96,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
     const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
                                walk.shared_bytes};
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + kernel, shape, arguments);
+    launch(kernels, norm.device, kFirstEntry[static_cast<int>(norm.dtype)] + kernel, shape, arguments);
   }
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, workers, results);
 }

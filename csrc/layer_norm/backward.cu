@@ -194,7 +194,6 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
-KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 384, 384, backward_rows<Float32, 4>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)

@@ -153,7 +153,6 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
-KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 384, 384, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
 KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)

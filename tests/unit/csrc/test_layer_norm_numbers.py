@@ -84,6 +84,7 @@ BACKWARD = [
     (F16, (50, 1000), "layer_norm_backward_f16_v2<20,64x1>", "125"),
     (F16, (9, 111), "layer_norm_backward_f16_any<3,32x4>", "14"),
     (F32, (9, 1028), "layer_norm_backward_f32_v2<8,160x1>", "129"),
+    (F32, (3, 5124), "layer_norm_backward_f32_any<3,512x1>", "161"),
     (F32, (5, 1), "layer_norm_backward_f32_any<2,32x4>", "1"),
     (F32, (9, 777), "layer_norm_backward_f32_any<8,224x1>", "98"),
     (BF16, (130, 1024), "layer_norm_backward_bf16_v2<20,64x1>", "128"),
