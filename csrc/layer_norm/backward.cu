@@ -152,28 +152,29 @@ DEVICE void backward_any(const BackwardArgs& a) {
   for (i64 row = worker; row < a.rows; row += a.workers) {
     const char* x = a.x + row * a.x_stride;
     const char* grad = a.grad + row * a.grad_stride;
-    const float base = T::load(x);
     float sum = 0.0f;
 #pragma unroll 2
-    for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes) - base;
-    const float mean = divided(row_sum(sum, shared), static_cast<float>(a.hidden), a.inverse_hidden);
+    for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes);
+    const float about = divided(row_sum(sum, shared), static_cast<float>(a.hidden), a.inverse_hidden);
 
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of d^2, h and h d, where d = x - mean and h = g w
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of d = x - about, d^2, h = g w and h d
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
-      const float d = (T::load(x + i * T::kBytes) - base) - mean;
+      const float d = T::load(x + i * T::kBytes) - about;
       const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
-      sums[0] = fmaf(d, d, sums[0]);
-      sums[1] += h;
-      sums[2] = fmaf(h, d, sums[2]);
+      sums[0] += d;
+      sums[1] = fmaf(d, d, sums[1]);
+      sums[2] += h;
+      sums[3] = fmaf(h, d, sums[3]);
     }
     row_sums(sums, shared_sums);
-    const RowGradient of = row_gradient(a, mean, sums[0], sums[1], sums[2]);
+    const float rest = divided(sums[0], static_cast<float>(a.hidden), a.inverse_hidden), mean = about + rest;
+    const RowGradient of = row_gradient(a, mean, fmaf(-rest, sums[0], sums[1]), sums[2], fmaf(-rest, sums[2], sums[3]));
 
     char* grad_x = a.grad_x + row * a.grad_x_stride;
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
-      const float normal = ((T::load(x + i * T::kBytes) - base) - mean) * of.r;
+      const float normal = (T::load(x + i * T::kBytes) - mean) * of.r;
       const float q = T::load(grad + i * T::kBytes);
       const float h = q * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
       T::store(grad_x + i * T::kBytes, fmaf(of.r, h, fmaf(of.slope, normal, of.offset)));

@@ -43,9 +43,9 @@ DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight,
 }
 
 // One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
-template <class T, int V, bool kBaseless = false>
+template <class T, int V, bool kExactSums = false>
 DEVICE void forward_row(const ForwardArgs& a) {
-  alignas(16) __shared__ float shared[2][32];
+  alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -60,24 +60,34 @@ DEVICE void forward_row(const ForwardArgs& a) {
     prefetch(x + a.prefetch * a.x_stride, a.vectors * 16);
   }
 
-  // In bfloat16 the sum of up to 65536 equal numbers is exact without a base.
-  const float base = kBaseless ? 0.0f : T::load(x);
-  if constexpr (T::kBytes == 4) shift<T>(v, base, a.vectors);
-  const float around = T::kBytes == 4 ? 0.0f : base;
+  const float hidden = static_cast<float>(a.hidden);
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p - around; });
+    if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p; });
   }
-  const float mean = around + divided(row_sum(sum, shared[0]), static_cast<float>(a.hidden), a.inverse_hidden);
-  float squares = 0.0f;
+  float mean = divided(row_sum(sum, shared[0]), hidden, a.inverse_hidden);
+  float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if (first + j * step < a.vectors) {
-      for_elements<T>(v[j], [&](int, float p) { squares = fmaf(p - mean, p - mean, squares); });
+      for_elements<T>(v[j], [&](int, float p) {
+        const float d = p - mean;
+        if (!kExactSums) sums[0] += d;
+        sums[1] = fmaf(d, d, sums[1]);
+      });
     }
   }
-  const float r = inverse_deviation(row_sum(squares, shared[1]), a.inverse_hidden, a.eps);
+  float squares;
+  if constexpr (kExactSums) {
+    squares = row_sum(sums[1], shared[1]);
+  } else {
+    row_sums(sums, shared[1]);
+    const float rest = divided(sums[0], hidden, a.inverse_hidden);
+    squares = fmaf(-rest, sums[0], sums[1]);
+    mean += rest;
+  }
+  const float r = inverse_deviation(squares, a.inverse_hidden, a.eps);
 
   // Only now: loaded before the sums they would take registers from the rows of other blocks.
   Vector w[V], b[V];
@@ -104,21 +114,25 @@ DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
 
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
-  alignas(16) __shared__ float shared[2][32];
+  alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
 
   const char* x = a.x + row * a.x_stride;
-  const float base = T::load(x);
+  const float hidden = static_cast<float>(a.hidden);
   float sum = 0.0f;
-  over_row<T>(x, a, [&](float p) { sum += p - base; });
-  const float mean = divided(row_sum(sum, shared[0]), static_cast<float>(a.hidden), a.inverse_hidden);
-  float squares = 0.0f;
+  over_row<T>(x, a, [&](float p) { sum += p; });
+  float mean = divided(row_sum(sum, shared[0]), hidden, a.inverse_hidden);
+  float sums[2] = {0.0f, 0.0f};
   over_row<T>(x, a, [&](float p) {
-    const float d = (p - base) - mean;
-    squares = fmaf(d, d, squares);
+    const float d = p - mean;
+    sums[0] += d;
+    sums[1] = fmaf(d, d, sums[1]);
   });
-  const float r = inverse_deviation(row_sum(squares, shared[1]), a.inverse_hidden, a.eps);
+  row_sums(sums, shared[1]);
+  const float rest = divided(sums[0], hidden, a.inverse_hidden);
+  mean += rest;
+  const float r = inverse_deviation(fmaf(-rest, sums[0], sums[1]), a.inverse_hidden, a.eps);
 
   char* y = a.y + row * a.y_stride;
   const i64 step = blockDim.x, vectors = a.vectors;
@@ -126,19 +140,13 @@ DEVICE void forward_any(const ForwardArgs& a) {
   for (i64 i = threadIdx.x; i < vectors; i += step) {
     const Vector w = a.weight != nullptr ? load_constant(a.weight + i * 16) : filled<T>(1.0f);
     const Vector b = a.bias != nullptr ? load_constant(a.bias + i * 16) : filled<T>(-0.0f);
-    Vector v = load(x + i * 16);
-    if constexpr (T::kBytes == 4) {
-      v = normal<T>(combine<T>(v, v, [&](int, float p, float) { return p - base; }), mean, r, w, b);
-    } else {
-      v = normal<T>(v, base + mean, r, w, b);
-    }
-    store(y + i * 16, v);
+    store(y + i * 16, normal<T>(load(x + i * 16), mean, r, w, b));
   }
 #pragma unroll 2
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) {
     const float q = a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f;
     const float s = a.bias != nullptr ? T::load(a.bias + i * T::kBytes) : -0.0f;
-    T::store(y + i * T::kBytes, fmaf(((T::load(x + i * T::kBytes) - base) - mean) * r, q, s));
+    T::store(y + i * T::kBytes, fmaf((T::load(x + i * T::kBytes) - mean) * r, q, s));
   }
 }
 

@@ -21,8 +21,9 @@ DEVICE Vector filled(float value) {
 
 // ---- the statistics of a row ----
 //
-// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. So rows are
-// summed relative to one of their elements, which also keeps the digits of a float32 row that lies far from zero.
+// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. In bfloat16
+// the sum of up to 65536 equal numbers is exact. Elsewhere it may be rounded, so the deviations from the mean have a
+// mean of their own, which is taken out again.
 
 // The quotient of a sum and a count, rounded once: the product with the inverse count is off by up to two units.
 DEVICE float divided(float sum, float count, float inverse) {
@@ -30,7 +31,7 @@ DEVICE float divided(float sum, float count, float inverse) {
   return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
 }
 
-// A float32 row is shifted where it is; 16 bits would lose digits by that.
+// Takes a number near the mean from all elements of a float32 row, where they are.
 template <class T, int V>
 DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
 #pragma unroll
@@ -42,7 +43,7 @@ DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
 
 // 1 / sqrt(variance + eps), each rounded once, where rsqrtf is off by up to two units. NaN stays NaN.
 DEVICE float inverse_deviation(float squares, float inverse_hidden, float eps) {
-  return 1.0f / sqrtf(squares * inverse_hidden + eps);
+  return 1.0f / sqrtf((squares < 0.0f ? 0.0f : squares) * inverse_hidden + eps);
 }
 
 }  // namespace layer_norm

@@ -255,13 +255,10 @@ DEVICE void forward_any(const ForwardArgs& a) {
 #if PRECAST_ARCH >= 900
 #define V4_THREADS 640
 #define V4_RESIDENT 1280
+#define V8_THREADS 768
 #else
 #define V4_THREADS 512
 #define V4_RESIDENT 1024
-#endif
-#if PRECAST_ARCH >= 750
-#define V8_THREADS 768
-#else
 #define V8_THREADS 512
 #endif
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import platform
+from types import ModuleType
 
-from precast._cli import cache, completion, doctor, listing, report, status, transfer, warm, why
+from precast._cli import doctor, status
 from precast._version import __version__
 
-VERBS = (doctor, why, listing, cache, warm, transfer, report, completion)
+
+def verbs_here() -> tuple[ModuleType, ...]:
+    """All; and where nothing can be built or loaded, the one that says so: the others need what only Linux has."""
+    if platform.system() != "Linux":
+        return (doctor,)
+    from precast._cli import cache, completion, listing, report, transfer, warm, why
+
+    return (doctor, why, listing, cache, warm, transfer, report, completion)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -19,6 +28,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for module in VERBS:
+    for module in verbs_here():
         module.add(verbs)
     return parser

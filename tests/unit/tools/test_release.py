@@ -92,7 +92,10 @@ def test_a_changed_wheel_is_refused(plan: Plan, known: matrix.Matrix, tmp_path: 
 def test_two_releases_cannot_be_made_in_one_folder(tmp_path: Path) -> None:
     from precast._build import lock
 
-    with lock.exclusive(tmp_path / release.LOCK, "the first"), pytest.raises(KernelError, match="another release being made"):
+    with (
+        lock.exclusive(tmp_path / release.LOCK, "the first"),
+        pytest.raises(KernelError, match="another release being made"),
+    ):
         release.make(tmp_path, "pr", "hooks", 1)
 
 
