@@ -91,7 +91,10 @@ def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
     """
     if abi.git is not None:
         return classic_headers.installed(abi.git)
-    return classic_headers.ensure(cache.root / "headers", abi)
+    where = lock.lock_file(cache.root, f"headers-{abi.release}")
+    what = f"the C++ headers of torch {abi.release}"
+    with lock.exclusive(where, what, wait_s=cache.wait_s):  # the two C++ library ABIs of one minor have the same
+        return classic_headers.ensure(cache.root / "headers", abi)
 
 
 def build_host_library(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import threading
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,6 +90,35 @@ def test_kept_headers_are_not_asked_for_again_until_one_is_damaged(
     (include / "c10/beside.h").write_text("// edited\n")
     classic_headers.ensure(tmp_path / "kept", OLD, pins)
     assert asked == ["2.4.1"] and classic_headers.complete(include, pins)
+
+
+def test_two_libraries_of_one_minor_fetch_its_headers_once(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a lock one would remove the folder that the other has just filled and compiles with."""
+    pins = pinned(index)
+    asked: list[str] = []
+
+    def slowly(torch: str) -> str:
+        asked.append(torch)
+        time.sleep(0.2)
+        return index.as_uri()
+
+    monkeypatch.setattr(headers, "find_wheel", slowly)
+    monkeypatch.setattr(classic_headers, "_pins_for", lambda abi: pins)
+    cache = Cache(tmp_path / "cache")
+    found: list[Path] = []
+    abis = [Exact(OLD.release, cxx11=bool(number % 2)) for number in range(6)]
+    threads = [
+        threading.Thread(target=lambda abi=abi: found.append(host.torch_headers_dir(abi, cache)))  # type: ignore[misc]
+        for abi in abis
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert asked == ["2.4.1"] and len(found) == 6 and len(set(found)) == 1
+    assert classic_headers.complete(found[0], pins)
 
 
 def test_another_header_than_the_pinned_one_is_refused(tmp_path: Path, index: Path) -> None:
