@@ -62,7 +62,7 @@ class Host:
     """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
 
     ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use;
-    ``lzma_error`` is what ``import lzma`` said as a device file was to be unpacked, None where that went well or was not.
+    ``lzma_error`` is what ``import lzma`` said when a device file was to be unpacked, and None before or without one.
     """
 
     system: str
