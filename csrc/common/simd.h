@@ -235,4 +235,16 @@ PRECAST_INLINE void stream_end() {
 #endif
 }
 
+// Calls body(T{}) with the element type of a dtype, which is the number of a precast::DType.
+template <class Body>
+PRECAST_INLINE void with_type(int dtype, const Body& body) {
+  if (dtype == 0) {
+    body(float{});
+  } else if (dtype == 1) {
+    body(f16{});
+  } else {
+    body(bf16{});
+  }
+}
+
 }  // namespace precast::PRECAST_CPU_LEVEL
