@@ -126,8 +126,9 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
     lines.append(f"  compiler  {compiler['path'] + ': ' + compiler['version'] if compiler else 'none'}")
     lines.append(f"  ninja     {host['ninja'] or 'none'}")
     lines.append(f"  nvrtc     {nvrtc['path'] + ': ' + nvrtc['version'] if nvrtc else 'none'}")
-    lines.append(f"  cache     {cache['path'] or 'none'}{'' if cache['writable'] else ' (cannot be written)'}")
-    return lines
+    full = f", {cache['entries']} entries, {output.size(cache['bytes'])}" if cache["entries"] else ""
+    lines.append(f"  cache     {cache['path'] or 'none'}{full}{'' if cache['writable'] else ' (cannot be written)'}")
+    return lines + [f"  lock      {lock['name']}: held by {lock['holder']}" for lock in cache["locks"]]
 
 
 def _table(kernels: list[dict[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ from precast._abi.decide import (
 )
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
+from precast._build import cache_tools, lock
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on
@@ -192,13 +193,20 @@ def _describe_rejection(rejection: Rejection) -> Json:
 
 
 def _describe_cache(settings: Settings) -> Json:
-    """Where builds go. Only looks: the folder is made by the first build."""
+    """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
     named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
     root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
     if root is None:
-        return {"path": None, "writable": False}
+        return {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
-    return {"path": str(root), "writable": os.access(there, os.W_OK | os.X_OK)}
+    entries, size = cache_tools.usage(root)
+    return {
+        "path": str(root),
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "entries": entries,
+        "bytes": size,
+        "locks": [{"name": name, "holder": holder} for name, holder in lock.held(root)],
+    }
 
 
 def _text(value: object) -> str | None:
