@@ -59,6 +59,7 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
         "host": report.describe_host(examination),
         "build": report.describe_build(examination),
         "settings": report.describe_settings(settings),
+        "variables": report.describe_variables(),
         "kernels": told,
         "deep": checks,
     }
@@ -69,6 +70,7 @@ def to_text(facts: dict[str, Any]) -> str:
     lines = [facts["environment"], *_build_lines(facts["build"]), *_host_lines(facts["host"])]
     if facts["settings"]:
         lines.append("  settings  " + ", ".join(f"{name}={value}" for name, value in facts["settings"].items()))
+    lines += [f"  variable  {name}={value}" for name, value in facts["variables"].items()]
     lines += ["", *_table(facts["kernels"])]
     for kernel in facts["kernels"]:
         if kernel["expected"] and (kernel["rejections"] or kernel["error"] or kernel["notes"]):

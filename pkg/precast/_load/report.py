@@ -24,7 +24,7 @@ from precast._abi.decide import (
     all_rejections,
 )
 from precast._abi.host import Host
-from precast._abi.settings import JitMode, Settings
+from precast._abi.settings import VARIABLES, JitMode, Settings
 from precast._build import cache_tools, lock
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
@@ -150,6 +150,11 @@ def describe_settings(settings: Settings) -> Json:
     default = Settings()
     changed = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in _PLACES}
     return {name: _plain(value) for name, value in changed.items() if value != getattr(default, name)}
+
+
+def describe_variables() -> Json:
+    """The environment variables that are read here and are set, as they are."""
+    return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field not in _PLACES}
 
 
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:

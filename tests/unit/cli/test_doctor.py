@@ -166,6 +166,8 @@ def test_settings_that_change_the_outcome_are_shown(examine: Any, monkeypatch: p
     monkeypatch.setenv("PRECAST_JIT", "off")
     facts = examine(ex.host())
     assert facts["settings"]["jit"] == "off" and not facts["ok"]
+    assert facts["variables"]["PRECAST_JIT"] == "off" and "  variable  PRECAST_JIT=off\n" in doctor.to_text(facts)
+    assert not {"HOME", "XDG_CACHE_HOME"} & set(facts["variables"])
     assert reasons(facts, "cpu_adam_x86") == {"jit-off"}
 
 
