@@ -18,6 +18,7 @@ void adam_cpu(const TensorList& params, const TensorList& grads, const TensorLis
                        span("grads", grads),
                        {span("exp_avgs", exp_avgs), span("exp_avg_sqs", exp_avg_sqs), {"", nullptr, 0}},
                        span("copies", copies),
+                       false,
                        {}};
   PRECAST_CHECK(exp_avgs.size() == params.size() && exp_avg_sqs.size() == params.size(),
                 "adam_: %lld params, but %lld %s; one for each param is needed", printable(params.size()),

@@ -164,6 +164,7 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
                        span("grads", grads),
                        {borrowed_[1], borrowed_[2], borrowed_[3]},
                        borrowed_[5],
+                       true,
                        {may_lack(rule_, 0), may_lack(rule_, 1), may_lack(rule_, 2), true}};
   check_states();
   check_lengths(lists);

@@ -109,18 +109,23 @@ void add_states(const Lists& lists, int64_t index, const Tensor& param, DType dt
   }
 }
 
+bool same_shape(const Tensor& a, const Tensor& b) {
+  return a.dim() == b.dim() && std::equal(a.sizes(), a.sizes() + a.dim(), b.sizes());
+}
+
 void add_gradient(const Lists& lists, int64_t index, const Tensor& param, DType dtype, bool contiguous_param,
                   Relaid& relaid, Slot& slot) {
   const Tensor& grad = lists.grads[index];
-  if (contiguous_param ? grad.is_contiguous() : same_layout(grad, param)) {
+  const bool in_place = contiguous_param ? grad.is_contiguous() : same_layout(grad, param);
+  PRECAST_CHECK(same_shape(grad, param) || (contiguous_param && !lists.same_shapes),
+                "%s: grads[%lld] has shape %s, params[%lld] has %s%s; the same shape is needed", lists.op,
+                printable(index), shape_of(grad).text, printable(index), shape_of(param).text,
+                contiguous_param ? "" : " and is not contiguous");
+  if (in_place) {
     slot.grad = read_only(grad, dtype);
-    return;
+  } else {
+    slot.grad = read_only(relaid.add(contiguous_param ? contiguous(grad) : with_strides_of(grad, param)), dtype);
   }
-  PRECAST_CHECK(contiguous_param ||
-                    (grad.dim() == param.dim() && std::equal(grad.sizes(), grad.sizes() + grad.dim(), param.sizes())),
-                "%s: grads[%lld] has shape %s, params[%lld] has %s and is not contiguous; the same shape is needed",
-                lists.op, printable(index), shape_of(grad).text, printable(index), shape_of(param).text);
-  slot.grad = read_only(relaid.add(contiguous_param ? contiguous(grad) : with_strides_of(grad, param)), dtype);
 }
 
 Slot make_slot(const Lists& lists, int64_t index, Relaid& relaid) {

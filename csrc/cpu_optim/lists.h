@@ -44,6 +44,7 @@ inline Span span(const char* name, const TensorList& list) { return {name, &list
 struct Lists {
   const char* op;
   Span params, grads, states[kStates], copies;
+  bool same_shapes;            // a gradient must have its parameter's, not only as many elements
   bool may_lack[kStates + 1];  // states, copies: an empty tensor beside a parameter with elements stands for none
 };
 

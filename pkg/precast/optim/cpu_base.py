@@ -77,17 +77,29 @@ class CPUOptimizer(Optimizer):
         targets = None if copies is None else self._per_parameter("copies", copies, params)
         kinds = [self._names(group) for group in self.param_groups]
         known, self._known = self._known, None
-        if known is not None and known.fits(params, given, targets, self.state, kinds):
-            try:
-                known.plan.run(self.rule, self._row, given, scale)
-            except RuntimeError:
-                list(self._items(params, given, targets))  # says it of the parameter, if it can
-                raise
-        else:
+        if known is None or not self._step_again(known, params, given, targets, kinds, scale):
             known = self._first_step(params, given, targets, kinds, scale)
         if not known.plan.passing:
             self._known = known
         return loss
+
+    def _step_again(
+        self,
+        known: Known,
+        params: list[Tensor],
+        given: Sequence[Tensor | None],
+        targets: Sequence[Tensor | None] | None,
+        kinds: Sequence[object],
+        scale: float,
+    ) -> bool:
+        """A step with what is known, if that is still true; else nothing has happened."""
+        if not known.fits(params, given, targets, self.state, kinds):
+            return False
+        try:
+            known.plan.run(self.rule, self._row, given, scale)
+        except RuntimeError:  # a tensor is not what it was: the first step makes the best of it, or says what is wrong
+            return False
+        return True
 
     @torch.no_grad()
     def _first_step(
@@ -95,7 +107,7 @@ class CPUOptimizer(Optimizer):
         params: list[Tensor],
         given: Sequence[Tensor | None],
         targets: Sequence[Tensor | None] | None,
-        kinds: list[object],
+        kinds: Sequence[object],
         scale: float,
     ) -> Known:
         """A step with a plan made for it. States that are new are kept if it succeeds."""

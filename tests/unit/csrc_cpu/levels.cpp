@@ -15,7 +15,7 @@
 #include "activations/cpu.h"
 #include "common/checks.h"
 #include "common/cpu_level.h"
-#include "cpu_adam/cpu.h"
+#include "cpu_optim/cpu.h"
 #include "layer_norm/cpu.h"
 #include "rms_norm/cpu.h"
 #include "softmax/cpu.h"
@@ -70,40 +70,57 @@ void write(const std::string& name, int type, const Bytes& data) {
   fwrite(data.data(), 1, data.size(), out);
 }
 
-precast::cpu_adam::Step step(bool decoupled, bool past_caches) {
-  precast::cpu_adam::Step s = {};
+precast::cpu_optim::Step step(bool flag) {
+  precast::cpu_optim::Step s = {};
   s.grad_scale = 0.75f;
-  s.beta1 = {0.9f, -2.4e-8f}, s.beta2 = {0.999f, -1.3e-8f}, s.decay = {decoupled ? 0.99999f : 1.0f, 1.7e-9f};
-  s.one_minus_beta1 = 0.1f, s.one_minus_beta2 = 0.001f;
-  s.l2 = decoupled ? 0.0f : 0.01f;
+  s.beta1 = {0.9f, -2.4e-8f}, s.beta2 = {0.999f, -1.3e-8f}, s.decay = {flag ? 0.99999f : 1.0f, 1.7e-9f};
+  s.rest1 = 0.1f, s.rest2 = 0.001f;
+  s.l2 = flag ? 0.0f : 0.01f;
   s.minus_step_size = -3.7e-3f, s.root_scale = 18.3f, s.eps = 1e-8f;
-  s.stream_copies = past_caches;
+  s.nesterov = flag;
   return s;
 }
 
-using Update = precast::cpu_adam::UpdateFunction;
+using Update = precast::cpu_optim::UpdateFunction;
 
-void adam(Update update) {
-  using precast::cpu_adam::Type;
+// Which of the three states each rule is run with: Adam, AMSGrad, SGD, with momentum, Adagrad, Lion.
+constexpr struct {
+  const char* name;
+  precast::cpu_optim::Rule rule;
+  bool states[precast::cpu_optim::kStates];
+} kRules[] = {{"adam", precast::cpu_optim::Rule::kAdam, {true, true, false}},
+              {"amsgrad", precast::cpu_optim::Rule::kAdam, {true, true, true}},
+              {"sgd", precast::cpu_optim::Rule::kSgd, {false, false, false}},
+              {"momentum", precast::cpu_optim::Rule::kSgd, {true, false, false}},
+              {"adagrad", precast::cpu_optim::Rule::kAdagrad, {false, true, false}},
+              {"lion", precast::cpu_optim::Rule::kLion, {true, false, false}}};
+
+void optimizers(Update update) {
+  using precast::cpu_optim::Type;
   constexpr int64_t kCount = 1003;  // three blocks, and eleven lanes of a vector
-  for (int mix = 0; mix < kTypes * kTypes * 2; ++mix) {
-    const int param = mix % 3, grad = mix / 3 % 3, copy = 1 + mix % 2;
-    const bool wild = mix >= 9;
-    Bytes p = numbers(param, kCount), g = numbers(grad, kCount, wild), m = numbers(0, kCount),
-          v = positive(numbers(0, kCount)), c(kCount * 2 + 64);
-    auto type = [](int number) { return static_cast<Type>(number); };
-    precast::cpu_adam::Slot slot = {{p.data(), type(param)},
-                                    {g.data(), type(grad)},
-                                    {m.data(), type(0)},
-                                    {v.data(), type(0)},
-                                    {c.data(), type(copy)},
-                                    kCount,
-                                    0};
-    update(&slot, 1, step(mix % 2 == 0, mix % 4 == 0), 0, precast::cpu_adam::units(kCount));
-    const std::string name = "adam." + std::to_string(mix);
-    write(name + ".param", param, p), write(name + ".exp_avg", 0, m), write(name + ".exp_avg_sq", 0, v);
-    c.resize(kCount * 2);
-    write(name + ".copy", copy, c);
+  auto type = [](int number) { return static_cast<Type>(number); };
+  for (const auto& which : kRules) {
+    for (int mix = 0; mix < kTypes * kTypes * 2; ++mix) {
+      const int param = mix % 3, grad = mix / 3 % 3, copy = 1 + mix % 2;
+      const bool wild = mix >= 9;
+      Bytes p = numbers(param, kCount), g = numbers(grad, kCount, wild), c(kCount * 2 + 64);
+      Bytes states[] = {numbers(0, kCount), positive(numbers(0, kCount)), positive(numbers(0, kCount))};
+      precast::cpu_optim::Slot slot = {};
+      slot.param = {p.data(), type(param)}, slot.grad = {g.data(), type(grad)}, slot.copy = {c.data(), type(copy)};
+      for (int i = 0; i < precast::cpu_optim::kStates; ++i) {
+        if (which.states[i]) slot.state[i] = {states[i].data(), type(0)};
+      }
+      slot.numel = kCount;
+      const precast::cpu_optim::Step numbers_of_step = step(mix % 2 == 0);
+      update({&slot, 1, &numbers_of_step, which.rule, mix % 4 == 0}, 0, precast::cpu_optim::units(kCount));
+      const std::string name = std::string(which.name) + "." + std::to_string(mix);
+      write(name + ".param", param, p);
+      for (int i = 0; i < precast::cpu_optim::kStates; ++i) {
+        if (which.states[i]) write(name + ".state" + std::to_string(i), 0, states[i]);
+      }
+      c.resize(kCount * 2);
+      write(name + ".copy", copy, c);
+    }
   }
 }
 
@@ -197,14 +214,14 @@ void activations(int type, int64_t width, const std::string& end) {
 }
 
 #if defined(__x86_64__)
-constexpr Update kLast = PRECAST_AT(cpu_adam, avx512, update);
+constexpr Update kLast = PRECAST_AT(cpu_optim, avx512, update);
 #else
-constexpr Update kLast = PRECAST_AT(cpu_adam, sve512, update);
+constexpr Update kLast = PRECAST_AT(cpu_optim, sve512, update);
 #endif
 
 void everything() {
   state = 2463534242u;
-  adam(PRECAST_AT_CPU_LEVEL(cpu_adam, update));
+  optimizers(PRECAST_AT_CPU_LEVEL(cpu_optim, update));
   for (int type = 0; type < kTypes; ++type) {
     for (const int64_t width : kWidths) {
       const std::string end = "." + std::to_string(type) + "." + std::to_string(width);
@@ -224,7 +241,7 @@ int main(int count, char** arguments) {
     if (count == 2 && strcmp(arguments[1], "unchecked") == 0) {
       out = fopen("/dev/null", "w");
       state = 1;
-      adam(kLast);
+      optimizers(kLast);
       return 0;
     }
     if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked");
