@@ -3,9 +3,11 @@
 //
 //   levels LEVEL FILE     by the library's own choice among levels; "" for the best. Prints the level that was used.
 //   levels unchecked      the last level of all, whatever the processor: what the choice protects from.
+//   levels huge           a parameter of more elements than 31 bits count, at its ends and around that number.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <exception>
 #include <stdexcept>
@@ -231,6 +233,33 @@ void everything() {
   }
 }
 
+// Address space without memory: only the pages that are touched exist.
+float* reserve(int64_t count) {
+  void* begin = mmap(nullptr, static_cast<size_t>(count) * sizeof(float), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) precast::fail("no address space for %lld floats", static_cast<long long>(count));
+  return static_cast<float*>(begin);
+}
+
+void huge() {
+  using namespace precast::cpu_optim;
+  constexpr int64_t kMiddle = int64_t{1} << 31, kCount = kMiddle + 77;
+  float *const param = reserve(kCount), *const grad = reserve(kCount);
+  Slot slot = {};
+  slot.param = {param, Type::kFloat32}, slot.grad = {grad, Type::kFloat32}, slot.numel = kCount;
+  Step plain = {};
+  plain.grad_scale = 1.0f, plain.minus_step_size = -1.0f, plain.decay = {1.0f, 1e-38f};
+  for (const int64_t unit : {int64_t{0}, kMiddle / kUnit - 1, kMiddle / kUnit, units(kCount) - 1}) {
+    const int64_t begin = unit * kUnit, end = begin + kUnit < kCount ? begin + kUnit : kCount;
+    for (int64_t i = begin; i < end; ++i) grad[i] = static_cast<float>(i % 7 + 1);
+    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, Rule::kSgd, false}, unit, unit + 1);
+    for (int64_t i = begin; i < end; ++i) {
+      if (param[i] != -grad[i]) precast::fail("element %lld is %g", static_cast<long long>(i), param[i]);
+    }
+    if (end < kCount && param[end] != 0.0f) precast::fail("element %lld was written", static_cast<long long>(end));
+  }
+}
+
 #define NAME(level) #level,
 constexpr const char* kNames[] = {PRECAST_EACH_CPU_LEVEL(NAME)};
 
@@ -244,7 +273,11 @@ int main(int count, char** arguments) {
       optimizers(kLast);
       return 0;
     }
-    if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked");
+    if (count == 2 && strcmp(arguments[1], "huge") == 0) {
+      huge();
+      return 0;
+    }
+    if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked | levels huge");
     precast::set_cpu_level(arguments[1]);
     out = fopen(arguments[2], "w");
     if (out == nullptr) precast::fail("cannot write %s", arguments[2]);
