@@ -99,8 +99,8 @@ double Plan::count_of(int64_t index) const {
                     tensor.numel() == 1,
                 "%s: steps[%lld] is no single float32 on the cpu", kOp, printable(index));
   const double count = static_cast<double>(*static_cast<const float*>(tensor.data())) + 1.0;
-  PRECAST_CHECK(count >= 1.0 && count < 1e300, "%s: steps[%lld] is %g; a count from 0 on is needed", kOp,
-                printable(index), count - 1.0);
+  PRECAST_CHECK(count >= 1.0 && count < 0x1p53 && count == static_cast<double>(static_cast<int64_t>(count)),
+                "%s: steps[%lld] is %g; a whole number from 0 on is needed", kOp, printable(index), count - 1.0);
   return count;
 }
 

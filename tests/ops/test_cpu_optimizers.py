@@ -201,6 +201,26 @@ def test_the_number_of_threads_changes_no_bit(rule: str) -> None:
         assert all(map(torch.equal, other, results[0]))
 
 
+@pytest.mark.parametrize("rule", MAKERS)
+def test_views_of_one_flat_buffer_at_any_offset_and_with_gaps(rule: str) -> None:
+    """As offloading frameworks keep parameters: the numbers of tensors of their own, and nothing beside the views."""
+    buffers = [torch.randn(4000) for _ in range(2)]
+    spans = [slice(1, 18), slice(18, 19), slice(19, 19), slice(23, 1500), slice(2001, 3999, 3)]
+    views = [buffers[0][span] for span in spans]
+    copies = torch.zeros(4000, dtype=BF16)
+    alone = [view.clone() for view in views]
+    before = buffers[0].clone()
+    one, other = MAKERS[rule](views), MAKERS[rule](alone)
+    for _ in range(3):
+        one.step(grads=[buffers[1][span] for span in spans], copies=[copies[span] for span in spans])
+        other.step(grads=[buffers[1][span].clone() for span in spans])
+    beside = torch.ones(4000, dtype=torch.bool)
+    for span, view, own in zip(spans, views, alone, strict=True):
+        assert torch.equal(view, own) and torch.equal(copies[span], own.bfloat16())
+        beside[span] = False
+    assert torch.equal(buffers[0][beside], before[beside]) and not copies[beside].any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule", MAKERS)
 def test_copies_go_into_pinned_memory(rule: str) -> None:

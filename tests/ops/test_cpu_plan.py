@@ -196,7 +196,7 @@ BAD: dict[str, tuple[Callable[[Run], Any], str]] = {
     "another dtype": (lambda run: run.params[0].__setattr__("data", torch.ones(5, 7).double()), "is float64"),
     "a negative count": (
         lambda run: run.optimizer.state[run.params[1]]["step"].fill_(-1.0),
-        r"steps\[1\] is -1; a count from 0 on is needed",
+        r"steps\[1\] is -1; a whole number from 0 on is needed",
     ),
     "a count that is no number": (
         lambda run: run.optimizer.state[run.params[1]]["step"].fill_(float("nan")),

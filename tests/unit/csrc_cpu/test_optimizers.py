@@ -220,7 +220,12 @@ REFUSED = {
         r"first\[0\] is float16 and first\[0\] is float16 with a float32 param",
     ),
     "a step before the first": (lambda: ("adagrad", made("adagrad", (24,))), {"count": -1.0}, r"steps\[0\] is -1; a"),
-    "an endless step": (lambda: ("adam", made("adam", (24,))), {"count": float("inf")}, r"steps\[0\] is inf; a count"),
+    "half a step": (lambda: ("adam", made("adam", (24,))), {"count": 0.5}, r"steps\[0\] is 0.5; a whole number"),
+    "an endless step": (
+        lambda: ("adam", made("adam", (24,))),
+        {"count": float("inf")},
+        r"steps\[0\] is inf; a whole number",
+    ),
     "a gradient of another shape": (
         lambda: ("sgd", spoiled("sgd", 1, [torch.ones(4, 6)])),
         {},
