@@ -132,6 +132,25 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
+// The greater of two, or NaN where `a` is NaN.
+PRECAST_INLINE Floats greater(Floats a, Floats b) {
+#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), b.part[i], a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+// 1 above zero, -1 below it; zero and NaN stay what they are.
+PRECAST_INLINE FloatPart sign_part(FloatPart a) {
+  const FloatPart zero = {}, one = 1.0f - zero;
+  return select(is_less(zero, a), one, select(is_less(a, zero), zero - one, a));
+}
+
+PRECAST_INLINE Floats sign(Floats a) {
+#define PRECAST_PART(i) sign_part(a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
 PRECAST_INLINE Floats load(const float* from) {
 #define PRECAST_PART(i) load_floats(from + (i) * PRECAST_WIDTH)
   return {{PRECAST_PARTS(PRECAST_PART)}};

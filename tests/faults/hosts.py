@@ -163,7 +163,7 @@ ALL_LEVELS = """
 import platform
 from precast._build import flags
 from precast._load import jit
-jit.levels_to_build = lambda: flags.cpu_levels(platform.machine())
+jit.levels_to_build = lambda settings: flags.cpu_levels(platform.machine())
 """
 
 

@@ -207,14 +207,50 @@ def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str
 def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
     done = run(sys.executable, "-m", "tools", "audit", "--only-torch", ONLY_TORCH, repaired[label], PYTHONPATH=tree)
     assert f"{repaired[label].name}: {repaired[label].stat().st_size} bytes, 0 violations" in done.stdout
-    assert "refused" not in done.stdout and "not asked" not in done.stdout
+    assert "refused" not in done.stdout and done.stdout.count("not asked") == 1, "origin alone is for --publish"
+
+
+def origin(commit: str | None, *, dirty: bool) -> Change:
+    def change(files: Files) -> None:
+        edit("commit", commit)(files)
+        edit("dirty", dirty)(files)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (origin("a" * 40, dirty=False), []),
+        (origin("a" * 40, dirty=True), ["changes beside it (dirty)"]),
+        (origin(None, dirty=False), ["unknown: made outside of a checkout"]),
+    ],
+)
+def test_what_nobody_can_trace_is_not_published(
+    repaired: Mapping[str, Path], tmp_path: Path, change: Change, found: list[str]
+) -> None:
+    wheel = read_wheel(tampered(repaired["cpu"], tmp_path, change))
+    results = guards.judge_wheel(wheel, MATRIX, Asked(only_torch=ONLY_TORCH, publishing=True))
+    (said,) = (result for result in results if result.guard == "origin")
+    assert [violation.found for violation in said.violations] == found
+    assert said.verdict is (Verdict.REFUSED if found else Verdict.PASSED)
+    (said,) = (result for result in guards.judge_wheel(wheel, MATRIX, ASKED) if result.guard == "origin")
+    assert said.verdict is Verdict.NOT_ASKED, "a developer's own wheel may be of anything"
+
+
+def test_publishing_is_what_the_command_line_asks(
+    repaired: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tampered(repaired["cpu"], tmp_path, origin(None, dirty=True))
+    assert tools_audit.main(["--publish", "--only-torch", ONLY_TORCH, str(wheel)]) == 1
+    assert "changes beside it (dirty)" in capsys.readouterr().out
 
 
 def test_a_pure_wheel_passes_what_it_is_asked(built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert tools_audit.main(["--unrepaired", "--json", str(built[""])]) == 0
     _, wheel = json.loads(capsys.readouterr().out)
     verdicts = {result["guard"]: result["verdict"] for result in wheel["results"]}
-    assert verdicts.pop("glibc") == verdicts.pop("sbom") == "not asked"
+    assert verdicts.pop("glibc") == verdicts.pop("sbom") == verdicts.pop("origin") == "not asked"
     assert set(verdicts.values()) == {"passed"}
 
 
@@ -233,6 +269,6 @@ def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path:
     checkout, good, bad = json.loads(run(*command, expect=1, PYTHONPATH=tree).stdout)
     assert [result["guard"] for result in checkout["results"]] == ["workflows"]
     assert [result["guard"] for result in good["results"]] == [guard.name for guard in guards.GUARDS]
-    assert {result["verdict"] for result in good["results"]} == {"passed"}
+    assert {result["guard"] for result in good["results"] if result["verdict"] != "passed"} == {"origin"}
     refused = {result["guard"]: result["violations"] for result in bad["results"] if result["verdict"] == "refused"}
     assert refused["bundled"][0]["where"] == "precast/ops/x.so"

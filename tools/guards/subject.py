@@ -36,13 +36,14 @@ class Asked:
 
     ``repaired`` asks for the policy's platform tag and for what ``repair`` adds. ``twin`` is a second build of it,
     ``torch_lists`` the folder with the symbols of each torch that has a classic library, ``only_torch`` the minor that
-    a slim wheel serves.
+    a slim wheel serves. ``publishing`` asks for what only matters once others get it: where it comes from.
     """
 
     repaired: bool = True
     twin: Path | None = None
     torch_lists: Path = TORCH_LISTS
     only_torch: str | None = None
+    publishing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
