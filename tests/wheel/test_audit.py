@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from precast._build import matrix
+from precast._build import matrix, packing
 from tools import audit as tools_audit
 from tools import guards
 from tools.guards.subject import Asked, Verdict
@@ -35,6 +36,7 @@ from .tampering import (
     metadata,
     named,
     patched,
+    repack,
     replace,
     tampered,
     without,
@@ -66,7 +68,11 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/torch-stable-2.10.so"),
     "another compiler than its own": (edit("compilers", [{"name": "g++", "version": "4.8.5"}]), "manifest", "4.8.5"),
     "a library gone": (lambda f: f.pop(HOST), "manifest", "host/torch-stable-2.10.so"),
-    "a file nobody lists": (lambda f: f.update({"precast/_C/device/x.sm_90.cubin": b"x"}), "manifest", "x.sm_90.cubin"),
+    "a file nobody lists": (
+        lambda f: f.update({"precast/_C/device/x.sm_90.cubin.xz": b"x"}),
+        "manifest",
+        "x.sm_90.cubin",
+    ),
     "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
     "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
     "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
@@ -98,17 +104,27 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
 DEVICE: dict[str, tuple[Change, str, str]] = {
     "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
     "a cubin gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
-    "a cubin cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
-    "a cubin for another GPU": (replace(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
-    "a cubin of another layout": (replace(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
-    "PTX for another GPU": (replace(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
-    "PTX of another ISA": (replace(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
-    "PTX of another compiler": (replace(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
+    "a cubin cut short": (repack(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
+    "a cubin for another GPU": (repack(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
+    "a cubin of another layout": (repack(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
+    "PTX for another GPU": (repack(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
+    "PTX of another ISA": (repack(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
+    "PTX of another compiler": (repack(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
     "PTX without a kernel": (
-        replace(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
+        repack(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
         "targets",
         "_v4",
     ),
+    "device code as it is": (replace(CUBIN, lzma.decompress), "targets", "not an .xz of ours"),
+    "device code behind device code": (replace(CUBIN, lambda data: data + data), "targets", "behind the end"),
+    "device code cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "ends early"),
+    "device code that unpacks without end": (
+        replace(CUBIN, lambda _: packing.pack(bytes(9**8))),
+        "targets",
+        "more than",
+    ),
+    "another size than claimed": (edit("device.0.content_bytes", 9**7), "targets", f"{9**7} in the manifest"),
+    "a build path in packed device code": (repack(PTX, lambda d: d + b"\n// /home/me/x.cu"), "paths", "/home/me/x.cu"),
     "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
     "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
     "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
+from precast._build import packing
 from precast._build.matrix import Matrix
 from tools import binaries
 from tools.wheel import Wheel
@@ -61,6 +62,10 @@ class Audited:
         if self.manifest is None:
             raise NoManifest
         return self.manifest
+
+    def image(self, file: DeviceFile) -> bytes:
+        """The device code in one file of the manifest; NotPacked when it is none of the size that it should have."""
+        return packing.unpack(self.wheel.files[f"precast/_C/{file.path}"], file.content_bytes)
 
     @property
     def released(self) -> bool:

@@ -75,7 +75,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
     cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert cuda["pieces"] == [
         {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
-        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
+        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin.xz"},
     ]
     assert facts["build"]["label"] == "cu121" and facts["build"]["mode"] == "release"
 
@@ -83,7 +83,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
 @pytest.mark.compiler
 def test_damaged_files_are_named_and_what_would_happen_instead(examine: Any, c_dir: Path, toy_library: Path) -> None:
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
-    (c_dir / "device/rms_norm.sm_90.cubin").write_bytes(b"")
+    (c_dir / "device/rms_norm.sm_90.cubin.xz").write_bytes(b"")
     facts = examine(ex.host())
     assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
 
