@@ -75,6 +75,8 @@ class CPUOptimizer(Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         given = [param.grad for param in params] if grads is None else self._per_parameter("grads", grads, params)
         targets = None if copies is None else self._per_parameter("copies", copies, params)
+        if all(grad is None for grad in given):
+            return loss
         kinds = [self._names(group) for group in self.param_groups]
         known, self._known = self._known, None
         if known is None or not self._step_again(known, params, given, targets, kinds, scale):
