@@ -211,7 +211,7 @@ class CPUOptimizer(Optimizer):
             return [values.get(param) for param in params]
         if len(values) != len(params):
             raise ValueError(f"{what}: {name} has {len(values)} entries; needed {len(params)}, one per parameter")
-        return values
+        return list(values)
 
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
         """Names the first thing wrong with one parameter, its gradient or its copy."""
