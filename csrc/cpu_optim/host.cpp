@@ -216,7 +216,7 @@ class Kept {
     int64_t number;
     Entry* next;
     int holders;  // this list is one
-    Mutex busy;
+    Mutex busy{};
   };
 
   struct Held {
