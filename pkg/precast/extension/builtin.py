@@ -61,19 +61,19 @@ class CatalogueExtension(Extension):
 
 
 class CpuAdamX86Extension(CatalogueExtension):
-    """Adam on x86-64; AVX2 and AVX-512 are chosen at run time."""
+    """Adam and the other CPU optimizers on x86-64; AVX2 and AVX-512 are chosen at run time."""
 
     extension_name = "cpu_adam_x86"
-    families = (catalogue.CPU_ADAM,)
+    families = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
     machine = "x86_64"
     members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
 
 
 class CpuAdamArmExtension(CatalogueExtension):
-    """Adam on 64-bit ARM."""
+    """Adam and the other CPU optimizers on 64-bit ARM."""
 
     extension_name = "cpu_adam_arm"
-    families = (catalogue.CPU_ADAM,)
+    families = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
     machine = "aarch64"
     members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
 
