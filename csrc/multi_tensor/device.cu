@@ -1,0 +1,233 @@
+// Optimizer steps over lists of tensors on the GPU, one launch for all of them; norms, scaling and sums of such lists.
+//
+// A block finds its tensor in the table by a search that a warp makes together, and handles 512 elements of it, four for
+// each thread. Dtypes and the kind of update are read at run time: the branches are the same for a whole block, and the
+// memory is what is waited for. Arithmetic is in float32. Sums have a fixed order: same input, same bits.
+#include "list.cuh"
+
+namespace precast {
+namespace multi_tensor {
+
+// 1 - beta^step, exact to the last digits also where beta is next to one.
+DEVICE float correction(float log_beta, float step) { return -expm1f(step * log_beta); }
+
+// One thread for each tensor: counts its step, unless the gradients overflowed, and writes its coefficients.
+DEVICE void prepare_all(const PrepareArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.count) return;
+  const int number = static_cast<int>(a.rows[index].group) - a.first_group;
+  if (number < 0 || number >= a.groups) return;
+  const Group& group = a.group[number];
+  Coefficients c;
+  c.skip = a.found_inf != nullptr ? *a.found_inf : 0.0f;
+  const float before = a.steps[a.slots[index]], step = before + 1.0f;
+  if (c.skip == 0.0f) a.steps[a.slots[index]] = step;
+  const float lr = group.device_lr != nullptr ? *group.device_lr : group.lr;
+  c.grad = a.flags & kMaximize ? -1.0f : 1.0f;
+  if (a.grad_scale != nullptr) c.grad /= *a.grad_scale;
+  if (a.norm != nullptr) {
+    const float norm = *a.norm / (a.grad_scale != nullptr ? *a.grad_scale : 1.0f);
+    // Not fminf, which would let a NaN pass for one.
+    const float share = a.max_norm / (norm + 1e-6f);
+    c.grad *= share >= 1.0f ? 1.0f : share;
+  }
+  c.rate = lr;
+  c.decay = a.flags & kDecoupled ? lr * group.weight_decay : 0.0f;
+  c.l2 = a.flags & kDecoupled ? 0.0f : group.weight_decay;
+  c.one_minus_beta1 = group.one_minus_beta1;
+  c.one_minus_beta2 = group.one_minus_beta2;
+  c.beta1 = group.extra;
+  c.eps = group.eps;
+  c.root = c.bias = 1.0f;
+  c.first = before == 0.0f ? 1.0f : 0.0f;
+  if (a.kind == kAdam || a.kind == kLamb) {
+    c.bias = 1.0f / correction(group.log_beta1, step);
+    c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
+    c.rate = a.kind == kAdam ? lr * c.bias : lr;
+    if (a.kind == kLamb) c.decay = group.weight_decay;
+  }
+  if (a.kind == kAdagrad) c.rate = lr / (1.0f + before * group.extra);
+  a.coefficients[index] = c;
+}
+
+// The values of one element, and what becomes of them.
+struct Element {
+  float param, grad, first, second, third;
+};
+
+DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int kind, int flags) {
+  float g = fmaf(c.l2, e.param, e.grad * c.grad);
+  if (kind == kAdam || kind == kLamb) {
+    e.first = fmaf(g - e.first, c.one_minus_beta1, e.first);
+    e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
+    float size = e.second;
+    if (kind == kAdam && row.third != nullptr) {
+      // torch's maximum: a NaN stays one.
+      e.third = e.third >= size ? e.third : size;
+      size = e.third;
+    }
+    const float root = fmaf(sqrtf(size), c.root, c.eps);
+    if (kind == kLamb) {
+      e.third = fmaf(c.decay, e.param, e.first * c.bias / root);
+      return;
+    }
+    e.param = fmaf(-c.decay, e.param, e.param);
+    e.param = fmaf(-c.rate, e.first / root, e.param);
+  } else if (kind == kSgd) {
+    if (row.first != nullptr) {
+      e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
+      g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
+    }
+    e.param = fmaf(-c.rate, g, e.param);
+  } else if (kind == kAdagrad) {
+    e.first = fmaf(g, g, e.first);
+    e.param = fmaf(-c.rate, g / (sqrtf(e.first) + c.eps), e.param);
+  } else {  // Lion
+    const float between = fmaf(g - e.first, c.one_minus_beta1, e.first);
+    e.first = fmaf(g - e.first, c.one_minus_beta2, e.first);
+    e.param = fmaf(-c.decay, e.param, e.param);
+    const float sign = between > 0.0f ? 1.0f : between < 0.0f ? -1.0f : between;  // NaN stays NaN
+    e.param = fmaf(-c.rate, sign, e.param);
+  }
+}
+
+// Three instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with half
+// the registers, of Adam where all is float32, without amsgrad and copies.
+enum Instance { kAny, kOfLamb, kPlainAdam };
+
+template <Instance instance>
+DEVICE void update_all(const UpdateArgs& a) {
+  alignas(16) __shared__ float shared[2][32];
+  u32 tensor, chunk;
+  find(a.first, a.count, tensor, chunk);
+  const Coefficients c = read(a.coefficients + tensor);
+  if (c.skip != 0.0f) return;
+  Row row = read(a.rows + tensor);
+  if (instance == kPlainAdam) row.third = row.copy = nullptr, row.types = 0;
+  const int kind = instance == kAny ? a.kind : instance == kOfLamb ? kLamb : kAdam;
+  const Place at(row, chunk);
+  const u32 param = row.types & 3u, grad = row.types >> 2 & 3u, state = row.types >> 4 & 3u, copy = row.types >> 6 & 3u;
+  const bool lamb = instance == kOfLamb && a.kind == kLamb, apply = instance == kOfLamb && a.kind == kLambApply;
+
+  Quad p = fetch(row.param, param, at), g = {}, m = {}, v = {}, w = {}, rounded = {};
+  if (!apply) g = fetch(row.grad, grad, at);
+  if (row.first != nullptr && !apply) m = fetch(row.first, state, at);
+  if (row.second != nullptr && !apply) v = fetch(row.second, state, at);
+  if (row.third != nullptr && !lamb) w = fetch(row.third, state, at);
+
+  float ratio = c.rate;
+  if (apply) {
+    const float size = a.sums[2 * tensor], length = a.sums[2 * tensor + 1];
+    const bool adapts = size > 0.0f && length > 0.0f && (c.decay != 0.0f || (a.flags & kAlwaysAdapt) != 0);
+    if (adapts) ratio *= sqrtf(size) / sqrtf(length);
+  }
+  float sizes[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    Element e = {get(p, k, param, at), get(g, k, grad, at), get(m, k, state, at), get(v, k, state, at),
+                 get(w, k, state, at)};
+    if (apply) {
+      e.param = fmaf(-ratio, e.third, e.param);
+    } else {
+      advance(e, c, row, kind, a.flags);
+    }
+    put(p, k, param, at, e.param);
+    put(rounded, k, copy, at, e.param);
+    put(m, k, state, at, e.first);
+    put(v, k, state, at, e.second);
+    put(w, k, state, at, e.third);
+    if (lamb && at.has(k)) {
+      sizes[0] = fmaf(e.param, e.param, sizes[0]);
+      sizes[1] = fmaf(e.third, e.third, sizes[1]);
+    }
+  }
+  if (!lamb) keep(row.param, param, at, p);
+  if (row.copy != nullptr && !lamb) keep(row.copy, copy, at, rounded);
+  if (row.first != nullptr && !apply) keep(row.first, state, at, m);
+  if (row.second != nullptr && !apply) keep(row.second, state, at, v);
+  if (row.third != nullptr && !apply) keep(row.third, state, at, w);
+  if (lamb) {
+    const float size = row_sum(sizes[0], shared[0]), length = row_sum(sizes[1], shared[1]);
+    if (threadIdx.x == 0) {
+      a.parts[2 * static_cast<i64>(blockIdx.x)] = size;
+      a.parts[2 * static_cast<i64>(blockIdx.x) + 1] = length;
+    }
+  }
+}
+
+// The sum of squares of 8192 elements of a gradient.
+DEVICE void norm_parts(const UpdateArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  u32 tensor, chunk;
+  find(a.first, a.count, tensor, chunk);
+  const Row row = read(a.rows + tensor);
+  const u32 grad = row.types >> 2 & 3u;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (u32 i = 0; i < kNormChunk / kChunk; ++i) {
+    const Place at(row, chunk * (kNormChunk / kChunk) + i);
+    const Quad q = fetch(row.grad, grad, at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float v = get(q, k, grad, at);
+      sum = fmaf(v, v, sum);  // zero past the end
+    }
+  }
+  sum = row_sum(sum, shared);
+  if (threadIdx.x == 0) a.parts[blockIdx.x] = sum;
+}
+
+// One block for each tensor and number: adds its parts.
+DEVICE void sum_each(const SumArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  const u32 tensor = blockIdx.x, number = blockIdx.y;
+  float sum = 0.0f;
+  for (u32 i = a.first[tensor] + threadIdx.x; i < a.first[tensor + 1]; i += blockDim.x) {
+    sum += a.parts[static_cast<i64>(i) * a.width + number];
+  }
+  sum = row_sum(sum, shared);
+  if (threadIdx.x == 0) a.sums[tensor * a.width + number] = sum;
+}
+
+// One block: the root of the sum of all tensors' sums.
+DEVICE void sum_total(const SumArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  float sum = 0.0f;
+  for (u32 i = threadIdx.x; i < a.count; i += blockDim.x) sum += a.sums[i];
+  sum = row_sum(sum, shared);
+  if (threadIdx.x == 0) *a.total = sqrtf(sum);
+}
+
+DEVICE void axpby_all(const AxpbyArgs& a) {
+  u32 tensor, chunk;
+  find(a.first, a.count, tensor, chunk);
+  const Row row = read(a.rows + tensor);
+  const float factor = a.a * (a.factor != nullptr ? *a.factor : 1.0f);
+  // Clipping that clips nothing.
+  if (factor == 1.0f && row.first == nullptr && row.grad == row.param && a.found_inf == nullptr) return;
+  const Place at(row, chunk);
+  const u32 out = row.types & 3u, in = row.types >> 2 & 3u, other = row.types >> 4 & 3u;
+  Quad x = fetch(row.grad, in, at), y = {}, z = {};
+  if (row.first != nullptr) y = fetch(row.first, other, at);
+  bool finite = true;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float p = get(x, k, in, at), q = get(y, k, other, at);
+    finite = finite && fabsf(p) <= 3.4028235e38f && fabsf(q) <= 3.4028235e38f;  // zero past the end
+    put(z, k, out, at, row.first != nullptr ? fmaf(factor, p, a.b * q) : factor * p);
+  }
+  keep(row.param, out, at, z);
+  if (!finite && a.found_inf != nullptr) *a.found_inf = 1.0f;  // whoever is last writes the same
+}
+
+}  // namespace multi_tensor
+}  // namespace precast
+
+KERNEL(multi_tensor_prepare, PrepareArgs, 128, 512, prepare_all)
+KERNEL(multi_tensor_update, UpdateArgs, 128, 640, update_all<kAny>)
+KERNEL(multi_tensor_lamb, UpdateArgs, 128, 640, update_all<kOfLamb>)
+KERNEL(multi_tensor_adam, UpdateArgs, 128, 1024, update_all<kPlainAdam>)
+KERNEL(multi_tensor_norm_parts, UpdateArgs, 128, 1280, norm_parts)
+KERNEL(multi_tensor_sum_each, SumArgs, 512, 1024, sum_each)
+KERNEL(multi_tensor_sum_total, SumArgs, 512, 1024, sum_total)
+KERNEL(multi_tensor_axpby, AxpbyArgs, 128, 1280, axpby_all)
