@@ -89,17 +89,27 @@ def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | N
     return tensors, grads
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a kernel of CUDA can have it."""
+    return tensor.is_cuda
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_current_stream_capturing()
+
+
 def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
     """Names the first thing wrong with one parameter or its gradient."""
     for what, tensor in {"it": param, "its gradient": grad}.items():
-        if tensor.layout is torch.strided and tensor.is_cuda and tensor.dtype in FLOAT_TYPES:
+        if tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES:
             if tensor.device == first.device and tensor.shape == param.shape:
                 continue
         dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
         wrong = {
             f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
             f"is on {tensor.device}; needed an NVIDIA GPU; precast.optim.CPUAdam is for parameters in CPU memory": (
-                not tensor.is_cuda
+                not on_gpu(tensor)
             ),
             f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
             f"is on {tensor.device}, and the first parameter on {first.device}; needed one GPU for one optimizer": (

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
+from precast.optim import _gathered
 from precast.optim._gathered import Signature, Work, gather, locals_of
 from precast.optim._watched import Watched
 
@@ -32,7 +33,7 @@ outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
 _group_params = operator.itemgetter("params")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)  # without slots: a weak reference says when it is not used any more
 class Plan:
     """A plan of the C++ side, with what Python adds to each call of it."""
 
@@ -129,7 +130,7 @@ class FusedOptimizer(Optimizer):
         )
         if ran:
             mark_written(plan.written)
-            if torch.cuda.is_current_stream_capturing() and plan not in self._kept:
+            if _gathered.capturing() and plan not in self._kept:
                 self._kept.append(plan)
         return ran
 
@@ -218,7 +219,7 @@ class FusedOptimizer(Optimizer):
         missing = [name for name in names if state.get(name) is None]
         master = group.get("master_weights", False) and param.dtype != torch.float32
         if missing or (master and "master_param" not in state):
-            if torch.cuda.is_current_stream_capturing():
+            if _gathered.capturing():
                 raise RuntimeError(
                     f"{type(self).__name__}.step: a graph is captured, and the states of a parameter do not exist yet: "
                     "each replay would start anew; needed: one step before the capture"

@@ -13,16 +13,17 @@ import pytest
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
 DEVICE_FILES = ("device.cu", "backward.cu")
-HOST_FILES = ("host.cpp", "backward.cpp")
 NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
     "ld.global.v4": "memcpy(&v, p, 16);",
     "ld.global.nc.v4": "memcpy(&v, p, 16);",
+    "ld.global.v2": "memcpy(word, p, 8);",
     "ld.global.nc.v2": "memcpy(word, p, 8);",
     "ld.global.nc.u32": "memcpy(word, p, 4);",
     "st.global.v4": "memcpy(p, &v, 16);",
+    "st.global.v2": "memcpy(p, word, 8);",
     "st.global.cs.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
     "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
@@ -83,7 +84,8 @@ def stable_headers() -> Path:
 
 def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
-    device_files = [f"{folder}/{name}" for folder in folders for name in DEVICE_FILES]
+    device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
+    host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
     headers = [*(CSRC / "common").glob("*.cuh")]
     headers += [file for folder in folders for end in ("cuh", "h") for file in (CSRC / folder).glob(f"*.{end}")]
     for source in (*headers, *(CSRC / name for name in device_files)):
@@ -102,7 +104,7 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
         HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
     units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
-    units |= {CSRC / folder / name: [] for folder in folders for name in HOST_FILES}
+    units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -133,6 +135,12 @@ def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: P
 def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of the gated activations."""
     return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
+def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of the ops over lists of tensors."""
+    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 class Emulated:
