@@ -25,6 +25,7 @@ NAMES = (
     "layer_norm",
     "activations",
     "softmax",
+    "fused_adam",
 )
 
 

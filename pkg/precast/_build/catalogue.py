@@ -19,6 +19,7 @@ class Family:
     cpu: tuple[str, ...]
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
+    late: bool = False  # its ops wait for the import of precast.ops.<name>, and cost other first calls nothing
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -173,6 +174,7 @@ MULTI_TENSOR = Family(
         ),
     ),
     devices=("cuda",),
+    late=True,
 )
 
 FAMILIES = (
