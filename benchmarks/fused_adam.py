@@ -1,7 +1,8 @@
-"""AdamW on the GPU: the share of the copy rate for large parameters, and the time of a step for a thousand small ones."""
+"""AdamW on the GPU: share of the copy rate for large parameters, and a step over a thousand small ones."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +31,12 @@ def parameters(count: int, elements: int, dtype: torch.dtype) -> list[torch.Tens
     return made
 
 
+def grad_of(param: torch.Tensor) -> torch.Tensor:
+    """The gradient that every parameter here has."""
+    assert param.grad is not None
+    return param.grad
+
+
 class MastersOfTorch:
     """What the bfloat16 loop is with torch's fused optimizer: gradients widened, a step of the masters, a copy back."""
 
@@ -45,7 +52,7 @@ class MastersOfTorch:
         """Three passes over lists."""
         import torch
 
-        torch._foreach_copy_([m.grad for m in self.masters], [p.grad for p in self.params])
+        torch._foreach_copy_([grad_of(m) for m in self.masters], [grad_of(p) for p in self.params])
         self.optimizer.step()
         torch._foreach_copy_(self.params, self.masters)
 
@@ -69,7 +76,7 @@ def compiled(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     """The step of torch's optimizer through torch.compile."""
     import torch
 
-    return torch.compile(lambda: optimizer.step(), fullgraph=False)
+    return torch.compile(optimizer.step, fullgraph=False)
 
 
 def large(rate: float, flush: torch.Tensor) -> Iterable[Row]:
@@ -84,13 +91,11 @@ def large(rate: float, flush: torch.Tensor) -> Iterable[Row]:
         moved = LARGE * 4096 * 4096 * BYTES
         shares = {}
         makers: dict[str, Callable[[list[torch.Tensor]], Any]] = {
-            "precast": lambda params, low=low: FusedAdamW(params, master_weights=low, **OPTIONS),
-            "torch fused": lambda params, low=low: (
-                MastersOfTorch(params) if low else torch.optim.AdamW(params, fused=True, **OPTIONS)
-            ),
+            "precast": functools.partial(FusedAdamW, master_weights=low, **OPTIONS),
+            "torch fused": MastersOfTorch if low else functools.partial(torch.optim.AdamW, fused=True, **OPTIONS),
         }
         if not low:
-            makers["torch foreach"] = lambda params: torch.optim.AdamW(params, foreach=True, **OPTIONS)
+            makers["torch foreach"] = functools.partial(torch.optim.AdamW, foreach=True, **OPTIONS)
         for name, make in makers.items():
             optimizer = make(parameters(LARGE, 4096 * 4096, dtype))
             shares[name] = moved / (median_ms(optimizer.step, flush) * 1e-3) / rate

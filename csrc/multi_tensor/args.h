@@ -22,8 +22,8 @@ enum Flag : int {
   kAlwaysAdapt = 8,  // LAMB: also without weight decay
 };
 
-// One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of two
-// bits (numbers of precast::DType) from the lowest on: param, grad, the states, copy.
+// One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
+// two bits (numbers of precast::DType) from the lowest on: param, grad, the states, copy.
 struct Row {
   char* param;
   const char* grad;
@@ -40,7 +40,8 @@ struct Row {
 
 // A block handles 512 elements of one tensor; a block of a norm 8192. The table on the device, in this order: rows, the
 // number of the first block of each tensor (count + 1 of them) for either size, the index of each tensor's step; then
-// what kernels leave for each other: coefficients, sums of squares of the tensors, sums of squares of the norm's blocks.
+// what kernels leave for each other: coefficients, sums of squares of the tensors, sums of squares of the norm's
+// blocks.
 constexpr int kThreads = 128, kPerThread = 4;
 constexpr int kChunk = kThreads * kPerThread, kNormChunk = 16 * kChunk;
 

@@ -1,8 +1,8 @@
 // Optimizer steps over lists of tensors on the GPU, one launch for all of them; norms, scaling and sums of such lists.
 //
-// A block finds its tensor in the table by a search that a warp makes together, and handles 512 elements of it, four for
-// each thread. Dtypes and the kind of update are read at run time: the branches are the same for a whole block, and the
-// memory is what is waited for. Arithmetic is in float32. Sums have a fixed order: same input, same bits.
+// A block finds its tensor in the table by a search that a warp makes together, and handles 512 elements of it, four
+// for each thread. Dtypes and the kind of update are read at run time: the branches are the same for a whole block, and
+// the memory is what is waited for. Arithmetic is in float32. Sums have a fixed order: same input, same bits.
 #include "list.cuh"
 
 namespace precast {
@@ -91,8 +91,8 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int kind,
   }
 }
 
-// Three instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with half
-// the registers, of Adam where all is float32, without amsgrad and copies.
+// Three instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with
+// half the registers, of Adam where all is float32, without amsgrad and copies.
 enum Instance { kAny, kOfLamb, kPlainAdam };
 
 template <Instance instance>

@@ -83,15 +83,16 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
 const float* scalar(const char* name, const Tensor* tensor, const Tensor& steps) {
   if (tensor == nullptr) return nullptr;
   PRECAST_CHECK(tensor->dtype_code() == float32_code() && tensor->numel() == 1,
-                "multi_tensor_step_: %s is %s of shape %s; one float32 is needed", name, dtype_name(tensor->dtype_code()),
-                shape_of(*tensor).text);
+                "multi_tensor_step_: %s is %s of shape %s; one float32 is needed", name,
+                dtype_name(tensor->dtype_code()), shape_of(*tensor).text);
   PRECAST_CHECK(tensor->device_type() == steps.device_type() && tensor->device_index() == steps.device_index(),
                 "multi_tensor_step_: %s is on %s and the parameters on %s; one device is needed", name,
                 device_of(*tensor).text, device_of(steps).text);
   return static_cast<const float*>(tensor->data());
 }
 
-void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups, const TensorList& rates) {
+void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups,
+                    const TensorList& rates) {
   const auto blocks = static_cast<uint32_t>((plan.count() + kThreads - 1) / kThreads);
   void* arguments[] = {&args};
   for (int64_t first = 0; first < groups; first += kGroups) {

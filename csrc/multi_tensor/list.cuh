@@ -134,8 +134,8 @@ DEVICE void keep(char* p, u32 type, const Place& at, const Quad& q) {
 }  // namespace multi_tensor
 }  // namespace precast
 
-// An entry point for blocks of at most `threads`. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of at most `threads`. `resident` is how many threads a multiprocessor should hold at a
+// time, which sets the budget: 65536 / resident registers for each.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::multi_tensor::Args a) {                                          \

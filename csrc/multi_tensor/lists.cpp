@@ -23,7 +23,8 @@ void multi_tensor_axpby(const TensorList& outs, const TensorList& xs, const Tens
   for (const Tensor* scalar : {factor, found_inf}) {
     if (scalar == nullptr) continue;
     PRECAST_CHECK(scalar->dtype_code() == float32_code() && scalar->numel() == 1 &&
-                      scalar->device_type() == outs[0].device_type() && scalar->device_index() == outs[0].device_index(),
+                      scalar->device_type() == outs[0].device_type() &&
+                      scalar->device_index() == outs[0].device_index(),
                   "multi_tensor_axpby_: %s is %s of shape %s on %s; one float32 on %s is needed",
                   scalar == factor ? "factor" : "found_inf", dtype_name(scalar->dtype_code()), shape_of(*scalar).text,
                   device_of(*scalar).text, device_of(outs[0]).text);

@@ -93,9 +93,9 @@ int check_member(const Lists& lists, int member, int64_t index) {
   const DType dtype = dtype_of(tensor.dtype_code());
   PRECAST_CHECK(dtype != DType::kOther, "%s: %s[%lld] is %s; float32, float16 or bfloat16 is needed", lists.op, name,
                 printable(index), dtype_name(tensor.dtype_code()));
-  PRECAST_CHECK(tensor.numel() == param.numel(), "%s: %s[%lld] has shape %s, %s[%lld] has %s; as many elements are needed",
-                lists.op, name, printable(index), shape_of(tensor).text, lists.name[kParam], printable(index),
-                shape_of(param).text);
+  PRECAST_CHECK(tensor.numel() == param.numel(),
+                "%s: %s[%lld] has shape %s, %s[%lld] has %s; as many elements are needed", lists.op, name,
+                printable(index), shape_of(tensor).text, lists.name[kParam], printable(index), shape_of(param).text);
   const bool fits = param.is_contiguous() ? tensor.is_contiguous() : same_layout(tensor, param) && is_dense(param);
   PRECAST_CHECK(fits,
                 "%s: %s[%lld] (shape %s) has gaps or overlaps in memory, or another memory layout than %s[%lld]; "
@@ -163,8 +163,17 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
                     "%s: %s[%lld] and %s[%lld] are of two dtypes; one is needed", lists.op, lists.name[member],
                     printable(i), lists.name[kFirst], printable(i));
     }
-    row = {data[kParam],  data[kGrad], data[kFirst], data[kSecond], data[kThird], data[kCopy], params[i].numel(),
-           static_cast<uint16_t>(types[kParam] | types[kGrad] << 2 | state << 4 | types[kCopy] << 6), 0, 0, 0};
+    row = {data[kParam],
+           data[kGrad],
+           data[kFirst],
+           data[kSecond],
+           data[kThird],
+           data[kCopy],
+           params[i].numel(),
+           static_cast<uint16_t>(types[kParam] | types[kGrad] << 2 | state << 4 | types[kCopy] << 6),
+           0,
+           0,
+           0};
     row.aligned = aligned(row);
     if (places != nullptr) row.group = static_cast<uint16_t>(places[2 * i]);
     plain_ = plain_ && row.types == 0;

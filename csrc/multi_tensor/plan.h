@@ -85,9 +85,9 @@ class Plan {
   int64_t idle_count_ = 0;
   int device_ = 0;
   int32_t device_type_ = 0;
-  bool moved_ = true;     // the table on the device is older than rows_
+  bool moved_ = true;  // the table on the device is older than rows_
   bool captured_ = false;
-  bool plain_ = false;    // all float32, without third and copy
+  bool plain_ = false;  // all float32, without third and copy
   void* stream_ = nullptr;
   Array<Row> rows_;
   Array<AtenTensorHandle> handles_;  // kMembers for each row, references of our own; null where there is none

@@ -67,8 +67,8 @@ void Plan::release() {
 }
 
 // The order of a table and its use is the stream's. The tables of two streams are two tensors: freed, each goes back to
-// the memory of its own. Only a captured launch may use the table of another stream: what a graph does has to follow the
-// earlier steps in any case, as it changes the same parameters.
+// the memory of its own. Only a captured launch may use the table of another stream: what a graph does has to follow
+// the earlier steps in any case, as it changes the same parameters.
 //
 // The source in pinned memory is a new tensor each time. Its memory is not given out again before the copy has ended:
 // torch's allocator of pinned memory sees to that.

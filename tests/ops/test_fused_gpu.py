@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -237,8 +236,8 @@ def test_opcheck() -> None:
 
 
 @pytest.fixture
-def lists() -> Iterator[dict[str, Any]]:
-    yield {"outs": made(shapes=[(5,), (6,)]), "xs": made(shapes=[(5,), (6,)]), "ys": []}
+def lists() -> dict[str, Any]:
+    return {"outs": made(shapes=[(5,), (6,)]), "xs": made(shapes=[(5,), (6,)]), "ys": []}
 
 
 @pytest.mark.parametrize(

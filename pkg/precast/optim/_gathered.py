@@ -102,9 +102,9 @@ def capturing() -> bool:
 def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
     """Names the first thing wrong with one parameter or its gradient."""
     for what, tensor in {"it": param, "its gradient": grad}.items():
-        if tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES:
-            if tensor.device == first.device and tensor.shape == param.shape:
-                continue
+        usable = tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES
+        if usable and tensor.device == first.device and tensor.shape == param.shape:
+            continue
         dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
         wrong = {
             f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,

@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Watched(dict[str, Any]):
-    """A plan holds the addresses of the state tensors. Looking at every entry before each step would take longer than the
-    step; instead each way of changing an entry calls ``changed``.
+    """A plan holds the addresses of the state tensors. Looking at every entry before each step would take longer than
+    the step; instead each way of changing an entry calls ``changed``.
 
     Copies and pickles of it are plain dictionaries.
     """
 
     __slots__ = ("changed",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, values: dict[str, Any], changed: Callable[[], Any]) -> None:
         super().__init__(values)
@@ -38,7 +38,7 @@ class Watched(dict[str, Any]):
         super().__delitem__(key)
         self.changed()
 
-    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # noqa: PYI034 - typing.Self is of 3.11
         self.update(other)
         return self
 

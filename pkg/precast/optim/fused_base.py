@@ -1,9 +1,9 @@
 """What the optimizers on the GPU share: one launch for all parameters, from a plan that is kept between the steps.
 
-A plan holds the addresses and dtypes of parameters, gradients and states. Before each step one call into C++ compares it
-with the tensors as they are: gradients that have moved are taken over, anything else makes a new plan. The number of the
-step, the loss scale and the decision to skip an overflow are read and written on the GPU: nothing waits for it, and a
-CUDA graph can capture ``step`` as it is.
+A plan holds the addresses and dtypes of parameters, gradients and states. Before each step one call into C++ compares
+it with the tensors as they are: gradients that have moved are taken over, anything else makes a new plan. The number of
+the step, the loss scale and the decision to skip an overflow are read and written on the GPU: nothing waits for it, and
+a CUDA graph can capture ``step`` as it is.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class FusedOptimizer(Optimizer):
         works, idle = gather(name, self.param_groups, self._signature_of)
         if self.max_grad_norm is not None and len(works) > 1:
             raise ValueError(
-                f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, as "
-                "they differ in maximize, amsgrad or the like; needed groups that agree, or "
+                f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, "
+                "as they differ in maximize, amsgrad or the like; needed groups that agree, or "
                 "precast.ops.clip_grad_norm_ before the step"
             )
         with torch.no_grad():
@@ -269,8 +269,10 @@ class FusedOptimizer(Optimizer):
                 raise ValueError(f"{name} is {float(value)}; needed 0 or more")
         if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
             raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
-        if options.get("state_dtype", None) not in (torch.float32, None):
-            raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
+        if options.get("state_dtype") not in (torch.float32, None):
+            raise ValueError(
+                f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """As ``torch.optim``'s; the states are plain dictionaries."""
@@ -300,7 +302,7 @@ class FusedOptimizer(Optimizer):
                     self.state[param][name] = value.to(param.device, dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, Any] = super().__getstate__()
         return {**state, "max_grad_norm": self.max_grad_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ NESTEROV, ALWAYS_ADAPT = 4, 8  # Flag in args.h
 
 
 class FusedSGD(FusedOptimizer):
-    """``torch.optim.SGD``: momentum, dampening, nesterov, weight decay in the gradient. Each loads the other's state."""
+    """``torch.optim.SGD``: momentum, dampening, nesterov, decay in the gradient. Each loads the other's state."""
 
     kind: ClassVar[int] = 1
 
@@ -32,7 +32,7 @@ class FusedSGD(FusedOptimizer):
         state_dtype: torch.dtype | None = torch.float32,
         max_grad_norm: float | None = None,
     ) -> None:
-        options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        options: dict[str, Any] = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         options |= {"nesterov": nesterov, "maximize": maximize, "master_weights": master_weights}
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
 
@@ -77,7 +77,8 @@ class FusedAdagrad(FusedOptimizer):
         state_dtype: torch.dtype | None = torch.float32,
         max_grad_norm: float | None = None,
     ) -> None:
-        options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+        options: dict[str, Any] = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        options |= {"maximize": maximize}
         options |= {"initial_accumulator_value": initial_accumulator_value, "master_weights": master_weights}
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
 
@@ -111,7 +112,7 @@ class FusedLion(FusedOptimizer):
         state_dtype: torch.dtype | None = torch.float32,
         max_grad_norm: float | None = None,
     ) -> None:
-        options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         options |= {"master_weights": master_weights, "state_dtype": state_dtype}
         super().__init__(params, options, max_grad_norm)
 
@@ -151,10 +152,9 @@ class FusedLAMB(FusedOptimizer):
         master_weights: bool = False,
         max_grad_norm: float | None = 1.0,
     ) -> None:
-        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(
-            params, {**options, "always_adapt": always_adapt, "master_weights": master_weights}, max_grad_norm
-        )
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"maximize": maximize, "always_adapt": always_adapt, "master_weights": master_weights}
+        super().__init__(params, options, max_grad_norm)
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Two moments."""

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,11 @@ def gpu(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulate
     """Tensors in CPU memory count as on a GPU, and the optimizers call the emulated ops."""
     monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(_gathered, "capturing", lambda: False)
-    for ours, name in (("plan", "multi_tensor_plan"), ("step_", "multi_tensor_step_"), ("forget", "multi_tensor_forget")):
+    for ours, name in (
+        ("plan", "multi_tensor_plan"),
+        ("step_", "multi_tensor_step_"),
+        ("forget", "multi_tensor_forget"),
+    ):
         monkeypatch.setattr(multi_tensor, ours, getattr(emulated.ops, name).default._op)
     emulated.launches()
     yield emulated
@@ -319,8 +324,8 @@ def test_flat_views_and_odd_offsets(gpu: Emulated) -> None:
     flat, twin = torch.randn(3000), None
     twin = flat.clone()
     cuts = [1, 514, 515, 1540, 3000]
-    views = [flat[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    twins = [twin[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    views = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    twins = [twin[a:b] for a, b in itertools.pairwise(cuts)]
     ours, theirs = FusedAdamW(views, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
     give_grads(views, 1)
     give_grads(twins, 1)
