@@ -3,10 +3,7 @@
 // torch's stable interface has no function for it. Asking Python for a thousand of them and handing over the list takes
 // 0.2 ms of every step; this takes 0.01. The function is looked up by name in the libc10.so that torch has loaded, so
 // that a torch without it is served too, by way of Python: nothing links to it.
-#include <dlfcn.h>
-
-#include <atomic>
-
+#include "../common/driver.h"
 #include "plan.h"
 
 namespace precast::multi_tensor {
@@ -16,14 +13,8 @@ namespace {
 // handle is the address of an at::Tensor.
 using Function = AtenTensorHandle (*)(const void* impl);
 
-Function find() {
-  void* library = dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD);
-  void* address = library == nullptr ? nullptr : dlsym(library, "_ZNK3c1010TensorImpl4gradEv");
-  return reinterpret_cast<Function>(address);
-}
-
 Function function() {
-  static const Function found = find();
+  static const auto found = reinterpret_cast<Function>(find_loaded("libc10.so", "_ZNK3c1010TensorImpl4gradEv"));
   return found;
 }
 

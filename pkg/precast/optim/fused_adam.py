@@ -18,7 +18,8 @@ class FusedAdam(FusedOptimizer):
     Parameters and gradients are float32, float16 or bfloat16; the arithmetic is float32, and so are the moments, or,
     with ``state_dtype=None``, of their parameter's dtype, as ``torch.optim`` keeps them. With ``master_weights=True``
     float16 and bfloat16 parameters have a float32 master in their state, which is updated and rounded into the
-    parameter in the same pass. ``max_grad_norm`` clips by the 2-norm of all gradients, which are read once more and not written.
+    parameter in the same pass. ``max_grad_norm`` clips by the 2-norm of all gradients, which are read once more and not
+    written.
 
     ``capturable`` is here for its name: every step can be captured. A learning rate that is a tensor on the GPU is read
     at each replay. ``GradScaler`` is served without an extra pass, and without waiting for the GPU: gradients are
