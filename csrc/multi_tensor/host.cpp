@@ -117,7 +117,9 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) 
   if (plan.blocks() == 0) return;
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
-  const int entry = kind == kLamb ? kLambUpdate : kind == kAdam && plan.plain() ? kAdamUpdate : kUpdate;
+  int entry = kind == kLamb ? kLambUpdate : kUpdate;
+  if (kind == kAdam && plan.plain()) entry = kAdamUpdate;
+  if (kind == kAdam && plan.masters()) entry = kMasterUpdate;
   launch(kernels, plan.device(), entry, shape, arguments);
   if (kind != kLamb) return;
   SumArgs sums = {args.first, args.parts, reinterpret_cast<float*>(memory.scratch + at.sums), nullptr, args.count, 2};
@@ -135,10 +137,15 @@ void check_members(const Plan& plan, int64_t kind) {
                 "multi_tensor_step_: the plan lacks the states that an update of kind %lld needs", printable(kind));
 }
 
-// True when the step was made; false when the plan does not describe the tensors any more, and nothing was done.
-bool step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
-             const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm, int64_t kind,
-             int64_t flags) {
+enum Outcome : int64_t {
+  kStale = 0,      // the plan does not describe the tensors any more, and nothing was done
+  kUncounted = 1,  // the step was made, and autograd has to be told so
+  kDone = 2,
+};
+
+int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
+                const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm,
+                int64_t kind, int64_t flags) {
   Plan* plan = nullptr;
   {
     const Lock lock(mutex);
@@ -155,8 +162,8 @@ bool step_op(int64_t number, const TensorList& grads, const Tensor& steps, const
   PrepareArgs args = {};
   args.found_inf = scalar("found_inf", found_inf, steps);
   args.grad_scale = scalar("grad_scale", grad_scale, steps);
-  if (!plan->current(grads)) return false;
-  if (plan->count() == 0) return true;
+  if (!plan->current(grads)) return kStale;
+  if (plan->count() == 0) return kDone;
   check_members(*plan, kind);
   const bool clips = max_norm > 0.0;
   const int64_t lamb_parts = kind == kLamb ? 2 * plan->blocks() : 0, norm_parts = clips ? plan->norm_blocks() : 0;
@@ -177,7 +184,7 @@ bool step_op(int64_t number, const TensorList& grads, const Tensor& steps, const
   args.flags = static_cast<int>(flags);
   launch_prepare(*plan, args, static_cast<const double*>(groups.data()), groups.sizes()[0], rates);
   launch_update(*plan, memory, static_cast<int>(kind), static_cast<int>(flags));
-  return true;
+  return grads.size() == 0 && plan->count_change() ? kDone : kUncounted;
 }
 
 }  // namespace

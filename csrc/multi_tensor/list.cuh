@@ -8,10 +8,19 @@ namespace precast {
 namespace multi_tensor {
 
 // The tensor of this block and which of its chunks: the last one that begins at or before the block. A warp looks at 32
-// places at once, so that a thousand tensors take two loads.
+// places at once: around the one where it would be if all tensors were of one size, which takes one load where that is
+// nearly so, and then, if it is not there, 32 times as close with each load.
 DEVICE void find(const u32* first, u32 count, u32& tensor, u32& chunk) {
-  u32 low = 0, left = count;
   const u32 lane = threadIdx.x & 31u;
+  const u32 middle = static_cast<u32>(static_cast<float>(blockIdx.x) * (static_cast<float>(count) / gridDim.x));
+  const u32 from = middle > 16 ? middle - 16 : 0;
+  const u32 near = __ballot_sync(0xffffffffu, from + lane < count && first[from + lane] <= blockIdx.x);
+  if (near != 0 && (near != 0xffffffffu || from + 32 >= count)) {
+    tensor = from + 31u - static_cast<u32>(__clz(static_cast<int>(near)));
+    chunk = blockIdx.x - first[tensor];
+    return;
+  }
+  u32 low = 0, left = count;
   while (left > 1) {
     const u32 width = (left + 31) / 32, place = lane * width;
     const bool before = place < left && first[low + place] <= blockIdx.x;

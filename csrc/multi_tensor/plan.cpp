@@ -104,6 +104,17 @@ int check_member(const Lists& lists, int member, int64_t index) {
   return static_cast<int>(dtype);
 }
 
+// The TensorImpl that a handle is the address of the address of: 192 bytes.
+void prefetch_lines(const void* impl) {
+  for (int line = 0; line < 3; ++line) __builtin_prefetch(static_cast<const char*>(impl) + 64 * line);
+}
+
+void prefetch_tensor(AtenTensorHandle handle) {
+  if (handle != nullptr) prefetch_lines(*reinterpret_cast<void* const*>(handle));
+}
+
+constexpr int64_t kAhead = 4;
+
 uint16_t aligned(const Row& row) {
   const auto odd = [](const char* data, int type) {
     return (reinterpret_cast<uintptr_t>(data) & static_cast<uintptr_t>(4 * bytes_of(type) - 1)) != 0;
@@ -133,7 +144,8 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
       norm_first_(lists.member[kParam]->size() + 1),
       slots_(lists.member[kParam]->size()),
       grad_dtype_(lists.member[kParam]->size()),
-      contiguous_(lists.member[kParam]->size()) {
+      contiguous_(lists.member[kParam]->size()),
+      seen_(lists.member[kParam]->size()) {
   const TensorList& params = *lists.member[kParam];
   const int64_t listed = params.size();
   for (int member = 0; member < kMembers; ++member) {
@@ -148,6 +160,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
   }
   uint64_t blocks = 0, norm_blocks = 0;
   plain_ = size_of(lists.member[kThird]) == 0 && size_of(lists.member[kCopy]) == 0;
+  masters_ = size_of(lists.member[kThird]) == 0 && size_of(lists.member[kCopy]) > 0;
   for (int64_t i = 0; i < listed; ++i) {
     Row row = {};
     int types[kMembers] = {};
@@ -177,10 +190,12 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
     row.aligned = aligned(row);
     if (places != nullptr) row.group = static_cast<uint16_t>(places[2 * i]);
     plain_ = plain_ && row.types == 0;
+    masters_ = masters_ && types[kParam] == 0 && state == 0 && types[kGrad] != 0 && types[kCopy] == types[kGrad];
     rows_[count_] = row;
     slots_[count_] = places != nullptr ? static_cast<uint32_t>(places[2 * i + 1]) : 0;
     grad_dtype_[count_] = (*lists.member[kGrad])[i].dtype_code();
     contiguous_[count_] = params[i].is_contiguous();
+    seen_[count_] = nullptr;
     first_[count_] = static_cast<uint32_t>(blocks);
     norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
     blocks += static_cast<uint64_t>((row.n + kChunk - 1) / kChunk);
@@ -211,7 +226,7 @@ Plan::~Plan() {
   for (int64_t i = 0; i < idle_count_; ++i) aoti_torch_delete_tensor_object(idle_[i]);
 }
 
-// Whether a gradient still is what it was, wherever it is now.
+// Whether a gradient still is what it was, wherever it is now. No gradient at all has another dtype.
 bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
   const Borrowed grad(handle);
   Row& row = rows_[index];
@@ -230,11 +245,24 @@ bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
   return true;
 }
 
+bool Plan::count_change() const {
+  for (int64_t i = 0; i < count_; ++i) {
+    const AtenTensorHandle* member = handles_.data() + i * kMembers;
+    if (!bump_version(member[kCopy] != nullptr ? member[kCopy] : member[kParam])) return false;
+  }
+  return true;
+}
+
 bool Plan::current(const TensorList& grads) {
   const bool listed = grads.size() > 0;
   if (listed ? grads.size() != count_ : !gradients_are_known()) return false;
   for (int64_t i = 0; i < count_; ++i) {
     const AtenTensorHandle* member = handles_.data() + i * kMembers;
+    // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
+    if (i + kAhead < count_) {
+      for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
+      if (!listed) prefetch_lines(seen_[i + kAhead]);
+    }
     const Row& row = rows_[i];
     const char* expected[kMembers] = {row.param, nullptr, row.first, row.second, row.third, row.copy};
     for (int k = 0; k < kMembers; ++k) {
@@ -244,7 +272,8 @@ bool Plan::current(const TensorList& grads) {
     // Where there is a copy, it is the model's parameter, and has the gradient.
     const AtenTensorHandle owner = member[kCopy] != nullptr ? member[kCopy] : member[kParam];
     const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(owner);
-    if (!is_defined(grad) || !take_grad(i, grad)) return false;
+    if (!take_grad(i, grad)) return false;
+    seen_[i] = *reinterpret_cast<void* const*>(grad);
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
     if (is_defined(gradient_of(idle_[i]))) return false;

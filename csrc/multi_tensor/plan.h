@@ -64,6 +64,9 @@ class Plan {
   // taken over. They are `grads`, or, if that is empty, what the parameters have for gradients.
   bool current(const TensorList& grads);
 
+  // Tells autograd that the parameters have changed; false if this torch has to be told through Python.
+  bool count_change() const;
+
   // The table on the device, written anew if a gradient has moved, the stream is another one or more parts are wanted;
   // on the current stream. A table that a graph has captured stays as it is as long as the plan lives.
   Memory memory(int64_t parts);
@@ -73,7 +76,9 @@ class Plan {
   int64_t norm_blocks() const { return norm_first_[count_]; }
   int device() const { return device_; }
   const TableLayout& layout() const { return layout_; }
+  // All float32, without third and copy; or all but gradients and copies, which are of one narrower dtype.
   bool plain() const { return plain_; }
+  bool masters() const { return masters_; }
   bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
 
  private:
@@ -87,7 +92,7 @@ class Plan {
   int32_t device_type_ = 0;
   bool moved_ = true;  // the table on the device is older than rows_
   bool captured_ = false;
-  bool plain_ = false;  // all float32, without third and copy
+  bool plain_ = true, masters_ = true;
   void* stream_ = nullptr;
   Array<Row> rows_;
   Array<AtenTensorHandle> handles_;  // kMembers for each row, references of our own; null where there is none
@@ -95,6 +100,7 @@ class Plan {
   Array<uint32_t> first_, norm_first_, slots_;
   Array<int32_t> grad_dtype_;
   Array<uint8_t> contiguous_;
+  Array<const void*> seen_;  // where the gradients' TensorImpls were: only ever looked at ahead of time
   TableLayout layout_ = {};
   AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
   struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
@@ -105,11 +111,24 @@ AtenTensorHandle gradient_of(AtenTensorHandle param);
 bool is_defined(AtenTensorHandle tensor);
 bool gradients_are_known();
 
+// Counts a change of a tensor, for autograd; false if this torch has no such function.
+bool bump_version(AtenTensorHandle tensor);
+
 // The sum of squares of each gradient, and the root of the sum of all. The plan's memory has norm_blocks() parts.
 void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums);
 
 extern KernelFamily kernels;
-enum EntryIndex : int { kPrepare, kUpdate, kLambUpdate, kAdamUpdate, kNormParts, kSumEach, kSumTotal, kAxpby };
+enum EntryIndex : int {
+  kPrepare,
+  kUpdate,
+  kLambUpdate,
+  kAdamUpdate,
+  kMasterUpdate,
+  kNormParts,
+  kSumEach,
+  kSumTotal,
+  kAxpby
+};
 
 inline long long printable(int64_t number) { return static_cast<long long>(number); }
 

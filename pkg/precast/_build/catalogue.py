@@ -164,7 +164,7 @@ MULTI_TENSOR = Family(
         ),
         (
             "multi_tensor_step_(int plan, Tensor[] grads, Tensor(a!) steps, Tensor groups, Tensor[] rates,"
-            " Tensor? found_inf, Tensor? grad_scale, float max_norm, int kind, int flags) -> bool"
+            " Tensor? found_inf, Tensor? grad_scale, float max_norm, int kind, int flags) -> int"
         ),
         "multi_tensor_forget(int plan, Tensor steps) -> ()",
         "multi_tensor_l2norm(Tensor[] tensors) -> (Tensor, Tensor)",

@@ -109,5 +109,5 @@ AXPBY_ = register(
 # The optimizers' own. They are called outside of Dynamo and autograd, and stand for memory that only a plan knows: no
 # trace of them would mean anything, so they have no fake kernels.
 plan: Callable[..., int] = namespace.overload("multi_tensor_plan")._op
-step_: Callable[..., bool] = namespace.overload("multi_tensor_step_")._op
+step_: Callable[..., int] = namespace.overload("multi_tensor_step_")._op
 forget: Callable[..., None] = namespace.overload("multi_tensor_forget")._op

@@ -53,7 +53,8 @@ def gather(
             signature = shared._replace(masters=shared.masters and param.dtype != torch.float32)
             work = works.setdefault(signature, Work(signature.masters))
             local, in_layout = local_grad(param, grad)
-            work.listed = work.listed or not in_layout
+            # A tensor of inference mode has no version that could be counted.
+            work.listed = work.listed or not in_layout or param.is_inference()
             work.params.append(param)
             work.grads.append(local)
             work.groups.append(number)

@@ -33,7 +33,13 @@ BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64}
 BUDGETS |= {"layer_norm_backward_columns": 64}
-BUDGETS |= {"multi_tensor_adam": 64, "multi_tensor_update": 96, "multi_tensor_lamb": 96, "multi_tensor_axpby": 48}
+BUDGETS |= {
+    "multi_tensor_adam": 64,
+    "multi_tensor_adam_masters": 64,
+    "multi_tensor_update": 96,
+    "multi_tensor_lamb": 96,
+    "multi_tensor_axpby": 48,
+}
 BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}

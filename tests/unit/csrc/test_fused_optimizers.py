@@ -118,8 +118,27 @@ def test_steps_are_torchs(gpu: Emulated, kind: str, dtype: Any) -> None:
                 if name != "step" and value is not None:
                     assert_near(ours.state[param][name], value, 1.0, step)
             assert float(ours.state[param]["step"]) == step
-    name = "adam" if kind in ("adamw", "adam", "maximize") and not low else "update"
+    plain = kind in ("adamw", "adam", "maximize")
+    name = "update" if not plain else "adam_masters" if low else "adam"
     assert gpu.launches() == ["prepare", name] * 3
+
+
+def test_hooks_are_called_and_versions_rise(gpu: Emulated) -> None:
+    params = [torch.nn.Parameter(p) for p in made(torch.float32)]
+    ours = FusedAdamW(params)
+    calls: list[str] = []
+    give_grads(params, 1)
+    ours.step()
+    ours.register_step_pre_hook(lambda *_: calls.append("before"))
+    ours.register_step_post_hook(lambda *_: calls.append("after"))
+    with torch.no_grad():
+        give_grads(params, 2)
+    ours.step()
+    assert calls == ["before", "after"]
+    assert {p._version for p in params} == {2}
+    with torch.profiler.profile() as profile:
+        ours.step()
+    assert "Optimizer.step#FusedAdamW.step" in {event.key for event in profile.key_averages()}
 
 
 def test_states_of_the_parameters_dtype(gpu: Emulated) -> None:
