@@ -99,28 +99,35 @@ DEVICE Quad fetch(const char* p, u32 type, const Place& at) {
   return q;
 }
 
-// One of the four as a float, and back into its place: only the bits as they are in memory are held in registers.
-DEVICE float get(const Quad& q, int k, u32 type, const Place& at) {
-  if (type == 0) return __uint_as_float(q.word[k]);
-  const u32 bits = at.together ? q.word[k / 2] >> (k % 2 * 16) & 0xffffu : q.word[k];
-  return type == 1 ? Float16::widen(static_cast<u16>(bits)) : __uint_as_float(bits << 16);
-}
-
-DEVICE void put(Quad& q, int k, u32 type, const Place& at, float v) {
-  if (type == 0) {
-    q.word[k] = __float_as_uint(v);
-    return;
-  }
-  const u32 bits = type == 1 ? Float16::narrow(v) : BFloat16::narrow(v);
+// What was read as four floats, in the same registers; and back, for keep(). One branch for all four.
+DEVICE void widen(Quad& q, u32 type, const Place& at) {
+  if (type == 0) return;
   if (at.together) {
-    const u32 shift = k % 2 * 16;
-    q.word[k / 2] = (q.word[k / 2] & ~(0xffffu << shift)) | bits << shift;
-  } else {
-    q.word[k] = bits;
+    const u32 low = q.word[0], high = q.word[1];
+    q = Quad{{low & 0xffffu, low >> 16, high & 0xffffu, high >> 16}};
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    q.word[k] = type == 1 ? __float_as_uint(Float16::widen(static_cast<u16>(q.word[k]))) : q.word[k] << 16;
   }
 }
 
-DEVICE void keep(char* p, u32 type, const Place& at, const Quad& q) {
+DEVICE void narrow(Quad& q, u32 type, const Place& at) {
+  if (type == 0) return;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float v = __uint_as_float(q.word[k]);
+    q.word[k] = type == 1 ? Float16::narrow(v) : BFloat16::narrow(v);
+  }
+  if (at.together) q = Quad{{q.word[0] | q.word[1] << 16, q.word[2] | q.word[3] << 16, 0, 0}};
+}
+
+DEVICE float get(const Quad& q, int k) { return __uint_as_float(q.word[k]); }
+DEVICE void put(Quad& q, int k, float v) { q.word[k] = __float_as_uint(v); }
+
+// Takes floats.
+DEVICE void keep(char* p, u32 type, const Place& at, Quad q) {
+  narrow(q, type, at);
   if (at.together) {
     if (type == 0) {
       store(p + at.index * 4, Vector{{q.word[0], q.word[1], q.word[2], q.word[3]}});
