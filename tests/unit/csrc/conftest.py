@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,49 @@ class Emulated:
 @pytest.fixture(scope="session")
 def gpu(emulated: Path) -> Emulated:
     return Emulated(emulated)
+
+
+class EmulatedLists:
+    """The emulated ops over lists of tensors, and what they launched."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        from precast._build import catalogue
+
+        space = "precast_emulated_lists"
+        self.library = torch.library.Library(space, "DEF")
+        for schema in catalogue.MULTI_TENSOR.ops:
+            self.library.define(schema)
+        self.c = ctypes.CDLL(str(path))
+        self.c.emulated_launches.restype = ctypes.c_char_p
+        self.c.emulated_register(space.encode())
+        self.ops = getattr(torch.ops, space)
+
+    def launches(self) -> list[str]:
+        text: bytes = self.c.emulated_launches()
+        return [launch.partition("<")[0].removeprefix("multi_tensor_") for launch in text.decode().split()]
+
+
+@pytest.fixture(scope="session")
+def _list_ops(emulated_lists: Path) -> EmulatedLists:
+    return EmulatedLists(emulated_lists)
+
+
+@pytest.fixture
+def list_gpu(_list_ops: EmulatedLists, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLists]:
+    """Tensors in CPU memory count as on a GPU, and the optimizers call the emulated ops."""
+    from precast.ops import multi_tensor
+    from precast.optim import _gathered
+
+    monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
+    monkeypatch.setattr(_gathered, "capturing", lambda: False)
+    for ours, name in (
+        ("plan", "multi_tensor_plan"),
+        ("step_", "multi_tensor_step_"),
+        ("forget", "multi_tensor_forget"),
+    ):
+        monkeypatch.setattr(multi_tensor, ours, getattr(_list_ops.ops, name).default._op)
+    _list_ops.launches()
+    yield _list_ops
+    gc.collect()  # the plans go while there are ops to forget them with

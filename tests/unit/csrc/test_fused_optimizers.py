@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import gc
 import io
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._build import catalogue  # noqa: E402
-from precast.ops import multi_tensor  # noqa: E402
-from precast.optim import FusedAdagrad, FusedAdam, FusedAdamW, FusedLAMB, FusedLion, FusedSGD, _gathered  # noqa: E402
+from precast.optim import FusedAdagrad, FusedAdam, FusedAdamW, FusedLAMB, FusedLion, FusedSGD  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-SPACE = "precast_emulated_lists"
 # One block and less, whole blocks, tails, nothing at all, a scalar; enough of them for two rounds of the search.
 SHAPES = [(3,), (512,), (515,), (), (0,), (40, 31), (1024,), *[(1 + i % 3,) for i in range(36)]]
-
-
-class Emulated:
-    """The emulated ops, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library(SPACE, "DEF")
-        for schema in catalogue.MULTI_TENSOR.ops:
-            self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(SPACE.encode())
-        self.ops = getattr(torch.ops, SPACE)
-
-    def launches(self) -> list[str]:
-        text: bytes = self.c.emulated_launches()
-        return [launch.partition("<")[0].removeprefix("multi_tensor_") for launch in text.decode().split()]
-
-
-@pytest.fixture(scope="module")
-def emulated(emulated_lists: Path) -> Emulated:
-    return Emulated(emulated_lists)
-
-
-@pytest.fixture
-def gpu(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
-    """Tensors in CPU memory count as on a GPU, and the optimizers call the emulated ops."""
-    monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
-    monkeypatch.setattr(_gathered, "capturing", lambda: False)
-    for ours, name in (
-        ("plan", "multi_tensor_plan"),
-        ("step_", "multi_tensor_step_"),
-        ("forget", "multi_tensor_forget"),
-    ):
-        monkeypatch.setattr(multi_tensor, ours, getattr(emulated.ops, name).default._op)
-    emulated.launches()
-    yield emulated
-    gc.collect()  # the plans go while there are ops to forget them with
 
 
 def made(dtype: Any, seed: int = 0, shapes: Any = SHAPES) -> list[Any]:
@@ -96,7 +52,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_torchs(gpu: Emulated, kind: str, dtype: Any) -> None:
+def test_steps_are_torchs(list_gpu: Any, kind: str, dtype: Any) -> None:
     """Low-precision parameters by way of their masters, as an update of 1e-2 would be lost in the parameter itself."""
     make, torchs, options = KINDS[kind]
     low = dtype != torch.float32
@@ -120,10 +76,10 @@ def test_steps_are_torchs(gpu: Emulated, kind: str, dtype: Any) -> None:
             assert float(ours.state[param]["step"]) == step
     plain = kind in ("adamw", "adam", "maximize")
     name = "update" if not plain else "adam_masters" if low else "adam"
-    assert gpu.launches() == ["prepare", name] * 3
+    assert list_gpu.launches() == ["prepare", name] * 3
 
 
-def test_hooks_are_called_and_versions_rise(gpu: Emulated) -> None:
+def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
     params = [torch.nn.Parameter(p) for p in made(torch.float32)]
     ours = FusedAdamW(params)
     calls: list[str] = []
@@ -141,7 +97,7 @@ def test_hooks_are_called_and_versions_rise(gpu: Emulated) -> None:
     assert "Optimizer.step#FusedAdamW.step" in {event.key for event in profile.key_averages()}
 
 
-def test_states_of_the_parameters_dtype(gpu: Emulated) -> None:
+def test_states_of_the_parameters_dtype(list_gpu: Any) -> None:
     params = made(torch.bfloat16)
     exact = [p.double() for p in params]
     ours, theirs = FusedAdamW(params, lr=0.1, state_dtype=None), torch.optim.AdamW(exact, lr=0.1)
@@ -171,7 +127,7 @@ def lamb(p: Any, m: Any, v: Any, g: Any, step: int, lr: float, decay: float) -> 
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_lion_and_lamb(gpu: Emulated, decay: float) -> None:
+def test_lion_and_lamb(list_gpu: Any, decay: float) -> None:
     params = [made(torch.float32), made(torch.float32)]
     exact = [[p.double() for p in some] for some in params]
     states = [[[torch.zeros_like(p) for p in exact[0]] for _ in range(n)] for n in (1, 2)]
@@ -188,10 +144,10 @@ def test_lion_and_lamb(gpu: Emulated, decay: float) -> None:
             for some, wide in zip(params, exact, strict=True):
                 assert_near(some[i], wide[i], 0.02, 2 * step)
     norm = ["norm_parts", "sum_each", "sum_total"]
-    assert gpu.launches() == ["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 3
+    assert list_gpu.launches() == ["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 3
 
 
-def test_clipping_and_loss_scale_and_overflow(gpu: Emulated) -> None:
+def test_clipping_and_loss_scale_and_overflow(list_gpu: Any) -> None:
     params, plain = made(torch.float32), made(torch.float32)
     ours, other = FusedAdam(params, lr=0.1, max_grad_norm=0.5), torch.optim.Adam(plain, lr=0.1)
     give_grads(plain, 1)
@@ -211,7 +167,7 @@ def test_clipping_and_loss_scale_and_overflow(gpu: Emulated) -> None:
         assert float(ours.state[param]["step"]) == 1.0
 
 
-def test_gradients_that_move_or_come_and_go(gpu: Emulated) -> None:
+def test_gradients_that_move_or_come_and_go(list_gpu: Any) -> None:
     params, twins = made(torch.float32), made(torch.float32)
     ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
     numbers = set()
@@ -233,7 +189,7 @@ def test_gradients_that_move_or_come_and_go(gpu: Emulated) -> None:
 
 
 @pytest.mark.parametrize("change", ["entry", "state", "data", "group", "dtype of a gradient", "layout of a gradient"])
-def test_what_is_exchanged_is_seen(gpu: Emulated, change: str) -> None:
+def test_what_is_exchanged_is_seen(list_gpu: Any, change: str) -> None:
     params, twins = made(torch.float32), made(torch.float32)
     ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
     which = 5
@@ -264,7 +220,7 @@ def test_what_is_exchanged_is_seen(gpu: Emulated, change: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "amsgrad", "momentum", "adagrad"])
-def test_states_go_to_torch_and_back(gpu: Emulated, kind: str) -> None:
+def test_states_go_to_torch_and_back(list_gpu: Any, kind: str) -> None:
     make, torchs, options = KINDS[kind]
     params, twins = made(torch.float32), made(torch.float32)
     ours, theirs = make(params, lr=0.1, **options), torchs(twins, lr=0.1, **options)
@@ -290,7 +246,7 @@ def test_states_go_to_torch_and_back(gpu: Emulated, kind: str) -> None:
     both(3)
 
 
-def test_masters_and_wide_moments_survive_loading(gpu: Emulated) -> None:
+def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
     params = made(torch.bfloat16)
     ours = FusedAdamW(params, lr=1e-3, master_weights=True)
     give_grads(params, 1)
@@ -303,7 +259,7 @@ def test_masters_and_wide_moments_survive_loading(gpu: Emulated) -> None:
             assert torch.equal(again.state[param][name], ours.state[param][name])
 
 
-def test_copies_of_an_optimizer_work_on_their_own(gpu: Emulated) -> None:
+def test_copies_of_an_optimizer_work_on_their_own(list_gpu: Any) -> None:
     params = made(torch.float32)
     ours = FusedAdamW(params, lr=1e-3)
     give_grads(params, 1)
@@ -316,7 +272,7 @@ def test_copies_of_an_optimizer_work_on_their_own(gpu: Emulated) -> None:
     assert {float(state["step"]) for state in other.state.values()} == {2.0}
 
 
-def test_groups_and_schedulers(gpu: Emulated) -> None:
+def test_groups_and_schedulers(list_gpu: Any) -> None:
     params, twins = made(torch.float32), made(torch.float32)
     options = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "betas": (0.5, 0.6)}, {"lr": 0.02, "maximize": True}]
 
@@ -335,10 +291,27 @@ def test_groups_and_schedulers(gpu: Emulated) -> None:
             schedule.step()
         for param, twin in zip(params, twins, strict=True):
             assert_near(param, twin.detach(), 0.5, step)
-    assert gpu.launches() == ["prepare", "adam"] * 6  # maximize is a launch of its own
+    assert list_gpu.launches() == ["prepare", "adam"] * 6  # maximize is a launch of its own
 
 
-def test_flat_views_and_odd_offsets(gpu: Emulated) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
+    xs, ys = made(dtype, 1), made(dtype, 2)
+    total, squares = list_gpu.ops.multi_tensor_l2norm(xs)
+    exact = torch.stack([x.double().square().sum() for x in xs])
+    torch.testing.assert_close(squares.double(), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(total.double(), exact.sum().sqrt(), rtol=1e-5, atol=0)
+    outs, found = [torch.full_like(x, float("nan")) for x in xs], torch.zeros(1)
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, ys, 2.0, -0.5, torch.tensor(0.5), found)
+    for out, x, y in zip(outs, xs, ys, strict=True):
+        assert_near(out, x.double() - 0.5 * y.double(), 3.0, 1)
+    assert float(found) == 0
+    xs[5][3] = float("nan")
+    list_gpu.ops.multi_tensor_axpby_(xs, xs, [], 1.0, 0.0, None, found)
+    assert float(found) == 1
+
+
+def test_flat_views_and_odd_offsets(list_gpu: Any) -> None:
     """Parameters that lie side by side in one tensor, as sharded optimizers keep them: most are aligned to nothing."""
     flat, twin = torch.randn(3000), None
     twin = flat.clone()
