@@ -208,12 +208,8 @@ def list_gpu(_list_ops: EmulatedLists, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(_gathered, "capturing", lambda: False)
-    for ours, name in (
-        ("plan", "multi_tensor_plan"),
-        ("step_", "multi_tensor_step_"),
-        ("forget", "multi_tensor_forget"),
-    ):
-        monkeypatch.setattr(multi_tensor, ours, getattr(_list_ops.ops, name).default._op)
+    for name in ("plan", "step_", "forget"):
+        monkeypatch.setattr(multi_tensor, name, getattr(_list_ops.ops, f"multi_tensor_{name}").default._op)
     _list_ops.launches()
     yield _list_ops
     gc.collect()  # the plans go while there are ops to forget them with

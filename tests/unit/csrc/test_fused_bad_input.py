@@ -31,9 +31,7 @@ def counts_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parameters_in_cpu_memory_have_an_optimizer_of_their_own() -> None:
     optimizer = FusedAdamW([with_grad(zeros(3))])
-    with pytest.raises(
-        RuntimeError, match="FusedAdamW.step: parameter 0: it is on cpu; .* precast.optim.CPUAdam is for"
-    ):
+    with pytest.raises(RuntimeError, match=r"step: parameter 0: it is on cpu; .* precast.optim.CPUAdam is for"):
         optimizer.step()
     assert not optimizer.state
 
@@ -62,9 +60,7 @@ def test_bad_parameters_are_refused_before_anything_is_updated(case: str) -> Non
 def test_one_norm_wants_one_launch() -> None:
     groups = [{"params": [with_grad(zeros(3))]}, {"params": [with_grad(zeros(3))], "maximize": True}]
     optimizer = FusedAdam(groups, max_grad_norm=1.0)
-    with pytest.raises(
-        ValueError, match="max_grad_norm is one norm of all gradients, but the parameters need 2 launches"
-    ):
+    with pytest.raises(ValueError, match="one norm of all gradients, but the parameters need 2 launches"):
         optimizer.step()
     assert not optimizer.state
 
@@ -112,7 +108,7 @@ def test_lists_are_checked_without_data_too(lists: dict[str, Any], message: str)
 REFUSED: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "shared memory": (
         lambda: [(t := torch.zeros(6))[:4], t[2:]],
-        "two of the parameters and their states share memory",
+        "two of the parameters and their states share",
     ),
     "gaps": (lambda: [torch.zeros(4, 4)[:, :2]], r"params\[0\] \(shape \(4, 2\)\) has gaps or overlaps"),
     "expanded": (lambda: [torch.zeros(1).expand(4)], "has gaps or overlaps"),

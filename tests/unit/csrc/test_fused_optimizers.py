@@ -132,7 +132,7 @@ def test_lion_and_lamb(list_gpu: Any, decay: float) -> None:
     exact = [[p.double() for p in some] for some in params]
     states = [[[torch.zeros_like(p) for p in exact[0]] for _ in range(n)] for n in (1, 2)]
     ours = FusedLion(params[0], lr=1e-2, weight_decay=decay), FusedLAMB(params[1], lr=1e-2, weight_decay=decay)
-    for step in range(1, 4):
+    for step in range(1, 3):
         for some, optimizer in zip(params, ours, strict=True):
             give_grads(some, step)
             optimizer.step()
@@ -144,7 +144,7 @@ def test_lion_and_lamb(list_gpu: Any, decay: float) -> None:
             for some, wide in zip(params, exact, strict=True):
                 assert_near(some[i], wide[i], 0.02, 2 * step)
     norm = ["norm_parts", "sum_each", "sum_total"]
-    assert list_gpu.launches() == ["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 3
+    assert list_gpu.launches() == ["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 2
 
 
 def test_clipping_and_loss_scale_and_overflow(list_gpu: Any) -> None:
