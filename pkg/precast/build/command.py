@@ -158,7 +158,7 @@ class BuildExtension(_base()):  # type: ignore[misc]  # one of two classes witho
                 continue
             relative = Path(*_package(extension).split("."), f"{extension.name.rpartition('.')[2]}.py")
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
-                if path.is_file() and path.read_text(encoding="utf-8") != wheel.GUARD:
+                if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
                     raise KernelError(
                         f"{extension.name} has two meanings\n  found   {path}, beside an extension of that name\n"
                         f"  needed  one of them under another name: the extension is imported by way of a guard"
