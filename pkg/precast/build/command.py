@@ -63,7 +63,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def get_ext_filename(self, fullname: str) -> str:
         """In the folder ``_C`` of the package, where only a guard looks."""
-        extension = self.ext_map.get(fullname) or self.ext_map.get(fullname.rpartition(".")[2])
+        extension = self.ext_map.get(fullname)
         package, _, name = fullname.rpartition(".")
         folder = _manifest_folder(package)
         if isinstance(extension, DeviceExtension):
@@ -71,6 +71,10 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         if isinstance(extension, StableExtension):
             return str(folder / "host" / f"{name}.so")
         return str(folder / "host" / Path(super().get_ext_filename(fullname)).name)
+
+    def get_ext_fullpath(self, ext_name: str) -> str:
+        """The same below the build folder: what an editable install wants elsewhere is copied afterwards."""
+        return str(Path(self.build_lib) / self.get_ext_filename(self.get_ext_fullname(ext_name)))
 
     def copy_extensions_to_source(self) -> None:
         """For an editable install: everything goes where the sources are, which is where Python looks then."""
