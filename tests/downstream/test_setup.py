@@ -11,6 +11,7 @@ import pytest
 
 from precast._abi.build_info import BuildInfo
 from precast._load import downstream
+from precast.build import audit
 from precast.extension.places import Places
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -62,6 +63,25 @@ def test_a_module_of_the_folder_itself_needs_no_second_one(
     assert Inside("data").prebuilt_file() == folder / file.path, "the library, not its guard"
     (folder / file.path).write_bytes(b"damaged")
     assert Inside("data").prebuilt_file() is None
+
+
+LIMITED = """
+#include <Python.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "small", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_small() { return PyModule_Create(&module); }
+"""
+
+
+def test_the_limited_api_is_for_every_python_from_the_oldest_on(project: Callable[..., Path], setup_py: Setup) -> None:
+    options = 'py_limited_api=True, define_macros=[("Py_LIMITED_API", "0x030a0000")]'
+    root = project("limited_ops", f'Extension("{{name}}.small", ["csrc/small.cpp"], {options})')
+    (root / "csrc" / "small.cpp").write_text(LIMITED)
+    done = setup_py(root, "bdist_wheel")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (wheel,) = (root / "dist").glob("*.whl")
+    assert "-cp310-abi3-linux_" in wheel.name
+    violations, (info,) = audit.audit(wheel)
+    assert not violations and info.host[0].python == "abi3" and info.host[0].path == "host/small.abi3.so"
 
 
 class Inside(Places):
