@@ -32,4 +32,4 @@ class BuildTimeout(KernelError):
 
 
 class PrebuiltRefused(KernelIncompatible, ImportError):
-    """A compiled module of somebody's wheel does not fit this process; an ImportError as well, as its import raises it."""
+    """A compiled module of somebody's wheel does not fit this process; its import raises it, as an ImportError."""

@@ -244,10 +244,10 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
     watch.log(staging / LOG_NAME)
-    status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
+    status, log = process.run(command, log=staging / LOG_NAME, environment=clean_environment())
     seconds = time.perf_counter() - started
     if status:
-        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
+        raise failure.build_failed(plan.name, log, failed_command(log), cache.failure_log(plan.key))
     verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:
@@ -275,10 +275,10 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
                 build_dir=str(work),
                 seed=unit.name,
             )
-            lines += _edge(f"{unit.name}.o", (), command)
+            lines += edge(f"{unit.name}.o", (), command)
     stubs = flags.stub_sonames(plan.abi)
     for soname in stubs:
-        lines += _edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
+        lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
     command = flags.host_link_command(
         plan.compiler.path,
         flags.link_options(debug=plan.debug),
@@ -288,7 +288,7 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
         exports="exports.map",
         stubs=tuple(f"./{soname}" for soname in stubs),
     )
-    return "\n".join([*lines, *_edge(str(payload), (*linked, *stubs), command)])
+    return "\n".join([*lines, *edge(str(payload), (*linked, *stubs), command)])
 
 
 def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
@@ -311,20 +311,20 @@ def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
     return info
 
 
-def _edge(output: str, inputs: Sequence[str], command: Sequence[str]) -> list[str]:
+def edge(output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run") -> list[str]:
     """One build statement; a path is escaped for ninja, and the command for the shell and for ninja."""
     escaped = " ".join(path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs)
     target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-    return [f"build {target}: run {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
+    return [f"build {target}: {rule} {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """No search path may come from a variable, as no key holds it; and errors are read, so they are in English."""
     kept = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
     return {**kept, "LC_ALL": "C"}
 
 
-def _failed_command(log: str) -> str:
+def failed_command(log: str) -> str:
     """The command line that ninja prints under FAILED."""
     lines = log.splitlines()
     for index, line in enumerate(lines[:-1]):

@@ -111,7 +111,9 @@ def _fitting(wheel: _Wheel, name: str) -> tuple[HostFile, Path]:
     host = probe.probe_host(settings, gpus=False)
     what = f"{wheel.package}.{name}"
     if host.torch is None:
-        raise PrebuiltRefused(f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch")
+        raise PrebuiltRefused(
+            f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
+        )
     choice = choose_host(host, host.torch, wheel.info, settings, Need(name, "cpu"), {})
     if not isinstance(choice.chosen, HostFile):
         own = [why for why in choice.rejections if why.reason is not Reason.FAMILY] or choice.rejections

@@ -1,0 +1,75 @@
+"""The images of a DeviceExtension, by the builder of our own device code."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+from pathlib import Path
+
+from precast._abi.build_info import DeviceFile, device_path
+from precast._abi.capability import GpuTarget, min_driver
+from precast._abi.host import Nvrtc
+from precast._abi.settings import Settings
+from precast._abi.version import CudaVersion
+from precast._build import device, machine, nvrtc, toolchain
+from precast._build.cache import open_cache
+from precast.build.extensions import DeviceExtension
+from precast.errors import KernelError
+
+
+def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -> tuple[list[DeviceFile], str]:
+    """Compile for every target into ``folder``; the manifest entries and the version of NVRTC."""
+    found, targets = _compiler(extension, settings)
+    name = extension.name.rpartition(".")[2]
+    program = device.read_source(name, Path(extension.sources[0]), [Path(place) for place in extension.include_dirs])
+    made = device.build_program(
+        program,
+        targets,
+        found,
+        cache=open_cache(settings),
+        debug=settings.debug,
+        jobs=toolchain.default_jobs(settings),
+        defines=extension.defines,
+    )
+    files = []
+    for target, artifact in zip(targets, made, strict=True):
+        path = folder / device_path(name, target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact.path, path)
+        data = path.read_bytes()
+        files.append(
+            DeviceFile(
+                path=device_path(name, target),
+                sha256=hashlib.sha256(data).hexdigest(),
+                bytes=len(data),
+                family=name,
+                target=target,
+                nvrtc=found.version,
+                min_driver=min_driver(target, CudaVersion.parse(found.version)),
+            )
+        )
+    return files, found.version
+
+
+def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:
+    """NVRTC and what it is to compile for; nothing to compile for is an error here, as a wheel would be empty."""
+    spec = importlib.util.find_spec("torch")
+    place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
+    found, looked_at = nvrtc.find_nvrtc(Path(place) / "lib" if place else None, settings.cuda_home, None)
+    if found is None:
+        raise KernelError(
+            f"{extension.name} cannot be built\n"
+            + "".join(f"  found   {line}\n" for line in looked_at)
+            + '  needed  NVRTC\n  fix     1) "nvidia-cuda-nvrtc==13.*" in build-system.requires of its pyproject.toml'
+        )
+    visible = () if extension.targets or settings.targets() else machine.visible_gpus()
+    targets = extension.targets or settings.targets() or tuple(machine.target_for(c, found.targets) for c in visible)
+    if not targets:
+        raise KernelError(
+            f"{extension.name} has no GPU to be compiled for\n"
+            f"  found   no targets in setup.py, no PRECAST_CUDA_ARCH_LIST, no visible GPU\n"
+            f"  needed  one of them\n"
+            f'  fix     1) PRECAST_CUDA_ARCH_LIST="8.0;9.0;9.0+PTX" pip wheel .'
+        )
+    return found, tuple(dict.fromkeys(targets))
