@@ -1,0 +1,13 @@
+"""One library for every torch from 2.10 on and for every Python."""
+
+from precast.build import BuildExtension, StableExtension, ext_modules
+from setuptools import setup
+
+CSRC = "src/edits/csrc"
+
+setup(
+    ext_modules=ext_modules(
+        StableExtension("edits.kernels", [f"{CSRC}/ops.cpp"], depends=[f"{CSRC}/distance.h"]),
+    ),
+    cmdclass={"build_ext": BuildExtension},
+)
