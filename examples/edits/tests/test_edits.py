@@ -64,7 +64,7 @@ def test_one_library_for_every_torch_and_python() -> None:
     """What is installed is the stable library, without any word of this Python or this torch in it."""
     (manifest,) = Path(edits.__file__).parent.glob("_C/build_info.json")
     (library,) = json.loads(manifest.read_text())["host"]
-    assert (library["python"], library["abi"]) == ("none", "stable-2.10")
+    assert (library["python"], library["abi"]) == ("none", "torch-stable-2.10")
     assert Path(sys.modules["edits.kernels"].library).name == "kernels.so"
 
 
