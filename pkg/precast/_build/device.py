@@ -26,7 +26,8 @@ class Program:
     source: bytes
     headers: Mapping[str, bytes]  # what an #include says -> what it gets
     digests: Mapping[str, str]
-    folders: tuple[Path, ...] = ()  # where NVRTC looks itself: for what has too many headers to hand them over
+    path: Path
+    folders: tuple[Path, ...]  # where NVRTC looks itself when no headers are handed over
 
 
 def read_program(family: Family, csrc: Path | None = None) -> Program:
@@ -51,7 +52,8 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:
                 raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")
     main = by_name[f"csrc/{family.device}"]
-    return Program(family.name, main.name, main.data, headers, {file.name: file.sha256 for file in files})
+    digests = {file.name: file.sha256 for file in files}
+    return Program(family.name, main.name, main.data, headers, digests, main.path, (root,))
 
 
 def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Program:
@@ -63,7 +65,7 @@ def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Progra
     files = sources.Tree(roots).reachable([f"source/{source.name}"])
     main = next(file for file in files if file.name == f"source/{source.name}")
     digests = {file.name: file.sha256 for file in files}
-    return Program(name, main.name, main.data, {}, digests, tuple(roots.values()))
+    return Program(name, main.name, main.data, {}, digests, main.path, tuple(roots.values()))
 
 
 def define_lines(defines: Mapping[str, str]) -> bytes:
@@ -77,7 +79,7 @@ def define_lines(defines: Mapping[str, str]) -> bytes:
 def image_key(
     program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool, defines: Mapping[str, str]
 ) -> BuildKey:
-    """What one image is made of."""
+    """What one image is made of. What a debugger reads names the sources where they lie, so that is part of it then."""
     inputs = {
         "schema": 1,
         "kind": "device",
@@ -87,6 +89,7 @@ def image_key(
         "options": list(flags.nvrtc_options(target, debug=debug)),
         "defines": dict(defines),
         "sources": dict(program.digests),
+        **({"place": str(program.path)} if debug else {}),
     }
     return BuildKey(program.family, inputs)
 
@@ -162,8 +165,9 @@ def _compile(
     command = f"NVRTC {compiler.version} ({compiler.path}) {program.name} {' '.join(options)}"
     source = program.source if not defines else define_lines(defines) + b"#line 1\n" + program.source
     ptx = target.kind is TargetKind.PTX
-    searched = tuple(f"--include-path={folder}" for folder in program.folders)
-    done = opened.compile(source, program.name, program.headers, (*options, *searched), ptx=ptx)
+    name, headers = (str(program.path), {}) if debug else (program.name, program.headers)
+    searched = () if headers else tuple(f"--include-path={folder}" for folder in program.folders)
+    done = opened.compile(source, name, headers, (*options, *searched), ptx=ptx)
     if done.error is not None:
         raise failure.build_failed(f"{program.family} for {target}", done.log or done.error, command, log_file)
     _check(done.image, target, program.family)

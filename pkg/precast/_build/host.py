@@ -149,6 +149,8 @@ def make_plan(
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
     identity = _identity(compiler, machine)
+    if debug:  # a debugger looks for the sources where they lay
+        identity["place"] = str(roots["csrc"])
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
         for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
@@ -259,23 +261,11 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
 def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
     """The build graph: each missing object, the stubs, the link."""
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
-    roots = {name: str(path) for name, path in plan.roots.items()}
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
     # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
     for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
-            command = flags.host_compile_command(
-                plan.compiler.path,
-                unit.options,
-                source=f"{roots['csrc']}/{unit.source}",
-                output=f"{unit.name}.o",
-                roots=roots,
-                includes=(roots["csrc"],),
-                system=tuple(folder for name, folder in roots.items() if name != "csrc"),
-                build_dir=str(work),
-                seed=unit.name,
-            )
-            lines += edge(f"{unit.name}.o", (), command)
+            lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
     stubs = flags.stub_sonames(plan.abi)
     for soname in stubs:
         lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
@@ -289,6 +279,35 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
         stubs=tuple(f"./{soname}" for soname in stubs),
     )
     return "\n".join([*lines, *edge(str(payload), (*linked, *stubs), command)])
+
+
+def _compile_command(plan: Plan, unit: Unit, work: Path) -> tuple[str, ...]:
+    roots = {name: str(path) for name, path in plan.roots.items()}
+    return flags.host_compile_command(
+        plan.compiler.path,
+        unit.options,
+        source=f"{roots['csrc']}/{unit.source}",
+        output=f"{unit.name}.o",
+        roots={} if plan.debug else roots,
+        includes=(roots["csrc"],),
+        system=tuple(folder for name, folder in roots.items() if name != "csrc"),
+        build_dir=str(work),
+        seed=unit.name,
+    )
+
+
+def compile_commands(plan: Plan) -> list[dict[str, object]]:
+    """Every compile of a plan in the form of compile_commands.json, for editors and analysers; cached or not."""
+    folder = plan.roots["csrc"]
+    return [
+        {
+            "directory": str(folder),
+            "file": str(folder / unit.source),
+            "output": f"{unit.name}.o",
+            "arguments": list(_compile_command(plan, unit, folder)),
+        }
+        for unit, _ in plan.units
+    ]
 
 
 def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
