@@ -70,8 +70,7 @@ BUILD_ONLY = {
     "_build/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
-    "extension/aot.py": {"setuptools"},
-    "extension/builtin.py": {"setuptools"},
+    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "builtin", "child", "cpp", "cubin", "native")},
 }
 IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
 
