@@ -38,7 +38,7 @@ class Package:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-PACKAGES = (Package("image_ops", {"CUDA_EXT": "1"}), Package("edits"), Package("rowwise"), Package("makefile_ops"))
+PACKAGES = (Package("image_ops", {"CUDA_EXT": "1"}), Package("edits"), Package("rowwise"), Package("rowstats"))
 
 
 @dataclass(frozen=True)
