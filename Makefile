@@ -4,6 +4,7 @@
 #   make test                     everything this machine can run
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
 #   make dev FAMILY=rms_norm      build what an edit of one kernel family changed; without FAMILY, of all of them
+#   make examples                 the packages in examples/, each built, installed and tested in a clean environment
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
@@ -43,6 +44,9 @@ demo: $(READY)
 # A family after an edit of its sources: make dev FAMILY=rms_norm; with PRECAST_DEBUG=1 for a debugger.
 dev: $(READY)
 	@$(BIN)/python -m tools dev $(FAMILY) $(ARGS)
+
+examples: $(READY)
+	$(BIN)/python examples/downstream.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -20,12 +20,14 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # What is lent to the environments: too large to install four times, or not what is tested here.
 LENT = ("torch", "setuptools", "ninja", "pytest", "numpy", "pip", "triton")
+AT_ONCE = 2  # most of a package's time is one compiler's, or one Python's
 # What would change a build, or find something of the checkout.
 _FOREIGN = ("PRECAST_", "PYTHON", "CUDA_EXT", "TORCH_EXTENSIONS_DIR", "PYTEST_", "CXX", "DEBUG", "MAKE")
 
@@ -67,7 +69,9 @@ def environment(work: Path, variables: Mapping[str, str]) -> dict[str, str]:
 def run(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> str:
     """Run a command; what it said comes back, or in a StepFailed."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         raise StepFailed(f"{' '.join(words)}\nexit status {done.returncode}\n{done.stdout}")
     return done.stdout
@@ -119,8 +123,9 @@ def try_package(package: Package, work: Path) -> Outcome:
     try:
         python = clean_python(home / "venv", work / "lent")
         run([python, "-m", "pip", "install", "-q", "precast"], tree, env)
-        run([python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", home / "dist", "."], tree, env)
-        (wheel,) = (home / "dist").glob("*.whl")
+        made = home / "dist"
+        run([python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", made, "."], tree, env)
+        (wheel,) = made.glob("*.whl")
         name = wheel.name
         if has_manifest(wheel):
             run([python, "-m", "precast.build", "--audit", wheel], home, env)
@@ -146,10 +151,11 @@ def main(arguments: Sequence[str]) -> int:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         run([*wheel, HERE.parent], work, {**env, "PRECAST_CACHE_DIR": str(work / "cache")})
         lend(work / "lent")
+        wanted = [package for package in PACKAGES if not asked or package.name in asked]
         outcomes = []
-        for package in PACKAGES:
-            if not asked or package.name in asked:
-                outcomes.append(try_package(package, work))
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            for done in as_completed([pool.submit(try_package, package, work) for package in wanted]):
+                outcomes.append(done.result())
                 print(line(outcomes[-1]), flush=True)
     failed = sum(outcome.failed for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} packages were built, installed and tested")

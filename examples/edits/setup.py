@@ -1,7 +1,8 @@
 """One library for every torch from 2.10 on and for every Python."""
 
-from precast.build import BuildExtension, StableExtension, ext_modules
 from setuptools import setup
+
+from precast.build import BuildExtension, StableExtension, ext_modules
 
 CSRC = "src/edits/csrc"
 

@@ -17,7 +17,9 @@ class Make(build_py):
     def run(self):
         super().run()
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
-        subprocess.run(["make", f"-j{jobs}", f"PYTHON={sys.executable}", f"BUILD={Path(self.build_lib).parent}/make"], check=True)
+        subprocess.run(
+            ["make", f"-j{jobs}", f"PYTHON={sys.executable}", f"BUILD={Path(self.build_lib).parent}/make"], check=True
+        )
         shutil.copy(Path(self.build_lib).parent / "make" / "librowstats.so", Path(self.build_lib) / "rowstats")
 
 

@@ -19,8 +19,8 @@ __device__ double block_sum(double value, double* shared) {
 }
 
 // A block for each row.
-__global__ void __launch_bounds__(kThreads) moments_kernel(const float* rows, int64_t count, int64_t columns,
-                                                           float* out) {
+__global__ void __launch_bounds__(kThreads)
+    moments_kernel(const float* rows, int64_t count, int64_t columns, float* out) {
   __shared__ double shared[kThreads / 32];
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
     const float* values = rows + row * columns;

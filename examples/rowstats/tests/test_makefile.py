@@ -18,13 +18,17 @@ CPU_OBJECTS = ["extremes.o", "median.o", "moments.o", "ops.o"]
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project."""
-    return Path(shutil.copytree(PROJECT, tmp_path_factory.mktemp("make") / "rowstats", ignore=shutil.ignore_patterns("build")))
+    return Path(
+        shutil.copytree(PROJECT, tmp_path_factory.mktemp("make") / "rowstats", ignore=shutil.ignore_patterns("build"))
+    )
 
 
 def make(tree: Path, *words: str) -> str:
     env = {**os.environ, "PRECAST_CUDA_ARCH_LIST": "9.0"}
     command = ["make", "-j2", f"PYTHON={sys.executable}", *words]
-    done = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -65,7 +69,10 @@ def test_a_debug_build_has_a_folder_of_its_own_and_debug_information(tree: Path)
     assert "Nothing to be done" in make(tree), "the other build is as it was"
     sections = {
         mode: subprocess.run(
-            ["readelf", "-SW", str(tree / "build" / mode / "librowstats.so")], capture_output=True, text=True, check=True
+            ["readelf", "-SW", str(tree / "build" / mode / "librowstats.so")],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for mode in ("release", "debug")
     }

@@ -7,9 +7,9 @@ import os
 
 import pytest
 import torch
-from precast.extension import TorchExtension
 
 import rowwise
+from precast.extension import TorchExtension
 from rowwise import LogSumExpLoader
 
 GPU = torch.cuda.is_available()

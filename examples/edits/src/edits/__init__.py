@@ -9,11 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from precast.build import load_library
+
 __all__ = ["edit_distance"]
 
 _LIBRARY = torch.library.Library("edits", "DEF")
 _LIBRARY.define(
-    "edit_distance(Tensor a, Tensor a_lengths, Tensor b, Tensor b_lengths) -> Tensor", tags=[torch.Tag.pt2_compliant_tag]
+    "edit_distance(Tensor a, Tensor a_lengths, Tensor b, Tensor b_lengths) -> Tensor",
+    tags=[torch.Tag.pt2_compliant_tag],
 )
 
 
@@ -22,7 +25,7 @@ def _shape(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) -> Tensor
     return a.new_empty(a.shape[0])
 
 
-from edits import kernels as _kernels  # noqa: E402, F401 - registers the kernel of the schema above
+load_library("edits", "kernels")  # the kernel of the schema above
 
 
 def edit_distance(a: Tensor, b: Tensor, a_lengths: Tensor | None = None, b_lengths: Tensor | None = None) -> Tensor:

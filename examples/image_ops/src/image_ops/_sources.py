@@ -5,7 +5,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parent / "csrc"
 MODULES = {"fused": "fused_bias_act", "upfirdn2d": "upfirdn2d"}  # to the first word of their files
 
-CXX_FLAGS = ["-O3", "-fopenmp"]  # not given to the linker: torch brings the OpenMP library that its threads are in
+CXX_FLAGS = ["-O2", "-fopenmp"]  # not given to the linker: torch brings the OpenMP library that its threads are in
 CUDA_FLAGS = ["-DWITH_CUDA"]  # for both compilers
 
 

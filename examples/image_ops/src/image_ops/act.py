@@ -12,7 +12,9 @@ from image_ops.compiled import kernel
 LEAKY_RELU = 3  # as fused_bias_act counts activations
 
 
-def fused_leaky_relu(x: Tensor, bias: Tensor | None = None, negative_slope: float = 0.2, scale: float = 2**0.5) -> Tensor:
+def fused_leaky_relu(
+    x: Tensor, bias: Tensor | None = None, negative_slope: float = 0.2, scale: float = 2**0.5
+) -> Tensor:
     """``leaky_relu(x + bias, negative_slope) * scale``; ``bias`` has one value for each entry of dimension 1.
 
     The backward pass reads the slope off the sign of the output, so it needs a scale and a slope that keep signs.

@@ -24,7 +24,8 @@ class _Axis(NamedTuple):
         A tap that carried sample i to output o has the number i * up + pad0 - o * down; with the kernel read the other
         way, these numbers ask for pad0' = taps - 1 - pad0, and the size asks for pad1'.
         """
-        return _Axis(self.down, self.up, taps - 1 - self.pad0, size * self.up - out * self.down + self.pad0 - self.up + 1)
+        pad1 = (size - 1) * self.up - out * self.down + self.pad0 + 1
+        return _Axis(self.down, self.up, taps - 1 - self.pad0, pad1)
 
 
 def upfirdn2d(x: Tensor, kernel: Tensor, up: int = 1, down: int = 1, pad: tuple[int, int] = (0, 0)) -> Tensor:

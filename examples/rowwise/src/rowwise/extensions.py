@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from precast.extension import TorchExtension, TritonExtension
 from precast.kernel_loader import KernelLoader
-
 from rowwise import reference
 
 

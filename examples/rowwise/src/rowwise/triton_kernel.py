@@ -11,7 +11,7 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def _log_sum_exp(x, out, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _log_sum_exp(x, out, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     base = tl.full([BLOCK], -_LARGEST, tl.float32)
@@ -35,5 +35,6 @@ def log_sum_exp(x: Tensor) -> Tensor:
     if rows.shape[0] > 0:
         columns = rows.shape[1]
         block = min(max(triton.next_power_of_2(columns), 16), 4096)
-        _log_sum_exp[(rows.shape[0],)](rows, out, columns, rows.stride(0), BLOCK=block, num_warps=8 if block > 1024 else 4)
+        warps = 8 if block > 1024 else 4
+        _log_sum_exp[(rows.shape[0],)](rows, out, columns, rows.stride(0), BLOCK=block, num_warps=warps)
     return out.reshape(x.shape[:-1])

@@ -46,8 +46,7 @@ Tensor edit_distance(const Tensor& a_given, const Tensor& a_lengths_given, const
   int64_t* distances = static_cast<int64_t*>(out.data_ptr());
   torch::stable::parallel_for(0, batch, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      distances[i] =
-          distance(data(a) + i * a.size(1), data(a_lengths)[i], data(b) + i * b.size(1), data(b_lengths)[i]);
+      distances[i] = distance(data(a) + i * a.size(1), data(a_lengths)[i], data(b) + i * b.size(1), data(b_lengths)[i]);
     }
   });
   return out;

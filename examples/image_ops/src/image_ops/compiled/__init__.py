@@ -6,9 +6,8 @@ import importlib.util
 import warnings
 from types import ModuleType
 
-from precast.errors import PrebuiltRefused
-
 from image_ops import _sources
+from precast.errors import PrebuiltRefused
 
 
 @functools.cache
@@ -25,7 +24,7 @@ def kernel(name: str) -> ModuleType:
 
 
 def build(name: str) -> ModuleType:
-    """Compile and load a module in torch's folder for extensions; what an earlier process left there is not compiled."""
+    """Compile and load a module in torch's folder for extensions; what an earlier process left there is taken."""
     from torch.utils.cpp_extension import load
 
     cuda = _sources.with_cuda()

@@ -1,4 +1,4 @@
-// Element types, for code that sees torch and for code that does not: a .cu without torch's headers compiles in seconds.
+// Element types, for code that sees torch and code that does not: a .cu without torch's headers compiles in seconds.
 #pragma once
 
 #ifdef __CUDACC__

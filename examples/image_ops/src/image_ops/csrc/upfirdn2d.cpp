@@ -11,14 +11,16 @@ namespace image_ops {
 namespace {
 
 constexpr const char* kName = "upfirdn2d";
+constexpr int64_t kGrain = 1 << 15;  // products for one thread
 
 template <typename T>
 void upfirdn2d_cpu(const UpFirDn& work) {
   using Acc = at::opmath_type<T>;
   const Acc* kernel = static_cast<const Acc*>(work.kernel);
   const int64_t samples = int64_t{work.y.in} * work.x.in;
-  // A row of the output for each step.
-  at::parallel_for(0, work.planes * work.y.out, 1, [&](int64_t begin, int64_t end) {
+  // By rows of the output, and as many for a thread as are worth one.
+  const int64_t for_a_row = int64_t{work.x.out} * work.y.taps * work.x.taps;
+  at::parallel_for(0, work.planes * work.y.out, 1 + kGrain / for_a_row, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* input = static_cast<const T*>(work.input) + row / work.y.out * samples;
       T* out = static_cast<T*>(work.out) + row * work.x.out;

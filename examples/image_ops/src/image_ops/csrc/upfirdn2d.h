@@ -1,8 +1,8 @@
 // Upsample, filter, downsample: out = every down-th sample of kernel * pad(up(x)).
 //
-// up(x) has up - 1 zeros behind each sample; padding adds zeros, or crops where it is negative; * is the convolution, so
-// the kernel is read backwards. Along one axis out has (in * up + pad0 + pad1 - taps) / down + 1 samples, rounded down.
-// No intermediate is ever made: an output reads those inputs alone that meet a tap.
+// up(x) has up - 1 zeros behind each sample; padding adds zeros, or crops where it is negative; * is the convolution,
+// so the kernel is read backwards. Along one axis out has (in * up + pad0 + pad1 - taps) / down + 1 samples, rounded
+// down. No intermediate is ever made: an output reads those inputs alone that meet a tap.
 #pragma once
 
 #include <cstdint>
