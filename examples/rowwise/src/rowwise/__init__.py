@@ -13,7 +13,7 @@ __all__ = ["LogSumExpLoader", "log_sum_exp"]
 
 
 def log_sum_exp(x: Tensor) -> Tensor:
-    """``log(sum(exp(x)))`` over the last dimension, without overflow; in the type of ``x``, summed in float32 at least."""
+    """``log(sum(exp(x)))`` over the last dimension without overflow, in the type of ``x``, summed in float32."""
     out: Tensor = _LogSumExp.apply(x)
     return out
 
