@@ -18,6 +18,7 @@ from pathlib import Path
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import aot, catalogue, flags, host
+from precast._build.binaries import host_tools
 from precast._build.cache import Cache, open_cache
 from precast.errors import KernelError
 
@@ -59,7 +60,7 @@ def chosen(names: Sequence[str]) -> tuple[catalogue.Family, ...]:
 
 def write_commands(path: Path, settings: Settings, cache: Cache) -> None:
     """The compiles of every host source, whichever family was asked for: an editor has all of them open."""
-    compiler, _ = aot.host_tools(settings)
+    compiler, _ = host_tools(settings)
     levels = flags.cpu_levels(platform.machine())
     abi = Stable(STABLE_FLOOR)
     plan = host.make_plan(catalogue.FAMILIES, abi, compiler, cache=cache, debug=settings.debug, levels=levels)

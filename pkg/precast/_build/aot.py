@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from precast._abi.build_info import BuildMode
@@ -135,12 +136,12 @@ def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cac
     compiler, ninja = host_tools(settings)
     for family in families:
         build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level_here(),))
-    if not any(family.device for family in families):
+    with_device = [family for family in families if family.device is not None]
+    found, targets = machine.targets(settings) if with_device else (None, ())
+    if found is None or not targets:
         return
-    found, targets = machine.targets(settings)
-    for family in families:
-        if found is not None and targets and family.device is not None:
-            build_images(family, targets, found, cache, settings)
+    with ThreadPoolExecutor(max_workers=toolchain.default_jobs(settings)) as pool:
+        list(pool.map(lambda family: build_images(family, targets, found, cache, settings), with_device))
 
 
 def level_here() -> flags.CpuLevel:

@@ -21,33 +21,40 @@ from precast.build import device, facts, ninja, wheel
 from precast.build.extensions import DeviceExtension, StableExtension
 from precast.errors import KernelError
 
-
-def _base() -> Any:
-    """The command of torch where there is one, as it compiles CUDAExtension; a wheel for every torch needs none."""
-    if importlib.util.find_spec("torch") is None:
-        return build_ext
-    from torch.utils.cpp_extension import BuildExtension as OfTorch
-
-    return OfTorch
+_OURS = (StableExtension, DeviceExtension)
 
 
-class BuildExtension(_base()):  # type: ignore[misc]  # one of two classes without types
-    """``cmdclass={"build_ext": BuildExtension}``: torch's command, and after it the manifest, the guards, the tag."""
+class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
+    """``cmdclass={"build_ext": BuildExtension}``: setuptools' command, and after it the manifest, the guards, the tag.
+
+    It is torch's command as well where something is for one torch, such as a CUDAExtension. A wheel for every torch
+    neither needs nor imports one.
+    """
 
     extensions: list[Extension]
+
+    def __new__(cls, distribution: Any, **options: Any) -> Any:
+        """The command that the extensions of this distribution need."""
+        bound = any(not isinstance(extension, _OURS) for extension in distribution.ext_modules or ())
+        if cls is BuildExtension and bound and importlib.util.find_spec("torch") is not None:
+            from torch.utils.cpp_extension import BuildExtension as OfTorch
+
+            return object.__new__(type("BuildExtension", (BuildExtension, OfTorch), {}))
+        return object.__new__(cls)
 
     def build_extensions(self) -> None:
         """Compile everything, then say in each package what lies there."""
         self._settings = probe.read_settings()
-        self._torch = probe.probe_host(self._settings, gpus=False).torch
+        bound = any(not isinstance(extension, _OURS) for extension in self.extensions)
+        self._torch = probe.probe_host(self._settings, gpus=False).torch if bound else None
         self._compilers: dict[str, str] = {}
         self._images: dict[str, list[DeviceFile]] = {}
         every = list(self.extensions)
         self._refuse_guarded_twice(every)
         for extension in every:
-            if isinstance(extension, (StableExtension, DeviceExtension)):
+            if isinstance(extension, _OURS):
                 self._build_ours(extension)
-        self.extensions = [e for e in every if not isinstance(e, (StableExtension, DeviceExtension))]
+        self.extensions = [extension for extension in every if not isinstance(extension, _OURS)]
         try:
             if self.extensions:
                 self._build_theirs()
@@ -158,7 +165,7 @@ class BuildExtension(_base()):  # type: ignore[misc]  # one of two classes witho
                 continue
             relative = Path(*_package(extension).split("."), f"{extension.name.rpartition('.')[2]}.py")
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
-                if path.is_file() and path.read_text(encoding="utf-8") != wheel.GUARD:
+                if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
                     raise KernelError(
                         f"{extension.name} has two meanings\n  found   {path}, beside an extension of that name\n"
                         f"  needed  one of them under another name: the extension is imported by way of a guard"

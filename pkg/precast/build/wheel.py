@@ -21,6 +21,12 @@ from precast.build import guard
 guard(__name__)
 '''
 
+
+def is_guard(text: str) -> bool:
+    """Whether a file is a guard, perhaps of another version of precast."""
+    return text.startswith('"""Made by precast.build')
+
+
 # The oldest Python that precast runs on: what a wheel of the limited API is tagged for.
 _OLDEST = "cp310"
 
