@@ -70,7 +70,10 @@ BUILD_ONLY = {
     "_build/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
-    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "builtin", "child", "cpp", "cubin", "native")},
+    **{
+        f"extension/{name}.py": {"setuptools"}
+        for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")
+    },
 }
 IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
 
