@@ -77,10 +77,19 @@ def run(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def lend(folder: Path) -> None:
-    """Link what LENT names and what it requires, and nothing else of this environment: not precast."""
+def precast_wheel(work: Path) -> None:
+    """The wheel of this checkout, in the folder that environments install from."""
+    made = work / "wheels"
+    made.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", made, HERE.parent]
+    run(wheel, work, {**env, "PRECAST_CACHE_DIR": str(work / "cache")})
+
+
+def lend(folder: Path, names: Sequence[str] = LENT) -> None:
+    """Link what is named and what it requires, and nothing else of this environment: not precast."""
     folder.mkdir()
-    todo, seen = list(LENT), set[str]()
+    todo, seen = list(names), set[str]()
     while todo:
         name = todo.pop()
         if name in seen:
@@ -146,10 +155,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no package {', '.join(unknown)}; there are {', '.join(known.name for known in PACKAGES)}")
     with tempfile.TemporaryDirectory(prefix="precast-examples-") as folder:
         work = Path(folder)
-        (work / "wheels").mkdir()
-        wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work / "wheels"]
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        run([*wheel, HERE.parent], work, {**env, "PRECAST_CACHE_DIR": str(work / "cache")})
+        precast_wheel(work)
         lend(work / "lent")
         wanted = [package for package in PACKAGES if not asked or package.name in asked]
         outcomes = []
