@@ -33,6 +33,6 @@ class LogSumExpTorch(TorchExtension):
 
 
 class LogSumExpLoader(KernelLoader):
-    """What is always there is listed here; kernels announce themselves by entry points, this package's as any other's."""
+    """What is always there is listed here; kernels announce themselves by entry points, ours too."""
 
     REGISTRY: ClassVar = [LogSumExpTorch]
