@@ -17,7 +17,7 @@ from precast._abi.version import Release
 from precast._build import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import FOLDER
-from precast.build import device, facts, ninja, wheel
+from precast.build import facts, wheel
 from precast.build.extensions import DeviceExtension, StableExtension
 from precast.errors import KernelError
 
@@ -95,9 +95,13 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         output = Path(self.build_lib) / self.get_ext_filename(extension.name)
         folder = Path(self.build_temp) / "precast" / extension.name
         if isinstance(extension, StableExtension):
+            from precast.build import ninja  # a rebuild of nothing else is mostly imports
+
             kind, version = ninja.build_library(extension, output, folder, self._settings)
             self._compilers[kind] = version
         else:
+            from precast.build import device
+
             files, version = device.build_images(extension, output.parent, self._settings)
             self._images[extension.name] = files
             self._compilers["nvrtc"] = version
