@@ -28,11 +28,16 @@ def loaders(name: str) -> list[type[KernelLoader]]:
     from precast import kernel_loader
 
     every = kernel_loader.loaders()
-    named = [one for one in every if name in (one.__name__, *one.ALIASES) or name in one.names()]
+    named = [one for one in every if name in _known(one)]
     if named:
         return named
     wanted = set(_named(name))
     return [one for one in every if any(wanted & set(_families_of(extension)) for extension in one.extensions())]
+
+
+def _known(one: type[KernelLoader]) -> set[str]:
+    """Every name that a loader answers to."""
+    return {one.__name__, *one.ALIASES, *one.names(), *(broken.name for broken in one.broken())}
 
 
 def kernel(text: str) -> str:

@@ -49,7 +49,8 @@ def examine(kernel: str, device: str | None) -> dict[str, Any]:
     counted = [t for t in traces if device is not None or t["device"] == "cpu" or examination.has_gpu]
     return {
         "schema": 1,
-        "ok": all(trace["verdict"] in ("prebuilt", "jit") for trace in counted) and (bool(counted) or (device is None and _serves(known))),
+        "ok": all(trace["verdict"] in ("prebuilt", "jit") for trace in counted)
+        and (bool(counted) or (device is None and _serves(known))),
         "environment": report.environment_line(examination),
         "traces": traces,
         "loaders": known,

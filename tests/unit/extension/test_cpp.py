@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_with_its_reason_and_built_anew(
     reason = "number_ext does not fit\\n  found   torch 2.9"
     prebuilt(tmp_path, f"from precast.errors import KernelIncompatible\nraise KernelIncompatible('{reason}')\n")
     monkeypatch.setenv("PRECAST_JIT", "aot")
-    with pytest.raises(KernelIncompatible, match="found   torch 2.9"):
+    with pytest.raises(KernelIncompatible, match=r"found   torch 2\.9"):
         package.NumberExtension().load()
     monkeypatch.delenv("PRECAST_JIT")
     with caplog.at_level(logging.WARNING, "precast"):
