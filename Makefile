@@ -29,11 +29,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo dev bench faults fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo dev examples bench faults fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo dev bench faults fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test demo dev examples bench faults fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
