@@ -21,6 +21,8 @@ NAMES = (
     "rebuild",
     "ranks",
     "cpu_adam",
+    "cpu_optim",
+    "cpu_rows",
     "device_jit",
     "norm",
     "layer_norm",

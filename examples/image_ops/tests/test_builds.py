@@ -52,7 +52,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory, compiled: Compiled) -> Path:
 
 def python(code: str, site: Path | None = None) -> str:
     """Run code in a fresh process, which sees the installation of this environment, or one in a folder."""
-    env = {**os.environ, **({} if site is None else {"PYTHONPATH": str(site)})}
+    paths = [*([] if site is None else [str(site)]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=site, env=env, stdout=subprocess.PIPE, text=True, check=True
     )
