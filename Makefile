@@ -20,12 +20,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?=
 ARGS ?=
-<<<<<<< HEAD
 FAMILY ?=
-=======
 FREE_THREADED ?= python3.13t
 FREE_VENV := .venv-free-threaded
->>>>>>> main
 
 # One environment per interpreter and torch, so that an override never changes what the plain command uses.
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
@@ -34,19 +31,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-<<<<<<< HEAD
-.PHONY: help test demo dev examples bench faults fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo dev examples bench faults fuzz release-local prove-classic lint format tools act"
-=======
-.PHONY: help test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act
-
-help:
-	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act"
->>>>>>> main
+	@echo "targets: test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -54,7 +43,6 @@ test: $(READY)
 demo: $(READY)
 	$(BIN)/python examples/demo.py $(ARGS)
 
-<<<<<<< HEAD
 # A family after an edit of its sources: make dev FAMILY=rms_norm; with PRECAST_DEBUG=1 for a debugger.
 dev: $(READY)
 	@$(BIN)/python -m tools dev $(FAMILY) $(ARGS)
@@ -62,9 +50,7 @@ dev: $(READY)
 examples: $(READY)
 	$(BIN)/python examples/downstream.py $(ARGS)
 
-=======
 # Two other ways to load a kernel are peers of one benchmark, which says so where they cannot be had.
->>>>>>> main
 bench: $(READY)
 	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt apache-tvm-ffi kernels
 	$(BIN)/python -m benchmarks $(ARGS)
