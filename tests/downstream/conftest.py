@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, CPU, m) { m.impl("scale", TORCH_BOX(&scale)
 """
 
 SETUP = """
-from setuptools import setup
+from setuptools import Extension, setup
 from precast.build import BuildExtension, DeviceExtension, StableExtension, ext_modules, labelled
 {imports}
 modules = ext_modules({modules})

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from precast._abi.build_info import BuildInfo
+from precast._load import downstream
+from precast.build import audit
+from precast.extension.places import Places
+
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 MODULE = 'CppExtension("{name}.fused", ["csrc/fused.cpp"])'
@@ -40,6 +45,52 @@ def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py:
         [sys.executable, "-c", where + code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert str(root / "bound_ops" / "_C" / "host") in done.stdout
+
+
+def test_a_module_of_the_folder_itself_needs_no_second_one(
+    project: Callable[..., Path], setup_py: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the classes of precast.extension name what they build; this one names neither torch nor Python."""
+    root = project("inside_ops", 'Extension("{name}._C.data", ["csrc/data.cpp"])')
+    (root / "csrc" / "data.cpp").write_text('extern "C" int data = 5;\n')
+    done = setup_py(root, "build_ext", "--inplace")
+    assert done.returncode == 0, done.stderr[-3000:]
+    monkeypatch.syspath_prepend(root)
+    folder = root / "inside_ops" / "_C"
+    (file,) = BuildInfo.from_json((folder / "build_info.json").read_text()).host
+    assert (str(file.abi), file.python) == ("torch-stable-2.4", "none")
+    assert downstream.library_file("inside_ops._C", "data") == folder / file.path
+    assert Inside("data").prebuilt_file() == folder / file.path, "the library, not its guard"
+    (folder / file.path).write_bytes(b"damaged")
+    assert Inside("data").prebuilt_file() is None
+
+
+LIMITED = """
+#include <Python.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "small", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_small() { return PyModule_Create(&module); }
+"""
+
+
+def test_the_limited_api_is_for_every_python_from_the_oldest_on(project: Callable[..., Path], setup_py: Setup) -> None:
+    options = 'py_limited_api=True, define_macros=[("Py_LIMITED_API", "0x030a0000")]'
+    root = project("limited_ops", f'Extension("{{name}}.small", ["csrc/small.cpp"], {options})')
+    (root / "csrc" / "small.cpp").write_text(LIMITED)
+    done = setup_py(root, "bdist_wheel")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (wheel,) = (root / "dist").glob("*.whl")
+    assert "-cp310-abi3-linux_" in wheel.name
+    violations, (info,) = audit.audit(wheel)
+    assert not violations and info.host[0].python == "abi3" and info.host[0].path == "host/small.abi3.so"
+
+
+class Inside(Places):
+    """What a class of precast.extension knows of its prebuilt module."""
+
+    prebuilt_module_path = "inside_ops._C"  # type: ignore[assignment]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 def test_load_reuses_nothing_of_an_installed_build_but_its_own(

@@ -49,6 +49,11 @@ class _Wheel:
     info: BuildInfo
 
 
+def inside(package: str) -> tuple[str, ...]:
+    """The folder of the manifest below the folder of a package; a package called ``_C`` is that folder itself."""
+    return () if package.rpartition(".")[2] == FOLDER else (FOLDER,)
+
+
 def guard(module: str) -> None:
     """Put the compiled module in the place of the Python module of this name, which called this with ``__name__``.
 
@@ -76,6 +81,11 @@ def load_library(package: str, name: str) -> Path:
         )
     _open(path, f"{package}.{name}")
     return path
+
+
+def library_file(package: str, name: str) -> Path:
+    """The library behind a guard, known to fit this process and intact, for who reads it without opening it."""
+    return _fitting(_wheel_of(package), name)[1]
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
@@ -132,7 +142,7 @@ def _wheel_of(package: str) -> _Wheel:
     spec = importlib.util.find_spec(package) if package else None
     if spec is None:
         raise KernelError(f"there is no package {package!r}\n  needed  an installed one that precast.build has built")
-    folders = [Path(place) / FOLDER for place in spec.submodule_search_locations or ()]
+    folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
         info = prebuilt.load_build_info(folder)
         if info is not None:

@@ -105,9 +105,10 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
             continue
         if isinstance(file, HostFile):
             yield from _library(file, data)
-            guard = folder.parent / f"{file.families[0] if file.families else '?'}.py"
-            if not guard.is_file() or guard.read_text(encoding="utf-8", errors="replace") != wheel.GUARD:
-                yield Violation("guard", guard.name, "the guard of precast.build", f"none beside {where}")
+            name = f"{file.families[0] if file.families else '?'}.py"
+            beside = [place / name for place in (folder, folder.parent) if (place / name).is_file()]
+            if not any(path.read_text(encoding="utf-8", errors="replace") == wheel.GUARD for path in beside):
+                yield Violation("guard", name, "the guard of precast.build", f"none beside {where}")
     listed = {file.path for file in wheel.files_of(info)}
     for part in ("host", "device"):
         for there in sorted((folder / part).glob("*")):

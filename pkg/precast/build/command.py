@@ -12,13 +12,11 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._abi.torch_abi import Stable
-from precast._abi.version import Release
 from precast._build import provenance, toolchain
 from precast._load import prebuilt, probe
-from precast._load.downstream import FOLDER
+from precast._load.downstream import inside
 from precast.build import facts, wheel
-from precast.build.extensions import DeviceExtension, StableExtension
+from precast.build.extensions import DeviceExtension, StableExtension, declared_floor
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)
@@ -60,19 +58,23 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 self._build_theirs()
         finally:
             self.extensions = every
-        infos = [self._write_package(package, every) for package in sorted({_package(e) for e in every})]
+        infos = [self._write_manifest(folder, every) for folder in _folders(every)]
         wheel.retag(self.distribution, wheel.tag_of(infos))
 
     def get_ext_filename(self, fullname: str) -> str:
         """In the folder ``_C`` of the package, where only a guard looks."""
-        extension = self.ext_map.get(fullname) or self.ext_map.get(fullname.rpartition(".")[2])
+        extension = self.ext_map.get(fullname)
         package, _, name = fullname.rpartition(".")
-        folder = Path(*package.split(".")) / FOLDER
+        folder = _manifest_folder(package)
         if isinstance(extension, DeviceExtension):
             return str(folder / prebuilt.MANIFEST)
         if isinstance(extension, StableExtension):
             return str(folder / "host" / f"{name}.so")
         return str(folder / "host" / Path(super().get_ext_filename(fullname)).name)
+
+    def get_ext_fullpath(self, ext_name: str) -> str:
+        """The same below the build folder: what an editable install wants elsewhere is copied afterwards."""
+        return str(Path(self.build_lib) / self.get_ext_filename(self.get_ext_fullname(ext_name)))
 
     def copy_extensions_to_source(self) -> None:
         """For an editable install: everything goes where the sources are, which is where Python looks then."""
@@ -115,17 +117,18 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 _make_debug(extension)
         super().build_extensions()
 
-    def _write_package(self, package: str, every: Iterable[Extension]) -> BuildInfo:
-        """The manifest and the guards of one package."""
-        own = [extension for extension in every if _package(extension) == package]
+    def _write_manifest(self, relative: Path, every: Iterable[Extension]) -> BuildInfo:
+        """The manifest of one folder, and the guards of what lies in it."""
+        own = [extension for extension in every if _manifest_folder(_package(extension)) == relative]
         hosts = [self._host_file(extension) for extension in own if not isinstance(extension, DeviceExtension)]
         images = [image for extension in own for image in self._images.get(extension.name, ())]
         info = self._info(own, hosts, images)
-        folder = Path(self.build_lib, *package.split("."))
-        _drop_strays(folder / FOLDER, info)
-        (folder / FOLDER / prebuilt.MANIFEST).write_text(info.to_json(), encoding="utf-8")
-        for file in hosts:
-            (folder / f"{file.families[0]}.py").write_text(wheel.GUARD, encoding="utf-8")
+        folder = Path(self.build_lib) / relative
+        _drop_strays(folder, info)
+        (folder / prebuilt.MANIFEST).write_text(info.to_json(), encoding="utf-8")
+        for extension in own:
+            if not isinstance(extension, DeviceExtension):
+                (Path(self.build_lib) / _guard(extension)).write_text(wheel.GUARD, encoding="utf-8")
         return info
 
     def _host_file(self, extension: Extension) -> HostFile:
@@ -134,7 +137,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             extension.name,
             f"host/{path.name}",
             path.read_bytes(),
-            stable=extension.abi if isinstance(extension, StableExtension) else _declared_floor(extension),
+            stable=declared_floor(extension),
             limited=bool(getattr(extension, "py_limited_api", False)),
             torch=self._torch,
             debug=self._settings.debug,
@@ -167,7 +170,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         for extension in every:
             if isinstance(extension, DeviceExtension):
                 continue
-            relative = Path(*_package(extension).split("."), f"{extension.name.rpartition('.')[2]}.py")
+            relative = _guard(extension)
             for path in (Path(self.build_lib) / relative, self._in_source(relative)):
                 if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
                     raise KernelError(
@@ -177,33 +180,34 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     def _in_source(self, relative: Path) -> Path:
         build_py = self.get_finalized_command("build_py")
-        parts = list(relative.parts)
-        inside = [FOLDER, *parts[parts.index(FOLDER) + 1 :]] if FOLDER in parts else parts[-1:]
-        package = parts[: len(parts) - len(inside)]
-        return Path(build_py.get_package_dir(".".join(package)), *inside)
+        top, *rest = relative.parts
+        return Path(build_py.get_package_dir(top), *rest)
 
     def _written(self) -> Iterator[Path]:
         """Manifests, what they list, and guards, below the build folder."""
-        for package in sorted({_package(extension) for extension in self.extensions}):
-            folder = Path(*package.split("."))
-            found = prebuilt.load_build_info(Path(self.build_lib) / folder / FOLDER)
+        for folder in _folders(self.extensions):
+            found = prebuilt.load_build_info(Path(self.build_lib) / folder)
             if found is not None:
-                yield folder / FOLDER / prebuilt.MANIFEST
-                yield from (folder / FOLDER / file.path for file in wheel.files_of(found))
-                yield from (folder / f"{file.families[0]}.py" for file in found.host)
+                yield folder / prebuilt.MANIFEST
+                yield from (folder / file.path for file in wheel.files_of(found))
+        yield from (_guard(extension) for extension in self.extensions if not isinstance(extension, DeviceExtension))
 
 
 def _package(extension: Extension) -> str:
     return str(extension.name.rpartition(".")[0])
 
 
-def _declared_floor(extension: Extension) -> Stable | None:
-    """The floor of an extension of torch's that is written for the stable ABI, by the define that says so."""
-    for name, text in extension.define_macros:
-        if name == "TORCH_TARGET_VERSION" and text:
-            number = int(text, 16)
-            return Stable(Release(number >> 56, (number >> 48) & 0xFF))
-    return None
+def _guard(extension: Extension) -> Path:
+    """Where the module of an extension would lie, below the build folder."""
+    return Path(*extension.name.split(".")).with_suffix(".py")
+
+
+def _manifest_folder(package: str) -> Path:
+    return Path(*package.split("."), *inside(package))
+
+
+def _folders(extensions: Iterable[Extension]) -> list[Path]:
+    return sorted({_manifest_folder(_package(extension)) for extension in extensions})
 
 
 def _make_debug(extension: Extension) -> None:

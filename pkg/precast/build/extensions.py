@@ -99,7 +99,8 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
 
     Two wheels for two torches must not bear one file name. An index other than PyPI takes such versions.
     """
-    bound = [extension for extension in extensions if not isinstance(extension, (StableExtension, DeviceExtension))]
+    every = list(extensions)
+    bound = [e for e in every if not isinstance(e, DeviceExtension) and declared_floor(e) is None]
     if not bound:
         return version
     torch = probe.probe_host(Settings(), gpus=False).torch
@@ -107,6 +108,17 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
         raise _bad(bound[0].name, "no torch to build it with", "the torch that it is for, and --no-build-isolation")
     cuda = "cpu" if torch.cuda is None else f"cu{torch.cuda.major}{torch.cuda.minor}"
     return f"{version}+{cuda}.torch{torch.version.release}"
+
+
+def declared_floor(extension: Extension) -> Stable | None:
+    """The oldest torch of an extension on the stable ABI, by its class or by the define that asks for that ABI."""
+    if isinstance(extension, StableExtension):
+        return extension.abi
+    for name, text in extension.define_macros:
+        if name == "TORCH_TARGET_VERSION" and text:
+            number = int(text, 16)
+            return Stable(Release(number >> 56, (number >> 48) & 0xFF))
+    return None
 
 
 def _flat(extensions: Iterable[Any]) -> Iterable[Any]:

@@ -86,7 +86,7 @@ def host_file(
         path=path,
         sha256=hashlib.sha256(data).hexdigest(),
         bytes=len(data),
-        abi=stable or _classic(name, bound, torch),
+        abi=_abi(name, info, bound, stable, torch),
         machine=info.machine,
         needed=info.needed,
         glibc=Release(*(*info.glibc, 0, 0)[:2]),
@@ -99,13 +99,17 @@ def host_file(
     )
 
 
-def _classic(name: str, bound: Binding, torch: TorchInfo | None) -> TorchAbi:
-    """Bound to the torch it was built with; whoever names nothing of a torch is bound to none."""
-    if torch is not None:
-        return torch_abi(torch)
-    if bound.classic:
-        raise KernelError(f"{name}: {bound.classic[0]} is of torch, and there is no torch to say of which")
-    return Stable(CLASSIC_FLOOR)
+def _abi(name: str, info: elf.ElfInfo, bound: Binding, stable: Stable | None, torch: TorchInfo | None) -> TorchAbi:
+    """What names nothing of torch is bound to none; the rest to the floor it was compiled for, or to one torch."""
+    shims = any(symbol.startswith(("aoti_torch_", "torch_")) for symbol in info.undefined)
+    if not bound.classic and not shims and not any(needed.startswith(("libtorch", "libc10")) for needed in info.needed):
+        return Stable(CLASSIC_FLOOR)
+    if stable is not None:
+        return stable
+    if torch is None:
+        named = (*bound.classic, *info.needed)[0]
+        raise KernelError(f"{name} needs {named}, and there is no torch to say of which")
+    return torch_abi(torch)
 
 
 def _cuda_major(name: str, bound: Binding, torch: TorchInfo | None) -> int | None:
