@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -233,3 +235,42 @@ def test_headers_are_found_by_what_is_in_them(tmp_path: Path, monkeypatch: pytes
         (tmp_path / marker).parent.mkdir(parents=True)
         (tmp_path / marker).touch()
         assert find() == str(tmp_path / marker.partition("include")[0] / "include") + ("/cccl" * (find is headers.cccl))
+
+
+CUB = """
+#include <cuda_bf16.h>
+#include <cub/block/block_reduce.cuh>
+extern "C" __global__ void sum(const __nv_bfloat16* x, float* y, int n) {
+  using Reduce = cub::BlockReduce<float, 256>;
+  __shared__ typename Reduce::TempStorage storage;
+  float mine = 0;
+  for (int i = threadIdx.x; i < n; i += 256) mine += __bfloat162float(x[i]);
+  const float whole = Reduce(storage).Sum(mine);
+  if (threadIdx.x == 0) *y = whole;
+}
+"""
+
+
+@pytest.mark.wheel
+def test_cub_of_pypi_compiles(
+    tmp_path: Path, label_nvrtc: Find, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    from precast.extension import programs
+
+    nvrtc = label_nvrtc("cu130")
+    minor = ".".join(nvrtc.version.split(".")[:2])
+    assert pytestconfig.cache is not None
+    site = pytestconfig.cache.mkdir(f"headers-{minor}")
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.syspath_prepend(str(site))
+    if not (site / "nvidia").is_dir():
+        wanted = [f"nvidia-cuda-cccl=={minor}.*", f"nvidia-cuda-runtime=={minor}.*"]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--target"]
+        subprocess.run([*command, str(site), *wanted], check=True)
+    (tmp_path / "sum.cu").write_text(CUB)
+    folders = (headers.cuda(), headers.cccl())
+    said = programs.Programs("sum_ext", (str(tmp_path / "sum.cu"),), folders, {}, {}, ())
+    (built,) = programs.build(said, [GpuTarget.parse("sm_90")], nvrtc, probe.read_settings(), "a test")
+    entry = built.image.entries["sum"]
+    assert entry.parameters == ("u64", "u64", "u32") and entry.usage is not None and entry.usage.stack_bytes == 0
