@@ -7,7 +7,7 @@ import warnings
 from types import ModuleType
 
 from image_ops import _sources
-from precast.errors import PrebuiltRefused
+from precast.errors import KernelIncompatible
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def kernel(name: str) -> ModuleType:
         return build(name)
     try:
         return importlib.import_module(built)
-    except PrebuiltRefused as refusal:  # made for another torch, Python or CUDA
+    except KernelIncompatible as refusal:  # made for another torch, Python or CUDA, or by another precast
         warnings.warn(f"{name} is compiled again: {refusal}", RuntimeWarning, stacklevel=2)
         return build(name)
 
