@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,10 +73,10 @@ def test_each_target_has_its_image_and_its_entry(compiler: Compiler, source: Pat
     files, version = device.build_images(made, tmp_path / "out", settings(tmp_path))
     assert version == "13.0.88"
     assert [(file.path, file.family, str(file.min_driver)) for file in files] == [
-        ("device/bias.compute_80.ptx", "bias", "13.0"),
-        ("device/bias.compute_90.ptx", "bias", "13.0"),
+        ("device/bias.compute_80.ptx.xz", "bias", "13.0"),
+        ("device/bias.compute_90.ptx.xz", "bias", "13.0"),
     ]
-    assert b".target sm_80" in (tmp_path / "out" / files[0].path).read_bytes()
+    assert b".target sm_80" in lzma.decompress((tmp_path / "out" / files[0].path).read_bytes())
     assert all(text.startswith(b"#define WIDTH 4\n#line 1\n") for text, _, _ in compiler.asked)
     assert all(f"--include-path={tmp_path / 'include'}" in options for _, _, options in compiler.asked)
     device.build_images(made, tmp_path / "out", settings(tmp_path))
@@ -98,9 +99,9 @@ def test_without_targets_the_visible_gpus_count(
 ) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (ComputeCapability(12, 0),))
     files, _ = device.build_images(extension(source), tmp_path / "out", settings(tmp_path))
-    assert [file.path for file in files] == ["device/bias.compute_90.ptx"], "the newest that this NVRTC knows"
+    assert [file.path for file in files] == ["device/bias.compute_90.ptx.xz"], "the newest that this NVRTC knows"
     files, _ = device.build_images(extension(source), tmp_path / "out", settings(tmp_path, arch_list="compute_80"))
-    assert [file.path for file in files] == ["device/bias.compute_80.ptx"]
+    assert [file.path for file in files] == ["device/bias.compute_80.ptx.xz"]
     monkeypatch.setattr(machine, "visible_gpus", tuple)
     with pytest.raises(KernelError, match=r"my_ops.bias has no GPU to be compiled for\n.*no visible GPU"):
         device.build_images(extension(source), tmp_path / "out", settings(tmp_path))
@@ -140,7 +141,7 @@ def test_each_gpu_gets_what_runs_on_it(
     see(ComputeCapability(8, 6), ComputeCapability(12, 0), ComputeCapability(7, 5))
     found = downstream.images("my_ops", "bias")
     assert {index: str(image.target) for index, image in found.items()} == {0: "compute_80", 1: "compute_90"}
-    assert found[0].content == found[0].path.read_bytes()
+    assert found[0].content == lzma.decompress(found[0].path.read_bytes())
     (folder / files[1].path).write_bytes(b"damaged")
     assert str(downstream.images("my_ops", "bias")[1].target) == "compute_80", "the next best of what is intact"
     see(ComputeCapability(7, 5))

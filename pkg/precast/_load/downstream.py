@@ -110,6 +110,11 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 found[gpu.index] = Image(choice.chosen.target, content, wheel.folder / choice.chosen.path)
             except prebuilt.Damaged as error:
                 bad[choice.chosen.path] = str(error)
+            except prebuilt.NoLzma as error:
+                raise PrebuiltRefused(
+                    f"{package}.{name} cannot be unpacked\n  found   a Python without lzma: {error}\n"
+                    f"  needed  one that was compiled with liblzma"
+                ) from error
     if not found:
         raise _refused(f"{package}.{name} has device code for no GPU here", wheel, host, refused)
     return MappingProxyType(found)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import shutil
 from pathlib import Path
 
-from precast._abi.build_info import DeviceFile, device_path
-from precast._abi.capability import GpuTarget, min_driver
+from precast._abi.build_info import DeviceFile
+from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion
-from precast._build import device, machine, nvrtc, toolchain
+from precast._build import binaries, device, machine, nvrtc, toolchain
 from precast._build.cache import open_cache
 from precast.build.extensions import DeviceExtension
 from precast.errors import KernelError
@@ -23,32 +21,15 @@ def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -
     found, targets = _compiler(extension, settings)
     name = extension.name.rpartition(".")[2]
     program = device.read_source(name, Path(extension.sources[0]), [Path(place) for place in extension.include_dirs])
+    cache, jobs = open_cache(settings), toolchain.default_jobs(settings)
     made = device.build_program(
-        program,
-        targets,
-        found,
-        cache=open_cache(settings),
-        debug=settings.debug,
-        jobs=toolchain.default_jobs(settings),
-        defines=extension.defines,
+        program, targets, found, cache=cache, debug=settings.debug, jobs=jobs, defines=extension.defines
     )
     files = []
-    for target, artifact in zip(targets, made, strict=True):
-        path = folder / device_path(name, target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(artifact.path, path)
-        data = path.read_bytes()
-        files.append(
-            DeviceFile(
-                path=device_path(name, target),
-                sha256=hashlib.sha256(data).hexdigest(),
-                bytes=len(data),
-                family=name,
-                target=target,
-                nvrtc=found.version,
-                min_driver=min_driver(target, CudaVersion.parse(found.version)),
-            )
-        )
+    for file, packed in binaries.packed(name, targets, made, found, cache, jobs):
+        (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(packed, folder / file.path)
+        files.append(file)
     return files, found.version
 
 

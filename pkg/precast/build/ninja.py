@@ -35,7 +35,8 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     command = [ninja, "-C", str(folder), "-j", str(toolchain.default_jobs(settings)), "-v"]
     status, log = process.run(command, log=folder / _LOG, environment=host.clean_environment())
     if status:
-        raise failure.build_failed(extension.name, log, host.failed_command(log), folder / _LOG)
+        tool = f"{compiler.kind} {compiler.version}"
+        raise failure.build_failed(extension.name, log, host.failed_command(log), folder / _LOG, tool=tool)
     return compiler.kind, compiler.version
 
 

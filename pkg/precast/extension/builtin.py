@@ -50,7 +50,7 @@ def _three(
     return kernels[0], kernels[1], Row(loader, f"{stem}_torch", ReferenceExtension, families, _merged(*members))
 
 
-_ADAM = (catalogue.CPU_ADAM,)
+_ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
 _RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
 _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
