@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
+from precast._abi.build_info import SCHEMA, BuildInfo
 from precast._abi.host import Host, TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion
@@ -107,6 +107,18 @@ def test_a_cuda_module_is_refused_under_another_cuda(
     there = other_torch(host, str(host.torch.version), "13.0")
     monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: there)
     assert importlib.import_module("bound_ops.fused").threads() > 0
+
+
+def test_a_manifest_of_another_schema_is_refused_for_its_own_package(
+    bound_wheel: Path, installed: Callable[[Path], Path]
+) -> None:
+    path = installed(bound_wheel) / "_C" / "build_info.json"
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', '"schema": 1'))
+    with pytest.raises(
+        ImportError, match=r"manifest of bound_ops cannot be used[^$]*\$\.schema: wanted \d+, found 1"
+    ) as caught:
+        importlib.import_module("bound_ops.fused")
+    assert isinstance(caught.value, KernelIncompatible) and "--no-binary bound" in str(caught.value)
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.1", "2.15.0"])

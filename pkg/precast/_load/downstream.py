@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.machinery import ExtensionFileLoader
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -26,7 +25,7 @@ from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._load import prebuilt, probe
 from precast._version import __version__
-from precast.errors import KernelError, PrebuiltRefused
+from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
 
 FOLDER = "_C"
 
@@ -149,7 +148,15 @@ def _wheel_of(package: str) -> _Wheel:
         raise KernelError(f"there is no package {package!r}\n  needed  an installed one that precast.build has built")
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
-        info = prebuilt.load_build_info(folder)
+        try:
+            info = prebuilt.load_build_info(folder)
+        except KernelIncompatible as error:  # of another schema, or damaged: its package is to be built again, not ours
+            raise PrebuiltRefused(
+                f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
+                f"  found   {folder / prebuilt.MANIFEST}: {error.__cause__}\n"
+                f"  needed  the {prebuilt.MANIFEST} that precast.build {__version__} writes\n"
+                f"  fix     1) {_again(package)}"
+            ) from error
         if info is not None:
             return _Wheel(package, folder, info)
     raise PrebuiltRefused(
@@ -172,6 +179,8 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 
 
 def _again(package: str) -> str:
+    from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
+
     distributions = packages_distributions().get(package.partition(".")[0], ())
     name = distributions[0] if distributions else package.partition(".")[0]
     return (

@@ -107,7 +107,7 @@ def describe_host(examination: Examination) -> Json:
         "ninja": builders.ninja if builders else None,
         "nvrtc": nvrtc and {"path": nvrtc.path, "version": nvrtc.version, "found_via": nvrtc.found_via},
         "looked_at": list(builders.looked_at) if builders else [],
-        "cache": _describe_cache(settings),
+        "cache": _describe_cache(settings, host.system),
     }
 
 
@@ -196,13 +196,13 @@ def _describe_rejection(rejection: Rejection) -> Json:
     }
 
 
-def _describe_cache(settings: Settings) -> Json:
+def _describe_cache(settings: Settings, system: str) -> Json:
     """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
     named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
     root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
-    if root is None:
-        return {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
-    from precast._build import cache_tools, lock  # which need Linux, and a report is also asked for elsewhere
+    if root is None or system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
+        return {"path": root and str(root), "writable": False, "entries": 0, "bytes": 0, "locks": []}
+    from precast._build import cache_tools, lock
 
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     entries, size = cache_tools.usage(root)
