@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from precast._load import namespace
+from precast.ops._sharding import register_where_needed
 
 # The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
 # excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
@@ -59,6 +60,7 @@ def register(
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
+        register_where_needed()
         check(*args)
         return result(*args)
 
