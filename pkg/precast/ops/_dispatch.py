@@ -14,6 +14,7 @@ tangent under ``torch.func.jvp``, and its gradient cannot be differentiated agai
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,7 +23,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from precast._load import namespace
-from precast.ops._sharding import register_where_needed
 
 # The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
 # excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
@@ -39,6 +39,8 @@ def _bumps_many() -> bool:
 
 
 _BUMPS_MANY = _bumps_many()  # torch 2.4 does not
+
+CHECKS: dict[str, Callable[..., None]] = {}  # of each op, for kernels that have none of their own
 
 
 def register(
@@ -57,10 +59,14 @@ def register(
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
+    CHECKS[name] = check
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
-        register_where_needed()
+        if "torch.distributed.tensor" in sys.modules:  # a DTensor may be behind this call
+            from precast.ops import _sharding
+
+            _sharding.register_once()
         check(*args)
         return result(*args)
 

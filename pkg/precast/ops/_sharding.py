@@ -5,13 +5,13 @@ torch chooses among them, and redistributes what is placed otherwise. Norms, act
 every dimension but the last may be sharded; what is the same for all rows is replicated, and its gradient is a partial
 sum. Ops that write into their arguments are refused: torch could give them a redistributed copy to write into.
 
-torch asks the fake kernel of an op for the shape of its result before it looks for a rule, so that is where the rules
-are registered (:func:`register_where_needed`): at the first call on a DTensor, at no cost to anybody else.
+torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where the rules
+are registered (``_dispatch.register``): at the first call on a DTensor, at no cost to anybody else.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,29 +22,20 @@ Placements = list[Any]
 Choices = list[tuple[Placements, Placements]]  # of results and arguments
 Rule = Callable[..., Choices]
 
-_DTENSOR = "torch.distributed.tensor"
-_registered: list[bool] = []  # not empty once it is done, or known to be impossible
 
-
-def register_where_needed() -> None:
-    """Registers the rules once DTensors can exist; a dictionary lookup before that, a test of a list afterwards."""
-    if not _registered and _DTENSOR in sys.modules:
-        _registered.append(_register())
-
-
-def _register() -> bool:
+@functools.cache
+def register_once() -> bool:
+    """Registers the rules; False where this torch takes none, whose own error then names the op and the missing rule."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
-    except ImportError:  # torch 2.4 and 2.5; its own error names the op and the missing rule
+    except ImportError:  # torch 2.4 and 2.5
         return False
     for name in (namespace.op_name(schema) for family in FAMILIES for schema in family.ops):
         register_sharding(namespace.overload(name))(RULES.get(name) or _refusal(name))
     return True
 
 
-def _over_rows(
-    x: Any, kept: int, args: Sequence[Any], results: int, sums: int = 0
-) -> list[tuple[Placements, Placements]]:
+def _over_rows(x: Any, kept: int, args: Sequence[Any], results: int, sums: int) -> Choices:
     """Everything replicated, or one dimension of ``x`` but the last ``kept`` sharded.
 
     ``args`` are the other arguments: one with ``x``'s shape follows it, as far as it is not broadcast; other tensors
