@@ -65,8 +65,7 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_build/tables.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
-    "extension/aot.py": {"setuptools"},
-    "extension/builtin.py": {"setuptools"},
+    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "builtin", "child", "cpp", "cubin", "native")},
 }
 IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
 
