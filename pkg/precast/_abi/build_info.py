@@ -14,7 +14,7 @@ from enum import Enum
 from precast._abi._reader import ManifestError, Reader, parse_object
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
-from precast._abi.torch_abi import TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import TorchAbi, is_git_version, parse_torch_abi
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
@@ -22,12 +22,12 @@ __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "Manife
 
 SCHEMA = 1
 
-_SHA256 = r"[0-9a-f]{64}"
-_COMMIT = r"[0-9a-f]{7,64}"
-_FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
-_WORD = r"[a-z][a-z0-9_]*"
+_HEX = frozenset("0123456789abcdef")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
+_WORD = _LETTERS | frozenset("0123456789_")
+_FILE_NAME = _WORD | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ.+-")
 _VERSION = r"[0-9]+(?:\.[0-9A-Za-z]+)*"
-_PYTHON = r"none|abi3|cp3[0-9]{1,2}t?"
+_PYTHON = r"cp3[0-9]{1,2}t?"
 
 
 class BuildMode(str, Enum):
@@ -114,10 +114,10 @@ class BuildInfo:
             )
         label = root.optional("label", lambda key: root.parsed(key, Label.parse))
         info = cls(
-            version=_match(root, "version", _VERSION, "a version without label, such as '1.0'"),
+            version=_checked(root, "version", _is_version, "a version without label, such as '1.0'"),
             label=Label("") if label is None else label,
             mode=root.parsed("mode", BuildMode),
-            commit=root.optional("commit", lambda key: _match(root, key, _COMMIT, "a commit in hexadecimal")),
+            commit=root.optional("commit", lambda key: _checked(root, key, is_git_version, "a commit in hexadecimal")),
             dirty=root.boolean("dirty"),
             source_digest=_sha256(root, "source_digest"),
             compilers=root.objects("compilers", lambda reader: (reader.text("name"), reader.text("version"))),
@@ -175,13 +175,13 @@ def _read_host(reader: Reader) -> HostFile:
         sha256=_sha256(reader, "sha256"),
         bytes=_size(reader),
         abi=reader.parsed("abi", parse_torch_abi),
-        machine=_match(reader, "machine", _WORD, "a machine such as 'x86_64'"),
+        machine=_checked(reader, "machine", _is_word, "a machine such as 'x86_64'"),
         needed=reader.texts("needed"),
         glibc=reader.parsed("glibc", Release.parse),
-        glibcxx=reader.parsed("glibcxx", _canonical(dotted)),
+        glibcxx=reader.parsed("glibcxx", _dotted_text),
         cpu_levels=_words(reader, "cpu_levels"),
         families=_words(reader, "families"),
-        python=_match(reader, "python", _PYTHON, "'none', 'abi3' or one such as 'cp312'"),
+        python=_checked(reader, "python", _is_python, "'none', 'abi3' or one such as 'cp312'"),
         cuda_major=reader.optional("cuda_major", reader.integer),
         debug=reader.boolean("debug"),
     )
@@ -192,21 +192,17 @@ def _read_device(reader: Reader) -> DeviceFile:
         path=_path(reader, "device"),
         sha256=_sha256(reader, "sha256"),
         bytes=_size(reader),
-        family=_match(reader, "family", _WORD, "a family such as 'rms_norm'"),
+        family=_checked(reader, "family", _is_word, "a family such as 'rms_norm'"),
         target=reader.parsed("target", GpuTarget.parse),
-        nvrtc=reader.parsed("nvrtc", _canonical(dotted)),
+        nvrtc=reader.parsed("nvrtc", _dotted_text),
         min_driver=CudaVersion(*_min_driver(reader)),
     )
 
 
-def _canonical(check: Callable[[str], object]) -> Callable[[str], str]:
-    """Keeps a text as it is once ``check`` has accepted it."""
-
-    def keep(text: str) -> str:
-        check(text)
-        return text
-
-    return keep
+def _dotted_text(text: str) -> str:
+    """The text itself, once it has been read as a dotted version."""
+    dotted(text)
+    return text
 
 
 def _min_driver(reader: Reader) -> tuple[int, int]:
@@ -214,20 +210,36 @@ def _min_driver(reader: Reader) -> tuple[int, int]:
     return release.major, release.minor
 
 
-def _match(reader: Reader, key: str, pattern: str, wanted: str) -> str:
+def _checked(reader: Reader, key: str, is_right: Callable[[str], bool], wanted: str) -> str:
     text = reader.text(key)
-    if re.fullmatch(pattern, text) is None:
+    if not is_right(text):
         raise ManifestError(f"{reader.at(key)}: wanted {wanted}, found {text!r}")
     return text
 
 
+def _is_version(text: str) -> bool:
+    return re.fullmatch(_VERSION, text) is not None
+
+
+def _is_python(text: str) -> bool:
+    return text in ("none", "abi3") or re.fullmatch(_PYTHON, text) is not None
+
+
+def _is_word(text: str) -> bool:
+    return text[0] in _LETTERS and _WORD.issuperset(text)
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and _HEX.issuperset(text)
+
+
 def _sha256(reader: Reader, key: str) -> str:
-    return _match(reader, key, _SHA256, "64 lower-case hexadecimal digits")
+    return _checked(reader, key, _is_sha256, "64 lower-case hexadecimal digits")
 
 
 def _words(reader: Reader, key: str) -> tuple[str, ...]:
     for word in (words := reader.texts(key)):
-        if re.fullmatch(_WORD, word) is None:
+        if not _is_word(word):
             raise ManifestError(f"{reader.at(key)}: wanted lower-case words, found {word!r}")
     return words
 
@@ -243,7 +255,7 @@ def _path(reader: Reader, folder: str) -> str:
     """A file directly inside its folder: this refuses absolute paths, ``..``, backslashes and NUL all at once."""
     path = reader.text("path")
     first, _, name = path.partition("/")
-    if first != folder or re.fullmatch(_FILE_NAME, name) is None:
+    if first != folder or not name or name[0] in ".+-" or not _FILE_NAME.issuperset(name):
         raise ManifestError(f"{reader.at('path')}: wanted '{folder}/<file name>', found {path!r}")
     return path
 

@@ -7,6 +7,7 @@ apart; suffix ``a`` binds to one architecture, suffix ``f`` to its family; plain
 
 from __future__ import annotations
 
+import functools
 import re
 from enum import Enum
 from typing import Literal, cast
@@ -17,7 +18,6 @@ from precast._abi.version import CudaVersion
 Suffix = Literal["", "a", "f"]
 
 _CAPABILITY = r"([1-9][0-9]?)\.([0-9])"
-_TARGET = r"(sm|compute)_([1-9][0-9]{1,2})([af]?)"
 _ARCH_ITEM = r"(?:(sm|compute)_)?([1-9][0-9]?)\.?([0-9])([af]?)(\+PTX)?"
 
 # The first architecture with suffix `a` is Hopper, the first with `f` is Blackwell (PTX ISA, `.target`).
@@ -99,12 +99,16 @@ class GpuTarget:
             raise ValueError(f"{self}: no architecture before {_FIRST_WITH_SUFFIX[self.suffix]}.0 has '{self.suffix}'")
 
     @classmethod
+    @functools.lru_cache(maxsize=64)  # a manifest repeats each target for every family
     def parse(cls, text: str) -> GpuTarget:
         """``"sm_90a"`` or ``"compute_90"``; anything else raises ValueError."""
-        match = re.fullmatch(_TARGET, text)
-        if match is None:
+        kind, _, rest = text.partition("_")
+        suffix = rest[-1:] if rest.endswith(("a", "f")) else ""
+        number = rest.removesuffix(suffix)
+        digits = number.isdecimal() and number.isascii() and len(number) in (2, 3) and number[0] != "0"
+        if kind not in ("sm", "compute") or not digits:
             raise ValueError(f"not a GPU target: {text!r}; wanted one such as 'sm_90', 'sm_90a' or 'compute_90'")
-        return cls(TargetKind(match[1]), ComputeCapability.from_number(int(match[2])), cast("Suffix", match[3]))
+        return cls(TargetKind(kind), ComputeCapability.from_number(int(number)), cast("Suffix", suffix))
 
     def runs_on(self, gpu: ComputeCapability) -> bool:
         """The architecture rule alone; whether the driver is new enough is another question."""

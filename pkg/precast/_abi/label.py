@@ -11,7 +11,6 @@ from precast._abi.version import CudaVersion
 # The CPU architectures that there are wheels for, as platform.machine() names them.
 MACHINES = ("x86_64", "aarch64")
 
-_CUDA_LABEL = r"cu([1-9][0-9])(0|[1-9][0-9]?)"
 _PLATFORM = r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)"
 
 
@@ -22,7 +21,7 @@ class Label:
     text: str
 
     def __post_init__(self) -> None:
-        if self.text not in ("", "cpu") and re.fullmatch(_CUDA_LABEL, self.text) is None:
+        if self.text not in ("", "cpu") and _cuda(self.text) is None:
             raise ValueError(f"not a label: {self.text!r}; wanted 'cpu' or one such as 'cu130'")
 
     @classmethod
@@ -33,8 +32,7 @@ class Label:
     @property
     def cuda(self) -> CudaVersion | None:
         """The CUDA version of ``cu130``, which is 13.0; None for the others."""
-        match = re.fullmatch(_CUDA_LABEL, self.text)
-        return None if match is None else CudaVersion(int(match[1]), int(match[2]))
+        return _cuda(self.text)
 
     @property
     def local(self) -> str:
@@ -43,6 +41,17 @@ class Label:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _cuda(text: str) -> CudaVersion | None:
+    """``"cu130"`` -> 13.0 and ``"cu1210"`` -> 12.10: two digits of major, then the minor, no leading zeros."""
+    major, minor = text[2:4], text[4:]
+    digits = major + minor
+    if not (text.startswith("cu") and digits.isdecimal() and digits.isascii() and len(major) == 2):
+        return None
+    if len(minor) not in (1, 2) or major[0] == "0" or (minor[0] == "0" and minor != "0"):
+        return None
+    return CudaVersion(int(major), int(minor))
 
 
 @value(frozen=True)

@@ -6,14 +6,10 @@ and computes nonsense. Code on torch's stable ABI works with every torch from it
 
 from __future__ import annotations
 
-import re
-
 from precast._abi.value import value
 from precast._abi.version import Release, TorchVersion
 
-_STABLE = r"torch-stable-([0-9.]+)"
-_EXACT = r"torch-([0-9.]+)-cxx([01])(?:-git([0-9a-f]{7,64}))?"
-_GIT = r"[0-9a-f]{7,64}"
+_HEX = frozenset("0123456789abcdef")
 
 # The oldest torch with every stable function that the host library uses: TORCH_TARGET_VERSION of each build.
 STABLE_FLOOR = Release(2, 10)
@@ -31,7 +27,7 @@ class Exact:
     git: str | None = None
 
     def __post_init__(self) -> None:
-        if self.git is not None and re.fullmatch(_GIT, self.git) is None:
+        if self.git is not None and not is_git_version(self.git):
             raise ValueError(f"not a git version: {self.git!r}; wanted 7 to 64 lower-case hexadecimal digits")
 
     def __str__(self) -> str:
@@ -54,10 +50,13 @@ TorchAbi = Exact | Stable
 
 def parse_torch_abi(text: str) -> TorchAbi:
     """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; else raises ValueError."""
-    if match := re.fullmatch(_STABLE, text):
-        return Stable(Release.parse(match[1]))
-    if match := re.fullmatch(_EXACT, text):
-        return Exact(Release.parse(match[1]), match[2] == "1", match[3])
+    match text.split("-"):
+        case "torch", "stable", floor:
+            return Stable(Release.parse(floor))
+        case "torch", release, ("cxx0" | "cxx1") as cxx:
+            return Exact(Release.parse(release), cxx == "cxx1")
+        case "torch", release, ("cxx0" | "cxx1") as cxx, git if git.startswith("git"):
+            return Exact(Release.parse(release), cxx == "cxx1", git[3:])
     raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-stable-2.10' or 'torch-2.6-cxx0'")
 
 
@@ -74,7 +73,7 @@ def compiled_for(abi: TorchAbi) -> Release | None:
 
 def is_git_version(text: str | None) -> bool:
     """True for what names one commit; torch says ``Unknown`` when it was built outside a repository."""
-    return text is not None and re.fullmatch(_GIT, text) is not None
+    return text is not None and 7 <= len(text) <= 64 and _HEX.issuperset(text)
 
 
 def wanted(abi: TorchAbi) -> str:

@@ -101,10 +101,9 @@ def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
 def _glibc() -> Release | None:
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"; musl and other systems do not know the name
+        return Release(*dotted((text or "").removeprefix("glibc "))[:2])
     except (ValueError, OSError, AttributeError):
         return None
-    match = re.match(r"glibc (\d+)\.(\d+)", text or "")
-    return Release(int(match[1]), int(match[2])) if match else None
 
 
 def _glibcxx() -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -113,3 +115,24 @@ def test_a_default_factory_is_refused() -> None:
         @value(frozen=True)
         class Refused:
             names: list[str] = dataclasses.field(default_factory=list)
+
+
+def test_a_value_that_inherits_from_another_is_refused() -> None:
+    with pytest.raises(TypeError, match="does not inherit"):
+
+        @value(frozen=True)
+        class Refused(Ours):
+            more: int = 0
+
+
+def test_threads_that_ask_for_the_fields_at_once_all_get_them() -> None:
+    classes = [value(frozen=True)(type(f"Made{i}", (), {"__annotations__": {"name": "str"}})) for i in range(200)]
+    start = threading.Barrier(4)
+
+    def names() -> list[str]:
+        start.wait()
+        return [field.name for cls in classes for field in dataclasses.fields(cls)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(names) for _ in range(4)]
+        assert all(future.result() == ["name"] * 200 for future in found)
