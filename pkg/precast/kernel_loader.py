@@ -28,6 +28,12 @@ from precast.extension.builtin import (
     SoftmaxCpuExtension,
     SoftmaxCudaExtension,
 )
+from precast.extension.twins import (
+    ActivationsTritonExtension,
+    LayerNormTritonExtension,
+    RmsNormTritonExtension,
+    SoftmaxTritonExtension,
+)
 
 __all__ = [
     "ActivationsLoader",
@@ -180,22 +186,38 @@ class CPUAdamLoader(KernelLoader):
 class RMSNormLoader(KernelLoader):
     """RMS norm, alone and fused with the addition of a residual: on the GPU where there is one, else on the CPU."""
 
-    REGISTRY = [RmsNormCudaExtension, RmsNormCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [  # noqa: RUF012 - annotated in the base
+        RmsNormCudaExtension,
+        RmsNormTritonExtension,
+        RmsNormCpuExtension,
+    ]
 
 
 class LayerNormLoader(KernelLoader):
     """Layer norm: on the GPU where there is one, else on the CPU."""
 
-    REGISTRY = [LayerNormCudaExtension, LayerNormCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [  # noqa: RUF012 - annotated in the base
+        LayerNormCudaExtension,
+        LayerNormTritonExtension,
+        LayerNormCpuExtension,
+    ]
 
 
 class ActivationsLoader(KernelLoader):
     """Gated activations: on the GPU where there is one, else on the CPU."""
 
-    REGISTRY = [ActivationsCudaExtension, ActivationsCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [  # noqa: RUF012 - annotated in the base
+        ActivationsCudaExtension,
+        ActivationsTritonExtension,
+        ActivationsCpuExtension,
+    ]
 
 
 class SoftmaxLoader(KernelLoader):
     """Scaled softmax: plain, masked, causal: on the GPU where there is one, else on the CPU."""
 
-    REGISTRY = [SoftmaxCudaExtension, SoftmaxCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [  # noqa: RUF012 - annotated in the base
+        SoftmaxCudaExtension,
+        SoftmaxTritonExtension,
+        SoftmaxCpuExtension,
+    ]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
 
 
+AFTER_A_TWIN = -1  # where a GPU has only Triton kernels, those come before the CPU's
+
+
 class CatalogueExtension(Extension):
     """Families on a device type; subclasses say which. The first one is loaded by ``load``, the others when called."""
 
@@ -26,9 +29,10 @@ class CatalogueExtension(Extension):
     device: ClassVar[str] = "cpu"
     machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
     members: ClassVar[Mapping[str, Any]] = {}
+    place: ClassVar[int] = 1  # its priority
 
     def __init__(self) -> None:
-        super().__init__(self.extension_name, support_aot=True, support_jit=True)
+        super().__init__(self.extension_name, support_aot=True, support_jit=True, priority=self.place)
 
     def is_available(self) -> bool:
         """Whether this machine, and for a CUDA family a GPU that torch can use, is here."""
@@ -97,6 +101,7 @@ class RmsNormCpuExtension(CatalogueExtension):
     """RMS norm on the CPU."""
 
     extension_name = "rms_norm_cpu"
+    place = AFTER_A_TWIN
     families = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
     members: ClassVar[Mapping[str, Any]] = _NORMS
 
@@ -133,6 +138,7 @@ class LayerNormCpuExtension(CatalogueExtension):
     """Layer norm on the CPU."""
 
     extension_name = "layer_norm_cpu"
+    place = AFTER_A_TWIN
     families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
     members: ClassVar[Mapping[str, Any]] = _LAYER_NORM
 
@@ -150,6 +156,7 @@ class ActivationsCpuExtension(CatalogueExtension):
     """Gated activations on the CPU."""
 
     extension_name = "activations_cpu"
+    place = AFTER_A_TWIN
     families = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
     members: ClassVar[Mapping[str, Any]] = _ACTIVATIONS
 
@@ -167,6 +174,7 @@ class SoftmaxCpuExtension(CatalogueExtension):
     """Scaled softmax, plain, masked and causal, on the CPU."""
 
     extension_name = "softmax_cpu"
+    place = AFTER_A_TWIN
     families = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
     members: ClassVar[Mapping[str, Any]] = _SOFTMAX
 

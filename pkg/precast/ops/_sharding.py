@@ -25,7 +25,7 @@ Rule = Callable[..., Choices]
 
 @functools.cache
 def register_once() -> bool:
-    """Registers the rules; False where this torch takes none, whose own error then names the op and the missing rule."""
+    """Registers the rules; False where this torch takes none: its own error names the op and the missing rule."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch 2.4 and 2.5

@@ -209,6 +209,6 @@ def test_the_older_import_path_gives_the_same_class() -> None:
 
 def test_the_built_in_registries() -> None:
     assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm")
-    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu")
     for cls in (*CPUAdamLoader.REGISTRY, *RMSNormLoader.REGISTRY):
         kernel_loader._check_interface(KernelLoader, cls)

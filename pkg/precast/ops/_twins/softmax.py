@@ -134,11 +134,11 @@ def _softmax(x: Tensor, scale: float, mode: int, mask: Tensor | None, value: flo
         return y
     rows, stride = as_rows(x)
     _, heads, queries, columns = (1,) * (4 - x.dim()) + x.shape if x.dim() <= 4 else (1, 1, *x.shape[-2:])
-    marks, strides = rows, (0, 0, 0)
+    marks, strides = rows, [0, 0, 0]
     if mask is not None:
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         marks = mask.view(torch.uint8).expand(x.shape)[(None,) * (4 - x.dim())]
-        strides = marks.stride()[:3]
+        strides = list(marks.stride()[:3])
     with on(x):
         _forward[(rows.shape[0],)](
             *(rows, marks, y, stride, columns, queries, heads, *strides),
