@@ -56,8 +56,8 @@ class Rejection:
     """One candidate that cannot serve one piece.
 
     ``piece`` is ``"host"``, ``"cuda:0"``, or ``"cuda"`` for all GPUs; ``candidate`` is a file of the manifest, or
-    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``; ``wanted`` is what the candidate needs, ``found`` what there was; ``remedy``
-    is a command, or empty if there is none.
+    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``; ``wanted`` is what the candidate needs, ``found`` what there
+    was; ``remedy`` is a command, or empty if there is none.
     """
 
     piece: str
