@@ -1,13 +1,14 @@
-"""A program for a child process: runs every twin on the cases it is asked for, and keeps arguments and results.
+"""A program for a child process: runs every twin, on a GPU or in Triton's interpreter, and keeps what it gave.
 
-``run_twins.py DEVICE FILE``. On the CPU, Triton's interpreter runs them (``TRITON_INTERPRET=1``, before Triton is
-imported).
+``run_twins.py cpu FILE`` with ``TRITON_INTERPRET=1``, which Triton reads when it is imported, or ``run_twins.py cuda
+FILE``. The file has, by case, the op, its arguments and its results.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,31 @@ EPS = 1e-5
 LONG = 16384 + 77  # longer than a program keeps
 
 
-def cases(dtype: Any) -> dict[str, Case]:
+def of_width(width: int, some: Callable[..., torch.Tensor]) -> dict[str, Case]:
+    """Every op on rows of one width."""
+    x, residual, weight, bias = some(2, 3, width), some(2, 3, width), some(width), some(width)
+    shares = torch.softmax(some(2, 3, width), -1)
+    return {
+        f"rms {width}": ("rms_norm", (x, weight, EPS, 0)),
+        f"rms llama {width}": ("rms_norm", (x, weight, EPS, 1)),
+        f"rms gemma {width}": ("rms_norm", (x, weight, EPS, 2)),
+        f"rms back {width}": ("rms_norm_backward", (residual, x, weight, EPS, 0)),
+        f"add {width}": ("fused_add_rms_norm", (x, residual, weight, EPS, 0)),
+        f"add back {width}": ("fused_add_rms_norm_backward", (bias.expand_as(x), residual, x, weight, EPS, 2)),
+        f"layer {width}": ("layer_norm", (x + 9, weight, bias, EPS)),
+        f"layer back {width}": ("layer_norm_backward", (residual, x, weight, EPS, True, True)),
+        f"softmax {width}": ("scaled_softmax", (x, 0.7)),
+        f"causal {width}": ("scaled_aligned_causal_softmax", (some(2, 5, width), 0.7)),
+        f"softmax back {width}": ("scaled_softmax_backward", (residual, shares, 0.7, False)),
+        **{f"gated {width} {kind}": ("gated_activation", (some(3, 2 * width) * 3, kind)) for kind in range(4)},
+        **{
+            f"gated back {width} {kind}": ("gated_activation_backward", (some(3, width), some(3, 2 * width), kind))
+            for kind in range(4)
+        },
+    }
+
+
+def cases(dtype: Any, widths: tuple[int, ...]) -> dict[str, Case]:
     """Odd widths, rows apart, transposed and expanded inputs, rows that are read again, every mode."""
     random = torch.Generator().manual_seed(7)
 
@@ -28,24 +53,8 @@ def cases(dtype: Any) -> dict[str, Case]:
         return torch.randn(*shape, generator=random).to(dtype)
 
     found: dict[str, Case] = {}
-    for width in (1, 7, 128, 769):
-        x, residual, weight, bias = some(2, 3, width), some(2, 3, width), some(width), some(width)
-        for casting in range(3):
-            found[f"rms {width} {casting}"] = ("rms_norm", (x, weight, EPS, casting))
-            found[f"rms back {width} {casting}"] = ("rms_norm_backward", (residual, x, weight, EPS, casting))
-        found[f"add {width}"] = ("fused_add_rms_norm", (x, residual, weight, EPS, 0))
-        found[f"add back {width}"] = ("fused_add_rms_norm_backward", (bias.expand_as(x), residual, x, weight, EPS, 0))
-        found[f"layer {width}"] = ("layer_norm", (x + 9, weight, bias, EPS))
-        found[f"layer back {width}"] = ("layer_norm_backward", (residual, x, weight, EPS, True, True))
-        found[f"softmax {width}"] = ("scaled_softmax", (x, 0.7))
-        found[f"causal {width}"] = ("scaled_aligned_causal_softmax", (some(2, 5, width), 0.7))
-        found[f"softmax back {width}"] = ("scaled_softmax_backward", (residual, torch.softmax(x, -1), 0.7, False))
-        for kind in range(4):
-            found[f"gated {width} {kind}"] = ("gated_activation", (some(3, 2 * width) * 3, kind))
-            found[f"gated back {width} {kind}"] = (
-                "gated_activation_backward",
-                (some(3, width), some(3, 2 * width), kind),
-            )
+    for width in widths:
+        found.update(of_width(width, some))
     apart, across = some(4, 50)[:, 1:34], some(33, 4).t()
     found["rows apart"] = ("rms_norm", (apart, some(33), EPS, 0))
     found["transposed"] = ("layer_norm", (across, None, some(33), EPS))
@@ -58,7 +67,7 @@ def cases(dtype: Any) -> dict[str, Case]:
     for number, shape in enumerate(((2, 1, 5, 17), (1, 1, 1, 17), (2, 3, 5, 17), (5, 17))):
         mask = torch.rand(*shape, generator=random) < 0.5
         mask[..., 0, :] = True
-        for value, uniform in ((-math.inf, False), (-math.inf, True), (-1e4, False), (-3.0, True)):
+        for value, uniform in ((-math.inf, number == 0), (-3.0, number == 1)):
             found[f"masked {number} {value} {uniform}"] = ("scaled_masked_softmax", (scores, mask, 0.7, value, uniform))
     odd = scores.clone()
     odd[0, 0, 0, 3], odd[0, 1, 1, 4], odd[1, 2, 2, :] = math.nan, math.inf, -math.inf
@@ -81,10 +90,11 @@ def cases(dtype: Any) -> dict[str, Case]:
 
 
 def main(device: str, path: str) -> None:
+    """Runs the cases: all widths in one dtype, one width in the others."""
     kept = {}
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for name, (op, args) in cases(dtype).items():
-            moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in args]
+    for dtype, widths in ((torch.float32, (1, 7, 769)), (torch.float16, (7,)), (torch.bfloat16, (7,))):
+        for name, (op, args) in cases(dtype, widths if device == "cpu" else widths[-1:]).items():
+            moved = [arg.to(device, copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args]
             result = _twins.twin(op)(*moved)
             results = moved[:2] if result is None else result if isinstance(result, tuple) else (result,)
             kept[f"{name} {str(dtype).removeprefix('torch.')}"] = (op, args, [r.cpu() for r in results])
