@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -21,12 +19,12 @@ _CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sigmoid(value: Any) -> Any:
+def _sigmoid(value: tl.tensor) -> tl.tensor:
     return 1.0 / (1.0 + tl.exp(-value))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _activation(gate: Any, kind: tl.constexpr) -> Any:
+def _activation(gate: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     """In float32. ``(1 + tanh(u)) / 2`` is the sigmoid of ``2 * u``."""
     if kind == _ERF:
         result = 0.5 * gate * (1.0 + tl.erf(gate * _SQRT_HALF))
@@ -38,7 +36,7 @@ def _activation(gate: Any, kind: tl.constexpr) -> Any:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _derivative(gate: Any, kind: tl.constexpr) -> Any:
+def _derivative(gate: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     if kind == _ERF:
         result = 0.5 * (1.0 + tl.erf(gate * _SQRT_HALF)) + gate * _DENSITY * tl.exp(-0.5 * gate * gate)
     elif kind == _TANH:
@@ -52,7 +50,14 @@ def _derivative(gate: Any, kind: tl.constexpr) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(
-    x: Any, y: Any, stride: Any, half: Any, gate_at: Any, factor_at: Any, kind: tl.constexpr, block: tl.constexpr
+    x: tl.tensor,
+    y: tl.tensor,
+    stride: tl.tensor,
+    half: tl.tensor,
+    gate_at: tl.tensor,
+    factor_at: tl.tensor,
+    kind: tl.constexpr,
+    block: tl.constexpr,
 ) -> None:
     blocks = tl.cdiv(half, block)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -67,14 +72,14 @@ def _forward(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _backward(
-    grad: Any,
-    x: Any,
-    grad_x: Any,
-    grad_stride: Any,
-    stride: Any,
-    half: Any,
-    gate_at: Any,
-    factor_at: Any,
+    grad: tl.tensor,
+    x: tl.tensor,
+    grad_x: tl.tensor,
+    grad_stride: tl.tensor,
+    stride: tl.tensor,
+    half: tl.tensor,
+    gate_at: tl.tensor,
+    factor_at: tl.tensor,
     kind: tl.constexpr,
     block: tl.constexpr,
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +11,7 @@ from precast.ops._twins.rows import as_rows, block_of, like, on, sums_over_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _moments(x: Any, hidden: Any, eps: Any, block: tl.constexpr) -> Any:
+def _moments(x: tl.tensor, hidden: tl.tensor, eps: tl.tensor, block: tl.constexpr) -> tl.tensor:
     """The mean of a row, and one over its deviation, which is taken around the mean: the sums are small there."""
     columns = tl.arange(0, block)
     sums = tl.zeros((block,), tl.float32)
@@ -32,13 +30,13 @@ def _moments(x: Any, hidden: Any, eps: Any, block: tl.constexpr) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    y: Any,
-    stride: Any,
-    hidden: Any,
-    eps: Any,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    stride: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
     has_weight: tl.constexpr,
     has_bias: tl.constexpr,
     block: tl.constexpr,
@@ -60,7 +58,9 @@ def _forward(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _slope(grad: Any, weight: Any, here: Any, inside: Any, has_weight: tl.constexpr) -> Any:
+def _slope(
+    grad: tl.tensor, weight: tl.tensor, here: tl.tensor, inside: tl.tensor, has_weight: tl.constexpr
+) -> tl.tensor:
     slope = tl.load(grad + here, mask=inside, other=0.0).to(tl.float32)
     if has_weight:
         slope *= tl.load(weight + here, mask=inside, other=0.0).to(tl.float32)
@@ -69,16 +69,16 @@ def _slope(grad: Any, weight: Any, here: Any, inside: Any, has_weight: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _backward(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    grad_x: Any,
-    means: Any,
-    factors: Any,
-    grad_stride: Any,
-    stride: Any,
-    hidden: Any,
-    eps: Any,
+    grad: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    grad_x: tl.tensor,
+    means: tl.tensor,
+    factors: tl.tensor,
+    grad_stride: tl.tensor,
+    stride: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
     has_weight: tl.constexpr,
     block: tl.constexpr,
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,14 @@ _LLAMA, _GEMMA = tl.constexpr(LLAMA), tl.constexpr(GEMMA)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum(x: Any, residual: Any, offsets: Any, residual_offsets: Any, inside: Any, added: tl.constexpr) -> Any:
+def _sum(
+    x: tl.tensor,
+    residual: tl.tensor,
+    offsets: tl.tensor,
+    residual_offsets: tl.tensor,
+    inside: tl.tensor,
+    added: tl.constexpr,
+) -> tl.tensor:
     value = tl.load(x + offsets, mask=inside, other=0.0)
     if added:  # rounded to the dtype, as it is kept
         more = tl.load(residual + residual_offsets, mask=inside, other=0.0)
@@ -25,7 +30,9 @@ def _sum(x: Any, residual: Any, offsets: Any, residual_offsets: Any, inside: Any
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scaled(value: Any, factor: Any, weight: Any, columns: Any, inside: Any, casting: tl.constexpr) -> Any:
+def _scaled(
+    value: tl.tensor, factor: tl.tensor, weight: tl.tensor, columns: tl.tensor, inside: tl.tensor, casting: tl.constexpr
+) -> tl.tensor:
     normal = value.to(tl.float32) * factor
     if casting == _LLAMA:
         normal = normal.to(value.dtype).to(tl.float32)
@@ -37,15 +44,15 @@ def _scaled(value: Any, factor: Any, weight: Any, columns: Any, inside: Any, cas
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    y: Any,
-    total: Any,
-    x_stride: Any,
-    residual_stride: Any,
-    hidden: Any,
-    eps: Any,
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    y: tl.tensor,
+    total: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
     casting: tl.constexpr,
     added: tl.constexpr,
     block: tl.constexpr,
@@ -82,7 +89,9 @@ def _forward(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _slope(grad: Any, weight: Any, columns: Any, inside: Any, casting: tl.constexpr) -> Any:
+def _slope(
+    grad: tl.tensor, weight: tl.tensor, columns: tl.tensor, inside: tl.tensor, casting: tl.constexpr
+) -> tl.tensor:
     by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if casting == _GEMMA:
         by += 1.0
@@ -91,17 +100,17 @@ def _slope(grad: Any, weight: Any, columns: Any, inside: Any, casting: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _backward(
-    grad: Any,
-    more: Any,
-    x: Any,
-    weight: Any,
-    grad_x: Any,
-    factors: Any,
-    grad_stride: Any,
-    more_stride: Any,
-    x_stride: Any,
-    hidden: Any,
-    eps: Any,
+    grad: tl.tensor,
+    more: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    grad_x: tl.tensor,
+    factors: tl.tensor,
+    grad_stride: tl.tensor,
+    more_stride: tl.tensor,
+    x_stride: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
     casting: tl.constexpr,
     added: tl.constexpr,
     block: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,8 +14,15 @@ _PLAIN, _MASKED, _CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scores(
-    x: Any, mask: Any, here: Any, columns: Any, last: Any, scale: Any, masked_value: Any, mode: tl.constexpr
-) -> Any:
+    x: tl.tensor,
+    mask: tl.tensor,
+    here: tl.tensor,
+    columns: tl.tensor,
+    last: tl.tensor,
+    scale: tl.tensor,
+    masked_value: tl.tensor,
+    mode: tl.constexpr,
+) -> tl.tensor:
     """The scaled scores of some columns, -inf outside the row; and which of them the row may choose from."""
     chosen = here < columns
     if mode == _CAUSAL:
@@ -33,19 +38,19 @@ def _scores(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(
-    x: Any,
-    mask: Any,
-    y: Any,
-    stride: Any,
-    columns: Any,
-    queries: Any,
-    heads: Any,
-    mask_batch: Any,
-    mask_head: Any,
-    mask_query: Any,
-    scale: Any,
-    masked_value: Any,
-    full_value: Any,
+    x: tl.tensor,
+    mask: tl.tensor,
+    y: tl.tensor,
+    stride: tl.tensor,
+    columns: tl.tensor,
+    queries: tl.tensor,
+    heads: tl.tensor,
+    mask_batch: tl.tensor,
+    mask_head: tl.tensor,
+    mask_query: tl.tensor,
+    scale: tl.tensor,
+    masked_value: tl.tensor,
+    full_value: tl.tensor,
     mode: tl.constexpr,
     block: tl.constexpr,
     whole: tl.constexpr,
@@ -95,14 +100,14 @@ def _forward(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _backward(
-    grad: Any,
-    y: Any,
-    grad_x: Any,
-    grad_stride: Any,
-    y_stride: Any,
-    columns: Any,
-    queries: Any,
-    scale: Any,
+    grad: tl.tensor,
+    y: tl.tensor,
+    grad_x: tl.tensor,
+    grad_stride: tl.tensor,
+    y_stride: tl.tensor,
+    columns: tl.tensor,
+    queries: tl.tensor,
+    scale: tl.tensor,
     causal: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
