@@ -1,7 +1,7 @@
 """A program for a child process: compiles every twin for GPUs that are not here, as a launch on them would, and stops.
 
-``compile_twins.py BACKEND ARCH WARP``: ``cuda 90 32``, ``hip gfx942 64``. Triton's own compiler runs up to the machine code;
-only the driver, which would say what GPU there is, is made up. Prints how many kernels it made.
+``compile_twins.py BACKEND ARCH WARP``: ``cuda 90 32``, ``hip gfx942 64``. Triton's own compiler runs, up to the machine
+code; only the driver, which would say what GPU there is, is made up. Prints how many kernels it made.
 """
 
 from __future__ import annotations

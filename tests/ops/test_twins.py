@@ -93,3 +93,59 @@ def test_a_twin_refuses_what_its_op_refuses() -> None:
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
         checks["rms_norm"](x, weight, 1e-6, 0)
     assert set(TWINS) <= set(checks)
+
+
+STAND_IN = """
+    import dataclasses, logging
+    logging.basicConfig(level=logging.WARNING)
+    import torch
+    from precast import errors
+    from precast._load import loader, probe
+    from precast.kernel_loader import RMSNormLoader
+    real_host, real_builders = probe.probe_host, probe.probe_builders
+
+    def intel(settings, **kwargs):
+        host = real_host(settings, **kwargs)
+        return dataclasses.replace(host, torch=dataclasses.replace(host.torch, xpu="20250300"))
+
+    probe.probe_host = intel
+    has_kernel = lambda: torch._C._dispatch_has_kernel_for_dispatch_key("precast::rms_norm", "XPU")
+    probe.probe_builders = lambda settings: dataclasses.replace(real_builders(settings), triton=None)
+    try:
+        loader.ensure("rms_norm", "xpu")
+    except errors.KernelUnavailable as error:
+        print("REFUSED", "pip install triton" in str(error), has_kernel())
+    probe.probe_builders = real_builders
+    loaded = loader.ensure("rms_norm", "xpu")
+    print("LOADED", loaded.host.kind, loaded.device, loaded.images, has_kernel())
+    print("AGAIN", loader.ensure("rms_norm", "xpu") is loaded, loader.load("rms_norm", "xpu") is loaded)
+    try:
+        loader.ensure("cpu_adam", "xpu")
+    except errors.KernelUnavailable as error:
+        print("WITHOUT", str(error).splitlines()[0])
+    try:
+        RMSNormLoader().load("rms_norm_triton")
+    except errors.KernelUnavailable as error:
+        print("BY NAME", str(error).splitlines()[0])
+"""
+
+
+def test_the_loader_registers_a_twin_where_nothing_else_can_be_had_and_says_so(run_child: Callable[[str], str]) -> None:
+    said = dict(line.split(" ", 1) for line in run_child(STAND_IN).splitlines())
+    assert said["REFUSED"] == "True False"
+    assert said["LOADED"] == "triton xpu () True"
+    assert said["AGAIN"] == "True True"
+    assert said["WITHOUT"] == "cpu_adam has no xpu kernels"
+    assert "Triton cannot stand in for rms_norm on cuda" in said["BY"]
+
+
+@pytest.mark.parametrize("target", [("cuda", "80", "32"), ("hip", "gfx942", "64")], ids=["sm_80", "gfx942"])
+def test_the_twins_compile_for_gpus_that_are_not_here(target: tuple[str, ...], tmp_path: Path) -> None:
+    """The interpreter takes what the compiler refuses, such as an annotation that is no constant."""
+    root = Path(__file__).resolve().parents[2]
+    paths = [str(root), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "compile_twins.py"), *target]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 20

@@ -95,6 +95,7 @@ def describe_host(examination: Examination) -> Json:
             "cxx11": torch.cxx11,
             "cuda": _text(torch.cuda),
             "hip": torch.hip,
+            "xpu": torch.xpu,
         },
         "torch_error": host.torch_error,
         "driver": _text(host.driver),
@@ -106,6 +107,7 @@ def describe_host(examination: Examination) -> Json:
         "compiler": compiler and {"path": compiler.path, "kind": compiler.kind, "version": compiler.version},
         "ninja": builders.ninja if builders else None,
         "nvrtc": nvrtc and {"path": nvrtc.path, "version": nvrtc.version, "found_via": nvrtc.found_via},
+        "triton": builders.triton if builders else None,
         "looked_at": list(builders.looked_at) if builders else [],
         "cache": _describe_cache(settings),
     }

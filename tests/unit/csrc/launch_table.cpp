@@ -100,9 +100,9 @@ void print_table() {
 #elif defined(FAMILY_LAYER_NORM)
   print_choices("layer_norm", 2 * kKernels, [](int64_t columns, int64_t vectors) { return choose(columns, vectors); });
 #elif defined(FAMILY_SOFTMAX)
-  print_choices("scaled_softmax, scaled_masked_softmax", kFirstEntry[2],
+  print_choices("softmax", kFirstEntry[2],
                 [](int64_t columns, int64_t vectors) { return choose(columns, vectors, false, false); });
-  print_choices("scaled_aligned_causal_softmax", kFirstEntry[2],
+  print_choices("causal softmax", kFirstEntry[2],
                 [](int64_t columns, int64_t vectors) { return choose(columns, vectors, true, false); });
 #elif defined(FAMILY_SOFTMAX_BACKWARD)
   print_choices("softmax backward", 2 * kKernels,

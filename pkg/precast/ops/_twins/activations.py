@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import torch
 import triton
 import triton.language as tl
