@@ -18,6 +18,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?=
 ARGS ?=
+FREE_THREADED ?= python3.13t
+FREE_VENV := .venv-free-threaded
 
 # One environment per interpreter and torch, so that an override never changes what the plain command uses.
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
@@ -26,11 +28,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench faults fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench faults fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -38,12 +40,21 @@ test: $(READY)
 demo: $(READY)
 	$(BIN)/python examples/demo.py $(ARGS)
 
+# Two other ways to load a kernel are peers of one benchmark, which says so where they cannot be had.
 bench: $(READY)
+	-$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt apache-tvm-ffi kernels
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Real faults, injected one by one, with what the user sees of each; ARGS may name some of them.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(ARGS)
+
+# What runs on a Python without its global lock, in an environment of its own; the last torch for 3.13t is 2.12.0.
+free-threaded: $(READY)
+	test -e $(FREE_VENV)/.ready || { rm -rf $(FREE_VENV); $(FREE_THREADED) -m venv $(FREE_VENV); }
+	test -e $(FREE_VENV)/.ready || $(FREE_VENV)/bin/python -m pip install -qq torch==$(or $(TORCH),2.11.0) ninja
+	touch $(FREE_VENV)/.ready
+	FREE_THREADED_PYTHON=$(abspath $(FREE_VENV))/bin/python $(BIN)/python -m pytest -m freethreaded $(ARGS)
 
 # Coverage-guided fuzzing of what parses files; ARGS may be the seconds for each target. atheris is not on every Python.
 fuzz: $(READY)

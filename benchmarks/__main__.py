@@ -20,6 +20,8 @@ NAMES = (
     "cold_jit",
     "ranks",
     "cpu_adam",
+    "cpu_optim",
+    "cpu_rows",
     "device_jit",
     "norm",
     "layer_norm",

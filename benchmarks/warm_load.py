@@ -1,10 +1,11 @@
-"""Loading what an earlier process has built: one kernel family, beside ``cpp_extension.load`` of the same kernel."""
+"""Loading what an earlier process has built: one kernel family, beside other ways to load the same kernel."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
+from benchmarks import loaders
 from benchmarks.child import CHECKOUT, environment, prebuilt_installation, run
 from benchmarks.cold_jit import THEIRS, peer_arguments
 from benchmarks.report import Report, Row, interleaved_medians
@@ -40,17 +41,16 @@ def main() -> Report:
 
         run(OURS, "jit", env=cache)
         theirs()
-        medians = interleaved_medians(
+        others, notes = loaders.peers(folder, arguments[0], folder / "build" / "peer.so")
+        seconds = interleaved_medians(
             {
-                "cache": lambda: float(run(OURS, "cache", env=cache)) * 1e3,
-                "wheel": lambda: float(run(OURS, "prebuilt", env=wheel)) * 1e3,
-                "theirs": lambda: theirs() * 1e3,
+                "cache": lambda: float(run(OURS, "cache", env=cache)),
+                "wheel": lambda: float(run(OURS, "prebuilt", env=wheel)),
+                "cpp_extension.load, warm": theirs,
+                **others,
             },
             ROUNDS,
         )
-    peer = "cpp_extension.load, warm"
-    rows = (
-        Row("from the build cache", medians["cache"], "ms", peer, medians["theirs"]),
-        Row("from the wheel", medians["wheel"], "ms", peer, medians["theirs"]),
-    )
-    return Report("warm_load", "A kernel that was built before, after import torch", rows)
+    names = {"from the build cache": seconds.pop("cache"), "from the wheel": seconds.pop("wheel")}
+    rows = [Row(what, ours * 1e3, "ms", peer, seconds[peer] * 1e3) for peer in seconds for what, ours in names.items()]
+    return Report("warm_load", "A kernel that was built before, after import torch", tuple(rows), notes=notes)

@@ -1,10 +1,10 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
 A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``act``,
-``strace``, ``container``, ``qemu``). The needs of the collected tests are probed once; what was found is printed above
-the results, and a test whose need is not met is skipped here, with the reason. Any other skip is reported as a failure,
-because it would hide that something untested could have been tested. Every skip is listed again at the end. A module
-that cannot even be imported without torch says ``pytest.importorskip("torch")`` first.
+``strace``, ``container``, ``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what was found
+is printed above the results, and a test whose need is not met is skipped here, with the reason. Any other skip is
+reported as a failure, because it would hide that something untested could have been tested. Every skip is listed again
+at the end. A module that cannot even be imported without torch says ``pytest.importorskip("torch")`` first.
 """
 
 from __future__ import annotations
@@ -127,6 +127,18 @@ def probe_act() -> Found:
     return Found(beside is not None, beside or "no act beside this Python or on PATH")
 
 
+def probe_freethreaded() -> Found:
+    python = os.environ.get("FREE_THREADED_PYTHON")
+    if not python:
+        return Found(False, "FREE_THREADED_PYTHON names no interpreter (make free-threaded)")
+    code = "import sys, ninja, torch; print(sys.version.split()[0], 'torch', torch.__version__, sys._is_gil_enabled())"
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode or not run.stdout.rstrip().endswith("False"):
+        said = (run.stdout + run.stderr).strip().splitlines() or ["no output"]
+        return Found(False, f"{python} is no free-threaded Python with torch and ninja: {said[-1]}")
+    return Found(True, run.stdout.rpartition(" ")[0])
+
+
 def probe_qemu() -> Found:
     if platform.machine() != "x86_64":
         return Found(False, f"this machine is {platform.machine()}: it runs its own levels, in the other tests")
@@ -157,6 +169,7 @@ NEEDS = {
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
         Need("act", "runs workflows on this machine by act", probe_act),
+        Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
         Need("strace", "watches the system calls of a process", probe_strace),
         Need("container", "needs a container engine that answers", probe_container),

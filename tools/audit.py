@@ -77,6 +77,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="print the guards and what each promises")
     parser.add_argument("--json", action="store_true", help="print a result for each guard as JSON")
     parser.add_argument("--unrepaired", action="store_true", help="accept a wheel from before `python -m tools repair`")
+    parser.add_argument("--publish", action="store_true", help="refuse a wheel of no commit, or with changes beside it")
     parser.add_argument("--twin", type=Path, metavar="WHEEL", help="a second build: it must be the same bytes")
     parser.add_argument(
         "--torch",
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
     if options.twin is not None and len(options.wheel) != 1:
         parser.error("--twin compares with one wheel")
     known = matrix.load(options.matrix)
-    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None)
+    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None, options.publish)
     subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
     for path in options.wheel:
         try:

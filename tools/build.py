@@ -75,7 +75,7 @@ def make(
         if made.name != wanted:
             raise KernelError(f"the wheel came out as {made.name}, and the plan says {wanted}")
         if cell.driver == "hooks":
-            _try(made, settings)
+            _try(made, cell.only, settings)
         return wheelhouse.put(out, cell.name, key, made, time.perf_counter() - started), True
 
 
@@ -96,12 +96,14 @@ def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path) -> str:
     return wheelhouse.digest(*words, hashlib.sha256(source.read_bytes()).hexdigest())
 
 
-def _try(wheel: Path, settings: Settings) -> None:
+def _try(wheel: Path, only: Release | None, settings: Settings) -> None:
     """Run it where it can run; the word on where it cannot is part of the log."""
-    if smoke.runs_here(wheel):
-        print(smoke.smoke(wheel, smoke.torch_site(None, None, Cache(default_root(settings)))), flush=True)
-    else:
+    if not smoke.runs_here(wheel):
         print(f"{wheel.name}: not tried, as this machine is {platform.machine()}", flush=True)
+        return
+    site = smoke.torch_site(None, None, Cache(default_root(settings)))
+    elsewhere = only and smoke.why_not(only, smoke.torch_in(site))
+    print(f"{wheel.name}: not tried, as {elsewhere}" if elsewhere else smoke.smoke(wheel, site), flush=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Compile all device code of one label, by its very NVRTC, into a part that wheels take.
 
-Writes ``OUT/device-<label>``: one file for each family and target, and ``parts.json``. The NVRTC comes from PyPI into
-the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
+Writes ``OUT/device-<label>``: one packed file for each family and target, and ``parts.json``. The NVRTC comes from PyPI
+into the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+from precast._abi.capability import TargetKind
 from precast._abi.settings import Settings
-from precast._build import matrix, parts
-from precast._build.binaries import label_nvrtc, make_device
+from precast._build import matrix, packing, parts
+from precast._build.binaries import Made, label_nvrtc, make_device
 from precast._build.cache import Cache, default_root
 from precast.errors import KernelError
 from tools import packages, second_reader
@@ -38,11 +40,22 @@ def make(label: str, out: Path, settings: Settings) -> str:
     made = make_device(spec.targets, found, settings, cache)
     folder = out / parts.device_name(spec)
     changed = parts.write(made, spec.label, ROOT, folder)
-    cubins = [(folder / source.name, str(file.target)) for file, source in made.device if source.suffix == ".cubin"]
-    seen = second_reader.check(second_reader.fetch(known.readers, cache), cubins)
+    seen = _read_again(made, second_reader.fetch(known.readers, cache))
     size = sum(file.bytes for file, _ in made.device)
     how = "written" if changed else "there already"
     return f"{folder.name}: {len(made.device)} images, {size} bytes, {seen} cubins read twice, {how}"
+
+
+def _read_again(made: Made, programs: tuple[Path, Path]) -> int:
+    """Each cubin, as whoever unpacks the part will have it, held against its target by NVIDIA's tools."""
+    with tempfile.TemporaryDirectory(prefix="precast-cubins-") as folder:
+        cubins = []
+        for file, packed in made.device:
+            if file.target.kind is TargetKind.SASS:
+                path = Path(folder) / packed.stem
+                path.write_bytes(packing.unpack(packed.read_bytes(), file.content_bytes))
+                cubins.append((path, str(file.target)))
+        return second_reader.check(programs, cubins)
 
 
 def main(arguments: list[str]) -> int:

@@ -82,6 +82,7 @@ def _device_files(matrix: Matrix, label: Label) -> Iterable[DeviceFile]:
                 target=target,
                 nvrtc=nvrtc or "",
                 min_driver=min_driver(target, CudaVersion.parse(nvrtc or "")),
+                content_bytes=0,
             )
 
 

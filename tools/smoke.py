@@ -13,10 +13,12 @@ import platform
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 from precast._abi.label import PlatformTag
 from precast._abi.settings import Settings
+from precast._abi.version import Release, TorchVersion
 from precast._build.cache import Cache, default_root
 from precast.errors import KernelError
 from tools import packages
@@ -46,9 +48,24 @@ def torch_site(version: str | None, index: str | None, cache: Cache) -> Path:
         spec = importlib.util.find_spec("torch")
         for place in () if spec is None else (spec.submodule_search_locations or ()):
             return Path(place).parent
-        version = _pinned_torch()
+        version = pinned_torch()
     options = () if index is None else ("--extra-index-url", index)
     return packages.environment(("--pre", "torch") if version == "nightly" else (f"torch=={version}",), cache, options)
+
+
+def torch_in(site: Path) -> TorchVersion:
+    """The version of the torch in a folder, as its own metadata says."""
+    found = [found.version for found in distributions(name="torch", path=[str(site)])]
+    if len(found) != 1:
+        raise SmokeFailed(f"{site}: wanted one torch, found {len(found)}")
+    return TorchVersion.parse(found[0])
+
+
+def why_not(only: Release, torch: TorchVersion) -> str | None:
+    """Why a slim wheel, which refuses every torch but that of one minor, cannot be tried beside a torch."""
+    if torch.release == only:
+        return None
+    return f"it is for torch {only} and this is torch {torch}; python -m tools smoke WHEEL --torch {only}.0 tries it"
 
 
 def runs_here(wheel: Path) -> bool:
@@ -59,7 +76,8 @@ def runs_here(wheel: Path) -> bool:
 _INSTALL = ("install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check")
 
 
-def _pinned_torch() -> str:
+def pinned_torch() -> str:
+    """The torch of constraints.txt."""
     lines = PINS.read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix("torch==") for line in lines if line.startswith("torch=="))
 

@@ -7,16 +7,16 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu_adam/cpu.h"
+#include "cpu_optim/cpu.h"
 #include "rms_norm/cpu.h"
 
 namespace {
 
-namespace adam = precast::cpu_adam;
+namespace adam = precast::cpu_optim;
 namespace norm = precast::rms_norm;
 
 // One instruction set, as such an extension has it: its builder knows one set of flags.
-namespace adam_level = precast::cpu_adam::PRECAST_CPU_LEVEL;
+namespace adam_level = precast::cpu_optim::PRECAST_CPU_LEVEL;
 namespace norm_level = precast::rms_norm::PRECAST_CPU_LEVEL;
 
 int dtype_of(const torch::Tensor& t) {
@@ -103,11 +103,11 @@ void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Ten
     TORCH_CHECK(params[i].is_contiguous() && params[i].scalar_type() == torch::kFloat, "wanted contiguous float32");
     slots.push_back({{params[i].data_ptr(), adam::Type::kFloat32},
                      {grads[i].data_ptr(), adam::Type::kFloat32},
-                     {first[i].data_ptr(), adam::Type::kFloat32},
-                     {second[i].data_ptr(), adam::Type::kFloat32},
-                     {nullptr, adam::Type::kFloat32},
+                     {{first[i].data_ptr(), adam::Type::kFloat32}, {second[i].data_ptr(), adam::Type::kFloat32}, {}},
+                     {},
                      params[i].numel(),
-                     units});
+                     units,
+                     0});
     units += adam::units(params[i].numel());
   }
   adam::Step values{};
@@ -115,14 +115,13 @@ void step(const std::vector<torch::Tensor>& params, const std::vector<torch::Ten
   values.beta1 = factor(beta1);
   values.beta2 = factor(beta2);
   values.decay = factor(1.0 - lr * weight_decay);
-  values.one_minus_beta1 = static_cast<float>(1.0 - beta1);
-  values.one_minus_beta2 = static_cast<float>(1.0 - beta2);
+  values.rest1 = static_cast<float>(1.0 - beta1);
+  values.rest2 = static_cast<float>(1.0 - beta2);
   values.minus_step_size = static_cast<float>(-lr / (1.0 - std::pow(beta1, count)));
   values.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, count)));
   values.eps = static_cast<float>(eps);
-  at::parallel_for(0, units, 1024, [&](int64_t begin, int64_t end) {
-    adam_level::update(slots.data(), static_cast<int64_t>(slots.size()), values, begin, end);
-  });
+  const adam::Work work = {slots.data(), static_cast<int64_t>(slots.size()), &values, adam::Rule::kAdam, false};
+  at::parallel_for(0, units, 1024, [&](int64_t begin, int64_t end) { adam_level::update(work, begin, end); });
 }
 
 }  // namespace

@@ -158,23 +158,11 @@ void backward_pieces(const BackwardRows& rows, int64_t begin, int64_t end) {
 }  // namespace
 
 void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    forward_pieces<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    forward_pieces<f16>(rows, begin, end);
-  } else {
-    forward_pieces<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { forward_pieces<decltype(zero)>(rows, begin, end); });
 }
 
 void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    backward_pieces<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    backward_pieces<f16>(rows, begin, end);
-  } else {
-    backward_pieces<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { backward_pieces<decltype(zero)>(rows, begin, end); });
 }
 
 }  // namespace precast::activations::PRECAST_CPU_LEVEL

@@ -11,9 +11,6 @@
 namespace precast {
 namespace activations {
 
-// The numbers of precast::DType.
-enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-
 // A row of `columns` elements is worked on in pieces, so that a single wide row has work for several threads as well.
 constexpr int64_t kPiece = 4096;
 
@@ -26,7 +23,7 @@ struct ForwardRows {
   void* y;  // rows follow each other without a gap
   int64_t columns;
   int64_t x_stride;
-  int dtype;
+  int dtype;  // the number of a precast::DType
   int activation;
 };
 

@@ -132,6 +132,25 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
+// The greater of two, or NaN where `a` is NaN.
+PRECAST_INLINE Floats greater(Floats a, Floats b) {
+#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), b.part[i], a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+// 1 above zero, -1 below it; zero and NaN stay what they are.
+PRECAST_INLINE FloatPart sign_part(FloatPart a) {
+  const FloatPart zero = {}, one = 1.0f - zero;
+  return select(is_less(zero, a), one, select(is_less(a, zero), zero - one, a));
+}
+
+PRECAST_INLINE Floats sign(Floats a) {
+#define PRECAST_PART(i) sign_part(a.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
 PRECAST_INLINE Floats load(const float* from) {
 #define PRECAST_PART(i) load_floats(from + (i) * PRECAST_WIDTH)
   return {{PRECAST_PARTS(PRECAST_PART)}};
@@ -233,6 +252,18 @@ PRECAST_INLINE void stream_end() {
 #if defined(__x86_64__)
   asm volatile("sfence" ::: "memory");
 #endif
+}
+
+// Calls body(T{}) with the element type of a dtype, which is the number of a precast::DType.
+template <class Body>
+PRECAST_INLINE void with_type(int dtype, const Body& body) {
+  if (dtype == 0) {
+    body(float{});
+  } else if (dtype == 1) {
+    body(f16{});
+  } else {
+    body(bf16{});
+  }
 }
 
 }  // namespace precast::PRECAST_CPU_LEVEL

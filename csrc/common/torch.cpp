@@ -115,12 +115,14 @@ Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& lik
   return Tensor(handle);
 }
 
+Tensor another(const Tensor& tensor) {
+  AtenTensorHandle same = nullptr;
+  torch_check(aoti_torch_new_tensor_handle(tensor.get(), &same), "new_tensor_handle");
+  return Tensor(same);
+}
+
 Tensor contiguous(const Tensor& tensor) {
-  if (tensor.is_contiguous()) {
-    AtenTensorHandle same = nullptr;
-    torch_check(aoti_torch_new_tensor_handle(tensor.get(), &same), "new_tensor_handle");
-    return Tensor(same);
-  }
+  if (tensor.is_contiguous()) return another(tensor);
   Tensor copy = empty_contiguous_like(tensor);
   PRECAST_TORCH(aoti_torch_copy_(copy.get(), tensor.get(), 0));
   return copy;

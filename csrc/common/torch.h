@@ -152,6 +152,9 @@ inline Tensor empty_contiguous_like(const Tensor& like) {
   return empty(like.sizes(), like.dim(), like.dtype_code(), like);
 }
 
+// Another reference to the tensor.
+Tensor another(const Tensor& tensor);
+
 // The tensor itself (another reference to it) when it is contiguous, else a contiguous copy.
 Tensor contiguous(const Tensor& tensor);
 

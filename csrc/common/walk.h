@@ -1,5 +1,6 @@
-// Kernels that walk over rows (norm.cuh): how many workers there are, and what shared memory holds of the rows on their
-// way. A worker is a block, or one warp of it where a block holds several rows.
+// Kernels that walk over rows and add up what belongs to their columns, the gradients of a norm (norm.cuh, row_simd.h).
+// On a GPU: how many workers there are, and what shared memory holds of the rows on their way; a worker is a block, or
+// one warp of it where a block holds several rows. On the CPU: the chunks that take the place of workers.
 #pragma once
 
 #include <stdint.h>
@@ -22,19 +23,20 @@ struct Walk {
   int64_t workers;  // that a multiprocessor holds at a time, 16 at most
 };
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `most`: threads of a block of the
-// kernel that takes four vectors per thread, which serves the rows that two do not hold. Three rows are kept where all
-// workers can have them, else two.
-inline Walk choose_walk(const Norm& norm, int64_t vectors, int64_t most) {
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. Three rows are kept where all workers
+// can have them, else two.
+inline Walk choose_walk(const Norm& norm, int64_t vectors) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
+  // Threads of a block of the kernel that takes four vectors per thread, which serves the rows that two do not hold.
+  constexpr int64_t kMostOfFour = 384;
   const auto workers_of = [](int64_t all, int64_t threads) {
     const int64_t workers = all / threads;
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   Walk walk = {};
-  const int64_t limit = norm.element_bytes() == 4 ? 2 * kResident : 4 * most;
+  const int64_t limit = norm.element_bytes() == 4 ? 2 * kResident : 4 * kMostOfFour;
   if (vectors > 0 && vectors <= limit) {
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
@@ -65,12 +67,41 @@ inline int64_t worker_count(const Norm& norm, const Walk& walk, int64_t lines) {
   return workers < norm.rows ? workers : norm.rows;
 }
 
+// Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
+// of one element at a time, and of four vectors, which float32 has not. Behind them comes the one that adds columns.
+inline int walk_entry(const Norm& norm, const Walk& walk) {
+  constexpr int kFirst[] = {0, 2, 5};
+  return kFirst[static_cast<int>(norm.dtype)] + (walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1);
+}
+constexpr int kColumnsEntry = 8;
+
+inline LaunchShape walk_shape(const Walk& walk, int64_t workers) {
+  return {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows, walk.shared_bytes};
+}
+
 // The launch that adds `columns` columns of each of so many gradients. H200, 1320 lines of 1024 columns: 14 us with 32
 // threads for each column, 7 us with 128; 264 lines of 4096: 5 and 9 us.
 inline LaunchShape columns_shape(int64_t columns, int64_t gradients) {
   const uint32_t width = columns < 2048 ? 8 : 32;
   return {static_cast<uint32_t>((columns + width - 1) / width), static_cast<uint32_t>(gradients), width, 1024 / width,
           0};
+}
+
+// ---- the CPU ----
+
+// Cuts rows into chunks, whatever the number of threads, so that it does not enter the result. Returns how many.
+inline int64_t cut_into_chunks(int64_t rows, int64_t* chunk_rows) {
+  constexpr int64_t kChunks = 64;
+  *chunk_rows = rows > kChunks ? (rows + kChunks - 1) / kChunks : 1;
+  return (rows + *chunk_rows - 1) / *chunk_rows;
+}
+
+// Calls body(begin, end) for parts of the columns, in parallel. In multiples of 16, so that threads do not share a
+// cache line.
+template <class Body>
+void for_columns(const Norm& norm, int64_t chunks, const Body& body) {
+  parallel_for(0, (norm.hidden + 15) / 16, grain_rows(16 * (chunks > 0 ? chunks : 1)),
+               [&](int64_t begin, int64_t end) { body(begin * 16, end * 16 < norm.hidden ? end * 16 : norm.hidden); });
 }
 
 }  // namespace precast

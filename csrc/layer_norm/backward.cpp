@@ -16,8 +16,6 @@ namespace {
 // serve rows of up to 20 KB; four take 168, and serve up to 24 KB. The `any` kernel takes the rest one element at a
 // time and keeps its shares in memory.
 
-enum Kernel : int { kV2 = 0, kAny = 1, kV4 = 2 };
-
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
     {"layer_norm_backward_f32_any"},  // in the order of DType
@@ -29,13 +27,10 @@ constexpr Entry kEntries[] = {
     {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_columns"},
 };
-constexpr int kFirstEntry[] = {0, 2, 5};  // of a DType
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kColumnsEntry = kEntryCount - 1;
+static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
 
 KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
-
-constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -72,7 +67,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
-  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kMostThreads);
+  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0);
   const int64_t workers = norm.rows > 0 ? worker_count(norm, walk, results.wanted()) : 0;
   const Tensor parts = make_parts(results.wanted(), workers, norm, float32_code(), x);
 
@@ -93,18 +88,13 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     void* arguments[] = {&args};
-    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
-    const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
-                               walk.shared_bytes};
-    launch(kernels, norm.device, kFirstEntry[static_cast<int>(norm.dtype)] + kernel, shape, arguments);
+    launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, workers), arguments);
   }
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, workers, results);
 }
 
 void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
-  constexpr int64_t kChunks = 64;  // whatever the number of threads, so that it does not enter the result
-  work.chunk_rows = norm.rows > kChunks ? (norm.rows + kChunks - 1) / kChunks : 1;
-  const int64_t chunks = (norm.rows + work.chunk_rows - 1) / work.chunk_rows;
+  const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, 2, norm, float64_code(), x);
   work.parts = static_cast<double*>(parts.mutable_data());
 
@@ -112,15 +102,12 @@ void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& result
   const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
   parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
 
-  // Columns in multiples of 16, so that threads do not share a cache line.
   const ColumnsFunction reduce = PRECAST_AT_CPU_LEVEL(layer_norm, reduce);
-  const int64_t blocks = (norm.hidden + 15) / 16;
-  parallel_for(0, blocks, grain_rows(16 * (chunks > 0 ? chunks : 1)), [&](int64_t begin, int64_t end) {
-    const int64_t stop = end * 16 < norm.hidden ? end * 16 : norm.hidden;
+  for_columns(norm, chunks, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < 2; ++i) {
       void* result = i == 0 ? results.weight : results.bias;
       if (result == nullptr) continue;
-      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, work.dtype, begin * 16, stop);
+      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, work.dtype, begin, end);
     }
   });
 }

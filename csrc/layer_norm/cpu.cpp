@@ -183,62 +183,24 @@ void finish_columns(const BackwardRow<T>& row, const T* weight, int64_t begin, i
   }
 }
 
-// The rows of a chunk are taken in groups that stay in the second-level cache between their passes. A group's parts are
-// summed in float, all groups in double: in float, each of many rows would be rounded to the size of their sum.
-constexpr int64_t kGroup = 8;
-constexpr int64_t kGroupBytes = int64_t{1} << 19;
-constexpr int64_t kColumns = 512;
-
-template <class T>
-void backward_group(const BackwardRows& rows, int64_t first, int64_t count, double* line) {
-  const T* weight = static_cast<const T*>(rows.weight);
-  BackwardRow<T> group[kGroup];
-  for (int64_t i = 0; i < count; ++i) group[i] = open_row<T>(rows, first + i);
-  for (int64_t begin = 0; begin < rows.hidden; begin += kColumns) {
-    const int64_t columns = smaller(kColumns, rows.hidden - begin);
-    float weight_part[kColumns] = {}, bias_part[kColumns] = {};
-    for (int64_t i = 0; i < count; ++i) finish_columns(group[i], weight, begin, columns, weight_part, bias_part);
-    for (int64_t i = 0; i < columns; ++i) {
-      line[begin + i] += static_cast<double>(weight_part[i]);
-      line[rows.hidden + begin + i] += static_cast<double>(bias_part[i]);
-    }
-  }
-}
-
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));
-  const int64_t group = fitting < 1 ? 1 : smaller(fitting, kGroup);
-  for (int64_t chunk = begin; chunk < end; ++chunk) {
-    double* line = rows.parts + chunk * 2 * rows.hidden;
-    for (int64_t i = 0; i < 2 * rows.hidden; ++i) line[i] = 0;
-    const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
-    for (int64_t row = chunk * rows.chunk_rows; row < stop; row += group) {
-      backward_group<T>(rows, row, smaller(group, stop - row), line);
-    }
-  }
+  const T* weight = static_cast<const T*>(rows.weight);
+  sum_chunks<T, 2>(
+      rows, rows.parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
+      [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[2][kColumns]) {
+        finish_columns(row, weight, first, columns, part[0], part[1]);
+      });
 }
 
 }  // namespace
 
 void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    forward_rows<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    forward_rows<f16>(rows, begin, end);
-  } else {
-    forward_rows<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { forward_rows<decltype(zero)>(rows, begin, end); });
 }
 
 void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    backward_chunks<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    backward_chunks<f16>(rows, begin, end);
-  } else {
-    backward_chunks<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { backward_chunks<decltype(zero)>(rows, begin, end); });
 }
 
 void reduce(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype, int64_t begin, int64_t end) {

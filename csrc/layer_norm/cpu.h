@@ -10,9 +10,6 @@
 namespace precast {
 namespace layer_norm {
 
-// The numbers of precast::DType.
-enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-
 // Rows are `hidden` elements that follow each other; strides are in elements, from one row to the next.
 struct ForwardRows {
   const void* x;
@@ -22,7 +19,7 @@ struct ForwardRows {
   int64_t hidden;
   int64_t x_stride;
   float eps;
-  int dtype;
+  int dtype;  // the number of a precast::DType
 };
 
 struct BackwardRows {

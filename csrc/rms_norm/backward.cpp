@@ -17,8 +17,6 @@ namespace {
 // slower than two (0.80 and 0.71 of the copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90), and
 // four too (0.72 and 0.68).
 
-enum Kernel : int { kV2 = 0, kAny = 1, kV4 = 2 };
-
 constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_v2", kRingBytes},
     {"rms_norm_backward_f32_any"},  // in the order of DType
@@ -30,13 +28,10 @@ constexpr Entry kEntries[] = {
     {"rms_norm_backward_bf16_v4", kRingBytes},
     {"rms_norm_backward_columns"},
 };
-constexpr int kFirstEntry[] = {0, 2, 5};  // of a DType
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kColumnsEntry = kEntryCount - 1;
+static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
 
 KernelFamily kernels = {"rms_norm_backward", kEntries, kEntryCount};
-
-constexpr int64_t kMostThreads = 384;  // of a block of v4
 
 // ---- the two devices ----
 
@@ -56,7 +51,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
                               misalignment(work.grad_x, row_bytes);
-  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kMostThreads);
+  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0);
   const int64_t workers = norm.rows > 0 ? worker_count(norm, walk, 1) : 0;
   const Tensor parts = make_parts(workers, norm, float32_code(), x);
 
@@ -76,10 +71,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.eps = work.eps;
     args.casting = work.casting;
     void* arguments[] = {&args};
-    const Kernel kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
-    const LaunchShape shape = {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows,
-                               walk.shared_bytes};
-    launch(kernels, norm.device, kFirstEntry[static_cast<int>(norm.dtype)] + kernel, shape, arguments);
+    launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, workers), arguments);
   }
 
   ColumnArgs columns;
@@ -93,9 +85,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
 }
 
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
-  constexpr int64_t kChunks = 64;  // whatever the number of threads, so that it does not enter the result
-  work.chunk_rows = norm.rows > kChunks ? (norm.rows + kChunks - 1) / kChunks : 1;
-  const int64_t chunks = (norm.rows + work.chunk_rows - 1) / work.chunk_rows;
+  const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, norm, float64_code(), x);
   work.weight_parts = static_cast<double*>(parts.mutable_data());
 
@@ -103,12 +93,9 @@ void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const
   const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
   parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
 
-  // Columns in multiples of 16, so that threads do not share a cache line.
   const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
-  const int64_t blocks = (norm.hidden + 15) / 16;
-  parallel_for(0, blocks, grain_rows(16 * (chunks > 0 ? chunks : 1)), [&](int64_t begin, int64_t end) {
-    const int64_t stop = end * 16 < norm.hidden ? end * 16 : norm.hidden;
-    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, work.dtype, begin * 16, stop);
+  for_columns(norm, chunks, [&](int64_t begin, int64_t end) {
+    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, work.dtype, begin, end);
   });
 }
 

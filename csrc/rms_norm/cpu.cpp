@@ -178,62 +178,25 @@ void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, i
   }
 }
 
-// The rows of a chunk are taken in groups that stay in the second-level cache between their two passes. A group's part
-// of grad_weight is summed in float, all groups in double: in float, each of many rows would be rounded to the size of
-// their sum.
-constexpr int64_t kGroup = 8;
-constexpr int64_t kGroupBytes = int64_t{1} << 19;
-constexpr int64_t kColumns = 512;
-
-template <class T>
-void backward_group(const BackwardRows& rows, int64_t first, int64_t count, double* line) {
-  const T* weight = static_cast<const T*>(rows.weight);
-  BackwardRow<T> group[kGroup];
-  for (int64_t i = 0; i < count; ++i) group[i] = open_row<T>(rows, first + i);
-  for (int64_t begin = 0; begin < rows.hidden; begin += kColumns) {
-    const int64_t columns = smaller(kColumns, rows.hidden - begin);
-    float part[kColumns] = {};
-    for (int64_t i = 0; i < count; ++i) {
-      finish_columns(group[i], weight, rows.casting == kCastingGemma, begin, columns, part);
-    }
-    for (int64_t i = 0; i < columns; ++i) line[begin + i] += static_cast<double>(part[i]);
-  }
-}
-
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));
-  const int64_t group = fitting < 1 ? 1 : smaller(fitting, kGroup);
-  for (int64_t chunk = begin; chunk < end; ++chunk) {
-    double* line = rows.weight_parts + chunk * rows.hidden;
-    for (int64_t i = 0; i < rows.hidden; ++i) line[i] = 0;
-    const int64_t stop = smaller((chunk + 1) * rows.chunk_rows, rows.rows);
-    for (int64_t row = chunk * rows.chunk_rows; row < stop; row += group) {
-      backward_group<T>(rows, row, smaller(group, stop - row), line);
-    }
-  }
+  const T* weight = static_cast<const T*>(rows.weight);
+  const bool plus_one = rows.casting == kCastingGemma;
+  sum_chunks<T, 1>(
+      rows, rows.weight_parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
+      [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[1][kColumns]) {
+        finish_columns(row, weight, plus_one, first, columns, part[0]);
+      });
 }
 
 }  // namespace
 
 void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    forward_rows<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    forward_rows<f16>(rows, begin, end);
-  } else {
-    forward_rows<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { forward_rows<decltype(zero)>(rows, begin, end); });
 }
 
 void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) {
-    backward_chunks<float>(rows, begin, end);
-  } else if (rows.dtype == kFloat16) {
-    backward_chunks<f16>(rows, begin, end);
-  } else {
-    backward_chunks<bf16>(rows, begin, end);
-  }
+  with_type(rows.dtype, [&](auto zero) { backward_chunks<decltype(zero)>(rows, begin, end); });
 }
 
 void reduce_weight(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight, int dtype,

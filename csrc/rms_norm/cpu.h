@@ -13,8 +13,7 @@
 namespace precast {
 namespace rms_norm {
 
-// The numbers of precast::DType and of the ops' `casting` argument.
-enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+// The numbers of the ops' `casting` argument.
 enum : int { kCastingNone = 0, kCastingLlama = 1, kCastingGemma = 2 };
 
 // Rows are `hidden` elements that follow each other; strides are in elements, from one row to the next.
@@ -30,7 +29,7 @@ struct ForwardRows {
   int64_t y_stride;
   int64_t sum_stride;
   float eps;
-  int dtype;
+  int dtype;  // the number of a precast::DType
   int casting;
 };
 

@@ -201,15 +201,11 @@ void backward_rows(const BackwardRows& rows, int64_t begin, int64_t end) {
 }  // namespace
 
 void forward(const ForwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) forward_rows<float>(rows, begin, end);
-  if (rows.dtype == kFloat16) forward_rows<f16>(rows, begin, end);
-  if (rows.dtype == kBFloat16) forward_rows<bf16>(rows, begin, end);
+  with_type(rows.dtype, [&](auto zero) { forward_rows<decltype(zero)>(rows, begin, end); });
 }
 
 void backward(const BackwardRows& rows, int64_t begin, int64_t end) {
-  if (rows.dtype == kFloat32) backward_rows<float>(rows, begin, end);
-  if (rows.dtype == kFloat16) backward_rows<f16>(rows, begin, end);
-  if (rows.dtype == kBFloat16) backward_rows<bf16>(rows, begin, end);
+  with_type(rows.dtype, [&](auto zero) { backward_rows<decltype(zero)>(rows, begin, end); });
 }
 
 }  // namespace precast::softmax::PRECAST_CPU_LEVEL

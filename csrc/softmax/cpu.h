@@ -9,9 +9,6 @@
 namespace precast {
 namespace softmax {
 
-// The numbers of precast::DType.
-enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-
 // One byte for each column, not zero: masked. Rows are numbered through batch, head and query; a stride is 0 where the
 // mask has one line for all.
 struct MaskRows {
@@ -35,7 +32,7 @@ struct ForwardRows {
   int64_t x_stride;
   float scale;
   float masked_value;
-  int dtype;
+  int dtype;  // the number of a precast::DType
   bool causal;
   bool uniform;  // a row whose columns are all masked: 1 / columns instead of 0
 };

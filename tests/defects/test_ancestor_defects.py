@@ -140,7 +140,7 @@ def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
     gcc = Compiler("/usr/bin/g++", "12.2.0", "g++")
     before = host_key(tmp_path, gcc)
     assert host_key(tmp_path, Compiler("/opt/gcc/bin/g++", "12.2.0", "g++")) == before, "where it lies is not in it"
-    (copy / "cpu_adam/cpu.cpp").touch()
+    (copy / "cpu_optim/cpu.cpp").touch()
     assert host_key(tmp_path, gcc) == before, "nor is a time"
     others = {
         host_key(tmp_path, Compiler("/usr/bin/g++", "13.1.0", "g++")),

@@ -170,7 +170,7 @@ def test_pain_13_aarch64_has_every_label_and_never_takes_a_file_for_x86(checkout
     both = (*files, replace(files[0], path="host/arm.so", machine="aarch64"))
     taken = decide(grace, ex.build_info(host_files=both), Settings(), CUDA)
     assert isinstance(taken, UsePrebuilt) and taken.host.path == "host/arm.so"
-    assert taken.images[0][1].path == "device/rms_norm.sm_90.cubin", "device code is the same for both"
+    assert taken.images[0][1].path == "device/rms_norm.sm_90.cubin.xz", "device code is the same for both"
 
 
 def test_pain_14_an_older_glibc_is_a_reason_and_not_a_crash() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
+from precast._build import packing
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
 from tests.load.conftest import Site
@@ -35,7 +38,7 @@ def damaged_so(lab: Lab) -> str:
 @fault("damaged-cubin", "a bit of prebuilt device code flipped", how="one bit in the middle", lost="the op on that GPU")
 def damaged_cubin(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
-    flip(site.c_dir / "device" / "rms_norm.sm_90.cubin")
+    flip(site.c_dir / "device" / "rms_norm.sm_90.cubin.xz")
     return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "sha256")
 
 
@@ -43,6 +46,18 @@ def damaged_cubin(lab: Lab) -> str:
 def lying_cubin(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(80)})
     return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "built for sm_80")
+
+
+@fault("bomb", "device code that unpacks without end", how="hash right, 64 MiB of zeros inside", lost="the op")
+def bomb(lab: Lab) -> str:
+    site = lab.wheel({"sm_90": fakes.cubin(90)})
+    file, manifest = site.c_dir / "device" / "rms_norm.sm_90.cubin.xz", site.c_dir / "build_info.json"
+    document = json.loads(manifest.read_text())
+    endless = packing.pack(bytes(64 << 20))
+    file.write_bytes(endless)
+    document["device"][0] |= {"sha256": hashlib.sha256(endless).hexdigest(), "bytes": len(endless)}
+    manifest.write_text(json.dumps(document))
+    return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "unpacks to more than")
 
 
 @fault("damaged-manifest", "the manifest is cut", how="its second half removed", lost="what is prebuilt")

@@ -38,6 +38,15 @@ def no_nvrtc(lab: Lab) -> str:
     return line(said, "no-nvrtc")
 
 
+@fault("no-lzma", "a Python without lzma", how="_lzma cannot be imported, code for sm_90, no NVRTC", lost="the op")
+def no_lzma(lab: Lab) -> str:
+    site = lab.wheel({"sm_90": fakes.cubin(90)})
+    (site.home / "sitecustomize.py").write_text("import sys; sys.modules['_lzma'] = None\n")
+    said = site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | {"PYTHONPATH": f"{site.folder}:{site.home}"})
+    assert "liblzma-dev" in said and "no-nvrtc" in said
+    return line(said, "no-lzma", "sm_90")
+
+
 @fault("wrong-arch", "code for another GPU", how="a made-up sm_75, code for sm_90, PRECAST_JIT=aot", lost="the op")
 def wrong_arch(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
@@ -53,7 +62,8 @@ def unlike_gpus(lab: Lab) -> str:
         from precast._load import probe, verdict
         from precast._load.choose import choose
         choice = choose(Need("rms_norm", "cuda"), probe.read_settings(), {}, certain=False)
-        assert [(index, image.path) for index, image in choice.decision.images] == [(0, "device/rms_norm.sm_90.cubin")]
+        ((index, image),) = choice.decision.images
+        assert (index, image.path) == (0, "device/rms_norm.sm_90.cubin.xz")
         ((index, why),) = choice.decision.refused
         print(verdict.gpu_refusal(choice, index, why))
     """
@@ -153,7 +163,7 @@ ALL_LEVELS = """
 import platform
 from precast._build import flags
 from precast._load import jit
-jit.levels_to_build = lambda: flags.cpu_levels(platform.machine())
+jit.levels_to_build = lambda settings: flags.cpu_levels(platform.machine())
 """
 
 

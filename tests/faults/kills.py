@@ -91,7 +91,11 @@ def ctrl_c(lab: Lab) -> str:
 def start(site: Site) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(site.folder), "HOME": str(site.home), "PRECAST_CACHE_DIR": str(site.cache)}
     env |= {"PRECAST_JIT": "jit", "MAX_JOBS": "2"}
-    return subprocess.Popen([sys.executable, "-c", BUILD], env=env, cwd=site.home, stderr=subprocess.PIPE, text=True)
+    # A shell without job control starts what runs in the background deaf to interrupts, and children inherit that.
+    hear = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", hear + BUILD], env=env, cwd=site.home, stderr=subprocess.PIPE, text=True
+    )
 
 
 def running_in(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGETS = ("manifest", "meta", "shared_object", "cubin")
+TARGETS = ("manifest", "meta", "shared_object", "cubin", "packed")
 
 
 def fuzz(name: str, seconds: str, corpus: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from precast._build import packing
 from precast._build.entry import BuildKey, Meta
 from tests.unit.load import fakes
 
@@ -36,4 +37,8 @@ def cubin() -> bytes:
     return fakes.cubin(90)
 
 
-SEEDS = {"manifest": manifest, "meta": meta, "shared_object": shared_object, "cubin": cubin}
+def packed() -> bytes:
+    return packing.pack(fakes.cubin(90))
+
+
+SEEDS = {"manifest": manifest, "meta": meta, "shared_object": shared_object, "cubin": cubin, "packed": packed}

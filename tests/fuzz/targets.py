@@ -7,11 +7,14 @@ what does not say of itself what is reported is a lie, and an AssertionError.
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Callable
 
 from precast._abi.build_info import BuildInfo, ManifestError
-from precast._build import elf
+from precast._build import elf, packing
 from precast._build.entry import BuildKey, Meta, NotWhole
+
+PACKED_BYTES = 512  # of the image in the seed
 
 
 def manifest(data: bytes) -> bool:
@@ -68,9 +71,20 @@ def cubin(data: bytes) -> bool:
     return True
 
 
+def packed(data: bytes) -> bool:
+    """Device code as a wheel holds it. What is accepted is a whole .xz of the size that was asked for."""
+    try:
+        image = packing.unpack(data, PACKED_BYTES)
+    except packing.NotPacked:
+        return False
+    assert len(image) == PACKED_BYTES and lzma.decompress(data) == image
+    return True
+
+
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     "manifest": manifest,
     "meta": meta,
     "shared_object": shared_object,
     "cubin": cubin,
+    "packed": packed,
 }

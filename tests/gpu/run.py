@@ -90,7 +90,7 @@ def code(binary: int) -> Callable[[dict[str, object], Path], str | None]:
 def cases(sass: str, binary: int) -> Iterable[Case]:
     """All preparations for a GPU whose exact SASS target is `sass`."""
     no_compiler = {"PATH": "/nonexistent"}
-    cubins, ptx = f"device/*.{sass}.cubin", "device/*.ptx"
+    cubins, ptx = f"device/*.{sass}.cubin.xz", "device/*.ptx.xz"
     prebuilt = all_of(library_from("wheel"), built(), code(binary))
     yield Case("prebuilt SASS", "first_call", env=no_compiler | {"CUDA_DISABLE_PTX_JIT": "1"}, expect=prebuilt)
     yield Case("cubins removed: PTX", "first_call", remove(cubins), no_compiler, prebuilt)

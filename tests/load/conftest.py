@@ -27,6 +27,7 @@ class Site:
     home: Path
     cache: Path
     env: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     @property
     def c_dir(self) -> Path:
@@ -50,7 +51,7 @@ class Site:
             "MAX_JOBS": "2",
         }
         return subprocess.run(
-            [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
+            [self.python, "-W", "error", *options, "-c", textwrap.dedent(code)],
             env=inherited | steering | self.env | (env or {}),
             cwd=self.home,
             capture_output=True,
@@ -104,6 +105,14 @@ def bare(tmp_path: Path) -> Site:
 def pure(tmp_path: Path, stable_headers: Path) -> Site:
     """An installation with nothing prebuilt, and an empty cache."""
     return make_site(tmp_path, tmp_path / "cache", stable_headers)
+
+
+@pytest.fixture
+def cold(built: Site, tmp_path: Path, stable_headers: Path) -> Site:
+    """An installation in whose cache only the link of cpu_adam is missing."""
+    site = make_site(tmp_path, tmp_path / "cache", stable_headers)
+    shutil.copytree(built.cache, site.cache, ignore=shutil.ignore_patterns(".*", "cpu_adam"))
+    return site
 
 
 @pytest.fixture

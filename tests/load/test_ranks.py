@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from tests.load.conftest import Site, make_site
+from tests.load.conftest import Site
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def cold(built: Site, tmp_path: Path, stable_headers: Path) -> Site:
-    """An installation in whose cache only the link of cpu_adam is missing."""
-    site = make_site(tmp_path, tmp_path / "cache", stable_headers)
-    shutil.copytree(built.cache, site.cache, ignore=shutil.ignore_patterns(".*", "cpu_adam"))
-    return site
 
 
 def torchrun(site: Site, ranks: int, code: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:

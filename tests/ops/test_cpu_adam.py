@@ -116,15 +116,20 @@ def test_a_state_of_torchs_adam_decays_as_adam_does() -> None:
     assert [group["decoupled"] for group in ours.param_groups] == [False]
 
 
-def test_a_state_with_amsgrad_is_refused_and_changes_nothing() -> None:
-    net = model()
-    theirs = torch.optim.AdamW(net.parameters(), amsgrad=True, lr=0.5)
-    train(net, theirs, 1)
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_amsgrad_is_torchs_and_its_states_are_exchanged(decoupled: bool) -> None:
+    theirs_class = torch.optim.AdamW if decoupled else torch.optim.Adam
+    net, straight = model(), model()
+    options = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.5, 0.6), "amsgrad": True}
+    first = theirs_class(net.parameters(), **options)
+    train(net, first, 3)
     ours = CPUAdam(net.parameters())
-    with pytest.raises(ValueError, match="made with amsgrad=True"):
-        ours.load_state_dict(theirs.state_dict())
-    assert ours.param_groups[0]["lr"] == 1e-3
-    assert not ours.state
+    ours.load_state_dict(first.state_dict())
+    train(net, ours, 3, first=3)
+    assert set(ours.state_dict()["state"][0]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+    last = theirs_class(net.parameters())
+    last.load_state_dict(ours.state_dict())
+    assert_near(train(net, last, 3, first=6), train(straight, theirs_class(straight.parameters(), **options), 9))
 
 
 def test_loading_keeps_float32_moments_of_low_precision_parameters() -> None:

@@ -104,11 +104,26 @@ def test_opcheck_of_adam(copies: bool) -> None:
     assert set(torch.library.opcheck(RAW.adam_.default, (*args, *numbers)).values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("rule", range(4))
+def test_opcheck_of_optimize(rule: int) -> None:
+    from precast.ops import optimize  # noqa: F401 - it registers the formulas, as precast.optim does
+
+    def tensors(*dtypes: Any) -> list[Any]:
+        return [torch.rand(5, 3).to(dtypes[0]), torch.rand(7).to(dtypes[-1])]
+
+    first, second = (tensors(torch.float32) if rule in rules else [] for rules in ((0, 1, 3), (0, 2)))
+    steps = [torch.zeros(()) for _ in second]
+    row = [[1e-3, 0.9, 0.99, 1e-8, 0.1, 0.1, 1.0, 0.0, 1.0]] * 2
+    lists = (tensors(torch.float32), tensors(torch.bfloat16), first, second, [], steps, tensors(torch.bfloat16))
+    args = (*lists, torch.empty(0, dtype=torch.int64), torch.tensor(row, dtype=torch.float64), 0.5, rule)
+    assert set(torch.library.opcheck(RAW.optimize_.default, args).values()) == {"SUCCESS"}
+
+
 def test_every_op_is_checked(device: str) -> None:
     from precast._build import catalogue
 
     names = {schema.partition("(")[0] for family in catalogue.FAMILIES for schema in family.ops}
-    assert names == {op.__name__ for op, _ in samples(device).values()} | {"adam_"}
+    assert names == {op.__name__ for op, _ in samples(device).values()} | {"adam_", "optimize_"}
 
 
 BLOCK = """

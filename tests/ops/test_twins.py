@@ -99,7 +99,7 @@ STAND_IN = """
     import dataclasses, logging
     logging.basicConfig(level=logging.WARNING)
     import torch
-    from precast import errors
+    from precast import errors, ops
     from precast._load import loader, probe
     from precast.kernel_loader import RMSNormLoader
     real_host, real_builders = probe.probe_host, probe.probe_builders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path
+from precast._abi.build_info import MAX_CONTENT_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, device_path
 from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
 from precast._abi.label import LABELS, Label, PlatformTag
@@ -106,6 +106,7 @@ def device_files(draw: st.DrawFn) -> DeviceFile:
         target=target,
         nvrtc=f"{toolkit}.{draw(numbers)}",
         min_driver=min_driver(target, toolkit),
+        content_bytes=draw(st.integers(1, MAX_CONTENT_BYTES)),
     )
 
 
@@ -133,7 +134,7 @@ def usual_device_files(draw: st.DrawFn) -> DeviceFile:
     target = GpuTarget(draw(st.sampled_from([TargetKind.SASS, TargetKind.SASS, TargetKind.PTX])), draw(capabilities))
     toolkit = draw(st.sampled_from([CudaVersion(12, 1), CudaVersion(12, 8), CudaVersion(13, 0)]))
     path = device_path("rms_norm", target)
-    return DeviceFile(path, "1" * 64, 5_000, "rms_norm", target, f"{toolkit}.88", min_driver(target, toolkit))
+    return DeviceFile(path, "1" * 64, 5_000, "rms_norm", target, f"{toolkit}.88", min_driver(target, toolkit), 9_000)
 
 
 usual_build_infos = st.builds(
@@ -245,6 +246,7 @@ wild_hosts = st.builds(
     driver=st.sampled_from([CudaVersion(13, 0), CudaVersion(13, 2), CudaVersion(12, 4), CudaVersion(11, 8), None]),
     gpus=gpu_tuples,
     builders=st.none() | builders,
+    lzma_error=st.sampled_from([None, None, None, "No module named '_lzma'"]),
 )
 hosts = st.one_of(usual_hosts, usual_hosts, usual_hosts, wild_hosts)
 settings = st.builds(

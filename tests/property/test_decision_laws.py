@@ -135,6 +135,7 @@ def test_what_is_chosen_fits(host: Host, info: BuildInfo, settings: Settings) ->
             assert image.target.runs_on(host.gpus[index].capability)
             if isinstance(image, DeviceFile):
                 assert host.driver is not None and host.driver >= image.min_driver
+                assert host.lzma_error is None, "nothing could unpack it"
                 assert image.family == need.family
 
 

@@ -75,6 +75,29 @@ def test_an_unknown_benchmark_is_refused() -> None:
     assert "no benchmark is called speed; there are start, call" in done.stderr
 
 
+def test_a_loader_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import loaders
+
+    monkeypatch.setattr(loaders.importlib.util, "find_spec", lambda package: None)
+    ready, notes = loaders.peers(tmp_path, "-O3", tmp_path / "peer.so")
+    assert ready == {} and [note.partition(":")[0] for note in notes] == [
+        "tvm_ffi.load_module, as flashinfer",
+        "kernels.get_local_kernel",
+    ]
+    assert all("not measured" in note for note in notes) and not list(tmp_path.iterdir())
+
+
+def test_the_ranks_are_judged_by_pairs_so_that_one_busy_moment_does_not_decide() -> None:
+    from benchmarks.ranks import summary
+
+    steady = [{"seconds": 2.0, "waiter": 0.06}] * 5
+    row, _ = summary(one=steady, many=[{"seconds": s, "waiter": 0.07} for s in (2.2, 2.4, 9.0, 2.3, 2.1)])
+    assert row.ratio == pytest.approx(2.0 / 2.3)
+    drifting = [{"seconds": s, "waiter": 0.06} for s in (2.0, 8.0, 4.0)]
+    row, cost = summary(one=drifting, many=[{"seconds": s * 1.2, "waiter": 0.05} for s in (2.0, 8.0, 4.0)])
+    assert row.ratio == pytest.approx(1 / 1.2) and cost.ours == pytest.approx(50.0)
+
+
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_the_pybind_peer_compiles() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from precast._build import matrix
+from precast._build import matrix, packing
 from tools import audit as tools_audit
 from tools import guards
 from tools.guards.subject import Asked, Verdict
@@ -35,6 +36,7 @@ from .tampering import (
     metadata,
     named,
     patched,
+    repack,
     replace,
     tampered,
     without,
@@ -66,7 +68,11 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/torch-stable-2.10.so"),
     "another compiler than its own": (edit("compilers", [{"name": "g++", "version": "4.8.5"}]), "manifest", "4.8.5"),
     "a library gone": (lambda f: f.pop(HOST), "manifest", "host/torch-stable-2.10.so"),
-    "a file nobody lists": (lambda f: f.update({"precast/_C/device/x.sm_90.cubin": b"x"}), "manifest", "x.sm_90.cubin"),
+    "a file nobody lists": (
+        lambda f: f.update({"precast/_C/device/x.sm_90.cubin.xz": b"x"}),
+        "manifest",
+        "x.sm_90.cubin",
+    ),
     "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
     "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
     "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
@@ -98,17 +104,27 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
 DEVICE: dict[str, tuple[Change, str, str]] = {
     "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
     "a cubin gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
-    "a cubin cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
-    "a cubin for another GPU": (replace(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
-    "a cubin of another layout": (replace(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
-    "PTX for another GPU": (replace(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
-    "PTX of another ISA": (replace(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
-    "PTX of another compiler": (replace(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
+    "a cubin cut short": (repack(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
+    "a cubin for another GPU": (repack(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
+    "a cubin of another layout": (repack(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
+    "PTX for another GPU": (repack(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
+    "PTX of another ISA": (repack(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
+    "PTX of another compiler": (repack(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
     "PTX without a kernel": (
-        replace(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
+        repack(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
         "targets",
         "_v4",
     ),
+    "device code as it is": (replace(CUBIN, lzma.decompress), "targets", "not an .xz of ours"),
+    "device code behind device code": (replace(CUBIN, lambda data: data + data), "targets", "behind the end"),
+    "device code cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "ends early"),
+    "device code that unpacks without end": (
+        replace(CUBIN, lambda _: packing.pack(bytes(9**8))),
+        "targets",
+        "more than",
+    ),
+    "another size than claimed": (edit("device.0.content_bytes", 9**7), "targets", f"{9**7} in the manifest"),
+    "a build path in packed device code": (repack(PTX, lambda d: d + b"\n// /home/me/x.cu"), "paths", "/home/me/x.cu"),
     "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
     "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
     "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),
@@ -191,14 +207,50 @@ def test_without_a_manifest_no_guard_that_needs_one_passes(repaired: Mapping[str
 def test_the_audit_has_nothing_to_object_to(run: Run, tree: Path, repaired: Mapping[str, Path], label: str) -> None:
     done = run(sys.executable, "-m", "tools", "audit", "--only-torch", ONLY_TORCH, repaired[label], PYTHONPATH=tree)
     assert f"{repaired[label].name}: {repaired[label].stat().st_size} bytes, 0 violations" in done.stdout
-    assert "refused" not in done.stdout and "not asked" not in done.stdout
+    assert "refused" not in done.stdout and done.stdout.count("not asked") == 1, "origin alone is for --publish"
+
+
+def origin(commit: str | None, *, dirty: bool) -> Change:
+    def change(files: Files) -> None:
+        edit("commit", commit)(files)
+        edit("dirty", dirty)(files)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (origin("a" * 40, dirty=False), []),
+        (origin("a" * 40, dirty=True), ["changes beside it (dirty)"]),
+        (origin(None, dirty=False), ["unknown: made outside of a checkout"]),
+    ],
+)
+def test_what_nobody_can_trace_is_not_published(
+    repaired: Mapping[str, Path], tmp_path: Path, change: Change, found: list[str]
+) -> None:
+    wheel = read_wheel(tampered(repaired["cpu"], tmp_path, change))
+    results = guards.judge_wheel(wheel, MATRIX, Asked(only_torch=ONLY_TORCH, publishing=True))
+    (said,) = (result for result in results if result.guard == "origin")
+    assert [violation.found for violation in said.violations] == found
+    assert said.verdict is (Verdict.REFUSED if found else Verdict.PASSED)
+    (said,) = (result for result in guards.judge_wheel(wheel, MATRIX, ASKED) if result.guard == "origin")
+    assert said.verdict is Verdict.NOT_ASKED, "a developer's own wheel may be of anything"
+
+
+def test_publishing_is_what_the_command_line_asks(
+    repaired: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tampered(repaired["cpu"], tmp_path, origin(None, dirty=True))
+    assert tools_audit.main(["--publish", "--only-torch", ONLY_TORCH, str(wheel)]) == 1
+    assert "changes beside it (dirty)" in capsys.readouterr().out
 
 
 def test_a_pure_wheel_passes_what_it_is_asked(built: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert tools_audit.main(["--unrepaired", "--json", str(built[""])]) == 0
     _, wheel = json.loads(capsys.readouterr().out)
     verdicts = {result["guard"]: result["verdict"] for result in wheel["results"]}
-    assert verdicts.pop("glibc") == verdicts.pop("sbom") == "not asked"
+    assert verdicts.pop("glibc") == verdicts.pop("sbom") == verdicts.pop("origin") == "not asked"
     assert set(verdicts.values()) == {"passed"}
 
 
@@ -217,6 +269,6 @@ def test_a_result_for_each_guard_as_json(repaired: Mapping[str, Path], tmp_path:
     checkout, good, bad = json.loads(run(*command, expect=1, PYTHONPATH=tree).stdout)
     assert [result["guard"] for result in checkout["results"]] == ["workflows"]
     assert [result["guard"] for result in good["results"]] == [guard.name for guard in guards.GUARDS]
-    assert {result["verdict"] for result in good["results"]} == {"passed"}
+    assert {result["guard"] for result in good["results"] if result["verdict"] != "passed"} == {"origin"}
     refused = {result["guard"]: result["violations"] for result in bad["results"] if result["verdict"] == "refused"}
     assert refused["bundled"][0]["where"] == "precast/ops/x.so"

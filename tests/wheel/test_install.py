@@ -37,7 +37,7 @@ def test_plain_is_pure_and_builds_at_run_time(install: Install, tree: Path, tmp_
     cache = tmp_path / "cache"
     assert installed.python(RUN_ONE, PRECAST_CACHE_DIR=cache, **DEAD_NETWORK).startswith(f"{cache}/v1/rms_norm/")
     before = sorted(path for path in installed.site.rglob("*") if "__pycache__" not in path.parts)
-    assert not [path for path in before if path.suffix in {".so", ".cubin", ".o"}], "the JIT writes nothing here"
+    assert not [path for path in before if path.suffix in {".so", ".cubin", ".xz", ".o"}], "the JIT writes nothing here"
 
 
 def test_cuda_ext_with_isolation_builds_the_host_library(install: Install, tree: Path) -> None:
@@ -57,7 +57,7 @@ def test_cuda_ext_without_isolation_sees_torch_and_nvrtc(install: Install, tree:
     )
     build = installed.doctor()["build"]
     assert build["mode"] == "machine" and build["compilers"]["nvrtc"] == "12.1.105"
-    assert {"device/rms_norm.sm_90.cubin", "device/rms_norm.compute_90.ptx"} <= set(build["device_files"])
+    assert {"device/rms_norm.sm_90.cubin.xz", "device/rms_norm.compute_90.ptx.xz"} <= set(build["device_files"])
     assert "is served by the library for the stable ABI" in installed.log
     assert installed.sources() == ["prebuilt"]
 
@@ -81,7 +81,7 @@ def test_editable_builds_into_the_cache_and_never_into_the_tree(
     assert facts["build"]["mode"] is None and facts["build"]["manifest"].startswith(f"{tree}/pkg/precast/_C/")
     say = "import precast; print(precast.load('rms_norm').host.kind)"
     assert run(venv, "-c", say, PRECAST_CACHE_DIR=cache).stdout.strip() == ("cache" if ahead else "jit")
-    assert not [path for path in (tree / "pkg").rglob("*") if path.suffix in {".so", ".cubin", ".ptx"}]
+    assert not [path for path in (tree / "pkg").rglob("*") if path.suffix in {".so", ".cubin", ".ptx", ".xz"}]
 
 
 def test_pip_reuses_a_pure_wheel_and_the_doctor_says_so(install: Install, sdist: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
     assert wheel.name.startswith(f"precast-{__version__}+{label}-py3-none-") and "manylinux_2_28" in wheel.name
     spec = MATRIX.label(matrix.Label(label))
     device = {
-        f"precast/_C/device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}"
+        f"precast/_C/device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}.xz"
         for family in catalogue.FAMILIES
         if family.device is not None
         for target in spec.targets

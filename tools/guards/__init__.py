@@ -9,7 +9,7 @@ from precast._build.matrix import Matrix
 from tools import binaries
 from tools.guards.archive import check_metadata, check_reproducible, check_size
 from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python
-from tools.guards.manifest import check_manifest
+from tools.guards.manifest import check_manifest, check_origin
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import (
     Asked,
@@ -32,6 +32,12 @@ def _unless_repaired(audited: Audited) -> str | None:
     return unless_released(audited) if audited.asked.repaired else "comes with `python -m tools repair`"
 
 
+def _unless_published(audited: Audited) -> str | None:
+    return unless_released(audited) or (
+        None if audited.asked.publishing else "asked by --publish, before others get it"
+    )
+
+
 GUARDS = (
     Guard(
         "manifest", "every claim of the manifest follows from the bytes; the sources are those it names", check_manifest
@@ -51,6 +57,7 @@ GUARDS = (
         "reproducible", "nothing tells two builds apart; with --twin, two builds are the same bytes", check_reproducible
     ),
     Guard("paths", "no binary names a folder of the machine that built it", check_paths),
+    Guard("origin", "made from a known commit, with nothing changed beside it", check_origin, _unless_published),
 )
 # The guard of the checkout: its promise is not about a wheel.
 WORKFLOWS = "workflows"

@@ -32,7 +32,7 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
     major = int(toolkit.split(".")[0])
     yield from same("target", file.path, str(file.target), facts.target)
     suffix = "ptx" if facts.isa is not None else "cubin"
-    yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}", file.path)
+    yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}.xz", file.path)
     if facts.layout is not None:
         # CUDA 12 writes Blackwell's cubins in the layout that CUDA 13 writes all of them in (seen with 12.8 and 12.9).
         newer = major >= 13 or file.target.capability.major >= 10

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from precast._abi.label import PlatformTag
+from precast._build import packing
 from tools import binaries
 from tools.guards.subject import Audited, Violation, same
 
@@ -87,7 +89,18 @@ def check_hardening(a: Audited) -> Iterator[Violation]:
 
 def check_paths(a: Audited) -> Iterator[Violation]:
     """No binary names a folder of the machine that built it."""
-    for name, data in a.wheel.below("precast/_C/").items():
-        paths = binaries.absolute_paths(data) if "/" in name else []
+    for name, data in _binaries(a):
+        paths = binaries.absolute_paths(data)
         if paths:
             yield Violation("paths", name, "no path of the build machine", ", ".join(paths[:3]))
+
+
+def _binaries(a: Audited) -> Iterator[tuple[str, bytes]]:
+    """Every file of the binary folders, device code unpacked; the guard of targets says what cannot be."""
+    images = {file.path: file for file in a.info.device}
+    for name, data in a.wheel.below("precast/_C/").items():
+        if name in images:
+            with contextlib.suppress(packing.NotPacked):
+                yield name, a.image(images[name])
+        elif "/" in name:
+            yield name, data

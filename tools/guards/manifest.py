@@ -27,6 +27,14 @@ def check_manifest(a: Audited) -> Iterator[Violation]:
     yield from _sources(a)
 
 
+def check_origin(a: Audited) -> Iterator[Violation]:
+    """Whoever has the wheel can have the sources: they are those of a commit, with nothing changed beside it."""
+    if a.info.commit is None:
+        yield Violation("commit", MANIFEST, "the commit that it was made from", "unknown: made outside of a checkout")
+    if a.info.dirty:
+        yield Violation("commit", MANIFEST, f"what {a.info.commit or 'a commit'} has", "changes beside it (dirty)")
+
+
 def _unreadable(a: Audited) -> Violation:
     """Why ``Audited.manifest`` is None."""
     try:

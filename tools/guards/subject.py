@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
+from precast._build import packing
 from precast._build.matrix import Matrix
 from tools import binaries
 from tools.wheel import Wheel
@@ -35,13 +36,14 @@ class Asked:
 
     ``repaired`` asks for the policy's platform tag and for what ``repair`` adds. ``twin`` is a second build of it,
     ``torch_lists`` the folder with the symbols of each torch that has a classic library, ``only_torch`` the minor that
-    a slim wheel serves.
+    a slim wheel serves. ``publishing`` asks for what only matters once others get it: where it comes from.
     """
 
     repaired: bool = True
     twin: Path | None = None
     torch_lists: Path = TORCH_LISTS
     only_torch: str | None = None
+    publishing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Audited:
         if self.manifest is None:
             raise NoManifest
         return self.manifest
+
+    def image(self, file: DeviceFile) -> bytes:
+        """The device code in one file of the manifest; NotPacked when it is none of the size that it should have."""
+        return packing.unpack(self.wheel.files[f"precast/_C/{file.path}"], file.content_bytes)
 
     @property
     def released(self) -> bool:

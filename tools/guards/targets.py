@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precast._build import catalogue
+from precast._abi.capability import TargetKind
+from precast._build import catalogue, packing
 from tools import binaries, cells
 from tools.guards.claims import device_claims
 from tools.guards.subject import Audited, Violation, same
@@ -24,12 +25,12 @@ def _device_files(a: Audited) -> Iterator[Violation]:
     """Each device file against its manifest entry and its compiler; all of a family hold the same kernels."""
     entries: dict[str, tuple[str, frozenset[str]]] = {}
     for file in a.info.device:
-        data = a.wheel.files.get(f"precast/_C/{file.path}")
-        if data is None:
+        if f"precast/_C/{file.path}" not in a.wheel.files:
             continue  # the guard of the manifest has said so
         try:
-            facts = binaries.read_ptx(data) if file.path.endswith(".ptx") else binaries.read_cubin(data)
-        except binaries.Unreadable as error:
+            image = a.image(file)
+            facts = binaries.read_ptx(image) if file.target.kind is TargetKind.PTX else binaries.read_cubin(image)
+        except (packing.NotPacked, binaries.Unreadable) as error:
             yield Violation("device", file.path, "device code", str(error))
             continue
         yield from device_claims(file, facts, a.info)

@@ -65,6 +65,9 @@ def _misfit(file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, bad: Mappin
     if host.driver is None or host.driver < file.min_driver:
         fix = remedy.other_label(gpu.capability, host.driver, info)
         return Rejection(piece, file.path, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
+    if host.lzma_error is not None:
+        wanted, found = "a Python with lzma, to unpack it", f"Python {host.python} without: {host.lzma_error}"
+        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found, remedy.python_with_lzma(host))
     return None
 
 

@@ -20,7 +20,9 @@ from precast._abi.version import CudaVersion, Release, dotted
 
 __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
 
-SCHEMA = 1
+SCHEMA = 2
+# What device code may unpack to. The largest image has 0.65 MB.
+MAX_CONTENT_BYTES = 16 << 20
 
 _HEX = frozenset("0123456789abcdef")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -59,7 +61,10 @@ class HostFile:
 
 @value(frozen=True)
 class DeviceFile:
-    """The device code of one kernel family for one target, compiled by the NVRTC of that version."""
+    """The device code of one kernel family for one target, compiled by the NVRTC of that version.
+
+    The file is packed: ``sha256`` and ``bytes`` are its own, ``content_bytes`` is the size of the image in it.
+    """
 
     path: str
     sha256: str
@@ -68,6 +73,7 @@ class DeviceFile:
     target: GpuTarget
     nvrtc: str
     min_driver: CudaVersion
+    content_bytes: int
 
 
 @value(frozen=True)
@@ -136,7 +142,7 @@ def host_path(abi: TorchAbi) -> str:
 
 def device_path(family: str, target: GpuTarget) -> str:
     """Where a wheel keeps a family's device code for a target, relative to ``precast/_C``."""
-    return f"device/{family}.{target}.{'cubin' if target.kind is TargetKind.SASS else 'ptx'}"
+    return f"device/{family}.{target}.{'cubin' if target.kind is TargetKind.SASS else 'ptx'}.xz"
 
 
 def _host_document(file: HostFile) -> dict[str, object]:
@@ -166,6 +172,7 @@ def _device_document(file: DeviceFile) -> dict[str, object]:
         "target": str(file.target),
         "nvrtc": file.nvrtc,
         "min_driver": str(file.min_driver),
+        "content_bytes": file.content_bytes,
     }
 
 
@@ -196,6 +203,7 @@ def _read_device(reader: Reader) -> DeviceFile:
         target=reader.parsed("target", GpuTarget.parse),
         nvrtc=reader.parsed("nvrtc", _dotted_text),
         min_driver=CudaVersion(*_min_driver(reader)),
+        content_bytes=_content_size(reader),
     )
 
 
@@ -248,6 +256,13 @@ def _size(reader: Reader) -> int:
     size = reader.integer("bytes")
     if size < 0:
         raise ManifestError(f"{reader.at('bytes')}: wanted 0 or more, found {size}")
+    return size
+
+
+def _content_size(reader: Reader) -> int:
+    size = reader.integer("content_bytes")
+    if not 0 <= size <= MAX_CONTENT_BYTES:
+        raise ManifestError(f"{reader.at('content_bytes')}: wanted 0 to {MAX_CONTENT_BYTES}, found {size}")
     return size
 
 

@@ -41,6 +41,7 @@ class Reason(str, Enum):
     GLIBCXX = "glibcxx"
     ARCH = "arch"
     DRIVER = "driver"
+    NO_LZMA = "no-lzma"
     AOT_ONLY = "aot-only"
     BUILDERS_UNKNOWN = "builders-unknown"
     CLASSIC_JIT = "classic-jit"

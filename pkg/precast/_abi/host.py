@@ -66,7 +66,8 @@ class Builders:
 class Host:
     """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
 
-    ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use.
+    ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use;
+    ``lzma_error`` is what ``import lzma`` said when a device file was to be unpacked, and None before or without one.
     """
 
     system: str
@@ -79,3 +80,4 @@ class Host:
     driver: CudaVersion | None = None
     gpus: tuple[Gpu, ...] = ()
     builders: Builders | None = None
+    lzma_error: str | None = None

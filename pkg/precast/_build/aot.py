@@ -16,7 +16,7 @@ from precast._abi.build_info import BuildMode
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._build import catalogue, flags, headers, host, machine, matrix, parts, provenance, toolchain
+from precast._build import catalogue, flags, headers, host, machine, matrix, packing, parts, provenance, toolchain
 from precast._build.binaries import (
     Made,
     build_images,
@@ -141,6 +141,9 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     if settings.label is None:
         say(machine.torch_note())
         found, targets = machine.targets(settings)
+        if found is not None and (why := packing.lzma_error()) is not None:
+            say(f"no device code is built ahead of time, as this Python could not unpack it: {why}")
+            found = None
         made = [make_host(Stable(STABLE_FLOOR), settings, cache)]
         return joined([*made, *([] if found is None else [make_device(targets, found, settings, cache)])])
     built_for = toolchain.target_machine(settings)

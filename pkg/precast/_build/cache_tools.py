@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,11 @@ def read_entries(root: Path, *, names: Iterable[str] = ()) -> tuple[Entry, ...]:
         if not wanted or folder.parent.name in wanted:
             found.append(read_entry(folder))
     return tuple(found)
+
+
+def usage(root: Path) -> tuple[int, int]:
+    """How many entries there are, and the bytes of all that builds have left; no file is read, so it is quick."""
+    return sum(1 for _ in _folders(root)), _size(root / LAYOUT) if (root / LAYOUT).is_dir() else 0
 
 
 def read_entry(folder: Path) -> Entry:
@@ -222,8 +229,15 @@ def _leftovers(root: Path, now: float, *, everything: bool) -> Iterator[Removal]
 
 
 def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    return sum(file.lstat().st_size for file in files if not file.is_dir())
+    """The bytes of a file, or of all files below a folder; what goes away meanwhile has none."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(folder, name).lstat().st_size
+    return total
 
 
 def _made(folder: Path) -> float:

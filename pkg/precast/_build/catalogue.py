@@ -123,13 +123,29 @@ LAYER_NORM_BACKWARD = Family(
 CPU_ADAM = Family(
     name="cpu_adam",
     device=None,
-    host=("cpu_adam/host.cpp",),
-    cpu=("cpu_adam/cpu.cpp",),
+    host=("cpu_adam/host.cpp", "cpu_optim/lists.cpp"),
+    cpu=("cpu_optim/cpu.cpp",),
     ops=(
         (
             "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
             " Tensor(d!)[] copies, float lr, float beta1, float beta2, float eps, float weight_decay,"
             " float bias_correction1, float bias_correction2, float grad_scale, bool decoupled, bool maximize) -> ()"
+        ),
+    ),
+    devices=("cpu",),
+)
+
+# Every optimizer on the CPU, all groups at once. It shares its sources with the one step of cpu_adam.
+CPU_OPTIM = Family(
+    name="cpu_optim",
+    device=None,
+    host=("cpu_optim/host.cpp", "cpu_optim/lists.cpp"),
+    cpu=("cpu_optim/cpu.cpp",),
+    ops=(
+        (
+            "optimize_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second, Tensor(d!)[] third,"
+            " Tensor(e!)[] steps, Tensor(f!)[] copies, Tensor(g!) plan, Tensor numbers, float grad_scale, int rule)"
+            " -> ()"
         ),
     ),
     devices=("cpu",),
@@ -171,6 +187,7 @@ FAMILIES = (
     SOFTMAX,
     SOFTMAX_BACKWARD,
     CPU_ADAM,
+    CPU_OPTIM,
 )
 
 

@@ -135,7 +135,8 @@ def _compile(
     ptx = target.kind is TargetKind.PTX
     done = opened.compile(source, program.name, program.headers, options, ptx=ptx)
     if done.error is not None:
-        raise failure.build_failed(f"{program.family} for {target}", done.log or done.error, command, log_file)
+        what, tool = f"{program.family} for {target}", f"NVRTC {compiler.version}"
+        raise failure.build_failed(what, done.log or done.error, command, log_file, tool=tool)
     _check(done.image, target, program.family)
     (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
     payload = staging / file_name(program.family, target)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
+import sys
 from pathlib import Path
 
+from precast._version import __version__
 from precast.errors import BuildFailed
 
 _ERROR = re.compile(
@@ -19,12 +23,27 @@ def first_error(log: str) -> str:
     return match[0].strip() if match else (lines[-1].strip() if lines else "no output at all")
 
 
-def build_failed(what: str, log: str, command: str, log_file: Path) -> BuildFailed:
-    """Keep the log where the error says, and make the error."""
+def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
+    """Keep the log where the error says, and make the error; ``tool`` is what compiled, with its version."""
     log_file.write_text(f"{command}\n\n{log}", encoding="utf-8")
     return BuildFailed(
         f"{what}: the compiler failed\n"
         f"  found   {first_error(log)}\n"
         f"  needed  a clean run of: {command}\n"
+        f"  env     {environment(tool)}\n"
         f"  fix     1) read the whole log: {log_file}"
     )
+
+
+def environment(tool: str) -> str:
+    """Where a build ran, in one line. A build ahead of time imports no torch, and is for none that is here."""
+    torch = sys.modules.get("torch")
+    parts = (
+        f"precast {__version__}",
+        tool,
+        "no torch imported" if torch is None else f"torch {getattr(torch, '__version__', 'without a version')}",
+        f"Python {platform.python_version()}",
+        f"{platform.system()} {platform.machine()}",
+        os.confstr("CS_GNU_LIBC_VERSION") or "no glibc",
+    )
+    return ", ".join(parts)

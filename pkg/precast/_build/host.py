@@ -247,7 +247,8 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
     seconds = time.perf_counter() - started
     if status:
-        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key))
+        tool = f"{plan.compiler.kind} {plan.compiler.version}"
+        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key), tool=tool)
     verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:

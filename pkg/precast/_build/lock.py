@@ -96,13 +96,53 @@ def _between_processes(path: Path | None, wait: _Wait) -> Iterator[Turn]:
 
 def lock_file(root: Path, name: str) -> Path | None:
     """Where the processes of this machine meet for one build into one cache; None if there is no place for it."""
-    place = hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]
-    for parent in ("/dev/shm", tempfile.gettempdir()):
+    for folder in _folders():
         try:
-            return trust.private_folder(Path(parent) / f"precast-locks-{os.getuid()}") / f"{name}-{place}.lock"
+            return trust.private_folder(folder) / f"{name}{_suffix(root)}"
         except KernelError as error:
-            LOG.debug("no locks in %s: %s", parent, error)
+            LOG.debug("no locks in %s: %s", folder.parent, error)
     return None
+
+
+def held(root: Path) -> tuple[tuple[str, str], ...]:
+    """What is being built into one cache on this machine now, and what each builder says of itself.
+
+    Makes nothing and writes nothing: a lock is tried as a reader, who is in a builder's way for a moment at most.
+    """
+    found = []
+    for folder in _folders():
+        if trust.why_not(folder, owner=os.getuid()) is None:
+            for path in sorted(folder.glob(f"*{_suffix(root)}")):
+                note = _note_if_held(path)
+                if note is not None:
+                    found.append((path.name.removesuffix(_suffix(root)), note))
+    return tuple(found)
+
+
+def _note_if_held(path: Path) -> str | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        LOG.debug("%s: %s", path, error.strerror)
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return _note(descriptor) if error.errno in _HELD else None
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _folders() -> tuple[Path, ...]:
+    """Where locks may lie, the best place first."""
+    return tuple(Path(parent) / f"precast-locks-{os.getuid()}" for parent in ("/dev/shm", tempfile.gettempdir()))
+
+
+def _suffix(root: Path) -> str:
+    """What tells the locks of one cache from those of another."""
+    return f"-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}.lock"
 
 
 @functools.cache

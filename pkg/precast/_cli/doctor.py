@@ -59,6 +59,7 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
         "host": report.describe_host(examination),
         "build": report.describe_build(examination),
         "settings": report.describe_settings(settings),
+        "variables": report.describe_variables(),
         "kernels": told,
         "deep": checks,
     }
@@ -69,6 +70,7 @@ def to_text(facts: dict[str, Any]) -> str:
     lines = [facts["environment"], *_build_lines(facts["build"]), *_host_lines(facts["host"])]
     if facts["settings"]:
         lines.append("  settings  " + ", ".join(f"{name}={value}" for name, value in facts["settings"].items()))
+    lines += [f"  variable  {name}={value}" for name, value in facts["variables"].items()]
     lines += ["", *_table(facts["kernels"])]
     for kernel in facts["kernels"]:
         if kernel["expected"] and (kernel["rejections"] or kernel["error"] or kernel["notes"]):
@@ -126,8 +128,9 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
     lines.append(f"  compiler  {compiler['path'] + ': ' + compiler['version'] if compiler else 'none'}")
     lines.append(f"  ninja     {host['ninja'] or 'none'}")
     lines.append(f"  nvrtc     {nvrtc['path'] + ': ' + nvrtc['version'] if nvrtc else 'none'}")
-    lines.append(f"  cache     {cache['path'] or 'none'}{'' if cache['writable'] else ' (cannot be written)'}")
-    return lines
+    full = f", {cache['entries']} entries, {output.size(cache['bytes'])}" if cache["entries"] else ""
+    lines.append(f"  cache     {cache['path'] or 'none'}{full}{'' if cache['writable'] else ' (cannot be written)'}")
+    return lines + [f"  lock      {lock['name']}: held by {lock['holder']}" for lock in cache["locks"]]
 
 
 def _table(kernels: list[dict[str, Any]]) -> list[str]:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.settings import VARIABLES
 from precast._build import cache_tools, failure
 from precast._build.cache import LAYOUT, default_root
 from precast._cli import doctor, output, status
@@ -54,10 +53,11 @@ def gather() -> dict[str, Any]:
     """The doctor's facts, the settings as they are set, the packages that matter, the cache, and what failed last."""
     root = default_root(probe.read_settings())
     entries = cache_tools.read_entries(root)
+    examined = doctor.examine()
     return {
         "schema": 1,
-        "doctor": doctor.examine(),
-        "variables": {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field != "home"},
+        "doctor": examined,
+        "variables": examined["variables"],
         "python": f"{sys.version.split()[0]} ({sys.executable})",
         "packages": dict(sorted(_packages().items())),
         "cache": {
@@ -75,7 +75,6 @@ def to_text(facts: dict[str, Any]) -> str:
     cache = facts["cache"]
     lines = [doctor.to_text(facts["doctor"]), "", f"python    {facts['python']}", "packages"]
     lines += [f"  {name} {version}" for name, version in facts["packages"].items()]
-    lines += ["variables", *(f"  {name}={value}" for name, value in facts["variables"].items())]
     lines += [f"cache     {cache['root']}: {cache['entries']} entries, {output.size(cache['bytes'])}"]
     lines += [f"  damaged {line}" for line in cache["damaged"]]
     for failed in facts["failures"]:

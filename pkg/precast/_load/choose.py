@@ -58,14 +58,22 @@ def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: b
 def choose_on(
     host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str] = MappingProxyType({})
 ) -> Choice:
-    """Decide for a host that has been probed. A file found damaged is one more fact (``bad``) for the next decision."""
+    """Decide for a host that has been probed.
+
+    What reading the files shows is one more fact for the next decision: a file that is damaged (``bad``), a Python that
+    cannot unpack any.
+    """
     bad = dict(bad)
-    while True:  # ends: every turn after the first has a shipped file more in `bad`
+    while True:  # ends: every turn after the first has a shipped file more in `bad`, or device files no more
         decision, twin = _decide(host, info, settings, need, bad)
         if host.builders is None and needs_builders(decision):
             host = replace(host, builders=probe.probe_builders(settings))
             decision, twin = _decide(host, info, settings, need, bad)
-        contents, damaged = _verify(decision)
+        try:
+            contents, damaged = _verify(decision)
+        except prebuilt.NoLzma as error:
+            host = replace(host, lzma_error=str(error))
+            continue
         if not damaged:
             return Choice(need, settings, host, info, decision, contents, bad, twin)
         bad |= damaged

@@ -33,8 +33,13 @@ _log = logging.getLogger("precast")
 class TorchDevice(Protocol):
     """A ``torch.device``: its text is its type and, after a colon, its index."""
 
-    type: str
-    index: int | None
+    @property
+    def type(self) -> str:
+        """Such as "cuda"."""
+
+    @property
+    def index(self) -> int | None:
+        """Such as 1; None for the current one."""
 
 
 class _State:

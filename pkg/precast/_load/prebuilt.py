@@ -19,6 +19,10 @@ class Damaged(Exception):
     """A file is not what the manifest says; the text says how it differs."""
 
 
+class NoLzma(Exception):
+    """An intact device file cannot be unpacked by this Python; the text is what it says to ``import lzma``."""
+
+
 def load_build_info(folder: Path | None = None) -> BuildInfo | None:
     """The manifest of this installation; None for a pure wheel and a checkout, which have no such file."""
     path = (folder or C_DIR) / MANIFEST
@@ -35,7 +39,10 @@ def load_build_info(folder: Path | None = None) -> BuildInfo | None:
 
 
 def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
-    """The file's content, read once; size, hash and a device file's own header agree with the manifest, or Damaged."""
+    """The file's content, read once, or Damaged: size and hash, then what a device file holds, then its own header.
+
+    Nothing is unpacked whose hash is not in order, and never to more than the manifest says. NoLzma where nothing is.
+    """
     path = (folder or C_DIR) / file.path
     try:
         content = path.read_bytes()
@@ -48,9 +55,22 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise Damaged(f"sha256 {digest[:16]}..., {file.sha256[:16]}... in the manifest")
-    if isinstance(file, DeviceFile):  # a host library's header is read by the dynamic linker before anything runs
-        _check_target(file.target, content)
-    return content
+    if not isinstance(file, DeviceFile):
+        return content  # a host library's header is read by the dynamic linker before anything runs
+    image = _unpacked(content, file)
+    _check_target(file.target, image)
+    return image
+
+
+def _unpacked(content: bytes, file: DeviceFile) -> bytes:
+    from precast._build import packing  # a first call on the CPU is to be quick
+
+    try:
+        return packing.unpack(content, file.content_bytes)
+    except packing.NotPacked as error:
+        raise Damaged(str(error)) from error
+    except ImportError as error:
+        raise NoLzma(str(error)) from error
 
 
 def _check_target(target: GpuTarget, content: bytes) -> None:

@@ -23,7 +23,8 @@ from precast._abi.decide import (
     all_rejections,
 )
 from precast._abi.host import Host
-from precast._abi.settings import JitMode, Settings
+from precast._abi.settings import VARIABLES, JitMode, Settings
+from precast._build import cache_tools, lock
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
@@ -153,6 +154,11 @@ def describe_settings(settings: Settings) -> Json:
     return {name: _plain(value) for name, value in changed.items() if value != getattr(default, name)}
 
 
+def describe_variables() -> Json:
+    """The environment variables that are read here and are set, as they are."""
+    return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field not in _PLACES}
+
+
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
     """The source of each piece, every candidate that was passed over, and the error a call would raise, if any."""
     choice = examination.choice(family, device)
@@ -197,13 +203,20 @@ def _describe_rejection(rejection: Rejection) -> Json:
 
 
 def _describe_cache(settings: Settings) -> Json:
-    """Where builds go. Only looks: the folder is made by the first build."""
+    """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
     named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
     root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
     if root is None:
-        return {"path": None, "writable": False}
+        return {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
-    return {"path": str(root), "writable": os.access(there, os.W_OK | os.X_OK)}
+    entries, size = cache_tools.usage(root)
+    return {
+        "path": str(root),
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "entries": entries,
+        "bytes": size,
+        "locks": [{"name": name, "holder": holder} for name, holder in lock.held(root)],
+    }
 
 
 def _text(value: object) -> str | None:

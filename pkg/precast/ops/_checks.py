@@ -89,39 +89,84 @@ def adam_inputs(
     copies: Sequence[Tensor],
 ) -> None:
     """Raises unless the lists are of one length and the tensors of one index can be updated together."""
-    others = {"grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-    if copies:
-        others["copies"] = copies
+    states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+    _update("adam_", params, {"grads": grads, **states, **({"copies": copies} if copies else {})})
+    _states("adam_", params, states)
+    _copies("adam_", copies)
+
+
+def optimize_inputs(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    third: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    plan: Tensor,
+    numbers: Tensor,
+    grad_scale: float,
+    rule: int,
+) -> None:
+    """Raises unless the tensors of one index, those that have elements, can be updated together."""
+    op = "optimize_"
+    _require(rule in range(4), lambda: f"{op}: rule is {rule}; needed 0, 1, 2 or 3")
+    states = {"first": first, "second": second, "third": third}
+    given = {name: tensors for name, tensors in {**states, "copies": copies}.items() if tensors}
+    lists = {
+        name: [
+            like if tensor.numel() == 0 and name != "grads" else tensor
+            for tensor, like in zip(tensors, params, strict=False)
+        ]
+        for name, tensors in given.items()
+    }
+    _update(op, params, {"grads": grads, **lists})
+    _states(op, params, {name: lists[name] for name in states if name in lists})
+    _copies(op, copies)
+
+
+def _update(op: str, params: Sequence[Tensor], others: Mapping[str, Sequence[Tensor]]) -> None:
     for name, tensors in others.items():
-        message = f"adam_: {len(params)} params, but {len(tensors)} {name}; one for each param is needed"
+        message = f"{op}: {len(params)} params, but {len(tensors)} {name}; one for each param is needed"
         _require(len(tensors) == len(params), lambda: message)  # noqa: B023 - called at once or never
     for index, param in enumerate(params):
         for name, tensors in {"params": params, **others}.items():
-            _adam_tensor(f"{name}[{index}]", tensors[index], f"params[{index}]", param, params[0])
-        m, v = exp_avgs[index], exp_avg_sqs[index]
-        message = (
-            f"adam_: exp_avgs[{index}] is {_dtype(m)} and exp_avg_sqs[{index}] is {_dtype(v)} "
-            f"with a {_dtype(param)} param; both must be float32, or both of the param's dtype"
-        )
-        _require(m.dtype == v.dtype and m.dtype in (torch.float32, param.dtype), lambda: message)  # noqa: B023
-        message = f"adam_: copies[{index}] is float32; float16 or bfloat16 is needed"
-        _require(not copies or copies[index].dtype != torch.float32, lambda: message)  # noqa: B023
+            _updated(op, f"{name}[{index}]", tensors[index], f"params[{index}]", param, params[0])
 
 
-def _adam_tensor(name: str, tensor: Tensor, param_name: str, param: Tensor, first: Tensor) -> None:
+def _states(op: str, params: Sequence[Tensor], states: Mapping[str, Sequence[Tensor]]) -> None:
+    """All float32, or all of the parameter's dtype."""
+    names = list(states)
+    for index, param in enumerate(params):
+        for other in (*names[1:], *names[-1:]):
+            m, v = states[names[0]][index], states[other][index]
+            message = (
+                f"{op}: {names[0]}[{index}] is {_dtype(m)} and {other}[{index}] is {_dtype(v)} "
+                f"with a {_dtype(param)} param; all must be float32, or all of the param's dtype"
+            )
+            _require(m.dtype == v.dtype and m.dtype in (torch.float32, param.dtype), lambda: message)  # noqa: B023
+
+
+def _copies(op: str, copies: Sequence[Tensor]) -> None:
+    for index, copy in enumerate(copies):
+        message = f"{op}: copies[{index}] is float32; float16 or bfloat16 is needed"
+        _require(copy.dtype != torch.float32 or copy.numel() == 0, lambda: message)  # noqa: B023
+
+
+def _updated(op: str, name: str, tensor: Tensor, param_name: str, param: Tensor, first: Tensor) -> None:
     # Tensors without data pass as well, as long as all of them are.
     _require(
         tensor.device.type == first.device.type and tensor.device.type in ("cpu", "meta"),
-        lambda: f"adam_: {name} is on {tensor.device}; all tensors must be on cpu",
+        lambda: f"{op}: {name} is on {tensor.device}; all tensors must be on cpu",
     )
     _require(
         tensor.dtype in FLOAT_TYPES,
-        lambda: f"adam_: {name} is {_dtype(tensor)}; float32, float16 or bfloat16 is needed",
+        lambda: f"{op}: {name} is {_dtype(tensor)}; float32, float16 or bfloat16 is needed",
     )
     _require(
         tensor.numel() == param.numel(),
         lambda: (
-            f"adam_: {name} has shape {tuple(tensor.shape)}, {param_name} has {tuple(param.shape)}; "
+            f"{op}: {name} has shape {tuple(tensor.shape)}, {param_name} has {tuple(param.shape)}; "
             "as many elements are needed"
         ),
     )

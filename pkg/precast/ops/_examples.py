@@ -40,6 +40,12 @@ def arguments(op: str) -> Arguments:
             *([some(33)], [some(33)], [some(33)], [some(33).abs()], []),
             *(1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.5, 0.5, 1.0, True, False),
         ),
+        "optimize_": lambda: (
+            *([some(33)], [some(33)], [some(33)], [some(33).abs()], [some(33).abs()], [torch.tensor(4.0)], []),
+            torch.empty(0, dtype=torch.int64),
+            torch.tensor([1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
+            *(1.0, 0),
+        ),
     }
     if op not in make:
         raise KeyError(f"no example for {op!r}: it wants one in precast/ops/_examples.py")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
+from precast.optim.cpu_adagrad import CPUAdagrad
 from precast.optim.cpu_adam import CPUAdam, CPUAdamOptimizer
+from precast.optim.cpu_lion import CPULion
+from precast.optim.cpu_sgd import CPUSGD
 
-__all__ = ["CPUAdam", "CPUAdamOptimizer"]
+__all__ = ["CPUSGD", "CPUAdagrad", "CPUAdam", "CPUAdamOptimizer", "CPULion"]

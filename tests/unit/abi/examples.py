@@ -109,13 +109,14 @@ def device_file(target: str, nvrtc_version: str = "13.0.88", family: str = FAMIL
     major, minor = nvrtc_version.split(".")[:2]
     ptx = target.startswith("compute_")
     return DeviceFile(
-        path=f"device/{family}.{target}.{'ptx' if ptx else 'cubin'}",
+        path=f"device/{family}.{target}.{'ptx' if ptx else 'cubin'}.xz",
         sha256="1" * 64,
         bytes=5_000,
         family=family,
         target=GpuTarget.parse(target),
         nvrtc=nvrtc_version,
         min_driver=CudaVersion(int(major), int(minor) if ptx else 0),
+        content_bytes=9_000,
     )
 
 

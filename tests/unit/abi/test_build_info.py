@@ -40,14 +40,14 @@ def test_the_text_is_canonical() -> None:
     text = INFO.to_json()
     assert text.endswith("}\n")
     assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
-    assert json.loads(text)["schema"] == 1
+    assert json.loads(text)["schema"] == 2
 
 
 def test_names_of_files() -> None:
     assert host_path(parse_torch_abi("torch-stable-2.10")) == "host/torch-stable-2.10.so"
     assert host_path(Exact(Release(2, 6), cxx11=False)) == "host/torch-2.6-cxx0.so"
-    assert device_path("rms_norm", GpuTarget.parse("sm_90a")) == "device/rms_norm.sm_90a.cubin"
-    assert device_path("rms_norm", GpuTarget.parse("compute_90")) == "device/rms_norm.compute_90.ptx"
+    assert device_path("rms_norm", GpuTarget.parse("sm_90a")) == "device/rms_norm.sm_90a.cubin.xz"
+    assert device_path("rms_norm", GpuTarget.parse("compute_90")) == "device/rms_norm.compute_90.ptx.xz"
 
 
 def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
@@ -61,7 +61,8 @@ def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
 
 
 BAD_VALUES = [
-    (("schema",), 2, "$.schema: wanted 1, found 2"),
+    (("schema",), 1, "$.schema: wanted 2, found 1; it was written by another version of precast"),
+    (("schema",), 3, "$.schema: wanted 2, found 3; it was written by another version of precast"),
     (("schema",), "1", "$.schema: wanted a whole number, found a string"),
     (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
     (("version",), "1.0+cu130", "$.version"),
@@ -93,7 +94,7 @@ BAD_VALUES = [
     (("host", 0, "path"), "x.so", "$.host[0].path"),
     (("host", 0, "path"), "host/.hidden.so", "$.host[0].path"),
     (("host", 0, "path"), "host//x.so", "$.host[0].path"),
-    (("host", 0, "path"), "device/rms_norm.sm_90.cubin", "$.host[0].path"),
+    (("host", 0, "path"), "device/rms_norm.sm_90.cubin.xz", "$.host[0].path"),
     (("host", 0, "abi"), "torch-2.6", "$.host[0].abi: not a torch ABI"),
     (("host", 0, "machine"), "x86-64", "$.host[0].machine"),
     (("host", 0, "python"), "py3", "$.host[0].python"),
@@ -109,6 +110,8 @@ BAD_VALUES = [
     (("device", 1, "family"), "", "$.device[1].family"),
     (("device", 1, "target"), "sm90", "$.device[1].target: not a GPU target"),
     (("device", 1, "nvrtc"), "thirteen", "$.device[1].nvrtc"),
+    (("device", 1, "content_bytes"), -1, "$.device[1].content_bytes: wanted 0 to 16777216, found -1"),
+    (("device", 1, "content_bytes"), 1 << 40, "$.device[1].content_bytes: wanted 0 to 16777216, found 1099511627776"),
     (("device", 1, "min_driver"), "13000", "$.device[1].min_driver"),
     (("device", 1, "min_driver"), 13000, "$.device[1].min_driver: wanted a string, found a number"),
 ]
@@ -178,7 +181,7 @@ def refused(info: BuildInfo, message: str) -> None:
 def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     file, image = INFO.host[0], INFO.device[0]
     refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
-    refused(replace(INFO, device=(image, replace(image, path="device/again.cubin"))), "device code 'rms_norm sm_90'")
+    refused(replace(INFO, device=(image, replace(image, path="device/again.cubin.xz"))), "device code 'rms_norm sm_90'")
     refused(replace(INFO, mode=BuildMode.PURE), "a pure build lists no files")
     refused(replace(INFO, label=Label("cpu")), "has no device code")
     refused(replace(INFO, host=(replace(file, path="/tmp/x.so"),)), "path")

@@ -41,7 +41,7 @@ def test_what_fits_is_used_and_nobody_looks_for_builders() -> None:
     decision = decide(ex.host(), ex.build_info(), AUTO, CUDA)
     assert isinstance(decision, UsePrebuilt)
     assert decision.host.path == "host/torch-stable-2.10.so"
-    assert [(index, file.path) for index, file in decision.images] == [(0, "device/rms_norm.sm_90.cubin")]
+    assert [(index, file.path) for index, file in decision.images] == [(0, "device/rms_norm.sm_90.cubin.xz")]
     assert decision.refused == decision.notes == ()
     assert {r.reason for r in decision.rejections} == {Reason.ARCH}
     assert not needs_builders(decision)
@@ -121,11 +121,27 @@ def test_a_damaged_cubin_falls_back_to_the_next_best() -> None:
         assert isinstance(decision, UsePrebuilt | BuildJit)
         target = decision.images[0][1].target
         chosen.append(f"{type(decision).__name__} {target}")
-        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}"] = "truncated"
+        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}.xz"] = "truncated"
     assert chosen == [
         *("UsePrebuilt sm_89", "UsePrebuilt sm_86", "UsePrebuilt sm_80", "UsePrebuilt compute_80"),
         "BuildJit sm_89",
     ]
+
+
+def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
+    machine = replace(ex.host(build_with=ex.builders()), lzma_error="No module named '_lzma'")
+    decision = decide(machine, ex.build_info("sm_75 sm_90 compute_90"), AUTO, CUDA)
+    assert isinstance(decision, BuildJit) and decision.host == FITTING
+    assert [str(image.target) for _, image in decision.images] == ["sm_90"]
+    named = {r.candidate: r for r in decision.rejections if r.reason is Reason.NO_LZMA}
+    assert set(named) == {"device/rms_norm.sm_90.cubin.xz", "device/rms_norm.compute_90.ptx.xz"}, (
+        "sm_75 fits nothing here"
+    )
+    for why in named.values():
+        assert why.wanted == "a Python with lzma, to unpack it"
+        assert why.found == "Python 3.12 without: No module named '_lzma'"
+        assert "liblzma-dev" in why.remedy and "pyenv install --force 3.12" in why.remedy
+    assert isinstance(decide(machine, ex.build_info("sm_90"), AUTO, CPU), UsePrebuilt)
 
 
 def test_a_machine_build_is_mended_by_building_it_again() -> None:
@@ -233,7 +249,7 @@ def test_the_driver_jit_is_announced() -> None:
     decision = decide(ex.host(gpu="12.0"), ex.build_info("sm_90 compute_90"), AUTO, CUDA)
     assert isinstance(decision, UsePrebuilt)
     (note,) = decision.notes
-    assert note.startswith("cuda:0 runs device/rms_norm.compute_90.ptx through the driver's compiler")
+    assert note.startswith("cuda:0 runs device/rms_norm.compute_90.ptx.xz through the driver's compiler")
 
 
 def test_an_unknown_libstdcxx_is_noted_not_refused() -> None:
@@ -307,9 +323,10 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(build_with=none), pure, AUTO, CUDA),
         decide(ex.host(), None, jit, CUDA),
         decide(ex.host(glibc="2.17"), ex.build_info("sm_75", host_files=files), aot, CUDA),
-        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
+        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin.xz": "x"}),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
+        decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
     ]
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}
     of_twins = {Reason.XPU, Reason.NO_TRITON}  # shown in test_twin.py

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from precast import __version__
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import catalogue, elf, flags, host, sources, toolchain
@@ -180,7 +181,8 @@ def test_the_first_error_is_told_with_its_command_and_log(build: Callable[..., A
     (csrc / "tiny/host.cpp").write_text("int tiny() { return unknown; }\n")
     with pytest.raises(BuildFailed) as caught:
         build()
-    asked, found, needed, fix = str(caught.value).splitlines()
+    asked, found, needed, env, fix = str(caught.value).splitlines()
+    assert env.startswith(f"  env     precast {__version__}, g++ ") and f", Python {platform.python_version()}, " in env
     assert asked == "tiny: the compiler failed"
     assert "tiny/host.cpp:1:" in found and "unknown" in found
     assert "-std=c++17" in needed and "tiny.host.o" in needed

@@ -65,6 +65,7 @@ def device_part(source: Path, spec: matrix.LabelSpec) -> Made:
                 target,
                 spec.nvrtc or "",
                 driver,
+                content_bytes=1,
             )
             pairs.append((entry, path))
     return Made(device=tuple(pairs), compilers=(("nvrtc", spec.nvrtc or ""),))
@@ -138,13 +139,13 @@ def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, che
 
 
 HOST = f"host-torch-stable-2.10-{MACHINE}"
-CUBIN = "device-cu130/rms_norm.sm_90.cubin"
+CUBIN = "device-cu130/rms_norm.sm_90.cubin.xz"
 
 
 def drop_a_target(folder: Path) -> None:
     (folder / CUBIN).unlink()
     path = folder / "device-cu130" / "parts.json"
-    kept = [f for f in json.loads(path.read_text())["device"] if f["path"] != "device/rms_norm.sm_90.cubin"]
+    kept = [f for f in json.loads(path.read_text())["device"] if f["path"] != "device/rms_norm.sm_90.cubin.xz"]
     change(path, device=kept)
 
 
@@ -165,7 +166,7 @@ def other_machine(folder: Path) -> None:
         (lambda f: (f / CUBIN).write_bytes(b"other"), (CUBIN, "sha256")),
         (lambda f: (f / CUBIN).unlink(), (CUBIN, "No such file")),
         (lambda f: (f / HOST / "torch-stable-2.10.so").write_bytes(b"x"), ("torch-stable-2.10.so", "sha256")),
-        (lambda f: (f / "device-cu130" / "rms_norm.sm_99.cubin").write_bytes(b""), ("sm_99", "does not list")),
+        (lambda f: (f / "device-cu130" / "rms_norm.sm_99.cubin.xz").write_bytes(b""), ("sm_99", "does not list")),
         (lambda f: (f / HOST).rename(f / "elsewhere"), (f"{HOST}/parts.json", "tools host --abi torch-stable-2.10")),
         (lambda f: change(f / "device-cu130" / "parts.json", source_digest="0" * 64), ("source digest",)),
         (lambda f: change(f / "device-cu130" / "parts.json", label="cu132"), ("label cu132", "label cu130")),

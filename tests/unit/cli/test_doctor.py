@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from precast import __main__
 from precast._abi.build_info import BuildMode
 from precast._abi.host import Host
 from precast._abi.settings import Settings
-from precast._build import catalogue
+from precast._build import catalogue, lock
+from precast._build.cache import BuildKey, Cache
 from precast._cli import deep, doctor
 from precast._load import gpus, probe
 from tests.unit.abi import examples as ex
@@ -73,7 +75,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
     cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert cuda["pieces"] == [
         {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
-        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
+        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin.xz"},
     ]
     assert facts["build"]["label"] == "cu121" and facts["build"]["mode"] == "release"
 
@@ -81,7 +83,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
 @pytest.mark.compiler
 def test_damaged_files_are_named_and_what_would_happen_instead(examine: Any, c_dir: Path, toy_library: Path) -> None:
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
-    (c_dir / "device/rms_norm.sm_90.cubin").write_bytes(b"")
+    (c_dir / "device/rms_norm.sm_90.cubin.xz").write_bytes(b"")
     facts = examine(ex.host())
     assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
 
@@ -164,6 +166,8 @@ def test_settings_that_change_the_outcome_are_shown(examine: Any, monkeypatch: p
     monkeypatch.setenv("PRECAST_JIT", "off")
     facts = examine(ex.host())
     assert facts["settings"]["jit"] == "off" and not facts["ok"]
+    assert facts["variables"]["PRECAST_JIT"] == "off" and "  variable  PRECAST_JIT=off\n" in doctor.to_text(facts)
+    assert not {"HOME", "XDG_CACHE_HOME"} & set(facts["variables"])
     assert reasons(facts, "cpu_adam_x86") == {"jit-off"}
 
 
@@ -187,8 +191,28 @@ def test_the_command_line_gives_the_status_and_either_form(
 def test_the_cache_folder_is_named_and_not_made(examine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "not" / "yet"))
     facts = examine(ex.host())
-    assert facts["host"]["cache"] == {"path": str(tmp_path / "not/yet"), "writable": True}
+    nothing = {"entries": 0, "bytes": 0, "locks": []}
+    assert facts["host"]["cache"] == {"path": str(tmp_path / "not/yet"), "writable": True, **nothing}
     assert not (tmp_path / "not").exists()
+
+
+def test_the_size_of_the_cache_and_who_builds_into_it_are_told(
+    examine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path))
+    (tmp_path / "payload").write_bytes(b"x" * 1500)
+    Cache(tmp_path).store(BuildKey("rms_norm", {}), tmp_path / "payload", seconds=1.0)
+    path = lock.lock_file(tmp_path, "rms_norm-0123456789abcdef")
+    another = lock.lock_file(tmp_path / "another", "softmax-0123456789abcdef")
+    with lock.exclusive(path, "x") as turn, lock.exclusive(another, "y"):
+        turn.tell(Path("/the/log"))
+        facts = examine(ex.host())
+    (held,) = facts["host"]["cache"]["locks"]
+    assert held["name"] == "rms_norm-0123456789abcdef" and f"process {os.getpid()} on " in held["holder"]
+    assert facts["host"]["cache"]["entries"] == 1 and facts["host"]["cache"]["bytes"] > 1500
+    text = doctor.to_text(facts)
+    assert f"{tmp_path}, 1 entries, 1." in text and "lock      rms_norm-0123456789abcdef: held by process" in text
+    assert examine(ex.host())["host"]["cache"]["locks"] == [], "a lock file alone is no lock"
 
 
 def test_the_document_describes_every_key(examine: Any) -> None:
@@ -198,7 +222,7 @@ def test_the_document_describes_every_key(examine: Any) -> None:
     kernel = facts["kernels"][0]
     keys = {*facts, *facts["host"], *facts["host"]["torch"], *facts["host"]["gpus"][0], *facts["host"]["cache"]}
     keys |= {*facts["host"]["compiler"], *facts["host"]["nvrtc"], *facts["build"], *kernel, *kernel["rejections"][0]}
-    keys |= {*kernel["pieces"][0], *DEEP[0]}
+    keys |= {*kernel["pieces"][0], *DEEP[0], "holder"}
     verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
     assert verdicts <= set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
     assert described - verdicts == keys

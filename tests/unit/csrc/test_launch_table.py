@@ -119,7 +119,10 @@ def table(ranges: list[Range]) -> str:
     """The tables of the page, one for each op."""
     lines: list[str] = []
     for op in dict.fromkeys(one.op for one in ranges):
-        lines += [f"\n### {op}\n", "| 16-byte vectors in a row | kernel | threads | in a thread | rows | stages | measured |"]
+        lines += [
+            f"\n### {op}\n",
+            "| 16-byte vectors in a row | kernel | threads | in a thread | rows | stages | measured |",
+        ]
         lines += ["| --- " * 7 + "|"]
         lines += [one.line() for one in ranges if one.op == op and one.unit == "vectors"]
     return "\n".join(lines) + "\n\n"

@@ -73,6 +73,11 @@ def adam_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def optim_levels() -> Iterator[Levels]:
+    yield from _levels_of("optimize_")
+
+
+@pytest.fixture
 def norm_levels() -> Iterator[Levels]:
     yield from _levels_of("rms_norm")
 

@@ -3,9 +3,11 @@
 //
 //   levels LEVEL FILE     by the library's own choice among levels; "" for the best. Prints the level that was used.
 //   levels unchecked      the last level of all, whatever the processor: what the choice protects from.
+//   levels huge           a parameter of more elements than 31 bits count, at its ends and around that number.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <exception>
 #include <stdexcept>
@@ -15,7 +17,7 @@
 #include "activations/cpu.h"
 #include "common/checks.h"
 #include "common/cpu_level.h"
-#include "cpu_adam/cpu.h"
+#include "cpu_optim/cpu.h"
 #include "layer_norm/cpu.h"
 #include "rms_norm/cpu.h"
 #include "softmax/cpu.h"
@@ -70,40 +72,57 @@ void write(const std::string& name, int type, const Bytes& data) {
   fwrite(data.data(), 1, data.size(), out);
 }
 
-precast::cpu_adam::Step step(bool decoupled, bool past_caches) {
-  precast::cpu_adam::Step s = {};
+precast::cpu_optim::Step step(bool flag) {
+  precast::cpu_optim::Step s = {};
   s.grad_scale = 0.75f;
-  s.beta1 = {0.9f, -2.4e-8f}, s.beta2 = {0.999f, -1.3e-8f}, s.decay = {decoupled ? 0.99999f : 1.0f, 1.7e-9f};
-  s.one_minus_beta1 = 0.1f, s.one_minus_beta2 = 0.001f;
-  s.l2 = decoupled ? 0.0f : 0.01f;
+  s.beta1 = {0.9f, -2.4e-8f}, s.beta2 = {0.999f, -1.3e-8f}, s.decay = {flag ? 0.99999f : 1.0f, 1.7e-9f};
+  s.rest1 = 0.1f, s.rest2 = 0.001f;
+  s.l2 = flag ? 0.0f : 0.01f;
   s.minus_step_size = -3.7e-3f, s.root_scale = 18.3f, s.eps = 1e-8f;
-  s.stream_copies = past_caches;
+  s.nesterov = flag;
   return s;
 }
 
-using Update = precast::cpu_adam::UpdateFunction;
+using Update = precast::cpu_optim::UpdateFunction;
 
-void adam(Update update) {
-  using precast::cpu_adam::Type;
+// Which of the three states each rule is run with: Adam, AMSGrad, SGD, with momentum, Adagrad, Lion.
+constexpr struct {
+  const char* name;
+  precast::cpu_optim::Rule rule;
+  bool states[precast::cpu_optim::kStates];
+} kRules[] = {{"adam", precast::cpu_optim::Rule::kAdam, {true, true, false}},
+              {"amsgrad", precast::cpu_optim::Rule::kAdam, {true, true, true}},
+              {"sgd", precast::cpu_optim::Rule::kSgd, {false, false, false}},
+              {"momentum", precast::cpu_optim::Rule::kSgd, {true, false, false}},
+              {"adagrad", precast::cpu_optim::Rule::kAdagrad, {false, true, false}},
+              {"lion", precast::cpu_optim::Rule::kLion, {true, false, false}}};
+
+void optimizers(Update update) {
+  using precast::cpu_optim::Type;
   constexpr int64_t kCount = 1003;  // three blocks, and eleven lanes of a vector
-  for (int mix = 0; mix < kTypes * kTypes * 2; ++mix) {
-    const int param = mix % 3, grad = mix / 3 % 3, copy = 1 + mix % 2;
-    const bool wild = mix >= 9;
-    Bytes p = numbers(param, kCount), g = numbers(grad, kCount, wild), m = numbers(0, kCount),
-          v = positive(numbers(0, kCount)), c(kCount * 2 + 64);
-    auto type = [](int number) { return static_cast<Type>(number); };
-    precast::cpu_adam::Slot slot = {{p.data(), type(param)},
-                                    {g.data(), type(grad)},
-                                    {m.data(), type(0)},
-                                    {v.data(), type(0)},
-                                    {c.data(), type(copy)},
-                                    kCount,
-                                    0};
-    update(&slot, 1, step(mix % 2 == 0, mix % 4 == 0), 0, precast::cpu_adam::units(kCount));
-    const std::string name = "adam." + std::to_string(mix);
-    write(name + ".param", param, p), write(name + ".exp_avg", 0, m), write(name + ".exp_avg_sq", 0, v);
-    c.resize(kCount * 2);
-    write(name + ".copy", copy, c);
+  auto type = [](int number) { return static_cast<Type>(number); };
+  for (const auto& which : kRules) {
+    for (int mix = 0; mix < kTypes * kTypes * 2; ++mix) {
+      const int param = mix % 3, grad = mix / 3 % 3, copy = 1 + mix % 2;
+      const bool wild = mix >= 9;
+      Bytes p = numbers(param, kCount), g = numbers(grad, kCount, wild), c(kCount * 2 + 64);
+      Bytes states[] = {numbers(0, kCount), positive(numbers(0, kCount)), positive(numbers(0, kCount))};
+      precast::cpu_optim::Slot slot = {};
+      slot.param = {p.data(), type(param)}, slot.grad = {g.data(), type(grad)}, slot.copy = {c.data(), type(copy)};
+      for (int i = 0; i < precast::cpu_optim::kStates; ++i) {
+        if (which.states[i]) slot.state[i] = {states[i].data(), type(0)};
+      }
+      slot.numel = kCount;
+      const precast::cpu_optim::Step numbers_of_step = step(mix % 2 == 0);
+      update({&slot, 1, &numbers_of_step, which.rule, mix % 4 == 0}, 0, precast::cpu_optim::units(kCount));
+      const std::string name = std::string(which.name) + "." + std::to_string(mix);
+      write(name + ".param", param, p);
+      for (int i = 0; i < precast::cpu_optim::kStates; ++i) {
+        if (which.states[i]) write(name + ".state" + std::to_string(i), 0, states[i]);
+      }
+      c.resize(kCount * 2);
+      write(name + ".copy", copy, c);
+    }
   }
 }
 
@@ -197,20 +216,47 @@ void activations(int type, int64_t width, const std::string& end) {
 }
 
 #if defined(__x86_64__)
-constexpr Update kLast = PRECAST_AT(cpu_adam, avx512, update);
+constexpr Update kLast = PRECAST_AT(cpu_optim, avx512, update);
 #else
-constexpr Update kLast = PRECAST_AT(cpu_adam, sve512, update);
+constexpr Update kLast = PRECAST_AT(cpu_optim, sve512, update);
 #endif
 
 void everything() {
   state = 2463534242u;
-  adam(PRECAST_AT_CPU_LEVEL(cpu_adam, update));
+  optimizers(PRECAST_AT_CPU_LEVEL(cpu_optim, update));
   for (int type = 0; type < kTypes; ++type) {
     for (const int64_t width : kWidths) {
       const std::string end = "." + std::to_string(type) + "." + std::to_string(width);
       rms_norm(type, width, end), layer_norm(type, width, end);
       softmax(type, width, end), activations(type, width, end);
     }
+  }
+}
+
+// Address space without memory: only the pages that are touched exist.
+float* reserve(int64_t count) {
+  void* begin = mmap(nullptr, static_cast<size_t>(count) * sizeof(float), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) precast::fail("no address space for %lld floats", static_cast<long long>(count));
+  return static_cast<float*>(begin);
+}
+
+void huge() {
+  using namespace precast::cpu_optim;
+  constexpr int64_t kMiddle = int64_t{1} << 31, kCount = kMiddle + 77;
+  float *const param = reserve(kCount), *const grad = reserve(kCount);
+  Slot slot = {};
+  slot.param = {param, Type::kFloat32}, slot.grad = {grad, Type::kFloat32}, slot.numel = kCount;
+  Step plain = {};
+  plain.grad_scale = 1.0f, plain.minus_step_size = -1.0f, plain.decay = {1.0f, 1e-38f};
+  for (const int64_t unit : {int64_t{0}, kMiddle / kUnit - 1, kMiddle / kUnit, units(kCount) - 1}) {
+    const int64_t begin = unit * kUnit, end = begin + kUnit < kCount ? begin + kUnit : kCount;
+    for (int64_t i = begin; i < end; ++i) grad[i] = static_cast<float>(i % 7 + 1);
+    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, Rule::kSgd, false}, unit, unit + 1);
+    for (int64_t i = begin; i < end; ++i) {
+      if (param[i] != -grad[i]) precast::fail("element %lld is %g", static_cast<long long>(i), param[i]);
+    }
+    if (end < kCount && param[end] != 0.0f) precast::fail("element %lld was written", static_cast<long long>(end));
   }
 }
 
@@ -224,10 +270,14 @@ int main(int count, char** arguments) {
     if (count == 2 && strcmp(arguments[1], "unchecked") == 0) {
       out = fopen("/dev/null", "w");
       state = 1;
-      adam(kLast);
+      optimizers(kLast);
       return 0;
     }
-    if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked");
+    if (count == 2 && strcmp(arguments[1], "huge") == 0) {
+      huge();
+      return 0;
+    }
+    if (count != 3) precast::fail("levels LEVEL FILE | levels unchecked | levels huge");
     precast::set_cpu_level(arguments[1]);
     out = fopen(arguments[2], "w");
     if (out == nullptr) precast::fail("cannot write %s", arguments[2]);

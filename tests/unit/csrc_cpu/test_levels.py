@@ -52,16 +52,16 @@ def test_a_level_shares_no_function_with_another(
     done = compiled(tmp_path, checkout, source, flags.cpu_options(level))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    listing = subprocess.run(
-        ["nm", "--demangle", "--extern-only", "--defined-only", str(tmp_path / "unit.o")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    names = [line.split(maxsplit=2)[2] for line in listing.stdout.splitlines()]
+
+    def symbols(*options: str) -> list[str]:
+        command = ["nm", "--demangle", *options, str(tmp_path / "unit.o")]
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return [line.lstrip("0123456789abcdef ").split(maxsplit=1)[1] for line in listing.splitlines()]
+
+    names = symbols("--extern-only", "--defined-only")
     assert names, "the unit defines nothing"
     assert [name for name in names if f"::{level.name}::" not in name] == []
+    assert [name for name in symbols("--undefined-only") if "precast" in name] == [], "code that is not its own"
 
 
 SVE = "-march=armv8.2-a+sve"

@@ -138,6 +138,12 @@ def test_avx512_is_not_executed_where_it_is_not(x86: Built, processor: str, leve
     assert run("qemu-x86_64", processor, x86, "unchecked").returncode == ILLEGAL_INSTRUCTION
 
 
+def test_a_parameter_of_more_elements_than_31_bits_count(x86: Built) -> None:
+    """On this processor itself; address space is all it takes."""
+    done = subprocess.run([x86.driver, "huge"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_sve_is_not_executed_where_it_is_not(arm: Built) -> None:
     assert run("qemu-aarch64", "cortex-a57", arm, "unchecked").returncode == ILLEGAL_INSTRUCTION
     assert run("qemu-aarch64", "max,sve-max-vq=4", arm, "unchecked").returncode == 0

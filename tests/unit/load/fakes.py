@@ -13,6 +13,7 @@ from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release
+from precast._build import packing
 
 # Appends every call to the file named by TOY_LOG. The family "broken" fails; nothing is registered with torch.
 HOST_LIBRARY = r"""
@@ -159,10 +160,11 @@ def write_installation(
     for text, content in (device or {}).items():
         target = GpuTarget.parse(text)
         path = device_path("rms_norm", target)
-        (folder / path).write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
+        packed = packing.pack(content)
+        (folder / path).write_bytes(packed)
+        digest = hashlib.sha256(packed).hexdigest()
         driver = CudaVersion(12, 0) if target.kind is TargetKind.SASS else CudaVersion.parse(nvrtc)
-        device_files.append(DeviceFile(path, digest, len(content), "rms_norm", target, nvrtc, driver))
+        device_files.append(DeviceFile(path, digest, len(packed), "rms_norm", target, nvrtc, driver, len(content)))
     info = BuildInfo(
         version="0.1.0",
         label=Label(label),

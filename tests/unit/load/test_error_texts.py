@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,9 +137,16 @@ ninja: build stopped: subcommand failed.
 """
 
 
-def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(
+    snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.13.0+cpu"))
+    monkeypatch.setattr(failure.platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(failure.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(failure.os, "confstr", lambda name: "glibc 2.36")
     log = tmp_path / "rms_norm.log"
-    error = failure.build_failed("rms_norm", LOG, "/usr/bin/g++ -O3 -c csrc/rms_norm/host.cpp", log)
+    command = "/usr/bin/g++ -O3 -c csrc/rms_norm/host.cpp"
+    error = failure.build_failed("rms_norm", LOG, command, log, tool="g++ 12.2.0")
     assert isinstance(error, errors.BuildFailed) and "second one" not in str(error)
     assert "second one" in log.read_text()
     keep(snapshot, "build-failed", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/cache/v1/.failed"))

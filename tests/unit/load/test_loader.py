@@ -55,7 +55,7 @@ def test_a_family_is_loaded_once_and_each_device_type_for_itself(
     assert calls.read_text().splitlines() == ["register rms_norm CPU"]
     assert cpu.host == Source("prebuilt", c_dir / "host/torch-stable-2.10.so", "torch-stable-2.10")
     cuda = loader.ensure("rms_norm", "cuda")
-    assert cuda.images == ((0, Source("prebuilt", c_dir / "device/rms_norm.sm_90.cubin", "sm_90")),)
+    assert cuda.images == ((0, Source("prebuilt", c_dir / "device/rms_norm.sm_90.cubin.xz", "sm_90")),)
     assert calls.read_text().splitlines()[1:] == ["set_image rms_norm 0 512 sm_90 9.0", "register rms_norm CUDA"]
     assert capsys.readouterr().err == ""
 
@@ -93,7 +93,7 @@ def test_only_the_missing_image_is_built(
     on_host(monkeypatch, ex.host(gpu="9.0 7.5 7.5"))
     loaded = loader.ensure("rms_norm", "cuda")
     ((targets, why),) = asked
-    assert targets == [GpuTarget.parse("sm_75")] and "device/rms_norm.sm_90.cubin" in why and "7.5" in why
+    assert targets == [GpuTarget.parse("sm_75")] and "device/rms_norm.sm_90.cubin.xz" in why and "7.5" in why
     assert [source.kind for _, source in loaded.images] == ["prebuilt", "jit", "jit"]
     assert "set_image rms_norm 2 10 sm_75 7.5" in calls.read_text()
 
@@ -136,7 +136,7 @@ def test_refusals_name_every_candidate_the_host_and_the_way_out(
         loader.ensure("rms_norm", "cuda")
     lines = str(caught.value).splitlines()
     assert lines[0] == "rms_norm cannot be loaded for cuda"
-    assert any("device/rms_norm.sm_90.cubin" in line and "7.0" in line for line in lines)
+    assert any("device/rms_norm.sm_90.cubin.xz" in line and "7.0" in line for line in lines)
     assert any(line.lstrip().startswith("env") and "torch 2.13.0" in line for line in lines)
     assert "+cu129" in str(caught.value) and "precast doctor" in lines[-1]
     assert not calls.exists()

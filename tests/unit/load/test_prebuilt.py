@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import DeviceFile, HostFile
+from precast._build import packing
 from precast._load import prebuilt
 from precast.errors import KernelIncompatible
 from tests.unit.load import fakes
@@ -58,10 +59,15 @@ def test_a_damaged_file_of_every_kind_is_refused(c_dir: Path, toy_library: Path)
         assert refusal(file) == "missing"
 
 
+def with_file(c_dir: Path, file: DeviceFile, packed: bytes) -> DeviceFile:
+    """A manifest entry whose hash is right for another file."""
+    (c_dir / file.path).write_bytes(packed)
+    return dataclasses.replace(file, sha256=hashlib.sha256(packed).hexdigest(), bytes=len(packed))
+
+
 def with_content(c_dir: Path, file: DeviceFile, content: bytes) -> DeviceFile:
     """A manifest entry whose hash is right for other content: the manifest lies about what the file is."""
-    (c_dir / file.path).write_bytes(content)
-    return dataclasses.replace(file, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    return dataclasses.replace(with_file(c_dir, file, packing.pack(content)), content_bytes=len(content))
 
 
 def test_a_file_for_another_gpu_than_the_manifest_says_is_refused(c_dir: Path) -> None:
@@ -71,6 +77,27 @@ def test_a_file_for_another_gpu_than_the_manifest_says_is_refused(c_dir: Path) -
     assert "not an ELF file" in refusal(with_content(c_dir, sass, b"text" * 50))
     assert refusal(with_content(c_dir, ptx, fakes.ptx(90))) == "built for sm_90, sm_80 in the manifest"
     assert "no .target line" in refusal(with_content(c_dir, ptx, b"text"))
+
+
+def test_a_file_that_does_not_hold_what_the_manifest_says_is_refused(c_dir: Path) -> None:
+    (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
+    assert "not an .xz of ours" in refusal(with_file(c_dir, file, fakes.cubin(90)))
+    assert "ends early" in refusal(with_file(c_dir, file, packing.pack(fakes.cubin(90))[:-4]))
+    endless = with_file(c_dir, file, packing.pack(bytes(1 << 26)))
+    assert refusal(endless) == f"unpacks to more than the {file.content_bytes} bytes in the manifest"
+
+
+def test_nothing_is_unpacked_before_its_hash_is_right(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
+    seen: list[bytes] = []
+    monkeypatch.setattr(packing, "unpack", lambda packed, size: seen.append(packed) or fakes.cubin(90))
+    flip(c_dir / file.path, 40)
+    assert "sha256" in refusal(file)
+    truncate(c_dir / file.path)
+    assert "bytes" in refusal(file) and seen == []
+    packed = packing.pack(fakes.cubin(90))
+    prebuilt.verified_bytes(with_file(c_dir, file, packed))
+    assert seen == [packed]
 
 
 def test_a_damaged_manifest_is_refused_by_name_with_the_way_out(c_dir: Path) -> None:

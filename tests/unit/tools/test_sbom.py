@@ -40,8 +40,8 @@ def host(abi: str) -> HostFile:
 
 
 def device(target: str, nvrtc: str) -> DeviceFile:
-    path = f"device/rms_norm.{target}.cubin"
-    return DeviceFile(path, "2" * 64, 1, "rms_norm", GpuTarget.parse(target), nvrtc, CudaVersion(12, 0))
+    path = f"device/rms_norm.{target}.cubin.xz"
+    return DeviceFile(path, "2" * 64, 1, "rms_norm", GpuTarget.parse(target), nvrtc, CudaVersion(12, 0), 9)
 
 
 INFO = BuildInfo(

@@ -55,7 +55,7 @@ def test_what_is_no_elf_is_refused(data: bytes) -> None:
 def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str, layout: int) -> None:
     parsed = GpuTarget.parse(target)
     major = CudaVersion.parse(nvrtc).major
-    file = DeviceFile(f"device/f.{target}.cubin", "0" * 64, 1, "f", parsed, nvrtc, CudaVersion(major, 0))
+    file = DeviceFile(f"device/f.{target}.cubin.xz", "0" * 64, 1, "f", parsed, nvrtc, CudaVersion(major, 0), 9)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", nvrtc),), (), (file,))
     for found in (12, 13):
         facts = binaries.DeviceFacts(target, found, nvrtc, None, frozenset({"k"}))

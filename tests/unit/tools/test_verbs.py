@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from precast._abi.settings import Settings
+from precast._abi.version import Release
 from precast._build import matrix
 from precast._build.cache import Cache
 from precast.errors import KernelError
@@ -140,3 +142,26 @@ def test_a_wheel_is_tried_where_it_can_run() -> None:
     name = "precast-1-py3-none-manylinux_2_17_{0}.manylinux_2_28_{0}.whl"
     assert smoke.runs_here(Path(name.format(MACHINE)))
     assert not smoke.runs_here(Path(name.format("aarch64" if MACHINE == "x86_64" else "x86_64")))
+
+
+def test_a_slim_wheel_is_tried_beside_a_torch_of_its_minor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = tmp_path / "torch-2.13.0+cpu.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+    monkeypatch.setattr(smoke, "torch_site", lambda *_: tmp_path)
+    monkeypatch.setattr(smoke, "smoke", lambda wheel, site: "it was tried")
+    wheel = Path(f"precast-0.1.0+cpu-py3-none-manylinux_2_28_{MACHINE}.whl")
+    said = []
+    for only in (None, Release(2, 13), Release(2, 6)):
+        build._try(wheel, only, Settings())
+        said.append(capsys.readouterr().out.strip())
+    assert said[:2] == ["it was tried"] * 2
+    assert said[2].startswith(f"{wheel}: not tried, as it is for torch 2.6 and this is torch 2.13.0+cpu; ")
+    assert said[2].endswith("python -m tools smoke WHEEL --torch 2.6.0 tries it")
+
+
+def test_a_torch_that_is_not_there_is_not_smoked(tmp_path: Path) -> None:
+    with pytest.raises(smoke.SmokeFailed, match="wanted one torch, found 0"):
+        smoke.torch_in(tmp_path)

@@ -1,0 +1,79 @@
+// The optimizers on the CPU: the seam between the host files, which know tensors and threads, and cpu.cpp, which knows
+// vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
+#pragma once
+
+#include <stdint.h>
+
+#include "../common/cpu_level.h"
+
+namespace precast::cpu_optim {
+
+// The numbers of precast::DType.
+enum class Type : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+// What is done to a parameter. The numbers are those of the op optimize_.
+enum class Rule : int { kAdam = 0, kSgd = 1, kAdagrad = 2, kLion = 3 };
+constexpr int kRules = 4;
+
+struct Stream {
+  void* data;  // null: this slot has no such tensor
+  Type type;
+};
+
+// One parameter with its gradient and state: equally many elements, all dense and in the same order. The states:
+// momentum (Adam, Lion, SGD with momentum), second moment or sum of squares (Adam, Adagrad), its maximum (AMSGrad).
+constexpr int kStates = 3;
+
+struct Slot {
+  Stream param, grad, state[kStates], copy;
+  int64_t numel;
+  int64_t first_unit;  // where this slot begins in the range that all slots form together, in units
+  int64_t step;        // which of the steps' numbers are for it
+};
+
+// The range is cut between threads at whole units, counted from the start of a slot: 64 bytes of the narrowest format,
+// so that no two threads write to one cache line of an aligned tensor.
+constexpr int64_t kUnit = 32;
+
+constexpr int64_t units(int64_t numel) { return (numel + kUnit - 1) / kUnit; }
+
+// A factor near one, as the sum of two floats of equal sign. One float alone would be off by up to 3e-8, the same in
+// every step: 0.999f makes a second moment that settles 1.3e-5 too high, and 1 - lr * weight_decay keeps only the first
+// few digits of the decay.
+struct Factor {
+  float high, low;
+};
+
+struct Step {
+  float grad_scale;            // negated to maximize
+  Factor beta1, beta2, decay;  // SGD's momentum is beta1
+  float rest1, rest2;          // what the gradient is multiplied by beside beta1 and beta2
+  float l2;                    // weight decay added to the gradient; 0 when decoupled
+  float minus_step_size;
+  float root_scale;  // 1 / sqrt(bias_correction2)
+  float eps;
+  bool nesterov;
+};
+
+// `count` slots, sorted by first_unit, with their numbers.
+struct Work {
+  const Slot* slots;
+  int64_t count;
+  const Step* steps;
+  Rule rule;
+  bool stream_copies;  // write copies past the caches
+};
+
+// Updates the units [begin, end) of the range that the slots form.
+using UpdateFunction = void (*)(const Work& work, int64_t begin, int64_t end);
+
+#define PRECAST_CPU_OPTIM_LEVEL(level)                       \
+  namespace level {                                          \
+  void update(const Work& work, int64_t begin, int64_t end); \
+  }
+
+PRECAST_EACH_CPU_LEVEL(PRECAST_CPU_OPTIM_LEVEL)
+
+#undef PRECAST_CPU_OPTIM_LEVEL
+
+}  // namespace precast::cpu_optim

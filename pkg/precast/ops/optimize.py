@@ -1,0 +1,56 @@
+"""One step of a CPU optimizer over all its parameters: the op beneath ``precast.optim``, for its plans alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast.ops import _checks
+from precast.ops._dispatch import register, without_autograd
+
+ADAM, SGD, ADAGRAD, LION = range(4)
+COLUMNS = 9  # of the numbers: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, extra, flag, maximize, count
+
+Lists = tuple[Sequence[Tensor], ...]  # params, three lists of states, steps, copies
+
+
+def _check(params: list[Tensor], grads: list[Tensor], *rest: Any) -> None:
+    _checks.optimize_inputs(params, grads, *rest)
+
+
+def _refuse_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "optimize_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is active), but "
+        "an update in place has none; needed torch.no_grad()"
+    )
+
+
+OPTIMIZE_ = register(
+    "optimize_",
+    check=_check,
+    result=lambda *_: None,
+    reference=_refuse_derivative,
+    gradient=_refuse_derivative,
+)
+_call = without_autograd(OPTIMIZE_)
+_NO_LISTS: Lists = ((), (), (), (), (), ())
+
+
+def optimize(
+    grads: Sequence[Tensor], lists: Lists | None, plan: Tensor, numbers: Tensor, scale: float, rule: int
+) -> None:
+    """One step. ``plan`` has one element, to keep the lists by, or none; without lists, those it stands for are used.
+
+    Autograd is left out: version counters are for the caller to bump.
+    """
+    params, first, second, third, steps, copies = lists or _NO_LISTS
+    _call(params, grads, first, second, third, steps, copies, plan, numbers, scale, rule)
+
+
+def forget(plan: Tensor) -> None:
+    """Lets go of the lists kept by ``plan``, if there are any."""
+    if int(plan):
+        _call((), (), (), (), (), (), (), plan, torch.empty(0, dtype=torch.float64), 1.0, 0)

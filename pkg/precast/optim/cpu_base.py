@@ -1,0 +1,262 @@
+"""What the CPU optimizers share: a step in one pass over memory, states in float32, states exchanged with torch."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, entries_of
+
+FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# One tensor per parameter, in the order of the parameter groups, or looked up by parameter; None leaves one out.
+PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
+Number: TypeAlias = "float | Tensor | None"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Imports Dynamo at the first call, where torch.compiler.disable would import it here.
+_outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
+
+
+class CPUOptimizer(Optimizer):
+    """An optimizer over float32, float16 or bfloat16 parameters in CPU memory; subclasses say by which rule.
+
+    All parameters of all groups are updated in one pass over memory and one parallel region; the arithmetic is float32
+    whatever the tensors are. The states are float32 too, or, with ``state_dtype=None``, of their parameter's dtype.
+    """
+
+    rule: ClassVar[int]
+    counts_steps: ClassVar[bool]
+    state_names: ClassVar[tuple[str | None, str | None, str | None]]
+
+    _step_supports_amp_scaling: ClassVar[bool] = True  # GradScaler.step then hands over grad_scale and found_inf
+    _known: Known | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
+        self._check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @_outside_dynamo
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        grads: PerParameter | None = None,
+        copies: PerParameter | None = None,
+        grad_scale: Number = None,
+        clip_coef: Number = None,
+        found_inf: Number = None,
+    ) -> Any:
+        """Updates every parameter that has a gradient, and returns what ``closure`` returned.
+
+        ``grads`` are used in place of ``.grad``, and may be of another dtype than their parameters. ``copies`` receive
+        the new parameters, rounded to their own dtype; they may lie in pinned memory. Gradients are divided by
+        ``grad_scale`` (the loss scale) and multiplied by ``clip_coef`` as they are read, and stay as they are. Nothing
+        happens, and no step is counted, when ``found_inf`` is not zero. Raises before anything is written if any of the
+        tensors cannot be used.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for found in (found_inf, getattr(self, "found_inf", None)):
+            if found is not None and float(found) != 0:
+                return loss
+        scale = _factor(grad_scale, getattr(self, "grad_scale", None), clip_coef)
+        params = [param for group in self.param_groups for param in group["params"]]
+        given = [param.grad for param in params] if grads is None else self._per_parameter("grads", grads, params)
+        targets = None if copies is None else self._per_parameter("copies", copies, params)
+        kinds = [self._names(group) for group in self.param_groups]
+        known, self._known = self._known, None
+        if known is None or not self._step_again(known, params, given, targets, kinds, scale):
+            known = self._first_step(params, given, targets, kinds, scale)
+        if not known.plan.passing:
+            self._known = known
+        return loss
+
+    def _step_again(
+        self,
+        known: Known,
+        params: list[Tensor],
+        given: Sequence[Tensor | None],
+        targets: Sequence[Tensor | None] | None,
+        kinds: Sequence[object],
+        scale: float,
+    ) -> bool:
+        """A step with what is known, if that is still true; else nothing has happened."""
+        if not known.fits(params, given, targets, self.state, kinds):
+            return False
+        try:
+            known.plan.run(self.rule, self._row, given, scale)
+        except RuntimeError:  # a tensor is not what it was: the first step makes the best of it, or says what is wrong
+            return False
+        return True
+
+    @torch.no_grad()
+    def _first_step(
+        self,
+        params: list[Tensor],
+        given: Sequence[Tensor | None],
+        targets: Sequence[Tensor | None] | None,
+        kinds: Sequence[object],
+        scale: float,
+    ) -> Known:
+        """A step with a plan made for it. States that are new are kept if it succeeds."""
+        items = list(self._items(params, given, targets))
+        plan = Plan(items)
+        plan.run(self.rule, self._row, given, scale)
+        for item in items:
+            if item.fresh:
+                self.state[item.param] = item.state
+        missing = [grad is None for grad in given]
+        keys, states = list(self.state), list(self.state.values())
+        copies = None if targets is None else list(targets)
+        return Known(plan, params, copies, missing, keys, states, entries_of(items), kinds)
+
+    def _items(
+        self, params: Sequence[Tensor], given: Sequence[Tensor | None], targets: Sequence[Tensor | None] | None
+    ) -> Iterator[Item]:
+        """Every parameter with a gradient, checked. Nothing is changed here, so that an error leaves all as it was."""
+        groups = (group for group in self.param_groups for _ in group["params"])
+        copies = targets or [None] * len(params)
+        for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, copies, strict=True)):
+            if grad is None:
+                continue
+            for tensor in (param, grad) if copy is None else (param, grad, copy):
+                if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in FLOAT_TYPES):
+                    self._refuse(index, param, grad, copy)
+                if tensor.shape != param.shape:
+                    self._refuse(index, param, grad, copy)
+            if copy is not None and copy.dtype is torch.float32:
+                self._refuse(index, param, grad, copy)
+            names = self._names(group)
+            state = self.state.get(param) or {}
+            fresh = any(name is not None and state.get(name) is None for name in names)
+            if fresh:
+                state = {**state, **self._new_state(group, param, state)}
+            yield Item(index, group, param, grad, copy, names, state, fresh)
+
+    def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What a parameter's state lacks."""
+        made: dict[str, Any] = {}
+        if self.counts_steps and "step" not in state:
+            made["step"] = torch.zeros((), dtype=torch.float32)
+        for name in filter(None, self._names(group)):
+            if state.get(name) is None:
+                made[name] = torch.full_like(param, self._first_value(group), dtype=_state_dtype(group, param))
+        return made
+
+    def _first_value(self, group: Group) -> float:
+        return 0.0
+
+    @abstractmethod
+    def _names(self, group: Group) -> tuple[str | None, ...]:
+        """The names of the states of this group's parameters."""
+
+    @abstractmethod
+    def _row(self, group: Group, fresh: bool) -> Row:
+        """The group's numbers, as the op takes them."""
+
+    @abstractmethod
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Raises ValueError on the first value that is out of range."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this class, or of torch's optimizer of the same rule."""
+        seen: dict[str, Any] = {}
+        # The last hook sees what the others made of it.
+        handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        # The base class has cast the states to the parameters' dtype; with low-precision parameters that loses them.
+        names = set(filter(None, self.state_names))
+        saved_ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
+        params = ((group, param) for group in self.param_groups for param in group["params"])
+        for saved_id, (group, param) in zip(saved_ids, params, strict=True):
+            saved = seen["state"].get(saved_id, {})
+            for name in names & saved.keys():
+                if saved[name] is not None:
+                    self.state[param][name] = saved[name].to(param.device, _state_dtype(group, param), copy=True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._known = None
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            for param in group["params"]:
+                values = self.state.get(param, {})
+                if "step" in values:  # a number in states saved long ago; on the GPU in those of capturable optimizers
+                    values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu").clone()
+
+    def _per_parameter(self, name: str, values: PerParameter, params: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        what = f"{type(self).__name__}.step"
+        if isinstance(values, Mapping):
+            unknown = len(values.keys() - set(params))
+            if unknown:
+                raise ValueError(f"{what}: {unknown} of the keys of {name} are not parameters of this optimizer")
+            return [values.get(param) for param in params]
+        if len(values) != len(params):
+            raise ValueError(f"{what}: {name} has {len(values)} entries; needed {len(params)}, one per parameter")
+        return values
+
+    def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
+        """Names the first thing wrong with one parameter, its gradient or its copy."""
+        tensors = {"it": param, "its gradient": grad, **({} if copy is None else {"its copy": copy})}
+        for name, tensor in tensors.items():
+            dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
+            wrong = {
+                f"is on {tensor.device}; needed the CPU": not tensor.is_cpu,
+                f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
+                f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+                "is float32; needed float16 or bfloat16": tensor is copy and tensor.dtype == torch.float32,
+                f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
+            }
+            for what, is_wrong in wrong.items():
+                if is_wrong:
+                    step = f"{type(self).__name__}.step"
+                    raise RuntimeError(f"{step}: parameter {index}: {name} {what}; nothing was updated")
+
+
+def check_numbers(options: Mapping[str, Any], *names: str) -> None:
+    """Raises ValueError unless the options of these names are 0 or more, and ``state_dtype`` is one there is."""
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
+    for name in ("lr", "weight_decay", *names):
+        if not float(options[name]) >= 0:
+            raise ValueError(f"{name} is {float(options[name])}; needed 0 or more")
+    if options["state_dtype"] not in (torch.float32, None):
+        raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
+
+
+def check_betas(betas: Any) -> None:
+    """Raises ValueError unless these are two factors below one."""
+    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+        raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
+
+
+def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
+    return param.dtype if group["state_dtype"] is None else torch.float32
+
+
+def _factor(scale: Number, scalers: Number, clip: Number) -> float:
+    """What gradients are multiplied by."""
+    divisor = (1.0 if scale is None else float(scale)) * (1.0 if scalers is None else float(scalers))
+    if not 0 < divisor < math.inf:
+        raise ValueError(f"grad_scale is {divisor}; needed a positive number")
+    factor = 1.0 if clip is None else float(clip)
+    if not 0 <= factor < math.inf:
+        raise ValueError(f"clip_coef is {factor}; needed 0 or more")
+    return factor / divisor
