@@ -19,6 +19,7 @@ class Family:
     cpu: tuple[str, ...]
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
+    twins: tuple[str, ...] = ()  # device types on which Triton kernels (ops/_twins) stand in for what is refused
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -40,6 +41,9 @@ COMMON_HOST: tuple[str, ...] = (
 # And what it holds for torch's classic C++ ABI in place of torch's own functions.
 CLASSIC_ADAPTER = "common/torch_classic.cpp"
 
+# What Triton compiles for; AMD's GPUs are "cuda" to torch.
+TRITON = ("cuda", "xpu")
+
 RMS_NORM = Family(
     name="rms_norm",
     device="rms_norm/device.cu",
@@ -51,6 +55,7 @@ RMS_NORM = Family(
         "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 # Apart from the forward, so that inference neither compiles nor loads it. It shares the CPU sources.
@@ -67,6 +72,7 @@ RMS_NORM_BACKWARD = Family(
         ),
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 ACTIVATIONS = Family(
@@ -76,6 +82,7 @@ ACTIVATIONS = Family(
     cpu=("activations/cpu.cpp",),
     ops=("gated_activation(Tensor x, int kind) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 ACTIVATIONS_BACKWARD = Family(
@@ -85,6 +92,7 @@ ACTIVATIONS_BACKWARD = Family(
     cpu=("activations/cpu.cpp",),
     ops=("gated_activation_backward(Tensor grad, Tensor x, int kind) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 LAYER_NORM = Family(
@@ -94,6 +102,7 @@ LAYER_NORM = Family(
     cpu=("layer_norm/cpu.cpp",),
     ops=("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 LAYER_NORM_BACKWARD = Family(
@@ -108,6 +117,7 @@ LAYER_NORM_BACKWARD = Family(
         ),
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 CPU_ADAM = Family(
@@ -137,6 +147,7 @@ SOFTMAX = Family(
         "scaled_aligned_causal_softmax(Tensor x, float scale) -> Tensor",
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 # One gradient for all four, from the result. It shares the CPU sources.
@@ -147,6 +158,7 @@ SOFTMAX_BACKWARD = Family(
     cpu=("softmax/cpu.cpp",),
     ops=("scaled_softmax_backward(Tensor grad, Tensor y, float scale, bool causal) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 FAMILIES = (
