@@ -25,6 +25,13 @@ def gpu_kinds() -> frozenset[str]:
     return frozenset(kinds)
 
 
+def has_other_accelerator() -> bool:
+    """Whether torch computes on something here that is neither a CPU nor an NVIDIA GPU."""
+    if gpu_kinds() & {"rocm", "xpu"}:
+        return True
+    return has_package("torch_npu")
+
+
 def has_package(name: str) -> bool:
     """Whether a package is installed; imports nothing."""
     return importlib.util.find_spec(name) is not None

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from precast._load import probe
 from precast._load.source import Source
 from precast.errors import KernelUnavailable
-from precast.extension import backends
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
 
@@ -31,14 +31,16 @@ class TorchExtension(Extension):
         super().__init__(name, support_aot=False, support_jit=False, priority=priority)
 
     def is_available(self) -> bool:
-        """Whether torch is installed."""
-        return backends.has_package("torch")
+        """Yes: torch computes on any hardware. Whether it is there is another question."""
+        return True
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable without torch."""
-        if not self.is_available():
+        """Raises KernelUnavailable without torch, or with one that is broken."""
+        host = probe.probe_host(probe.read_settings(), gpus=False)
+        if host.torch is None:
             raise KernelUnavailable(
-                f"{self.name} cannot be had here\n  found   no torch\n  needed  torch\n  fix     1) pip install torch"
+                f"{self.name} cannot be had here\n  found   {host.torch_error or 'no torch'}\n"
+                f"  needed  an importable torch\n  fix     1) pip install torch"
             )
 
     def build_aot(self) -> Any:

@@ -9,39 +9,26 @@ from precast._build import catalogue
 from precast._load import loader, probe, verdict
 from precast._load.choose import Choice, choose, need_of
 from precast.errors import KernelUnavailable
-from precast.extension.builtin import (
-    ActivationsCudaExtension,
-    CatalogueExtension,
-    LayerNormCudaExtension,
-    RmsNormCudaExtension,
-    SoftmaxCudaExtension,
-)
 from precast.extension.module import KernelModule
 from precast.extension.triton import TritonExtension
-
-PRIORITY = 0
 
 
 class TwinExtension(TritonExtension):
     """Families whose own kernels are refused on every GPU here; it can be loaded only then, by name too.
 
-    One device type has one set of kernels: the twin of a family that is served would take the place of its own.
+    One device type has one set of kernels: the twin of a family that is served would take the place of its own. Its
+    members lead through the dispatcher, where the twin's kernels then are.
     """
 
-    own: ClassVar[type[CatalogueExtension]]
+    extension_name: ClassVar[str]
+    families: ClassVar[tuple[catalogue.Family, ...]] = ()
+    members: ClassVar[Mapping[str, Any]] = {}
+    device: ClassVar[str] = "any"
+    machine: ClassVar[str | None] = None
+    place: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        super().__init__(self.own.extension_name.replace("_cuda", "_triton"), priority=PRIORITY)
-
-    @property
-    def families(self) -> tuple[catalogue.Family, ...]:
-        """Those of the extension it stands in for."""
-        return self.own.families
-
-    @property
-    def members(self) -> Mapping[str, Any]:
-        """Its functions: they lead through the dispatcher, where the twin's kernels then are."""
-        return self.own.members
+        super().__init__(self.extension_name, priority=self.place)
 
     def is_available(self) -> bool:
         """Whether torch sees a GPU that Triton compiles for."""
@@ -79,27 +66,3 @@ class TwinExtension(TritonExtension):
 
 def _choice(family: catalogue.Family, device: str) -> Choice:
     return choose(need_of(family.name, device), probe.read_settings(), {}, certain=False)
-
-
-class RmsNormTritonExtension(TwinExtension):
-    """RMS norm in Triton."""
-
-    own = RmsNormCudaExtension
-
-
-class LayerNormTritonExtension(TwinExtension):
-    """Layer norm in Triton."""
-
-    own = LayerNormCudaExtension
-
-
-class ActivationsTritonExtension(TwinExtension):
-    """Gated activations in Triton."""
-
-    own = ActivationsCudaExtension
-
-
-class SoftmaxTritonExtension(TwinExtension):
-    """Scaled softmax in Triton."""
-
-    own = SoftmaxCudaExtension

@@ -28,8 +28,8 @@ FAMILIES = (
 MARKS = ("<!-- launch_table -->\n", "<!-- end of launch_table -->\n")
 SECOND_SOURCE = "read again from the caches; not measured by itself"
 
-# By op and the first width of a range, in 16-byte vectors: an H200, bf16, share of the copy rate. B: docs/benchmarks.md,
-# M: docs/decisions/measured.md, S: the source, where the kernel is chosen.
+# By op and the first width of a range, in 16-byte vectors: an H200, bf16, share of the copy rate.
+# B: docs/benchmarks.md, M: docs/decisions/measured.md, S: the source, where the kernel is chosen.
 MEASURED = {
     ("rms_norm", 1): "as the next row; four short rows fill a block",
     ("rms_norm", 65): "0.93 at 65536 x 1024 (B)",
