@@ -331,6 +331,11 @@ def loaders() -> tuple[type[KernelLoader], ...]:
 def home_of(name: str) -> type[KernelLoader] | None:
     """The loader that has a built-in extension of this name, its former one included."""
     for loader in loaders():
-        if name in loader.ALIASES or name in builtin.names_of(loader.__name__):
+        if name in shipped_names(loader):
             return loader
     return None
+
+
+def shipped_names(loader: type[KernelLoader]) -> list[str]:
+    """The names, former ones too, of the extensions that a loader of this package begins with."""
+    return [*builtin.names_of(loader.__name__), *loader.ALIASES]

@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from precast import kernel_loader
 
-    return sorted(name for loader in kernel_loader.loaders() for name in loader.names())
+    return sorted({name for loader in kernel_loader.loaders() for name in kernel_loader.shipped_names(loader)})

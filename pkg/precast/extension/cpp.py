@@ -16,7 +16,6 @@ from precast._abi.settings import JitMode
 from precast._load import probe
 from precast._load.source import Source
 from precast.errors import KernelError, KernelIncompatible
-from precast.extension import native
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
 from precast.extension.places import Places, forbidden
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from setuptools import Extension as SetuptoolsExtension
+
+    from precast.extension.native import Native
 
 _log = logging.getLogger("precast")
 
@@ -71,6 +72,8 @@ class CppExtension(Places, Extension):
 
     def assert_build_compatible(self) -> None:
         """Raises KernelUnavailable unless a compiler, ninja, torch and setuptools are here, with what was looked at."""
+        from precast.extension import native
+
         native.assert_can_build(self._native())
 
     def import_op(self) -> ModuleType:
@@ -79,6 +82,8 @@ class CppExtension(Places, Extension):
 
     def build_aot(self) -> SetuptoolsExtension:
         """The ``CppExtension`` of torch for ``setup(ext_modules=[...])``."""
+        from precast.extension import native
+
         return native.setuptools_extension(self.prebuilt_import_path, self._native())
 
     def build_jit(self) -> KernelModule:
@@ -113,9 +118,11 @@ class CppExtension(Places, Extension):
 
     # Inside.
 
-    def _native(self) -> native.Native:
+    def _native(self) -> Native:
         """What the subclass says, as one value."""
-        return native.Native(
+        from precast.extension.native import Native  # not needed, and not imported, while nothing is built
+
+        return Native(
             self.name,
             tuple(self.strip_empty_entries(self.sources_files())),
             tuple(self.strip_empty_entries(self.include_dirs())),
@@ -123,6 +130,8 @@ class CppExtension(Places, Extension):
         )
 
     def _build(self, why: str) -> KernelModule:
+        from precast.extension import native
+
         source = native.build(self._native(), why)
         return self._module(native.import_from(self.name, source.path), source)
 

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.settings import JitMode, Settings
-from precast._build import machine
 from precast._load import probe, verdict
 from precast._load.source import Source
 from precast.errors import KernelIncompatible, KernelUnavailable
-from precast.extension import images, launch, programs
+from precast.extension import images, launch
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
 from precast.extension.places import Places, forbidden
 
 if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
+
+    from precast.extension.programs import Built, Programs
 
 
 class CubinExtension(Places, Extension):
@@ -98,9 +99,9 @@ class CubinExtension(Places, Extension):
 
         For ``PRECAST_CUDA_ARCH_LIST``, else what ``targets`` says, else the GPUs that are visible.
         """
-        from precast._build import toolchain
+        from precast._build import machine, toolchain
         from precast._build.cache import open_cache
-        from precast.extension import aot
+        from precast.extension import aot, programs
 
         settings = probe.read_settings()
         nvrtc = self._nvrtc(settings)
@@ -125,9 +126,11 @@ class CubinExtension(Places, Extension):
 
     # Inside.
 
-    def _programs(self) -> programs.Programs:
+    def _programs(self) -> Programs:
         """What the subclass says, as one value."""
-        return programs.Programs(
+        from precast.extension.programs import Programs  # not needed, and not imported, while nothing is built
+
+        return Programs(
             self.name,
             tuple(self.strip_empty_entries(self.sources_files())),
             tuple(self.strip_empty_entries(self.include_dirs())),
@@ -170,6 +173,8 @@ class CubinExtension(Places, Extension):
 
     def _target(self, gpu: Gpu, nvrtc: Nvrtc) -> GpuTarget:
         """What is built for one GPU."""
+        from precast._build import machine
+
         named = [GpuTarget.parse(target) for target in self.targets()]
         if not named:
             return machine.target_for(gpu.capability, nvrtc.targets)
@@ -185,8 +190,10 @@ class CubinExtension(Places, Extension):
     def _module(self, settings: Settings, *, prebuilt: bool) -> KernelModule:
         chosen = self._choose(settings, certain=True, prebuilt=prebuilt)
         targets = list(dict.fromkeys(item.target for item in chosen if item.target is not None))
-        built: list[programs.Built] = []
+        built: list[Built] = []
         if targets:
+            from precast.extension import programs
+
             why = next(item.why for item in chosen if item.target is not None)
             built = programs.build(self._programs(), targets, self._nvrtc(settings), settings, why)
         sources: list[tuple[int, Source]] = []

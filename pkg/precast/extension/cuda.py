@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from precast._load import verdict
-from precast.extension import native
 from precast.extension.cpp import CppExtension
+
+if TYPE_CHECKING:
+    from precast.extension.native import Native
 
 
 class CudaExtension(CppExtension):
@@ -31,7 +33,9 @@ class CudaExtension(CppExtension):
 
     def get_cuda_home_include(self) -> str:
         """The headers of the CUDA toolkit."""
+        from precast.extension import native
+
         return str(Path(native.cuda_home(self.name)) / "include")
 
-    def _native(self) -> native.Native:
+    def _native(self) -> Native:
         return dataclasses.replace(super()._native(), nvcc_flags=tuple(self.strip_empty_entries(self.nvcc_flags())))
