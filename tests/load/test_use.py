@@ -160,7 +160,7 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
         from pathlib import Path
         from precast._load.library import HostLibrary
         library = HostLibrary(Path(path).resolve())
-        assert library.families() == ("cpu_adam",)
+        assert library.families() == ("cpu_adam", "cpu_optim")
     """)
 
 

@@ -63,7 +63,7 @@ def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callab
     return tuple(Row(loader, f"{stem}_{suffix}", kind, families, made, place=place) for suffix, kind, place in kinds)
 
 
-_ADAM = (catalogue.CPU_ADAM,)
+_ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
 _RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
 _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)

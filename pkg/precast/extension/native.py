@@ -254,7 +254,8 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
         environment["TORCH_CUDA_ARCH_LIST"] = targets
     status, log = process.run(command, log=staging / "build.log", environment=environment)
     if status:
-        raise failure.build_failed(native.name, log, _compile_command(log, command), cache.failure_log(key))
+        tool = f"{builders.compiler.kind} {builders.compiler.version}"
+        raise failure.build_failed(native.name, log, _compile_command(log, command), cache.failure_log(key), tool=tool)
     built = sorted((staging / "lib").rglob("*.so"))
     if len(built) != 1:
         raise BuildFailed(f"{native.name}: the build left {len(built)} libraries behind, and one was to come")

@@ -123,7 +123,10 @@ def _compile(
     done = opened.compile(text, path.name, {}, arguments, ptx=ptx, instances=names)
     command = f"NVRTC {compiler.version} ({compiler.path}) {path.name} {' '.join(arguments)}"
     if done.error is not None:
-        raise failure.build_failed(f"{programs.name} for {target}", done.log or done.error, command, log_file)
+        tool = f"NVRTC {compiler.version}"
+        raise failure.build_failed(
+            f"{programs.name} for {target}", done.log or done.error, command, log_file, tool=tool
+        )
     entries = images.read_entries(done.ptx.decode("utf-8", "replace"), done.log, done.symbols)
     if not entries:
         raise BuildFailed(
@@ -162,7 +165,7 @@ def library_object(name: str, built: Sequence[Built], compiler: str, cache: Cach
             command, log=staging / "build.log", environment={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
         )
         if status:
-            raise failure.build_failed(name, log, " ".join(command), cache.failure_log(key))
+            raise failure.build_failed(name, log, " ".join(command), cache.failure_log(key), tool=compiler)
         return payload
 
     return cache.obtain(key, inside).path

@@ -141,6 +141,7 @@ def test_missing_sources_and_errors_of_the_compiler_are_named(package: ModuleTyp
         Nothing().build_aot()
     with pytest.raises(BuildFailed, match=r"EXTRA.* was not declared") as caught:
         Wrong().load()
+    assert "env     precast" in str(caught.value)
     log = Path(str(caught.value).rpartition(": ")[2])
     assert "number.cpp" in log.read_text()
 
