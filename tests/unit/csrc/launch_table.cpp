@@ -82,9 +82,8 @@ void print_walks(const char* op) {
     norm.hidden = hidden;
     norm.rows = 1 << 20;
     norm.dtype = DType::kBFloat16;
-    const Walk walk = choose_walk(norm, vectors, kMostThreads);
-    const int kernel = walk.per_thread == 2 ? kV2 : walk.per_thread == 4 ? kV4 : kAny;
-    return Line{kFirstEntry[2] + kernel, walk.threads, walk.rows, walk.stages};
+    const Walk walk = choose_walk(norm, vectors);
+    return Line{walk_entry(norm, walk), walk.threads, walk.rows, walk.stages};
   };
   print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });
   print_ranges(op, "elements", [&](long width) { return line(width, 0); });
