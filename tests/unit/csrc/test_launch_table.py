@@ -160,10 +160,9 @@ def test_what_is_not_aligned_goes_one_element_at_a_time_as_the_page_says(ranges:
 def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     wanted = {
-        "activations/host.cpp": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        "activations/backward.cpp": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        "rms_norm/host.cpp": (r"kPrefetchBytes = (\d+) << 20", "3 MB", 3),
-        "layer_norm/host.cpp": (r"kPrefetchBytes = (\d+) << 20", "3 MB", 3),
+        "activations/gated.h": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "activations/gated.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "common/row_launch.h": (r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
         "softmax/host.cpp": (r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
         "common/walk.h": (r"kResident = (\d+)", "640 threads", 640),
     }
