@@ -103,7 +103,7 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(NEW_ENOUGH)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^triton==/d)' constraints.txt > $(VENV)/constraints.txt
 	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch

@@ -77,7 +77,11 @@ BUILD_ONLY = {
         for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")
     },
 }
-IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
+# Used where the user has it, and nothing is missing without it.
+IF_THERE = {
+    "_load/progress.py": {"rich"},
+    **{f"ops/_twins/{name}.py": {"triton"} for name in ("rows", "rms_norm", "layer_norm", "activations", "softmax")},
+}
 
 
 def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:

@@ -19,6 +19,7 @@ from precast.extension import (
     CubinExtension,
     Extension,
     TorchExtension,
+    TritonExtension,
     backends,
     builtin,
     flash_attention,
@@ -222,7 +223,7 @@ def test_the_older_import_path_gives_the_same_class() -> None:
 
 def test_the_built_in_registries() -> None:
     assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm", "cpu_adam_torch")
-    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu", "rms_norm_torch")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu", "rms_norm_torch")
     for loader in kernel_loader.loaders():
         assert loader.REGISTRY, loader
         for cls in loader.REGISTRY:
@@ -230,7 +231,7 @@ def test_the_built_in_registries() -> None:
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
-    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "torch": TorchExtension}
+    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "triton": TritonExtension, "torch": TorchExtension}
     for cls in builtin.BUILTIN:
         made = cls()
         assert isinstance(made, kinds.get(made.backend, Extension)), made
@@ -246,7 +247,7 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
     class Loader(RMSNormLoader):
         pass
 
-    for name in ("rms_norm_cuda", "rms_norm_cpu"):
+    for name in ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu"):
         Loader.unregister_extension(name)
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     assert Loader.candidates()[-1].name == "rms_norm_torch" and Loader.candidates()[-1].state == "ready"
@@ -262,7 +263,12 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
 def test_accelerators_of_other_makers_get_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "gpu_kinds", lambda: frozenset({"rocm"}))
     states = {one.name: one.state for one in RMSNormLoader.candidates()}
-    assert states == {"rms_norm_cuda": "absent", "rms_norm_cpu": "absent", "rms_norm_torch": "ready"}
+    assert states == {
+        "rms_norm_cuda": "absent",
+        "rms_norm_triton": "refused",
+        "rms_norm_cpu": "absent",
+        "rms_norm_torch": "ready",
+    }
     assert {one.state for one in CPUAdamLoader.candidates() if one.name == "cpu_adam_torch"} == {"ready"}
     assert builtin.get("cpu_adam_x86")().is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
 
