@@ -67,15 +67,12 @@ def big() -> Contestants:
 
     params = parameters(TENSORS, ELEMENTS)
     contestants = adamw(params)
-    block = torch.ones(1 << 27)  # eight bytes for each element of it; the step moves 28
-    repeats = 28 * TENSORS * ELEMENTS / (8 * block.numel())
-    times = int(repeats * 2)
+    block = torch.ones(TENSORS * ELEMENTS)
+    halves = block.chunk(2)
 
     def rewrite() -> None:
-        with torch.no_grad():
-            for part in range(times):
-                half = block[: block.numel() // 2] if part % 2 else block[block.numel() // 2 :]
-                half.mul_(1.0000001)
+        for part in range(7):  # four bytes in and four out for half as many elements: seven times make 28 for each
+            halves[part % 2].mul_(1.0000001)
 
     contestants[REWRITE] = rewrite
     if importlib.util.find_spec("deepspeed") is not None:

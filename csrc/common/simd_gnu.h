@@ -37,8 +37,10 @@ PRECAST_INLINE void store_bits(void* to, HalfPart value) { __builtin_memcpy(to, 
 PRECAST_INLINE Mask is_less(FloatPart a, FloatPart b) { return (Mask)(a < b); }
 PRECAST_INLINE Mask is_number(FloatPart a) { return (Mask)(a == a); }
 PRECAST_INLINE Mask is_negative(FloatPart a) { return (SignedPart)a >> 31; }  // by the sign bit
+// In two steps: the compilers take the bytes one by one when asked to make words of them at once.
 PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
-  return (Mask)(__builtin_convertvector(load_bits<BytePart>(bytes), WordPart) != 0u);
+  const HalfPart half = __builtin_convertvector(load_bits<BytePart>(bytes), HalfPart);
+  return (Mask)(__builtin_convertvector(half, WordPart) != 0u);
 }
 
 PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) {

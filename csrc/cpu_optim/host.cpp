@@ -216,7 +216,7 @@ class Kept {
     int64_t number;
     Entry* next;
     int holders;  // this list is one
-    Mutex busy;
+    Mutex busy{};
   };
 
   struct Held {
@@ -285,6 +285,7 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
     }
     return;
   }
+  if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, to keep or to forget
   auto made =
       std::make_unique<Plan>(params, first, second, third, steps, copies, static_cast<Rule>(static_cast<int>(rule)));
   made->step(grads, values, rows, grad_scale);

@@ -1,8 +1,8 @@
 // Softmax forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
-// A row is read three times, the last two from the caches: for the maximum, the sum, and the result. The exponential is
-// computed twice, as there is no room to keep it in float beside a row of 16-bit results. Sums run in float over short
-// blocks and in double over the blocks.
+// A row is brought into float once and kept while its maximum, its exponentials, their sum and the result are computed.
+// One that is too long for that is brought there part by part, for each of the three anew; the numbers are the same.
+// Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
 #include "../common/simd.h"
@@ -13,6 +13,7 @@ namespace {
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
 constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
+constexpr int64_t kKept = 4096;      // elements that are kept: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
 
 // exp(x) for x <= 0, minus infinity included; NaN stays NaN. x = n ln 2 + r with |r| < 0.35, and the series of exp(r)
@@ -62,7 +63,9 @@ PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
 PRECAST_INLINE float largest_lane(Floats a) {
   float lane[kLanes];
   store(lane, a);
-  for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] = lane[i + width] > lane[i] ? lane[i + width] : lane[i];
+  }
   return lane[0];
 }
 
@@ -95,30 +98,6 @@ struct Row {
 };
 
 template <class T>
-float row_max(const Row<T>& row) {
-  Floats largest = broadcast(-kInfinity);
-  int64_t i = 0;
-  for (; i + kLanes <= row.open; i += kLanes) largest = larger(row.at(i), largest);
-  if (i < row.open) largest = larger(row.last(i), largest);
-  return largest_lane(largest);
-}
-
-template <class T>
-double row_sum(const Row<T>& row, float largest) {
-  const Floats base = broadcast(largest);
-  double total = 0;
-  for (int64_t start = 0; start < row.open; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, row.open);
-    Floats block = broadcast(0);
-    int64_t i = start;
-    for (; i + kLanes <= stop; i += kLanes) block = block + exponential(row.at(i) - base);
-    if (i < stop) block = block + exponential(row.last(i) - base);
-    total += static_cast<double>(sum(block));
-  }
-  return total;
-}
-
-template <class T>
 void fill_row(T* y, float value, int64_t begin, int64_t end) {
   const Floats all = broadcast(value);
   int64_t i = begin;
@@ -139,6 +118,81 @@ bool fully_masked(const uint8_t* mask, int64_t columns) {
   return true;
 }
 
+// The scaled and masked row, minus infinity behind its end; returns its maximum.
+template <class T>
+PRECAST_RARE float keep(const Row<T>& row, float* kept) {
+  Floats largest = broadcast(-kInfinity);
+  int64_t i = 0;
+  for (; i + kLanes <= row.open; i += kLanes) {
+    const Floats z = row.at(i);
+    store(kept + i, z);
+    largest = larger(z, largest);
+  }
+  if (i < row.open) {
+    const Floats z = row.last(i);
+    store(kept + i, z);
+    largest = larger(z, largest);
+  }
+  return largest_lane(largest);
+}
+
+// Turns what is kept into exponentials, and adds them to a sum.
+PRECAST_RARE void exponentials(float* kept, int64_t open, float largest, double& total) {
+  const Floats base = broadcast(largest);
+  for (int64_t start = 0; start < open; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, open);
+    Floats block = broadcast(0);
+    for (int64_t i = start; i < stop; i += kLanes) {
+      const Floats e = exponential(load(kept + i) - base);
+      store(kept + i, e);
+      block = block + e;
+    }
+    total += static_cast<double>(sum(block));
+  }
+}
+
+template <class T>
+PRECAST_RARE void write(const float* kept, int64_t open, float share, T* y) {
+  const Floats factor = broadcast(share);
+  int64_t i = 0;
+  for (; i + kLanes <= open; i += kLanes) store(y + i, load(kept + i) * factor);
+  if (i < open) store_part(y + i, load(kept + i) * factor, open - i);
+}
+
+// The row's part from `start` on, as much of it as is kept.
+template <class T>
+Row<T> part_of(const Row<T>& row, int64_t start) {
+  const uint8_t* mask = row.mask == nullptr ? nullptr : row.mask + start;
+  return {row.x + start, mask, smaller(row.open - start, kKept), row.scale, row.masked_value};
+}
+
+// Returns false, with nothing written, if all of the row is masked.
+template <class T>
+bool forward_row(const Row<T>& row, int64_t columns, T* y) {
+  alignas(64) float kept[kKept];
+  const bool once = row.open <= kKept;
+  float largest = -kInfinity;
+  for (int64_t start = 0; start < row.open; start += kKept) {
+    const float found = keep(part_of(row, start), kept);
+    if (found > largest) largest = found;
+  }
+  if (row.mask != nullptr && largest == row.masked_value && fully_masked(row.mask, columns)) return false;
+  double total = 0, unused = 0;
+  for (int64_t start = 0; start < row.open; start += kKept) {
+    const Row<T> part = part_of(row, start);
+    if (!once) keep(part, kept);
+    exponentials(kept, part.open, largest, total);
+  }
+  const float share = static_cast<float>(1.0 / total);
+  for (int64_t start = 0; start < row.open; start += kKept) {
+    const Row<T> part = part_of(row, start);
+    if (!once) keep(part, kept);
+    if (!once) exponentials(kept, part.open, largest, unused);
+    write(kept, part.open, share, y + start);
+  }
+  return true;
+}
+
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   for (int64_t number = begin; number < end; ++number) {
@@ -151,17 +205,11 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
       mask += head / rows.heads * rows.mask.batch + head % rows.heads * rows.mask.head +
               number % rows.queries * rows.mask.query;
     }
-    const Row<T> row = {x, mask, open, rows.scale, rows.masked_value};
-    const float largest = row_max(row);
-    if (mask != nullptr && largest == rows.masked_value && fully_masked(mask, rows.columns)) {
+    if (forward_row<T>({x, mask, open, rows.scale, rows.masked_value}, rows.columns, y)) {
+      fill_row(y, 0.0f, open, rows.columns);
+    } else {
       fill_row(y, rows.uniform ? 1.0f / static_cast<float>(rows.columns) : 0.0f, 0, rows.columns);
-      continue;
     }
-    const Floats base = broadcast(largest), share = broadcast(static_cast<float>(1.0 / row_sum(row, largest)));
-    int64_t i = 0;
-    for (; i + kLanes <= open; i += kLanes) store(y + i, exponential(row.at(i) - base) * share);
-    if (i < open) store_part(y + i, exponential(row.last(i) - base) * share, open - i);
-    fill_row(y, 0.0f, open, rows.columns);
   }
 }
 

@@ -259,6 +259,36 @@ def test_a_plan_is_let_go_with_its_optimizer_and_when_another_takes_its_place() 
         optimize(grads, None, second, numbers, 1.0, 0)
 
 
+def test_an_optimizer_may_be_collected_in_the_middle_of_anything() -> None:
+    numbers: list[Any] = []
+
+    def collected(x: Any) -> Any:
+        numbers.append(plans.pop()._known.plan._number)
+        gc.collect()
+        return x * 2
+
+    plans: list[Any] = []
+    for _ in range(3):
+        run = Run(forgetful=False)
+        run.step()
+        plans.append(run.optimizer)
+    del run
+    torch.func.vmap(collected)(torch.ones(3))
+    torch.func.grad(lambda x: collected(x).sum())(torch.ones(3))
+    with torch._subclasses.FakeTensorMode():
+        collected(torch.ones(3))
+    assert [int(number) for number in numbers] == [0, 0, 0]
+
+
+def test_an_optimizer_without_any_gradient_does_nothing() -> None:
+    run = Run(forgetful=False)
+    for _ in range(2):
+        run.optimizer.step()
+        assert not run.optimizer.state
+    run.step()
+    assert len(run.optimizer.state) == 3
+
+
 def test_dampening_begins_with_the_second_step_of_each_parameter() -> None:
     options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
     pairs = [[torch.ones(4, requires_grad=True) for _ in range(2)] for _ in range(2)]

@@ -21,7 +21,7 @@ from torch.nn import functional
 import precast
 from precast import kernel_loader, ops
 from precast.errors import KernelUnavailable
-from precast.optim import CPUAdam
+from precast.optim import CPUSGD, CPUAdagrad, CPUAdam, CPULion
 
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # How far a result may be from torch's in float64, against the largest number of its row: a few roundings.
@@ -149,6 +149,47 @@ def check_adam(check: Check, member: Call) -> None:
     check.keep("CPUAdamOptimizer", param, right)
 
 
+# Ours, torch's of the same rule, and what both are made with; torch has no Lion.
+OPTIMIZERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "amsgrad": (CPUAdam, torch.optim.AdamW, {"lr": 1e-2, "betas": (0.5, 0.6), "weight_decay": 0.1, "amsgrad": True}),
+    "sgd": (CPUSGD, torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
+    "nesterov": (CPUSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adagrad": (CPUAdagrad, torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1}),
+    "lion": (CPULion, None, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+}
+
+
+def lion(param: Any, moment: Any, grad: Any) -> None:
+    """One step of Lion in plain torch, with the numbers above."""
+    param.mul_(1 - 1e-3).add_((0.9 * moment + 0.1 * grad).sign(), alpha=-1e-2)
+    moment.mul_(0.99).add_(grad, alpha=0.01)
+
+
+def check_optimizers(check: Check) -> None:
+    """Five steps of every other optimizer, with gradients and copies of every format."""
+    for name, (kind, torchs_kind, options) in OPTIMIZERS.items():
+        for dtype in FORMATS:
+            ours, exact, moment = (
+                numbers(1, 5003),
+                torch.nn.Parameter(numbers(1, 5003).double()),
+                torch.zeros(5003).double(),
+            )
+            copy = torch.zeros(5003, dtype=torch.float16 if dtype is torch.float16 else torch.bfloat16)
+            mine = kind([ours], **options)
+            torchs = None if torchs_kind is None else torchs_kind([exact], **options, foreach=False)
+            for step in range(5):
+                grad = numbers(step + 2, 5003, dtype=dtype)
+                mine.step(grads=[grad], copies=[copy])
+                exact.grad = grad.double()
+                if torchs is None:
+                    lion(exact.data, moment, exact.grad)
+                else:
+                    torchs.step()
+            label = f"{name}.{str(dtype).removeprefix('torch.')}"
+            check.keep(label, ours, exact.detach())
+            check.keep(f"{label}.copy", copy, exact.detach())
+
+
 def refused(name: str) -> str:
     """The first line of the refusal to load an extension, which there must be."""
     try:
@@ -164,6 +205,7 @@ def main(extension: str, path: str) -> None:
     module = kernel_loader.CPUAdamLoader().load(ext_name=extension)
     check = Check(Path(path))
     check_adam(check, module.CPUAdamOptimizer)
+    check_optimizers(check)
     check_ops(check)
     check.close()
     facts = {

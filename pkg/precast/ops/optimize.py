@@ -37,6 +37,8 @@ OPTIMIZE_ = register(
 )
 _call = without_autograd(OPTIMIZE_)
 _NO_LISTS: Lists = ((), (), (), (), (), ())
+_NO_NUMBERS = torch.empty(0, dtype=torch.float64)
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def optimize(
@@ -51,6 +53,9 @@ def optimize(
 
 
 def forget(plan: Tensor) -> None:
-    """Lets go of the lists kept by ``plan``, if there are any."""
-    if int(plan):
-        _call((), (), (), (), (), (), (), plan, torch.empty(0, dtype=torch.float64), 1.0, 0)
+    """Lets go of the lists kept by ``plan``, if there are any.
+
+    Called when an optimizer is collected, which can be in the middle of a trace or a transform: so it goes to the CPU
+    kernel itself, past every mode, and makes no tensor.
+    """
+    OPTIMIZE_.redispatch(_CPU, [], [], [], [], [], [], [], plan, _NO_NUMBERS, 1.0, 0)

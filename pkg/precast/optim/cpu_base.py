@@ -75,6 +75,8 @@ class CPUOptimizer(Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         given = [param.grad for param in params] if grads is None else self._per_parameter("grads", grads, params)
         targets = None if copies is None else self._per_parameter("copies", copies, params)
+        if all(grad is None for grad in given):
+            return loss
         kinds = [self._names(group) for group in self.param_groups]
         known, self._known = self._known, None
         if known is None or not self._step_again(known, params, given, targets, kinds, scale):
@@ -209,7 +211,7 @@ class CPUOptimizer(Optimizer):
             return [values.get(param) for param in params]
         if len(values) != len(params):
             raise ValueError(f"{what}: {name} has {len(values)} entries; needed {len(params)}, one per parameter")
-        return values
+        return list(values)
 
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
         """Names the first thing wrong with one parameter, its gradient or its copy."""
