@@ -71,7 +71,7 @@ TABLE: tuple[Row, ...] = (
     *_three("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
     *_three("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension),
-    Row("FusedOptimizerLoader", "fused_optim_cuda", UnwrittenExtension),
+    Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, (catalogue.MULTI_TENSOR,), public.lists),
 )
 
 

@@ -13,6 +13,9 @@ from precast.ops import _reference, _softmax_reference
 _EPS = 1e-6
 Arguments = tuple[Any, ...]
 
+# The ops of an optimizer's plan, which have no arguments that would mean anything by themselves.
+PLANNED = ("multi_tensor_plan", "multi_tensor_step_", "multi_tensor_forget")
+
 
 def arguments(op: str) -> Arguments:
     """What one op is called with: the same numbers every time, odd sizes, on the CPU."""

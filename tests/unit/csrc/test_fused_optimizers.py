@@ -97,6 +97,12 @@ def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
     assert "Optimizer.step#FusedAdamW.step" in {event.key for event in profile.key_averages()}
 
 
+def test_the_doctors_check_of_a_step(list_gpu: Any) -> None:
+    from precast._cli import numbers
+
+    assert numbers.check("multi_tensor_step_", "cpu") is None
+
+
 def test_states_of_the_parameters_dtype(list_gpu: Any) -> None:
     params = made(torch.bfloat16)
     exact = [p.double() for p in params]
