@@ -3,6 +3,7 @@
 #
 #   make test                     everything this machine can run
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   make dev FAMILY=rms_norm      build what an edit of one kernel family changed; without FAMILY, of all of them
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
@@ -20,6 +21,7 @@ TORCH ?=
 ARGS ?=
 FREE_THREADED ?= python3.13t
 FREE_VENV := .venv-free-threaded
+FAMILY ?=
 
 # One environment per interpreter and torch, so that an override never changes what the plain command uses.
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
@@ -28,17 +30,21 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act dev
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act dev"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py $(ARGS)
+
+# A family after an edit of its sources: make dev FAMILY=rms_norm; with PRECAST_DEBUG=1 for a debugger.
+dev: $(READY)
+	@$(BIN)/python -m tools dev $(FAMILY) $(ARGS)
 
 # Two other ways to load a kernel are peers of one benchmark, which says so where they cannot be had.
 bench: $(READY)

@@ -24,6 +24,7 @@ ORDER = (
     "base_extension",
     "kernel_loader",
     "extension",
+    "build",
     "_load",
     "_build",
     "_abi",
@@ -48,6 +49,8 @@ TORCH = (
     "_load/prebuild.py",
     "_load/prebuilt.py",
     "_load/library.py",
+    "_load/downstream.py",
+    "build/command.py",
     "_load/namespace.py",
     "_load/loader.py",
     "_cli/numbers.py",
@@ -67,6 +70,8 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_build/tables.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
+    "build/command.py": {"setuptools"},
+    "build/extensions.py": {"setuptools"},
     **{
         f"extension/{name}.py": {"setuptools"}
         for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")

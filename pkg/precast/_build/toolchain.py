@@ -60,6 +60,15 @@ def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compi
     return None, tuple(looked_at)
 
 
+def launcher() -> tuple[str, ...]:
+    """What goes before a compile of somebody else's sources: ccache or sccache where there is one.
+
+    Our own sources need none: each of their objects is an entry of our cache.
+    """
+    found = (shutil.which(name) for name in ("ccache", "sccache"))
+    return next(((path,) for path in found if path), ())
+
+
 def cpu_features() -> frozenset[str]:
     """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing where there is none.
 
