@@ -25,7 +25,6 @@ from precast._abi.decide import (
 )
 from precast._abi.host import Host
 from precast._abi.settings import VARIABLES, JitMode, Settings
-from precast._build import cache_tools, lock
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on
@@ -203,6 +202,8 @@ def _describe_cache(settings: Settings) -> Json:
     root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
     if root is None:
         return {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
+    from precast._build import cache_tools, lock  # which need Linux, and a report is also asked for elsewhere
+
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     entries, size = cache_tools.usage(root)
     return {

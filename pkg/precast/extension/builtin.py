@@ -55,6 +55,7 @@ _RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
 _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
 _SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+_LISTS = (catalogue.MULTI_TENSOR,)
 _INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
 _CAUSAL = "scaled_upper_triangle_masked_softmax"
 
@@ -71,7 +72,8 @@ TABLE: tuple[Row, ...] = (
     *_three("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
     *_three("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension),
-    Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, (catalogue.MULTI_TENSOR,), public.lists),
+    Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, _LISTS, compat.multi_tensor),
+    Row("FusedOptimizerLoader", "fused_optim_torch", ReferenceExtension, _LISTS, compat.multi_tensor),
 )
 
 

@@ -77,6 +77,8 @@ class FamilyExtension(Extension):
 class HostExtension(FamilyExtension, CppExtension):
     """Families on the CPU."""
 
+    absent: ClassVar[str] = "it is for another CPU, or torch has an accelerator that is not NVIDIA's"
+
     def sources_files(self) -> list[str]:
         """The C++ of the families: host code, and CPU kernels, which are compiled once per instruction set."""
         names = (name for family in self.families for name in (*family.host, *family.cpu))

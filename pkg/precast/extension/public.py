@@ -60,11 +60,6 @@ def softmax(find: Find) -> Members:
     return {"scaled_masked_softmax": masked, **{name: functools.partial(plain, name) for name in _SOFTMAX}}
 
 
-def lists(find: Find) -> Members:
-    """Norms, scaling and sums of lists of tensors; the optimizers over them are in ``precast.optim``."""
-    return _ours("multi_tensor_l2norm", "multi_tensor_scale_", "multi_tensor_axpby_", "clip_grad_norm_")
-
-
 def _ours(*names: str) -> Members:
     """Functions of a room above this one, so it is entered by name, when a function is called."""
 
