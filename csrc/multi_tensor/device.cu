@@ -110,9 +110,10 @@ DEVICE void advance_all(Streams& s, const Coefficients& c, const Row& row, int f
   }
 }
 
-// Four instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with half
-// the registers, of Adam without amsgrad, where all is float32, or all but the gradients and the copies. On an H200 the
-// instance of any update reaches 0.72 of the copy rate with masters.
+// Four instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with
+// fewer registers, of Adam without amsgrad, where all is float32, or all but the gradients and the copies. H200, 671 M
+// elements, share of the copy rate: Adam 1.00 and with masters 0.98; of any update SGD 0.83, Adagrad 0.79, amsgrad
+// 0.90.
 enum Instance { kAny, kOfLamb, kPlainAdam, kMasterAdam };
 
 template <Instance instance>
@@ -120,9 +121,9 @@ DEVICE void update_all(const UpdateArgs& a) {
   alignas(16) __shared__ float shared[2][32];
   u32 tensor, chunk;
   find(a.first, a.count, tensor, chunk);
+  Row row = read(a.rows + tensor);
   const Coefficients c = read(a.coefficients + tensor);
   if (c.skip != 0.0f) return;
-  Row row = read(a.rows + tensor);
   if (instance == kPlainAdam) row.third = row.copy = nullptr, row.types = 0;
   if (instance == kMasterAdam) row.third = nullptr;
   const Place at(row, chunk);

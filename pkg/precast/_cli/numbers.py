@@ -24,6 +24,8 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # float32 over 33 columns; the ops' own tests
 
 def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str | None:
     """Calls the op and holds its results, or what it wrote over, against the reference; what is wrong, or None."""
+    if op in _examples.PLANNED:
+        return _check_step(device)
     given = _examples.arguments(op)
     wide = _map(given, lambda t: t.double() if t.is_floating_point() else t)
     here = _map(given, lambda t: t.to(device, copy=True))
@@ -38,6 +40,21 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
             worst = (mine.double().cpu() - exact).abs().max().item()
             return f"result {index}: {int((~close).sum())} of {close.numel()} values are wrong, by up to {worst:.3g}"
     return None
+
+
+def _check_step(device: str) -> str | None:
+    """The ops of a plan mean something together only: two steps of an optimizer beside torch's own in float64."""
+    from precast.optim import FusedAdamW
+
+    (exact,) = _examples.arguments("multi_tensor_l2norm")[0][:1]
+    mine, exact = exact.to(device, copy=True), exact.double()
+    steppers = FusedAdamW([mine], lr=0.1), torch.optim.AdamW([exact], lr=0.1)
+    for stepper, tensor in zip(steppers, (mine, exact), strict=True):
+        for _ in range(2):
+            tensor.grad = tensor.detach().cos()
+            stepper.step()
+    worst = (mine.double().cpu() - exact).abs().max().item()
+    return None if worst < _RELATIVE else f"the parameter is wrong by up to {worst:.3g} after two steps"
 
 
 def ops_of(families: Sequence[str]) -> list[str]:

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 Find: TypeAlias = Callable[[str], Callable[..., Any]]
 Members: TypeAlias = Mapping[str, Any]
 
-# What is not in the references' own modules, but beside its op.
-_BESIDE = {
-    "multi_tensor_l2norm": ("precast.ops.multi_tensor", "_l2norm"),
-    "multi_tensor_axpby_": ("precast.ops.multi_tensor", "_axpby_"),
-}
 _CAST_ONCE = 0  # the ops' casting code for one rounding, at the end
 _MASKED = -10000.0  # what the older kernel gave a masked score; a row of nothing else comes out even
 
@@ -39,9 +34,6 @@ def reference(name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
             return found  # type: ignore[no-any-return]
-    if name in _BESIDE:
-        module, plain = _BESIDE[name]
-        return getattr(importlib.import_module(module), plain)  # type: ignore[no-any-return]
     if name == "scaled_upper_triang_masked_softmax":  # of a square, where both corners are one
         return reference("scaled_aligned_causal_softmax")
     raise AttributeError(f"there is no reference for {name}")

@@ -13,6 +13,9 @@ from precast.ops import _reference, _softmax_reference
 _EPS = 1e-6
 Arguments = tuple[Any, ...]
 
+# The ops of an optimizer's plan, which have no arguments that would mean anything by themselves.
+PLANNED = ("multi_tensor_plan", "multi_tensor_step_", "multi_tensor_forget")
+
 
 def arguments(op: str) -> Arguments:
     """What one op is called with: the same numbers every time, odd sizes, on the CPU."""
@@ -46,6 +49,8 @@ def arguments(op: str) -> Arguments:
             torch.tensor([1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
             *(1.0, 0),
         ),
+        "multi_tensor_l2norm": lambda: ([some(33), some(5, 7)],),
+        "multi_tensor_axpby_": lambda: ([some(33)], [some(33)], [some(33)], 0.5, -2.0, some(1), some(1)),
     }
     if op not in make:
         raise KeyError(f"no example for {op!r}: it wants one in precast/ops/_examples.py")

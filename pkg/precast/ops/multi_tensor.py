@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from precast._load import namespace
-from precast.ops import _checks
+from precast.ops import _checks, _reference
 from precast.ops._dispatch import register
 
 
@@ -56,30 +56,6 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     return total
 
 
-def _l2norm(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    squares = torch.stack([tensor.float().square().sum() for tensor in tensors])
-    return squares.sum().sqrt(), squares
-
-
-def _axpby_(
-    outs: list[Tensor],
-    xs: list[Tensor],
-    ys: list[Tensor],
-    a: float,
-    b: float,
-    factor: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
-        result = x.float() * (a if factor is None else a * factor)
-        if ys:
-            result = result + b * ys[index].float()
-        if found_inf is not None:
-            finite = x.isfinite().all() & (ys[index].isfinite().all() if ys else True)
-            found_inf.copy_(torch.where(finite, found_inf, 1.0))
-        out.copy_(result)
-
-
 def _refuse_derivative(*_: Any) -> NoReturn:
     raise RuntimeError(
         "multi_tensor_axpby_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is "
@@ -94,7 +70,7 @@ L2NORM = register(
         tensors[0].new_empty((), dtype=torch.float32),
         tensors[0].new_empty((len(tensors),), dtype=torch.float32),
     ),
-    reference=_l2norm,
+    reference=_reference.multi_tensor_l2norm,
 )
 AXPBY_ = register(
     "multi_tensor_axpby_",

@@ -62,15 +62,24 @@ def gather(
     return works, idle
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """What of a tensor is on this device: itself, or the shard of a DTensor.
+
+    ``to_local`` makes another tensor of the shard each time where the DTensor is a Parameter.
+    """
+    shard: Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor if shard is None else shard
+
+
 def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
     """The gradient as the kernel takes it, and whether it is simply the gradient of the parameter."""
-    if hasattr(param, "to_local"):
+    if local_of(param) is not param:
         if getattr(grad, "placements", None) != cast("Any", param).placements:
             raise RuntimeError(
                 f"a DTensor of placements {cast('Any', param).placements} has a gradient of placements "
                 f"{getattr(grad, 'placements', 'none: it is no DTensor')}; needed the same for both"
             )
-        return local_grad(cast("Any", param).to_local(), cast("Any", grad).to_local())[0], False
+        return local_grad(local_of(param), local_of(grad))[0], False
     if grad.is_contiguous() and param.is_contiguous():
         return grad, True
     if grad.stride() == param.stride():
@@ -85,7 +94,7 @@ def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | N
         for param in params:
             if param.grad is None:
                 return None
-            tensors.append(cast("Any", param).to_local() if hasattr(param, "to_local") else param)
+            tensors.append(local_of(param))
             grads.append(local_grad(param, param.grad)[0])
     return tensors, grads
 

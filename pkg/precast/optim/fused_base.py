@@ -24,7 +24,7 @@ from torch.optim import Optimizer, optimizer
 from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
 from precast.optim import _gathered
-from precast.optim._gathered import Signature, Work, gather, locals_of
+from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
 from precast.optim._watched import Watched
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -220,12 +220,12 @@ class FusedOptimizer(Optimizer):
         for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
             self._complete(param, self.param_groups[group], slot)
         states = [self.state[param] for param in work.params]
-        lists = [[_local(state[entry]) for state in states] for entry in signature.names]
+        lists = [[local_of(state[entry]) for state in states] for entry in signature.names]
         lists += [[] for _ in range(3 - len(lists))]
         if self.kind == LAMB:  # the direction of the step, between its two launches
-            lists[2] = [torch.empty_like(_local(param), dtype=torch.float32) for param in work.params]
-        params = [_local(param) for param in work.params]
-        masters = [_local(state["master_param"]) for state in states] if work.masters else []
+            lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
+        params = [local_of(param) for param in work.params]
+        masters = [local_of(state["master_param"]) for state in states] if work.masters else []
         number = multi_tensor.plan(
             masters or params,
             work.grads,
@@ -346,12 +346,6 @@ class FusedOptimizer(Optimizer):
 
 LAMB = 4  # Kind in args.h
 STALE, UNCOUNTED = 0, 1  # Outcome in host.cpp
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """What of a tensor is on this device: itself, or the shard of a DTensor."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else cast("Tensor", to_local())
 
 
 def _plain(value: Any) -> Any:

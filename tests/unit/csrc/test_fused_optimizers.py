@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -95,6 +95,12 @@ def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
     with torch.profiler.profile() as profile:
         ours.step()
     assert "Optimizer.step#FusedAdamW.step" in {event.key for event in profile.key_averages()}
+
+
+def test_the_doctors_check_of_a_step(list_gpu: Any) -> None:
+    from precast._cli import numbers
+
+    assert numbers.check("multi_tensor_step_", "cpu") is None
 
 
 def test_states_of_the_parameters_dtype(list_gpu: Any) -> None:
@@ -309,6 +315,37 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     xs[5][3] = float("nan")
     list_gpu.ops.multi_tensor_axpby_(xs, xs, [], 1.0, 0.0, None, found)
     assert float(found) == 1
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """A mesh of two ranks, of which this process is the first and the other one is made up."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_of_a_dtensor_are_updated(list_gpu: Any, mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    local, twin = torch.randn(5, 7), None
+    twin = local.clone()
+    param = torch.nn.Parameter(DTensor.from_local(local.clone(), mesh, [Shard(0)]))
+    ours, theirs = FusedAdamW([param], lr=0.1), torch.optim.AdamW([twin], lr=0.1)
+    for step in range(1, 4):
+        twin.grad = torch.randn(5, 7, generator=torch.Generator().manual_seed(step))
+        param.grad = DTensor.from_local(twin.grad.clone(), mesh, [Shard(0)])
+        ours.step()
+        theirs.step()
+        assert_near(param.to_local().detach(), twin, 0.5, step)
+    moment = ours.state[param]["exp_avg"]
+    assert isinstance(moment, DTensor) and moment.shape == (10, 7)
+    param.grad = DTensor.from_local(torch.randn(10, 7), mesh, [Replicate()])
+    with pytest.raises(RuntimeError, match="needed the same for both"):
+        ours.step()
 
 
 def test_flat_views_and_odd_offsets(list_gpu: Any) -> None:
