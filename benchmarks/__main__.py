@@ -27,6 +27,7 @@ NAMES = (
     "layer_norm",
     "activations",
     "softmax",
+    "fused_adam",
 )
 
 

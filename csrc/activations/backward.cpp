@@ -9,11 +9,6 @@ namespace {
 
 // Which kernel serves which shape: as in host.cpp, with grad and the two halves of grad_x aligned as well.
 
-constexpr int kAny = 3;  // after the activations
-constexpr int kKernels = 4;
-constexpr uint32_t kThreads = 128;
-constexpr int64_t kElements = 4;
-
 constexpr Entry kEntries[] = {
     {"silu_backward_f32"},  {"gelu_backward_f32"},  {"gelu_tanh_backward_f32"},  {"gated_backward_f32_any"},
     {"silu_backward_f16"},  {"gelu_backward_f16"},  {"gelu_tanh_backward_f16"},  {"gated_backward_f16_any"},
@@ -32,21 +27,19 @@ void backward_cuda(const Gated& gated, const BackwardRows& work) {
   args.x_stride = work.x_stride * bytes;
   args.grad_x_stride = work.grad_x_stride * bytes;
   args.activation = work.activation;
-  const bool vectors = (misalignment(work.grad, args.grad_stride) | misalignment(work.gate, args.x_stride) |
-                        misalignment(work.factor, row_bytes) | misalignment(work.grad_gate, args.grad_x_stride)) == 0;
-  const int64_t unit = vectors ? 16 : bytes, per_block = kThreads * (vectors ? 1 : kElements);
-  const int kernel = vectors ? work.activation : kAny;
+  const Chosen chosen =
+      choose(gated, misalignment(work.grad, args.grad_stride) | misalignment(work.gate, args.x_stride) |
+                        misalignment(work.factor, row_bytes) | misalignment(work.grad_gate, args.grad_x_stride));
   void* arguments[] = {&args};
-  for_launches(gated.rows, row_bytes / unit, [&](int64_t row, int64_t column, const Units& units) {
-    const int64_t x = row * args.x_stride + column * unit, grad_x = row * args.grad_x_stride + column * unit;
-    args.grad = static_cast<const char*>(work.grad) + row * args.grad_stride + column * unit;
+  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
+    const int64_t x = row * args.x_stride + before, grad_x = row * args.grad_x_stride + before;
+    args.grad = static_cast<const char*>(work.grad) + row * args.grad_stride + before;
     args.gate = static_cast<const char*>(work.gate) + x;
     args.factor = static_cast<const char*>(work.factor) + x;
     args.grad_gate = static_cast<char*>(work.grad_gate) + grad_x;
     args.grad_factor = static_cast<char*>(work.grad_factor) + grad_x;
     args.units = units;
-    const LaunchShape shape = {static_cast<uint32_t>((units.total + per_block - 1) / per_block), 1, kThreads, 1, 0};
-    launch(kernels, gated.device, static_cast<int>(gated.dtype) * kKernels + kernel, shape, arguments);
+    launch(kernels, gated.device, chosen.entry, shape, arguments);
   });
 }
 

@@ -1,6 +1,7 @@
 // What the gated activations ask of their tensors, and how their work is cut into launches. No check writes anything.
 #pragma once
 
+#include "../common/launch.h"
 #include "../common/rows.h"
 #include "cpu.h"
 
@@ -61,15 +62,34 @@ inline Units make_units(int64_t rows, int64_t columns) {
   return units;
 }
 
-// Calls body(first row, first column, units) for the launches that serve all rows: one, unless there are very many
-// units.
+// A kernel, by its place in a family's entries: for each DType one for each activation, then the one for any shape.
+struct Chosen {
+  int entry;
+  int64_t unit_bytes;
+  int64_t block_units;
+};
+
+constexpr uint32_t kThreads = 128;
+
+inline Chosen choose(const Gated& gated, uint64_t misaligned) {
+  constexpr int kAny = 3, kKernels = 4;
+  const int first = static_cast<int>(gated.dtype) * kKernels;
+  if (misaligned == 0) return {first + gated.activation, 16, kThreads};
+  return {first + kAny, gated.element_bytes(), kThreads * 4};
+}
+
+// Calls body(first row, bytes before its first column, units, shape) for the launches that serve all rows: one, unless
+// there are very many units.
 template <class Body>
-void for_launches(int64_t rows, int64_t columns, const Body& body) {
+void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
+  const int64_t columns = gated.columns * gated.element_bytes() / chosen.unit_bytes;
   for (int64_t column = 0; column < columns; column += kLaunchUnits) {
     const int64_t width = columns - column < kLaunchUnits ? columns - column : kLaunchUnits;
     const int64_t height = kLaunchUnits / width;
-    for (int64_t row = 0; row < rows; row += height) {
-      body(row, column, make_units(rows - row < height ? rows - row : height, width));
+    for (int64_t row = 0; row < gated.rows; row += height) {
+      const Units units = make_units(gated.rows - row < height ? gated.rows - row : height, width);
+      const uint32_t blocks = static_cast<uint32_t>((units.total + chosen.block_units - 1) / chosen.block_units);
+      body(row, column * chosen.unit_bytes, units, LaunchShape{blocks, 1, kThreads, 1, 0});
     }
   }
 }

@@ -87,6 +87,11 @@ StreamFunction find_stream_function() {
 
 }  // namespace
 
+void* find_loaded(const char* library, const char* name) {
+  void* found = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  return found == nullptr ? nullptr : dlsym(found, name);
+}
+
 const Driver& driver() {
   static std::atomic<const Driver*> opened{nullptr};
   const Driver* ready = opened.load(std::memory_order_acquire);

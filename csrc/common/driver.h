@@ -52,6 +52,10 @@ struct Driver {
 // The driver, opened and initialised at the first call; raises when there is none or it is older than 12.0.
 const Driver& driver();
 
+// A function of a library that this process has loaded already; null if it has not, or the library has no such
+// function.
+void* find_loaded(const char* library, const char* name);
+
 // The current stream of a device, asked from the CUDA half of torch that this process has loaded.
 CuHandle current_stream(int device);
 

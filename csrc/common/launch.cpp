@@ -338,6 +338,13 @@ int device_number(int device, int attribute, std::atomic<int> (&known)[kMaxDevic
 
 }  // namespace
 
+StreamState stream_state(int device) {
+  const CuHandle stream = current_stream(device);
+  int status = kCaptureNone;
+  driver_check(driver().stream_is_capturing(stream, &status), "cuStreamIsCapturing", "precast", device);
+  return {stream, status != kCaptureNone};
+}
+
 int multiprocessors(int device) {
   static std::atomic<int> known[kMaxDevices];
   return device_number(device, kMultiprocessorCount, known);

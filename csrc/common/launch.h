@@ -63,6 +63,13 @@ void refuse(KernelFamily& family, int device, const char* message);
 // cuFuncGetAttribute of an entry point by name; prepares the family first.
 int kernel_attribute(KernelFamily& family, int device, const char* entry, int attribute);
 
+// torch's current stream of a device, and whether a graph is captured on it.
+struct StreamState {
+  void* handle = nullptr;
+  bool capturing = false;
+};
+StreamState stream_state(int device);
+
 // Of a device, asked once: its multiprocessors, and the most bytes of shared memory that a block can have.
 int multiprocessors(int device);
 int block_shared_bytes(int device);

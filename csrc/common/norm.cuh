@@ -170,6 +170,16 @@ struct Walk {
   }
 };
 
+// A thread's sums in its worker's line of the parts.
+template <class T>
+DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
+#pragma unroll
+  for (int e = 0; e < T::kPerVector; e += 4) {
+    store(reinterpret_cast<char*>(line + e), Vector{{__float_as_uint(part[e]), __float_as_uint(part[e + 1]),
+                                                     __float_as_uint(part[e + 2]), __float_as_uint(part[e + 3])}});
+  }
+}
+
 // result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads, blockDim.y of them for each column;
 // the order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {

@@ -32,12 +32,17 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
   return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
 }
 
-inline void check_kind(const char* op, const Named& other, const Tensor& x) {
-  PRECAST_CHECK(other.tensor.dtype_code() == x.dtype_code(), "%s: %s is %s and x is %s; needed one dtype", op,
-                other.name, dtype_name(other.tensor.dtype_code()), dtype_name(x.dtype_code()));
+// `called`: the name that messages give x, here and below.
+inline void check_device(const char* op, const Named& other, const Tensor& x, const char* called = "x") {
   PRECAST_CHECK(other.tensor.device_type() == x.device_type() && other.tensor.device_index() == x.device_index(),
-                "%s: %s is on %s and x on %s; needed one device", op, other.name, device_of(other.tensor).text,
+                "%s: %s is on %s and %s on %s; needed one device", op, other.name, device_of(other.tensor).text, called,
                 device_of(x).text);
+}
+
+inline void check_kind(const char* op, const Named& other, const Tensor& x, const char* called = "x") {
+  PRECAST_CHECK(other.tensor.dtype_code() == x.dtype_code(), "%s: %s is %s and %s is %s; needed one dtype", op,
+                other.name, dtype_name(other.tensor.dtype_code()), called, dtype_name(x.dtype_code()));
+  check_device(op, other, x, called);
 }
 
 // Dtype and shape of x. What follows a check of x alone goes between this and the checks of the other tensors.
@@ -67,9 +72,9 @@ inline void check_columns(const char* op, const Named& vector, const Norm& norm)
                 shape_of(vector.tensor).text, printable(norm.hidden));
 }
 
-inline void check_shape(const char* op, const Named& other, const Tensor& x) {
-  PRECAST_CHECK(same_shape(other.tensor, x), "%s: %s has shape %s; needed %s, as x", op, other.name,
-                shape_of(other.tensor).text, shape_of(x).text);
+inline void check_shape(const char* op, const Named& other, const Tensor& x, const char* called = "x") {
+  PRECAST_CHECK(same_shape(other.tensor, x), "%s: %s has shape %s; needed %s, as %s", op, other.name,
+                shape_of(other.tensor).text, shape_of(x).text, called);
 }
 
 // The distance in elements from one row to the next, or -1: the last dimension is not contiguous, or the leading ones

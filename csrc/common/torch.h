@@ -17,7 +17,7 @@
 //   PRECAST_FAMILY(rms_norm, kImplementations, &kernels);  // `kernels` of launch.h; nullptr for a family without any
 //
 // Parameters: const Tensor&, const Tensor* (Tensor?), const TensorList&, double (float), int64_t (int), bool. Results:
-// void, Tensor, TensorPair, TensorTriple.
+// void, Tensor, TensorPair, TensorTriple, int64_t, bool.
 // The table is constant data: nothing runs when the library is opened. precast_register() of api.cpp walks it.
 #pragma once
 
@@ -203,12 +203,16 @@ struct Argument<const TensorList&> {
 
 inline constexpr uint64_t result_count(void (*)()) { return 0; }
 inline constexpr uint64_t result_count(Tensor (*)()) { return 1; }
+inline constexpr uint64_t result_count(int64_t (*)()) { return 1; }
+inline constexpr uint64_t result_count(bool (*)()) { return 1; }
 inline constexpr uint64_t result_count(TensorPair (*)()) { return 2; }
 inline constexpr uint64_t result_count(TensorTriple (*)()) { return 3; }
 
 inline void put_result(StableIValue* stack, Tensor&& result) {
   stack[0] = reinterpret_cast<StableIValue>(result.release());
 }
+inline void put_result(StableIValue* stack, int64_t result) { stack[0] = static_cast<StableIValue>(result); }
+inline void put_result(StableIValue* stack, bool result) { stack[0] = result ? 1 : 0; }
 inline void put_result(StableIValue* stack, TensorPair&& result) {
   stack[0] = reinterpret_cast<StableIValue>(result.first.release());
   stack[1] = reinterpret_cast<StableIValue>(result.second.release());

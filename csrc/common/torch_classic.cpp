@@ -83,7 +83,14 @@ class Kernel final : public c10::OperatorKernel {
     }
     stack->resize(stack->size() - taken);
     function_(values, taken, given);
-    for (size_t i = 0; i < given; ++i) {  // every result is a tensor
+    const auto& returns = op.schema().returns();
+    for (size_t i = 0; i < given; ++i) {
+      const auto kind = returns[i].type()->kind();
+      if (kind == c10::TypeKind::IntType || kind == c10::TypeKind::BoolType) {
+        stack->push_back(kind == c10::TypeKind::IntType ? c10::IValue(static_cast<int64_t>(values[i]))
+                                                        : c10::IValue(values[i] != 0));
+        continue;
+      }
       const std::unique_ptr<at::Tensor> result(reinterpret_cast<at::Tensor*>(values[i]));
       stack->emplace_back(std::move(*result));
     }
@@ -165,6 +172,11 @@ AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data) 
   return 0;
 }
 
+AOTITorchError aoti_torch_is_defined(AtenTensorHandle tensor, bool* defined) {
+  *defined = tensor_of(tensor).defined();
+  return 0;
+}
+
 AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* same) {
   *same = handle_of(at::Tensor(tensor_of(tensor)));
   return 0;
@@ -175,14 +187,24 @@ AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
   return 0;
 }
 
-AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                                        int32_t device_type, int32_t device_index, AtenTensorHandle* made) {
+static AOTITorchError make_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                   int32_t device_type, int32_t device_index, bool pinned, AtenTensorHandle* made) {
   const auto length = static_cast<size_t>(dim);
   const c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
   *made = handle_of(at::_ops::empty_strided::call(c10::fromIntArrayRefSlow({sizes, length}),
                                                   c10::fromIntArrayRefSlow({strides, length}),
-                                                  static_cast<c10::ScalarType>(dtype), c10::kStrided, device, false));
+                                                  static_cast<c10::ScalarType>(dtype), c10::kStrided, device, pinned));
   return 0;
+}
+
+AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                        int32_t device_type, int32_t device_index, AtenTensorHandle* made) {
+  return make_strided(dim, sizes, strides, dtype, device_type, device_index, false, made);
+}
+
+AOTITorchError aoti_torch_empty_strided_pinned(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                               int32_t device_type, int32_t device_index, AtenTensorHandle* made) {
+  return make_strided(dim, sizes, strides, dtype, device_type, device_index, true, made);
 }
 
 AOTITorchError aoti_torch_copy_(AtenTensorHandle to, AtenTensorHandle from, int32_t non_blocking) {

@@ -48,10 +48,13 @@ AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* ind
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
 
+AOTITorchError aoti_torch_is_defined(AtenTensorHandle tensor, bool* defined);
 AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* same);
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                         int32_t device_type, int32_t device_index, AtenTensorHandle* made);
+AOTITorchError aoti_torch_empty_strided_pinned(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                               int32_t device_type, int32_t device_index, AtenTensorHandle* made);
 AOTITorchError aoti_torch_copy_(AtenTensorHandle to, AtenTensorHandle from, int32_t non_blocking);
 
 AOTITorchError torch_list_size(StableListHandle list, size_t* size);

@@ -22,16 +22,6 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
   return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
-// A thread's sums in its worker's line of the parts.
-template <class T>
-DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
-#pragma unroll
-  for (int e = 0; e < T::kPerVector; e += 4) {
-    store(reinterpret_cast<char*>(line + e), Vector{{__float_as_uint(part[e]), __float_as_uint(part[e + 1]),
-                                                     __float_as_uint(part[e + 2]), __float_as_uint(part[e + 3])}});
-  }
-}
-
 // A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. The two
 // pieces of shared memory take turns: between two writes of one lies the barrier of the other.
 template <class T, int V>

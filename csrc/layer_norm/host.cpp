@@ -1,6 +1,6 @@
 // The op of LayerNorm without gradients: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/launch.h"
+#include "../common/row_launch.h"
 #include "args.h"
 #include "rows.h"
 
@@ -32,28 +32,10 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
 
-struct Choice {
-  Kernel kernel;
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // in a block; more than one only where a row has one warp
-  uint32_t vectors;  // of 16 bytes in a row that are moved as such
-};
-
 // `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-Choice choose(int64_t hidden, int64_t vectors) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
-  if (vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
-  const int64_t steps = vectors > 0 ? vectors : (hidden + 3) / 4;  // four elements, or one vector, in each thread
-  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
-  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+RowKernel choose(int64_t hidden, int64_t vectors) {
+  return vectors > 0 && vectors <= 4 * 512 ? in_registers(kV4, vectors, 4) : for_any_row(kAny, hidden, vectors);
 }
-
-// How far ahead of the row in work the L2 cache is asked for another: 2 to 4 MB is the plateau.
-constexpr int64_t kPrefetchBytes = 3 << 20;
-
-// The most rows of one launch; the grid is limited to 2^31 - 1 blocks.
-constexpr int64_t kLaunchRows = int64_t{1} << 30;
 
 // ---- the two devices ----
 
@@ -64,25 +46,21 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.y_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes) |
                               misalignment(work.weight, row_bytes) | misalignment(work.bias, row_bytes);
-  const Choice choice = choose(norm.hidden, misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0);
+  const RowKernel choice = choose(norm.hidden, vectors_of(misaligned, row_bytes));
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
-  const int64_t ahead = kPrefetchBytes / row_bytes;
-  args.prefetch = choice.kernel == kAny ? 0 : static_cast<unsigned>(ahead > 0 ? ahead : 1);
+  args.prefetch = choice.kernel == kAny ? 0 : rows_ahead(row_bytes);
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
   void* arguments[] = {&args};
-  for (int64_t begin = 0; begin < norm.rows; begin += kLaunchRows) {
-    const int64_t rows = norm.rows - begin < kLaunchRows ? norm.rows - begin : kLaunchRows;
+  for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
-    args.rows = static_cast<unsigned>(rows);
-    const LaunchShape shape = {static_cast<uint32_t>((rows + choice.rows - 1) / choice.rows), 1, choice.threads,
-                               choice.rows, 0};
+    args.rows = rows;
     launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
-  }
+  });
 }
 
 void forward_cpu(const Norm& norm, const ForwardRows& work) {

@@ -95,13 +95,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     if (first + j * step < a.vectors) {
-      float* line = a.parts + worker * a.hidden + (first + j * step) * T::kPerVector;
-#pragma unroll
-      for (int e = 0; e < T::kPerVector; e += 4) {
-        store(reinterpret_cast<char*>(line + e),
-              Vector{{__float_as_uint(part[j][e]), __float_as_uint(part[j][e + 1]), __float_as_uint(part[j][e + 2]),
-                      __float_as_uint(part[j][e + 3])}});
-      }
+      store_parts<T>(a.parts + worker * a.hidden + (first + j * step) * T::kPerVector, part[j]);
     }
   }
 }

@@ -1,7 +1,7 @@
 // The gradient of softmax: checks, allocation, and the choice of a kernel. A family of its own, so that inference
 // neither compiles nor loads it.
 #include "../common/cpu_level.h"
-#include "../common/launch.h"
+#include "../common/row_launch.h"
 #include "args.h"
 #include "rows.h"
 
@@ -24,21 +24,9 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"softmax_backward", kEntries, kEntryCount};
 
-struct Choice {
-  Kernel kernel;
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // in a block; more than one only where a row has one warp
-  uint32_t vectors;
-};
-
 // `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-Choice choose(int64_t columns, int64_t vectors) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 128) return {kV4, 32, vectors <= 64 ? 4u : 2u, count};
-  if (vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
-  const int64_t steps = vectors > 0 ? vectors : (columns + 3) / 4;
-  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
-  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+RowKernel choose(int64_t columns, int64_t vectors) {
+  return vectors > 0 && vectors <= 4 * 512 ? in_registers(kV4, vectors, 4) : for_any_row(kAny, columns, vectors);
 }
 
 void backward_cuda(const Rows& rows, const BackwardRows& work) {
@@ -49,7 +37,7 @@ void backward_cuda(const Rows& rows, const BackwardRows& work) {
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.y, args.y_stride) |
                               misalignment(work.grad_x, row_bytes);
-  const Choice choice = choose(rows.columns, misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0);
+  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes));
   args.columns = rows.columns;
   args.queries = work.queries;
   args.diagonal = work.diagonal;
@@ -57,17 +45,14 @@ void backward_cuda(const Rows& rows, const BackwardRows& work) {
   args.scale = work.scale;
   args.causal = work.causal;
   void* arguments[] = {&args};
-  for (int64_t begin = 0; begin < rows.rows; begin += kLaunchRows) {
-    const int64_t count = rows.rows - begin < kLaunchRows ? rows.rows - begin : kLaunchRows;
+  for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, const LaunchShape& shape) {
     args.grad = static_cast<const char*>(work.grad) + begin * args.grad_stride;
     args.y = static_cast<const char*>(work.y) + begin * args.y_stride;
     args.grad_x = static_cast<char*>(work.grad_x) + begin * args.grad_x_stride;
     args.first_row = begin;
-    args.rows = static_cast<unsigned>(count);
-    const LaunchShape shape = {static_cast<uint32_t>((count + choice.rows - 1) / choice.rows), 1, choice.threads,
-                               choice.rows, 0};
+    args.rows = count;
     launch(kernels, rows.device, static_cast<int>(rows.dtype) * kKernels + choice.kernel, shape, arguments);
-  }
+  });
 }
 
 void backward_cpu(const Rows& rows, const BackwardRows& work) {
@@ -81,12 +66,8 @@ template <Backward backward>
 Tensor backward_op(const Tensor& grad, const Tensor& y, double scale, bool causal) {
   const char* op = "scaled_softmax_backward";
   const Rows rows = check_rows(op, "y", y, causal ? Shape::kQueries : Shape::kAny);
-  PRECAST_CHECK(grad.dtype_code() == y.dtype_code(), "%s: grad is %s and y is %s; needed one dtype", op,
-                dtype_name(grad.dtype_code()), dtype_name(y.dtype_code()));
-  PRECAST_CHECK(grad.device_type() == y.device_type() && grad.device_index() == y.device_index(),
-                "%s: grad is on %s and y on %s; needed one device", op, device_of(grad).text, device_of(y).text);
-  PRECAST_CHECK(same_shape(grad, y), "%s: grad has shape %s; needed %s, as y", op, shape_of(grad).text,
-                shape_of(y).text);
+  check_kind(op, {"grad", grad}, y, "y");
+  check_shape(op, {"grad", grad}, y, "y");
   Tensor grad_x = empty_contiguous_like(y);
   if (rows.rows == 0) return grad_x;
   const ReadRows grad_rows(grad), y_rows(y);

@@ -1,6 +1,6 @@
 // The ops of softmax without gradients: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/launch.h"
+#include "../common/row_launch.h"
 #include "args.h"
 #include "rows.h"
 
@@ -41,35 +41,21 @@ constexpr int kFirstEntry[] = {0, 4, 9};  // of a DType
 
 KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 
-struct Choice {
-  Kernel kernel;
-  uint32_t threads;  // that share a row
-  uint32_t rows;     // in a block; more than one only where a row has one warp
-  uint32_t vectors;  // of 16 bytes in a row that are moved as such
-};
-
 // `vectors`: how many a row holds if everything is aligned, else 0. `wide`: elements of 32 bits.
-Choice choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && vectors <= 128) return {causal ? kCausalV4 : kV4, 32, vectors <= 64 ? 4u : 2u, count};
-  if (causal && vectors > 0 && vectors <= 256) return {kCausalV8, 32, 2, count};
-  if (causal && vectors > 0 && vectors <= 8 * 512) return {kCausalV8, warps_for((vectors + 7) / 8), 1, count};
-  if (vectors > 0 && vectors <= 4 * 512) return {kV4, warps_for((vectors + 3) / 4), 1, count};
-  if (!wide && vectors > 0 && vectors <= 8 * 512) return {kV8, warps_for((vectors + 7) / 8), 1, count};
-  const int64_t steps = vectors > 0 ? vectors : (columns + 3) / 4;  // four elements, or one vector, in each thread
-  const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
-  return {kAny, threads, threads == 32 ? 4u : 1u, count};
+RowKernel choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
+  if (vectors <= 0 || vectors > 8 * 512) return for_any_row(kAny, columns, vectors);
+  if (causal && vectors <= 128) return in_registers(kCausalV4, vectors, 4);
+  if (causal && vectors <= 256) return {kCausalV8, 32, 2, static_cast<uint32_t>(vectors)};
+  if (causal) return in_registers(kCausalV8, vectors, 8);
+  if (vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
+  return wide ? for_any_row(kAny, columns, vectors) : in_registers(kV8, vectors, 8);
 }
-
-// Rows on their way to the L2 cache, of an op that reads nothing else: 1 to 3 % on an H200. With a mask it costs 1 %,
-// and of causal rows, of which half is read, 10 %.
-constexpr int64_t kPrefetchBytes = 3 << 20;
 
 // The heads that share a mask take turns where the mask is more than stays in an L2 cache while one head goes by:
 // otherwise it is read from memory once for each head.
 constexpr int64_t kTile = 64, kTurnsFrom = int64_t{12} << 20;
 
-uint32_t choose_tile(const Rows& rows, const ForwardRows& work, Kernel kernel) {
+uint32_t choose_tile(const Rows& rows, const ForwardRows& work, int kernel) {
   if (work.mask.data == nullptr || work.mask.head != 0 || kernel == kAny) return 0;
   if (work.heads < 2 || work.queries % kTile != 0 || rows.rows > kLaunchRows) return 0;
   return work.queries * rows.columns >= kTurnsFrom ? kTile : 0;
@@ -90,8 +76,7 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
     const uint64_t mask = misalignment(work.mask.data, work.mask.batch | work.mask.head | work.mask.query);
     misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
   }
-  const int64_t vectors = misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0;
-  const Choice choice = choose(rows.columns, vectors, work.causal, bytes == 4);
+  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes), work.causal, bytes == 4);
   args.mask = reinterpret_cast<const char*>(work.mask.data);
   args.columns = rows.columns;
   args.queries = work.queries;
@@ -103,19 +88,17 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.causal = work.causal;
   args.uniform = work.uniform;
   args.tile = choose_tile(rows, work, choice.kernel);
-  const int64_t ahead = kPrefetchBytes / (row_bytes > 0 ? row_bytes : 1);
-  args.prefetch = work.mask.data != nullptr || choice.kernel == kAny ? 0 : static_cast<unsigned>(ahead > 0 ? ahead : 1);
+  // Of an op that reads nothing else: 1 to 3 % on an H200. With a mask it costs 1 %, and of causal rows, of which half
+  // is read, 10 %.
+  args.prefetch = work.mask.data != nullptr || choice.kernel == kAny ? 0 : rows_ahead(row_bytes);
   void* arguments[] = {&args};
-  for (int64_t begin = 0; begin < rows.rows; begin += kLaunchRows) {
-    const int64_t count = rows.rows - begin < kLaunchRows ? rows.rows - begin : kLaunchRows;
+  for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, const LaunchShape& shape) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.first_row = begin;
-    args.rows = static_cast<unsigned>(count);
-    const LaunchShape shape = {static_cast<uint32_t>((count + choice.rows - 1) / choice.rows), 1, choice.threads,
-                               choice.rows, 0};
+    args.rows = count;
     launch(kernels, rows.device, kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel, shape, arguments);
-  }
+  });
 }
 
 void forward_cpu(const Rows& rows, const ForwardRows& work) {

@@ -45,8 +45,7 @@ inline void check_mask(const char* op, const Tensor& x, const Tensor& mask) {
   const int32_t code = mask.dtype_code();
   PRECAST_CHECK(code == aoti_torch_dtype_bool() || code == aoti_torch_dtype_uint8(),
                 "%s: mask is %s; needed bool or uint8", op, dtype_name(code));
-  PRECAST_CHECK(mask.device_type() == x.device_type() && mask.device_index() == x.device_index(),
-                "%s: mask is on %s and x on %s; needed one device", op, device_of(mask).text, device_of(x).text);
+  check_device(op, {"mask", mask}, x);
   const int64_t dim = x.dim(), mask_dim = mask.dim();
   PRECAST_CHECK(dim <= 4, "%s: x has shape %s; needed at most four dimensions", op, shape_of(x).text);
   bool fits = mask_dim >= 1 && mask_dim <= dim && mask.sizes()[mask_dim - 1] == x.sizes()[dim - 1];
@@ -81,8 +80,5 @@ class ReadMask {
   Tensor copy_;
   MaskRows rows_;
 };
-
-// The most rows of one launch; the grid is limited to 2^31 - 1 blocks.
-constexpr int64_t kLaunchRows = int64_t{1} << 30;
 
 }  // namespace precast::softmax

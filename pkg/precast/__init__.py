@@ -15,13 +15,13 @@ TYPE_CHECKING = False  # type checkers know the name; ``typing`` would take long
 if TYPE_CHECKING:
     from typing import Any
 
-    from precast import base_extension, errors, extension, kernel_loader, nn, ops, optim
+    from precast import base_extension, errors, extension, jit, kernel_loader, nn, ops, optim
     from precast._load.loader import load
     from precast._load.prebuild import prebuild
     from precast._load.source import Loaded
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
-_SUBMODULES = ("base_extension", "errors", "extension", "kernel_loader", "nn", "ops", "optim")
+_SUBMODULES = ("base_extension", "errors", "extension", "jit", "kernel_loader", "nn", "ops", "optim")
 _MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source", "prebuild": "precast._load.prebuild"}
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "base_extension",
     "errors",
     "extension",
+    "jit",
     "kernel_loader",
     "load",
     "nn",

@@ -1,12 +1,21 @@
-"""The import path under which extension classes were written before: ``from precast.base_extension import _Extension``.
+"""The import path that extension classes were written for: ``from precast.base_extension import _Extension``."""
 
-There is one base class, and it serves C++, CUDA and everything else: how something is built is the extension's own
-business. The older ``_CppExtension`` and ``_CudaExtension``, which compile a subclass's source lists, are not here.
-"""
-
-from precast.extension.base import Extension
+from precast.extension import CppExtension, CudaExtension, Extension, TritonExtension
 
 _Extension = Extension
+_CppExtension = CppExtension
+_CudaExtension = CudaExtension
+_TritonExtension = TritonExtension
 BaseExtension = Extension
 
-__all__ = ["BaseExtension", "Extension", "_Extension"]
+__all__ = [
+    "BaseExtension",
+    "CppExtension",
+    "CudaExtension",
+    "Extension",
+    "TritonExtension",
+    "_CppExtension",
+    "_CudaExtension",
+    "_Extension",
+    "_TritonExtension",
+]

@@ -1,7 +1,8 @@
 """The public loaders: each holds its extensions, and loads the best one that fits this machine.
 
-``CPUAdamLoader().load()`` gives a module-like object. Which extension that is, is decided once and remembered until one
-is registered or unregistered. A named extension, ``load(ext_name=...)``, goes through the very same checks.
+``CPUAdamLoader().load()`` gives a module-like object; its ``source`` says where it came from. Which extension that is,
+is decided once and remembered until one is registered or unregistered. A named extension, ``load(ext_name=...)``, goes
+through the very same checks. Installed packages announce extensions of theirs by entry points.
 """
 
 from __future__ import annotations
@@ -9,53 +10,57 @@ from __future__ import annotations
 import difflib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from precast._load import probe
 from precast._load.system import after_fork_in_child
 from precast._load.verdict import assert_not_pure
-from precast.errors import KernelError, KernelUnavailable
+from precast.errors import KernelUnavailable
+from precast.extension import builtin, entry_points
 from precast.extension.base import Extension
-from precast.extension.builtin import (
-    ActivationsCpuExtension,
-    ActivationsCudaExtension,
-    CpuAdamArmExtension,
-    CpuAdamX86Extension,
-    LayerNormCpuExtension,
-    LayerNormCudaExtension,
-    RmsNormCpuExtension,
-    RmsNormCudaExtension,
-    SoftmaxCpuExtension,
-    SoftmaxCudaExtension,
-)
+from precast.extension.judge import BROKEN, Candidate, judge
 
 __all__ = [
     "ActivationsLoader",
     "CPUAdamLoader",
+    "FlashAttentionDaoLoader",
+    "FlashAttentionForFloatAndCustomMaskLoader",
+    "FlashAttentionLoader",
+    "FlashAttentionWithCustomMaskLoader",
+    "FusedOptimizerLoader",
+    "InferenceOpsLoader",
     "KernelLoader",
     "LayerNormLoader",
+    "MoeLoader",
     "RMSNormLoader",
+    "ScaledMaskedSoftmaxLoader",
+    "ScaledUpperTriangleMaskedSoftmaxLoader",
     "SoftmaxLoader",
     "assert_not_pure",
 ]
 
 ExtensionClass = Callable[[], Extension]
 _log = logging.getLogger("precast")
-_ABSENT = "its hardware is not here"
 _INTERFACE = ("name", "priority", "is_available", "assert_compatible", "build_aot", "build_jit", "load")
+_OURS = "precast"
 
 
 class KernelLoader:
     """Base of the loaders. Every subclass starts with a copy of its parent's registry; later changes stay its own."""
 
     REGISTRY: ClassVar[list[ExtensionClass]] = []
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # names that extensions had before
     _memory: ClassVar[dict[str | None, Any]] = {}
+    _origins: ClassVar[dict[str, str]] = {}
+    _broken: ClassVar[list[Candidate]] = []
+    _asked: ClassVar[bool] = False
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.REGISTRY = list(cls.REGISTRY)
-        cls._memory = {}
+        cls._memory, cls._origins, cls._broken, cls._asked = {}, dict(cls._origins), [], False
         cls._lock = threading.RLock()
 
     @classmethod
@@ -69,12 +74,14 @@ class KernelLoader:
                     f"{cls.__name__} already has an extension {name!r}; unregister_extension({name!r}) first"
                 )
             cls.REGISTRY.append(extension)
+            cls._origins[name] = getattr(extension, "__module__", "this process")
             cls._memory.clear()
 
     @classmethod
     def unregister_extension(cls, extension: str | ExtensionClass) -> None:
         """Takes an extension out again, by name or class; what it has loaded stays loaded."""
         with cls._lock:
+            cls._ask_packages()
             for known in cls.REGISTRY:
                 if known is extension or known().name == extension:
                     cls.REGISTRY.remove(known)
@@ -86,10 +93,40 @@ class KernelLoader:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of the registered extensions, in the order of registration."""
-        return tuple(extension().name for extension in cls.REGISTRY)
+        return tuple(extension.name for extension in cls.extensions())
+
+    @classmethod
+    def extensions(cls) -> list[Extension]:
+        """One of each registered class, in the order of registration; installed packages are asked for theirs."""
+        with cls._lock:
+            cls._ask_packages()
+            return [extension() for extension in cls.REGISTRY]
+
+    @classmethod
+    def candidates(cls) -> list[Candidate]:
+        """Every extension as ``load()`` would look at it, best first, with the reason of each that would not do."""
+        mode = probe.read_settings().jit
+        judged = [judge(extension, cls.origin(extension.name), mode)[0] for extension in cls._by_priority()]
+        return [*judged, *cls.broken()]
+
+    @classmethod
+    def broken(cls) -> list[Candidate]:
+        """What installed packages announce for this loader, and what cannot be used, with the reason."""
+        with cls._lock:
+            cls._ask_packages()
+            return list(cls._broken)
+
+    @classmethod
+    def origin(cls, name: str) -> str:
+        """Where an extension comes from: this package, another one, or the module that registered it."""
+        return cls._origins.get(name, _OURS)
 
     def load(self, ext_name: str | None = None) -> Any:
-        """The kernels of the named extension, or of the one with the highest priority that can be loaded here."""
+        """The kernels of the named extension, or of the one with the highest priority that can be loaded here.
+
+        What is not a kernel, but plain torch, comes last, and is said to be used where a kernel's hardware is here.
+        ``PRECAST_JIT=aot`` and ``jit`` ask for a kernel: then it is loaded by its name alone.
+        """
         cls = type(self)
         with cls._lock:
             if ext_name not in cls._memory:
@@ -97,11 +134,16 @@ class KernelLoader:
             return cls._memory[ext_name]
 
     def _load_named(self, ext_name: str) -> Any:
-        for extension in self._candidates():
-            if extension.name == ext_name:
+        wanted = self.ALIASES.get(ext_name, ext_name)
+        extensions = type(self).extensions()
+        for extension in extensions:
+            if extension.name == wanted:
                 extension.assert_compatible()
-                return extension.load()
-        names = type(self).names()
+                return self._remembered(extension)
+        for broken in self._broken:
+            if broken.name == wanted:
+                raise KernelUnavailable(f"{type(self).__name__} has no {wanted!r} that can be used: {broken.reason}")
+        names = [*(extension.name for extension in extensions), *self.ALIASES]
         close = difflib.get_close_matches(ext_name, names, n=1)
         raise KernelUnavailable(
             f"{type(self).__name__} has no extension {ext_name!r}\n"
@@ -111,33 +153,26 @@ class KernelLoader:
 
     def _load_best(self) -> Any:
         """In order of priority, ties by registration; an extension that cannot be loaded gives way to the next."""
-        refusals: list[tuple[Extension, str]] = []
+        cls, mode = type(self), probe.read_settings().jit
+        refusals: list[Candidate] = []
         causes: list[Exception] = []
-        for extension in sorted(self._candidates(), key=lambda candidate: -candidate.priority):
-            if not extension.is_available():
-                refusals.append((extension, _ABSENT))
-                continue
-            try:
-                extension.assert_compatible()
-            except (KernelError, AssertionError) as error:  # AssertionError: what older extensions raise
-                refusals.append((extension, str(error).replace("\n", "\n      ")))
-                causes.append(error)
-                continue
-            self._say_stand_in(extension, causes, refusals)
-            return self._remembered(extension)
-        lines = [f"  {extension.name}: {why}" for extension, why in refusals]
-        raise KernelUnavailable(
-            "\n".join([f"none of the extensions of {type(self).__name__} can be loaded here", *lines])
-        ) from (causes[0] if causes else None)
+        for extension in cls._by_priority():
+            candidate, cause = judge(extension, cls.origin(extension.name), mode)
+            if candidate.state == "ready":
+                self._say_stand_in(candidate, [one for one in refusals if one.state == "refused"])
+                return self._remembered(extension)
+            refusals.append(candidate)
+            causes += [] if cause is None else [cause]
+        lines = [f"  {one.name}: {_indented(one.reason)}" for one in (*refusals, *self._broken)]
+        what = f"none of the extensions of {cls.__name__} can be loaded here"
+        raise KernelUnavailable("\n".join([what, *lines])) from (causes[0] if causes else None)
 
-    def _say_stand_in(
-        self, extension: Extension, causes: list[Exception], refusals: list[tuple[Extension, str]]
-    ) -> None:
+    def _say_stand_in(self, taken: Candidate, refused: list[Candidate]) -> None:
         """A slower extension in the place of one whose hardware is here is never taken in silence."""
-        refused = [(other, why) for other, why in refusals if why != _ABSENT]
-        for (other, _), cause in zip(refused, causes, strict=True):
-            why = ": ".join(line.strip() for line in str(cause).splitlines()[:2])
-            _log.warning("%s: %s is used, as %s cannot be: %s", type(self).__name__, extension.name, other.name, why)
+        for other in refused:
+            _log.warning(
+                "%s: %s is used, as %s cannot be: %s", type(self).__name__, taken.name, other.name, other.first_line
+            )
 
     def _remembered(self, extension: Extension) -> Any:
         """One object per extension, whether it was asked for by name or not."""
@@ -146,8 +181,37 @@ class KernelLoader:
             memory[extension.name] = extension.load()
         return memory[extension.name]
 
-    def _candidates(self) -> list[Extension]:
-        return [extension() for extension in type(self).REGISTRY]
+    @classmethod
+    def _by_priority(cls) -> Iterator[Extension]:
+        return iter(sorted(cls.extensions(), key=lambda extension: -extension.priority))
+
+    @classmethod
+    def _ask_packages(cls) -> None:
+        """Registers what installed packages announce for this loader, once; one that is broken is told, not taken."""
+        if cls._asked:
+            return
+        cls._asked = True
+        loaders = [base.__name__ for base in cls.__mro__ if issubclass(base, KernelLoader)]
+        taken = {extension().name for extension in cls.REGISTRY}
+        for one in entry_points.announced(loaders):
+            try:
+                extension = one.load()
+                _check_interface(cls, extension)
+                name = extension().name
+                if name in taken:
+                    raise ValueError(f"{cls.__name__} already has an extension {name!r}")
+            except BROKEN as error:
+                _log.warning("%s: the extension of %s is not used: %s", cls.__name__, one.origin, error)
+                reason = f"{type(error).__name__}: {error}"
+                cls._broken.append(Candidate(one.name, "unknown", 0, one.origin, "broken", reason))
+                continue
+            cls.REGISTRY.append(extension)
+            cls._origins[name] = one.origin
+            taken.add(name)
+
+
+def _indented(reason: str) -> str:
+    return reason.replace("\n", "\n      ")
 
 
 def _renew_locks(loader: type[KernelLoader] = KernelLoader) -> None:
@@ -172,30 +236,106 @@ def _check_interface(loader: type[KernelLoader], extension: object) -> None:
 
 
 class CPUAdamLoader(KernelLoader):
-    """Adam and AdamW on the CPU."""
+    """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
 
-    REGISTRY = [CpuAdamX86Extension, CpuAdamArmExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [*builtin.of("CPUAdamLoader")]  # noqa: RUF012 - annotated in the base
 
 
 class RMSNormLoader(KernelLoader):
-    """RMS norm, alone and fused with the addition of a residual: on the GPU where there is one, else on the CPU."""
+    """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
 
-    REGISTRY = [RmsNormCudaExtension, RmsNormCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [*builtin.of("RMSNormLoader")]  # noqa: RUF012
 
 
 class LayerNormLoader(KernelLoader):
-    """Layer norm: on the GPU where there is one, else on the CPU."""
+    """Layer norm: ``layer_norm``, and ``forward_affine`` and ``backward_affine``."""
 
-    REGISTRY = [LayerNormCudaExtension, LayerNormCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [*builtin.of("LayerNormLoader")]  # noqa: RUF012
+    ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
 
 
 class ActivationsLoader(KernelLoader):
-    """Gated activations: on the GPU where there is one, else on the CPU."""
+    """Gated activations, by their names in ``precast.ops``."""
 
-    REGISTRY = [ActivationsCudaExtension, ActivationsCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [*builtin.of("ActivationsLoader")]  # noqa: RUF012
 
 
 class SoftmaxLoader(KernelLoader):
-    """Scaled softmax: plain, masked, causal: on the GPU where there is one, else on the CPU."""
+    """Softmax of scaled scores: plain, masked, causal, by their names in ``precast.ops``."""
 
-    REGISTRY = [SoftmaxCudaExtension, SoftmaxCpuExtension]  # noqa: RUF012 - annotated in the base
+    REGISTRY = [*builtin.of("SoftmaxLoader")]  # noqa: RUF012
+
+
+class ScaledMaskedSoftmaxLoader(KernelLoader):
+    """The softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
+
+    REGISTRY = [*builtin.of("ScaledMaskedSoftmaxLoader")]  # noqa: RUF012
+
+
+class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
+    """The causal softmax: ``forward``, ``backward``."""
+
+    REGISTRY = [*builtin.of("ScaledUpperTriangleMaskedSoftmaxLoader")]  # noqa: RUF012
+
+
+class InferenceOpsLoader(KernelLoader):
+    """What there is of the inference kernels: the RMS norms and ``silu_and_mul``."""
+
+    REGISTRY = [*builtin.of("InferenceOpsLoader")]  # noqa: RUF012
+
+
+class MoeLoader(KernelLoader):
+    """Dispatch and combine of a mixture of experts: not written yet, so ``load`` raises until one is registered."""
+
+    REGISTRY = [*builtin.of("MoeLoader")]  # noqa: RUF012
+
+
+class FusedOptimizerLoader(KernelLoader):
+    """Optimizers over many tensors on the GPU."""
+
+    REGISTRY = [*builtin.of("FusedOptimizerLoader")]  # noqa: RUF012
+
+
+class FlashAttentionLoader(KernelLoader):
+    """Attention by whatever is here: flash-attn, torch_npu, torch."""
+
+    REGISTRY = [*builtin.of("FlashAttentionLoader")]  # noqa: RUF012
+
+
+class FlashAttentionDaoLoader(KernelLoader):
+    """Attention by flash-attn."""
+
+    REGISTRY = [*builtin.of("FlashAttentionDaoLoader")]  # noqa: RUF012
+
+
+class FlashAttentionWithCustomMaskLoader(KernelLoader):
+    """Attention with a mask of one's own."""
+
+    REGISTRY = [*builtin.of("FlashAttentionWithCustomMaskLoader")]  # noqa: RUF012
+
+
+class FlashAttentionForFloatAndCustomMaskLoader(KernelLoader):
+    """Attention with a mask of one's own, in float32 as well."""
+
+    REGISTRY = [*builtin.of("FlashAttentionForFloatAndCustomMaskLoader")]  # noqa: RUF012
+
+
+def loaders() -> tuple[type[KernelLoader], ...]:
+    """The loaders of this package."""
+    public = (globals()[name] for name in __all__)
+    return tuple(
+        one for one in public if isinstance(one, type) and issubclass(one, KernelLoader) and one is not KernelLoader
+    )
+
+
+def home_of(name: str) -> type[KernelLoader] | None:
+    """The loader that has a built-in extension of this name, its former one included."""
+    for loader in loaders():
+        if name in shipped_names(loader):
+            return loader
+    return None
+
+
+def shipped_names(loader: type[KernelLoader]) -> list[str]:
+    """The names, former ones too, of the extensions that a loader of this package begins with."""
+    return [*builtin.names_of(loader.__name__), *loader.ALIASES]

@@ -21,8 +21,8 @@ from precast._build import cache, catalogue, device, flags, host, machine, nvrtc
 from precast._build.cache import BuildKey, Cache
 from precast._load import jit, loader, verdict
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
-from precast.extension import Extension
-from precast.extension.builtin import BUILTIN, CpuAdamX86Extension
+from precast.extension import Extension, builtin
+from precast.extension.builtin import BUILTIN
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 from tests.defects.conftest import Pretend
 from tests.unit.abi import examples as ex
@@ -51,7 +51,7 @@ def test_defect_02_adam_on_the_cpu_needs_no_gpu_no_nvcc_and_not_this_processor(
 ) -> None:
     pretend(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=None, gpu="", build_with=ex.builders(None)))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    extension = CpuAdamX86Extension()
+    extension = builtin.get("cpu_adam_x86")()
     assert extension.is_available()
     extension.assert_compatible()
     tree = sources.Tree({"csrc": CSRC})

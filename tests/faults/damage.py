@@ -48,12 +48,12 @@ def lying_cubin(lab: Lab) -> str:
     return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "built for sm_80")
 
 
-@fault("bomb", "device code that unpacks without end", how="hash right, 64 MiB of zeros inside", lost="the op")
+@fault("bomb", "device code that unpacks without end", how="hash right, 32 MiB of zeros inside", lost="the op")
 def bomb(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
     file, manifest = site.c_dir / "device" / "rms_norm.sm_90.cubin.xz", site.c_dir / "build_info.json"
     document = json.loads(manifest.read_text())
-    endless = packing.pack(bytes(64 << 20))
+    endless = packing.pack(bytes(32 << 20))
     file.write_bytes(endless)
     document["device"][0] |= {"sha256": hashlib.sha256(endless).hexdigest(), "bytes": len(endless)}
     manifest.write_text(json.dumps(document))

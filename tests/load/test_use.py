@@ -148,8 +148,8 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
         import warnings
         warnings.simplefilter("ignore")  # of setuptools, about itself
         from setuptools import Distribution
-        from precast.extension.builtin import CpuAdamX86Extension
-        made = CpuAdamX86Extension().build_aot()
+        from precast.extension import builtin
+        made = builtin.get("cpu_adam_x86")().build_aot()
         assert made.name == "precast._C.cpu_adam_x86"
         command = Distribution({"ext_modules": [made]}).get_command_obj("build_ext")
         command.build_lib = command.build_temp = "aot"
@@ -160,14 +160,14 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
         from pathlib import Path
         from precast._load.library import HostLibrary
         library = HostLibrary(Path(path).resolve())
-        assert library.families() == ("cpu_adam",)
+        assert library.families() == ("cpu_adam", "cpu_optim")
     """)
 
 
 @pytest.mark.torch
 def test_build_aot_without_a_compiler_says_where_it_looked(bare: Site) -> None:
     said = bare.refusal(
-        "from precast.extension.builtin import CpuAdamX86Extension; CpuAdamX86Extension().build_aot()",
+        "from precast.extension import builtin; builtin.get('cpu_adam_x86')().build_aot()",
         env={"PATH": "/nonexistent"},
     )
     assert said.startswith("KernelUnavailable: precast._C.cpu_adam_x86 cannot be built")

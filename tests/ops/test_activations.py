@@ -14,6 +14,7 @@ from torch.autograd import forward_ad  # noqa: E402
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops import _reference  # noqa: E402
+from tests.ops.tensors import layouts  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -93,36 +94,19 @@ def test_any_leading_shape(
     assert grad_x.shape == x.shape
 
 
-def layouts(width: int, dtype: Any, device: str) -> dict[str, Any]:
-    """Tensors of shape (4, 6, width) that are not plain."""
-    wide = made(4, 6, 2 * width + 3, dtype=dtype, device=device)
-    flat = made(4 * 6 * width + 1, dtype=dtype, device=device)
-    return {
-        "row-strided": wide[..., :width],
-        "row-strided, unaligned": wide[..., 1 : width + 1],
-        "unaligned": flat[1:].view(4, 6, width),
-        "every other row": made(4, 12, width, dtype=dtype, device=device)[:, ::2],
-        "every other column": wide[..., : 2 * width : 2],
-        "transposed rows": made(6, 4, width, dtype=dtype, device=device).transpose(0, 1),
-        "transposed": made(width, 6, 4, dtype=dtype, device=device).permute(2, 1, 0),
-        "one row for all": made(1, 1, width, dtype=dtype, device=device).expand(4, 6, width),
-        "one value for all": made(4, 6, 1, dtype=dtype, device=device).expand(4, 6, width),
-    }
-
-
 @pytest.mark.parametrize("width", [1, 16, 111])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_layout_gives_the_numbers_of_the_plain_one(name: str, dtype: Any, width: int, device: str) -> None:
     """Bit for bit, on a GPU as well: nothing is added up, so all kernels compute an element alike."""
     kind = NAMES.index(name)
     grad = made(4, 6, width, dtype=dtype, device=device, seed=1)
-    for layout, x in layouts(2 * width, dtype, device).items():
+    for layout, x in layouts(made, 2 * width, dtype, device).items():
         plain = x.clone(memory_format=torch.contiguous_format)
         assert torch.equal(getattr(ops, name)(x), getattr(ops, name)(plain)), layout
         ours = RAW.gated_activation_backward(grad, x, kind)
         assert torch.equal(ours, RAW.gated_activation_backward(grad, plain, kind)), layout
     x = made(4, 6, 2 * width, dtype=dtype, device=device)
-    for layout, grad in layouts(width, dtype, device).items():
+    for layout, grad in layouts(made, width, dtype, device).items():
         plain = grad.clone(memory_format=torch.contiguous_format)
         ours = RAW.gated_activation_backward(grad, x, kind)
         assert torch.equal(ours, RAW.gated_activation_backward(plain, x, kind)), layout

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops import _reference  # noqa: E402
+from tests.ops.tensors import made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -19,11 +20,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HIDDEN = [1, 7, 111, 769, 1024, 5125, 8194, 100_003]
 EPS = 1e-5
 PARAMETERS = ["weight and bias", "weight", "bias", "none"]
-
-
-def made(*shape: int, dtype: Any = torch.float32, device: str = "cpu", seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(device, dtype)
 
 
 def columns(hidden: int, parameters: str, dtype: Any, device: str) -> tuple[Any, Any]:

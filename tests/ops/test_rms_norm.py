@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
 from precast.ops import _reference  # noqa: E402
+from tests.ops.tensors import layouts, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -33,11 +34,6 @@ def by_torch(x: Any, weight: Any, casting: str = "none", eps: float = EPS) -> An
 
 def exactly(x: Any, weight: Any, casting: str = "none", eps: float = EPS) -> Any:
     return _reference.rms_norm(x.double().cpu(), weight.double().cpu(), eps, _reference.CASTINGS[casting])
-
-
-def made(*shape: int, dtype: Any = torch.float32, device: str = "cpu", seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(device, dtype)
 
 
 def same(ours: Any, other: Any) -> bool:
@@ -92,29 +88,12 @@ def test_any_leading_shape(
     assert torch.equal(x, both[0])
 
 
-def layouts(hidden: int, dtype: Any, device: str) -> dict[str, Any]:
-    """Tensors of shape (4, 6, hidden) that are not plain."""
-    wide = made(4, 6, 2 * hidden + 3, dtype=dtype, device=device)
-    flat = made(4 * 6 * hidden + 1, dtype=dtype, device=device)
-    return {
-        "row-strided": wide[..., :hidden],
-        "row-strided, unaligned": wide[..., 1 : hidden + 1],
-        "unaligned": flat[1:].view(4, 6, hidden),
-        "every other row": made(4, 12, hidden, dtype=dtype, device=device)[:, ::2],
-        "every other column": wide[..., : 2 * hidden : 2],
-        "transposed rows": made(6, 4, hidden, dtype=dtype, device=device).transpose(0, 1),
-        "transposed": made(hidden, 6, 4, dtype=dtype, device=device).permute(2, 1, 0),
-        "one row for all": made(1, 1, hidden, dtype=dtype, device=device).expand(4, 6, hidden),
-        "one value for all": made(4, 6, 1, dtype=dtype, device=device).expand(4, 6, hidden),
-    }
-
-
 @pytest.mark.parametrize("hidden", [1, 16, 111])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_layout_gives_the_numbers_of_the_plain_one(dtype: Any, hidden: int, device: str) -> None:
     weight = made(2 * hidden + 1, dtype=dtype, device=device, seed=1)
     for weights in (weight[:hidden], weight[1 : hidden + 1], weight[: 2 * hidden : 2]):
-        for name, x in layouts(hidden, dtype, device).items():
+        for name, x in layouts(made, hidden, dtype, device).items():
             plain_x, plain_weight = x.clone(memory_format=torch.contiguous_format), weights.clone()
             assert same(ops.rms_norm(x, weights), ops.rms_norm(plain_x, plain_weight)), name
             residual = made(4, 6, hidden, dtype=dtype, device=device, seed=2)
@@ -126,15 +105,15 @@ def test_any_layout_gives_the_numbers_of_the_plain_one(dtype: Any, hidden: int, 
 @pytest.mark.parametrize("name", ["row-strided", "row-strided, unaligned", "unaligned", "every other row"])
 def test_in_place_in_strided_rows(name: str, device: str) -> None:
     weight = made(16, device=device, seed=1)
-    x = layouts(16, torch.float32, device)[name]
-    residual = layouts(16, torch.float32, device)[name].add_(1)
+    x = layouts(made, 16, torch.float32, device)[name]
+    residual = layouts(made, 16, torch.float32, device)[name].add_(1)
     y, total = ops.fused_add_rms_norm(x.clone(), residual.clone(), weight)
     neighbours = x._base.clone() if x._base is not None else None
     ops.fused_add_rms_norm_(x, residual, weight)
     assert same(x, y)
     assert torch.equal(residual, total)
     if neighbours is not None:  # nothing beside the rows was written
-        x.copy_(layouts(16, torch.float32, device)[name])
+        x.copy_(layouts(made, 16, torch.float32, device)[name])
         assert torch.equal(x._base, neighbours)
 
 

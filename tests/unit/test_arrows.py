@@ -16,6 +16,7 @@ PACKAGE = CHECKOUT / "pkg" / "precast"
 ORDER = (
     "__main__",
     "_cli",
+    "jit",
     "optim",
     "nn",
     "ops",
@@ -30,6 +31,7 @@ ORDER = (
 FREE = ("errors", "_version")  # importable by all, import nothing of ours
 ALLOWED = {part: {part, *ORDER[rank + 1 :], *FREE} for rank, part in enumerate(ORDER)}
 # Narrower than the order alone.
+ALLOWED["jit"] = {"jit"}
 ALLOWED["nn"] -= {"_C"}
 ALLOWED["ops"] -= {"_C", "base_extension"}
 ALLOWED["optim"] -= {"nn", "_C", "base_extension"}
@@ -51,7 +53,7 @@ TORCH = (
     "_cli/numbers.py",
 )
 TORCH_ROOMS = ("extension", "ops", "optim", "nn")
-EAGER_TORCH_ROOMS = ("ops", "optim", "nn")
+EAGER_TORCH_ROOMS = ("ops", "optim", "nn", "jit")
 EAGER_TORCH = ("_cli/numbers.py",)  # runs in a child process that is there to call the ops
 
 # `_abi` is values and pure functions: nothing it imports can touch a file, a process or the network.
@@ -65,8 +67,10 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_build/tables.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
-    "extension/aot.py": {"setuptools"},
-    "extension/builtin.py": {"setuptools"},
+    **{
+        f"extension/{name}.py": {"setuptools"}
+        for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")
+    },
 }
 IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
 

@@ -119,7 +119,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
     "device code behind device code": (replace(CUBIN, lambda data: data + data), "targets", "behind the end"),
     "device code cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "ends early"),
     "device code that unpacks without end": (
-        replace(CUBIN, lambda _: packing.pack(bytes(9**8))),
+        replace(CUBIN, lambda _: packing.pack(bytes(9**7))),
         "targets",
         "more than",
     ),

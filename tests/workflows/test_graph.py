@@ -46,7 +46,8 @@ def test_a_tag_is_released_in_the_order_that_can_be_taken_back(work: Path) -> No
     assert set(ran.results("")) == {"success"}
     assert len(ran.results("device-")) == 1 and len(ran.results("wheel-cu121")) == len(ran.results("wheel-cpu")) > 0
     order = list(dict.fromkeys(verbs(ran)))
-    chain = ["plan", "device", "build", "smoke", "check-set", "publish stage", "index", "publish draft", "publish open"]
+    chain = ["plan", "device", "build", "smoke", "check-set", "audit", "publish stage", "index", "publish draft"]
+    chain += ["publish open"]
     assert [verb for verb in order if verb in chain] == chain
     assert verbs(ran)[-1] == "smoke", "the public index is tried last"
     wheels = sorted(line for line in ran.published if line.startswith("attest"))
@@ -55,7 +56,9 @@ def test_a_tag_is_released_in_the_order_that_can_be_taken_back(work: Path) -> No
     assert rest == ["upload-pages-artifact", "gh-action-pypi-publish", "deploy-pages"]
 
 
-@pytest.mark.parametrize("verb", ["build --label cpu", "smoke .* --torch 2.13", "check-set", "make test ARGS=-m gpu"])
+@pytest.mark.parametrize(
+    "verb", ["build --label cpu", "smoke .* --torch 2.13", "check-set", "audit --publish", "make test ARGS=-m gpu"]
+)
 def test_a_failure_anywhere_keeps_the_release_inside_its_run(work: Path, verb: str) -> None:
     ran = act.run(
         "release.yml", work, event="push", payload=TAG, doubles={"ACT_FAIL": verb}, variables={"GPU_RUNNER": "yes"}

@@ -178,6 +178,13 @@ VARIABLES: tuple[Variable, ...] = (
         "How CUDA numbers the GPUs; `PCI_BUS_ID`: by their place on the bus",
         "build, run",
     ),
+    Variable(
+        "TRITON_INTERPRET",
+        "triton_interpret",
+        "`0`",
+        "`1`: Triton runs its kernels on the CPU, for tests, so that Triton extensions are available without a GPU",
+        "run",
+    ),
 )
 
 
@@ -204,6 +211,7 @@ class Settings:
     home: str | None = None
     visible_devices: str | None = None
     device_order: str | None = None
+    triton_interpret: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -235,6 +243,7 @@ class Settings:
             home=env.get("HOME") or None,
             visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
             device_order=env.get("CUDA_DEVICE_ORDER") or None,
+            triton_interpret=env.get("TRITON_INTERPRET", "").lower() in _ON,  # Triton's own, so not ours to refuse
         )
 
     def targets(self) -> tuple[GpuTarget, ...]:

@@ -19,6 +19,7 @@ class Family:
     cpu: tuple[str, ...]
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
+    late: bool = False  # its ops wait for the import of precast.ops.<name>, and cost other first calls nothing
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -165,6 +166,33 @@ SOFTMAX_BACKWARD = Family(
     devices=("cpu", "cuda"),
 )
 
+# Optimizer steps over lists of tensors on the GPU. A plan is a number that stands for the tensors of a step: their
+# table on the device is written once, and again when one of them has moved.
+MULTI_TENSOR = Family(
+    name="multi_tensor",
+    device="multi_tensor/device.cu",
+    host=("multi_tensor/host.cpp", "multi_tensor/plan.cpp", "multi_tensor/table.cpp", "multi_tensor/lists.cpp", "multi_tensor/gradient.cpp"),
+    cpu=(),
+    ops=(
+        (
+            "multi_tensor_plan(Tensor[] params, Tensor[] grads, Tensor[] firsts, Tensor[] seconds, Tensor[] thirds,"
+            " Tensor[] copies, Tensor[] idle, Tensor layout) -> int"
+        ),
+        (
+            "multi_tensor_step_(int plan, Tensor[] grads, Tensor(a!) steps, Tensor groups, Tensor[] rates,"
+            " Tensor? found_inf, Tensor? grad_scale, float max_norm, int kind, int flags) -> int"
+        ),
+        "multi_tensor_forget(int plan, Tensor steps) -> ()",
+        "multi_tensor_l2norm(Tensor[] tensors) -> (Tensor, Tensor)",
+        (
+            "multi_tensor_axpby_(Tensor(a!)[] outs, Tensor[] xs, Tensor[] ys, float a, float b, Tensor? factor,"
+            " Tensor(b!)? found_inf) -> ()"
+        ),
+    ),
+    devices=("cuda",),
+    late=True,
+)
+
 FAMILIES = (
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -176,6 +204,7 @@ FAMILIES = (
     SOFTMAX_BACKWARD,
     CPU_ADAM,
     CPU_OPTIM,
+    MULTI_TENSOR,
 )
 
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from precast._abi.capability import ComputeCapability
@@ -28,11 +28,16 @@ _BUILTINS = re.compile(r"libnvrtc-builtins(-[0-9a-f]+)?\.so(\.\d+)*")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What one compile left behind. ``error`` is NVRTC's own name for what went wrong, or None."""
+    """What one compile left behind. ``error`` is NVRTC's own name for what went wrong, or None.
+
+    ``ptx`` comes beside a cubin as well; ``symbols`` has the symbol of each instance that was asked for.
+    """
 
     image: bytes
     log: str
     error: str | None
+    ptx: bytes = b""
+    symbols: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -71,9 +76,19 @@ class Compiler:
         return tuple(ComputeCapability(number // 10, number % 10) for number in sorted(numbers))
 
     def compile(
-        self, source: bytes, name: str, headers: Mapping[str, bytes], options: Sequence[str], *, ptx: bool
+        self,
+        source: bytes,
+        name: str,
+        headers: Mapping[str, bytes],
+        options: Sequence[str],
+        *,
+        ptx: bool,
+        instances: Sequence[str] = (),
     ) -> Compiled:
-        """Compile one program. ``headers`` maps what an #include says to what it gets."""
+        """Compile one program. ``headers`` maps what an #include says to what it gets.
+
+        ``instances`` of templates are entry points as C++ writes them, such as ``scale<float, 4>``.
+        """
         program = ctypes.c_void_p()
         texts = (ctypes.c_char_p * len(headers))(*headers.values())
         names = (ctypes.c_char_p * len(headers))(*(spelled.encode() for spelled in headers))
@@ -81,6 +96,8 @@ class Compiler:
             self._library.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), len(headers), texts, names)
         )
         try:
+            for expression in instances:
+                self._check(self._library.nvrtcAddNameExpression(program, expression.encode()))
             arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             with _locale_kept():
                 status = self._library.nvrtcCompileProgram(program, len(options), arguments)
@@ -88,8 +105,10 @@ class Compiler:
             if status:
                 return Compiled(b"", log, self._name(status))
             # PTX comes with a trailing NUL, which belongs to whoever hands it to the driver.
-            image = self._get(program, "PTX").rstrip(b"\0") if ptx else self._get(program, "CUBIN")
-            return Compiled(image, log, None)
+            text = self._get(program, "PTX").rstrip(b"\0")
+            image = text if ptx else self._get(program, "CUBIN")
+            symbols = {expression: self._symbol(program, expression) for expression in instances}
+            return Compiled(image, log, None, text, symbols)
         finally:
             self._check(self._library.nvrtcDestroyProgram(ctypes.byref(program)))
 
@@ -99,6 +118,11 @@ class Compiler:
         buffer = ctypes.create_string_buffer(size.value)
         self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer))
         return buffer.raw
+
+    def _symbol(self, program: ctypes.c_void_p, expression: str) -> str:
+        found = ctypes.c_char_p()
+        self._check(self._library.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(found)))
+        return (found.value or b"").decode()
 
     def _name(self, status: int) -> str:
         text: bytes = self._library.nvrtcGetErrorString(status)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from precast._build.catalogue import Family
 from precast._cli import deep, names, output, status
 from precast._load import probe, report
-from precast.extension.builtin import BUILTIN, CatalogueExtension
+from precast.extension import builtin
+from precast.extension.families import FamilyExtension
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -49,7 +50,12 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
     settings = probe.read_settings()
     examination = report.Examination(settings)
     wanted = names.families(kernels)
-    told = [_kernel(examination, cls(), family) for cls in BUILTIN for family in cls.families if family in wanted]
+    told = [
+        _kernel(examination, cls(), family)
+        for cls in builtin.main_rows()
+        for family in cls.families
+        if family in wanted
+    ]
     checks = deep.examine(_loadable(told)) if deeply else None
     resolved = all(kernel["verdict"] in _LOADABLE for kernel in told if kernel["expected"])
     return {
@@ -88,7 +94,7 @@ def _loadable(kernels: list[dict[str, Any]]) -> list[tuple[Family, str]]:
     return [(names.families([family])[0], device) for family, device in dict.fromkeys(found)]
 
 
-def _kernel(examination: report.Examination, extension: CatalogueExtension, family: Family) -> dict[str, Any]:
+def _kernel(examination: report.Examination, extension: FamilyExtension, family: Family) -> dict[str, Any]:
     facts = {
         "extension": extension.name,
         "family": family.name,

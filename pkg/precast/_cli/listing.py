@@ -1,10 +1,11 @@
-"""``precast list``: the kernels this package has, by extension; looks at no machine."""
+"""``precast list``: every extension of every loader, those of installed packages as well; looks at no machine."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from precast._build.catalogue import Family
 from precast._cli import output, status
 from precast._load import namespace
 
@@ -20,31 +21,33 @@ def add(verbs: Verbs) -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One object per extension and family."""
+    """One object per extension and family; one without a family for an extension that has none, as others' have."""
     from precast import kernel_loader
-    from precast.extension.builtin import BUILTIN
 
-    public = (getattr(kernel_loader, name) for name in kernel_loader.__all__)
-    loaders: dict[object, str] = {
-        extension: loader.__name__
-        for loader in public
-        if isinstance(loader, type) and issubclass(loader, kernel_loader.KernelLoader)
-        for extension in loader.REGISTRY
-    }
+    found = []
+    for loader in kernel_loader.loaders():
+        for extension in loader.extensions():
+            facts = {
+                "loader": loader.__name__,
+                "extension": extension.name,
+                "backend": getattr(extension, "backend", "python"),
+                "device": getattr(extension, "device", "any"),
+                "machine": getattr(extension, "machine", None),
+                "priority": extension.priority,
+                "from": loader.origin(extension.name),
+            }
+            families = getattr(extension, "families", ())
+            found += [{**facts, "family": family.name, "ops": _ops(family)} for family in families]
+            found += [] if families else [{**facts, "family": None, "ops": []}]
+        for broken in loader.broken():
+            facts = {"loader": loader.__name__, "extension": broken.name, "backend": "broken", "device": "any"}
+            facts |= {"machine": None, "priority": 0, "from": broken.origin}
+            found.append({**facts, "family": None, "ops": []})
+    return found
 
-    return [
-        {
-            "loader": loaders[extension],
-            "extension": extension.extension_name,
-            "device": extension.device,
-            "machine": extension.machine,
-            "priority": extension().priority,
-            "family": family.name,
-            "ops": [namespace.op_name(schema) for schema in family.ops],
-        }
-        for extension in BUILTIN
-        for family in extension.families
-    ]
+
+def _ops(family: Family) -> list[str]:
+    return [namespace.op_name(schema) for schema in family.ops]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,7 +56,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(found)
         return status.GOOD
-    columns = ("loader", "extension", "device", "family", "ops")
-    cells = [[", ".join(row[c]) if c == "ops" else str(row[c]) for c in columns] for row in found]
-    print(*output.table([columns, *cells]), sep="\n")
+    columns = ("loader", "extension", "backend", "priority", "from")
+    families: dict[tuple[str, ...], list[str]] = {}
+    for row in found:
+        families.setdefault(tuple(str(row[column]) for column in columns), []).append(row["family"] or "")
+    cells = [(*shown, ", ".join(names)) for shown, names in families.items()]
+    print(*output.table([(*columns, "families"), *cells]), sep="\n")
     return status.GOOD

@@ -11,6 +11,7 @@ from precast._load import cached, probe, report
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
+    from precast.kernel_loader import KernelLoader
 
 _SHOWN = 10  # differences; an edited header of torch would otherwise fill the screen
 _VALUE = 60
@@ -19,7 +20,7 @@ _VALUE = 60
 def add(verbs: Verbs) -> None:
     """The arguments."""
     parser = verbs.add_parser("why", help="what would be loaded for one kernel, and why nothing else; loads nothing")
-    parser.add_argument("kernel", type=names.kernel, metavar="KERNEL", help="a family, an op or an extension")
+    parser.add_argument("kernel", type=names.kernel, metavar="KERNEL", help="a family, an op, an extension or a loader")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only for this kind of device")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
@@ -44,12 +45,15 @@ def examine(kernel: str, device: str | None) -> dict[str, Any]:
         for kind in family.devices
         if device in (None, kind)
     ]
+    known = [_loader(loader) for loader in names.loaders(kernel)]
     counted = [t for t in traces if device is not None or t["device"] == "cpu" or examination.has_gpu]
     return {
         "schema": 1,
-        "ok": bool(counted) and all(trace["verdict"] in ("prebuilt", "jit") for trace in counted),
+        "ok": all(trace["verdict"] in ("prebuilt", "jit") for trace in counted)
+        and (bool(counted) or (device is None and _serves(known))),
         "environment": report.environment_line(examination),
         "traces": traces,
+        "loaders": known,
     }
 
 
@@ -68,7 +72,32 @@ def to_text(facts: dict[str, Any]) -> str:
             lines += _cache_lines(piece)
         if trace["error"] and not trace["rejections"]:
             lines += [f"  {line}" for line in trace["error"].splitlines()]
+    for loader in facts["loaders"]:
+        lines += ["", f"{loader['loader']}: {loader['taken'] or 'nothing'} would be loaded"]
+        rows = [(c["name"], c["backend"], str(c["priority"]), c["from"], _state(c)) for c in loader["extensions"]]
+        lines += [f"  {line}" for line in output.table([("extension", "backend", "priority", "from", "state"), *rows])]
     return "\n".join(lines)
+
+
+def _state(candidate: dict[str, Any]) -> str:
+    reason = ": ".join(line.strip() for line in candidate["reason"].splitlines()[:2])
+    return f"{candidate['state']}{': ' if reason else ''}{reason}"
+
+
+def _loader(loader: type[KernelLoader]) -> dict[str, Any]:
+    """What a loader chooses from, best first, and what it would take."""
+    found = loader.candidates()
+    extensions = [
+        {"name": c.name, "backend": c.backend, "priority": c.priority, "from": c.origin, "state": c.state}
+        | {"reason": c.reason}
+        for c in found
+    ]
+    taken = next((c.name for c in found if c.state == "ready"), None)
+    return {"loader": loader.__name__, "taken": taken, "extensions": extensions}
+
+
+def _serves(loaders: list[dict[str, Any]]) -> bool:
+    return bool(loaders) and all(loader["taken"] is not None for loader in loaders)
 
 
 def _trace(examination: report.Examination, family: Family, device: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
             (family,),
             piece.abi,
             compiler,
-            cache=_AnnouncingCache(settings, said.start),
+            cache=AnnouncingCache(settings, said.start),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
             ninja=ninja,
@@ -73,7 +73,7 @@ def build_images(
             family,
             tuple(targets),
             nvrtc,
-            cache=_AnnouncingCache(settings, said.start),
+            cache=AnnouncingCache(settings, said.start),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
             watch=said,
@@ -83,7 +83,7 @@ def build_images(
     return {target: _source(artifact, f"{target}, NVRTC {nvrtc.version}") for target, artifact in made}
 
 
-class _AnnouncingCache(Cache):
+class AnnouncingCache(Cache):
     """A cache that tells when it has to build."""
 
     def __init__(self, settings: Settings, announce: Callable[[], None]) -> None:

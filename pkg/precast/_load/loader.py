@@ -206,6 +206,8 @@ def _register(library: HostLibrary, family: catalogue.Family, key: str) -> None:
     # The one import against the arrows, by name: no kernel may be there without the ops' formulas. Gradients would be
     # silently missing, and formulas that come after a first call are not seen by the dispatcher.
     importlib.import_module("precast.ops")
+    if family.late:
+        importlib.import_module(f"precast.ops.{family.name}")
     namespace.refuse_foreign_kernels(family, key)
     library.register(family.name, key)
 

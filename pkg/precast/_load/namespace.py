@@ -24,6 +24,7 @@ _lock = threading.Lock()
 _made: list[
     torch.library.Library
 ] = []  # at most one; kept for the life of the process, as its end would undefine the ops
+_late: set[str] = set()  # the families of those that are defined later that are defined by now
 _running = threading.local()
 
 
@@ -45,10 +46,21 @@ def overload(name: str) -> torch._ops.OpOverload:
     """The default overload of one op, for example ``overload("rms_norm")``."""
     import torch
 
-    library()
+    define_late(name)
     packet = getattr(getattr(torch.ops, NAMESPACE), name)
     result: torch._ops.OpOverload = packet.default
     return result
+
+
+def define_late(name: str) -> None:
+    """Defines the ops of the family of this op, if they wait for their module to be imported."""
+    made = library()
+    for family in catalogue.FAMILIES:
+        if family.late and any(op_name(schema) == name for schema in family.ops):
+            with _lock:
+                if family.name not in _late:
+                    _define(made, family)
+                    _late.add(family.name)
 
 
 def refuse_foreign_kernels(family: catalogue.Family, key: str) -> None:
@@ -72,11 +84,8 @@ def _define_catalogue() -> torch.library.Library:
     try:
         made: Any = torch.library.Library(NAMESPACE, "DEF")
         for family in catalogue.FAMILIES:
-            for schema in family.ops:
-                name = op_name(schema)
-                made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-                op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-                made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
+            if not family.late:
+                _define(made, family)
     except RuntimeError as error:
         # The one owner of a namespace is there already, or somebody's fragment of it has an op of ours.
         if "Only a single TORCH_LIBRARY" not in str(error) and "multiple times" not in str(error):
@@ -84,6 +93,16 @@ def _define_catalogue() -> torch.library.Library:
         raise _occupied(str(error).splitlines()[0]) from error
     defined: torch.library.Library = made
     return defined
+
+
+def _define(made: Any, family: catalogue.Family) -> None:
+    import torch
+
+    for schema in family.ops:
+        name = op_name(schema)
+        made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)
 
 
 def _occupied(what: str) -> KernelIncompatible:

@@ -7,12 +7,12 @@ from typing import Literal
 
 from precast._abi.value import value
 
-Kind = Literal["prebuilt", "cache", "jit"]
+Kind = Literal["prebuilt", "cache", "jit", "torch", "package"]
 
 
 @value(frozen=True)
 class Source:
-    """One file, and how it came to be: shipped, built by an earlier process, or built by this one."""
+    """One file, and how it came to be: shipped, built by an earlier process or this one; torch, or another package."""
 
     kind: Kind
     path: Path

@@ -1,6 +1,57 @@
-"""Extensions: what can give a loader its kernels, built in or registered by others."""
+"""Extensions: what can give a loader its kernels, built in or registered by others.
 
-from precast.extension.base import Extension
-from precast.extension.module import KernelModule
+``CppExtension`` and ``CudaExtension`` compile sources with a Python binding, ``CubinExtension`` device code as data,
+``TritonExtension`` and ``TorchExtension`` need no build. Each is imported when it is asked for.
+"""
 
-__all__ = ["Extension", "KernelModule"]
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from precast.extension.base import Extension
+    from precast.extension.cpp import CppExtension
+    from precast.extension.cubin import CubinExtension
+    from precast.extension.cuda import CudaExtension
+    from precast.extension.module import KernelModule
+    from precast.extension.torch_reference import TorchExtension
+    from precast.extension.triton import TritonExtension
+
+_HOMES = {
+    "Extension": "base",
+    "CppExtension": "cpp",
+    "CudaExtension": "cuda",
+    "CubinExtension": "cubin",
+    "TritonExtension": "triton",
+    "TorchExtension": "torch_reference",
+    "KernelModule": "module",
+    # As they were called before.
+    "_Extension": "base",
+    "_CppExtension": "cpp",
+    "_CudaExtension": "cuda",
+    "_TritonExtension": "triton",
+}
+
+__all__ = [
+    "CppExtension",
+    "CubinExtension",
+    "CudaExtension",
+    "Extension",
+    "KernelModule",
+    "TorchExtension",
+    "TritonExtension",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    return getattr(module, name.lstrip("_"))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

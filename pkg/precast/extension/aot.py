@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._build import flags, host, toolchain
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtension:
     """Compiles the families for torch's stable ABI and returns what links them into ``name``."""
-    from setuptools import Extension as SetuptoolsExtension
-
     settings = probe.read_settings()
     builders = probe.probe_builders(settings)
     torch_libraries = probe.torch_lib_dir()
@@ -41,12 +40,23 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
     if missing:
         places = tuple(f"{cache.root}: {unit}.o: not there" for unit in missing)
         raise verdict.cannot_build(name, "the objects of the build, which the cache no longer has", places)
-    return SetuptoolsExtension(
+    return link_extension(
         name,
-        sources=[],
-        extra_objects=[str(path) for _, path in objects],
+        [str(path) for _, path in objects if path is not None],
         library_dirs=[str(torch_libraries)],
         libraries=["torch_cpu"],
         extra_link_args=["-Wl,--no-as-needed"],  # torch's libraries are in no global scope: NEEDED must name them
-        language="c++",
     )
+
+
+def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:
+    """A ``setuptools.Extension`` of objects that are there: ``build_ext``, that of torch as well, has but to link them.
+
+    Torch's takes none without a source, so there is one with nothing in it, in the build folder of the setup.py.
+    """
+    from setuptools import Extension as SetuptoolsExtension
+
+    source = Path("build", "precast", f"{name}.cpp")
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("// Its objects were compiled before.\n", encoding="utf-8")
+    return SetuptoolsExtension(name, [str(source)], extra_objects=list(objects), language="c++", **options)

@@ -1,19 +1,35 @@
 """The interface of an extension: one way to give a loader its kernels, and how to ask whether it can.
 
-It is the interface of the older ``_Extension`` classes, so that a class written for them registers here unchanged; of
-the two spellings those had (``is_available``, ``is_hardware_available``) a subclass writes either and has both.
+It is the interface of the older ``_Extension`` classes, so that a class written for them registers here unchanged: of
+the spellings those had (``is_available``, ``is_hardware_available``) a subclass writes either and has both, and it may
+set ``self._name``, ``self._support_aot``, ``self._support_jit`` and ``self.priority`` itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
-_SPELLINGS = (("is_available", "is_hardware_available"), ("assert_compatible", "assert_hardware_compatible"))
+_SPELLINGS = (
+    ("is_available", "is_hardware_available", "is_hardware_compatible"),
+    ("assert_compatible", "assert_hardware_compatible"),
+)
 
 
 class Extension(ABC):
     """One candidate of a loader. Of the available ones the highest ``priority`` is loaded; ties go by registration."""
+
+    backend: ClassVar[str] = "python"
+    """What runs its kernels, for people: ``precast list`` and ``precast why`` show it."""
+
+    reference: ClassVar[bool] = False
+    """Whether it is what the kernels are measured against: always there, and slow. See ``KernelLoader.load``."""
+
+    # For a subclass that sets its attributes itself, and not all of them.
+    _name: str = ""
+    _support_aot: bool = False
+    _support_jit: bool = False
+    priority: int = 1
 
     def __init__(self, name: str, support_aot: bool, support_jit: bool, priority: int = 1) -> None:
         self._name = name
@@ -23,9 +39,11 @@ class Extension(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for one, other in (*_SPELLINGS, *((b, a) for a, b in _SPELLINGS)):
-            if one in vars(cls) and other not in vars(cls):
-                setattr(cls, other, vars(cls)[one])
+        for names in _SPELLINGS:
+            written = [name for name in names if name in vars(cls)]
+            for name in names:
+                if written and name not in written:
+                    setattr(cls, name, vars(cls)[written[0]])
 
     @property
     def name(self) -> str:
@@ -62,6 +80,10 @@ class Extension(ABC):
     def load(self) -> Any:
         """The module-like object with the kernels: prebuilt where that fits, else by ``build_jit``."""
 
+    def assert_build_compatible(self) -> None:
+        """Raises if it cannot be built here, ahead of time or at run time. To load what is prebuilt takes less."""
+        self.assert_compatible()
+
     def is_hardware_available(self) -> bool:
         """The other spelling of ``is_available``."""
         return self.is_available()
@@ -69,6 +91,14 @@ class Extension(ABC):
     def assert_hardware_compatible(self) -> None:
         """The other spelling of ``assert_compatible``."""
         self.assert_compatible()
+
+    @staticmethod
+    def get_jit_extension_folder_path() -> str:
+        """The folder that keeps what is built at run time; ``PRECAST_CACHE_DIR`` moves it."""
+        from precast._build.cache import default_root
+        from precast._load import probe
+
+        return str(default_root(probe.read_settings()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} priority={self.priority}>"

@@ -1,185 +1,124 @@
-"""The extensions that come with the package: each stands for kernel families on one kind of device."""
+"""The extensions that come with the package: one table of rows, and a class for each.
+
+A row says which loader an extension belongs to, its name, what it is made of, and the members of what it loads.
+"""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import platform
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
 
 from precast._build import catalogue
-from precast._load import loader, verdict
-from precast.extension import compat
+from precast._build.catalogue import Family
+from precast.extension import compat, flash_attention, public
 from precast.extension.base import Extension
-from precast.extension.module import KernelModule
+from precast.extension.compat import Find, Members
+from precast.extension.families import (
+    DeviceExtension,
+    FamilyExtension,
+    HostExtension,
+    ReferenceExtension,
+    UnwrittenExtension,
+)
 
-if TYPE_CHECKING:
-    from setuptools import Extension as SetuptoolsExtension
-
-
-class CatalogueExtension(Extension):
-    """Families on a device type; subclasses say which. The first one is loaded by ``load``, the others when called."""
-
-    extension_name: ClassVar[str]
-    families: ClassVar[tuple[catalogue.Family, ...]]
-    device: ClassVar[str] = "cpu"
-    machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
-    members: ClassVar[Mapping[str, Any]] = {}
-
-    def __init__(self) -> None:
-        super().__init__(self.extension_name, support_aot=True, support_jit=True)
-
-    def is_available(self) -> bool:
-        """Whether this machine, and for a CUDA family a GPU that torch can use, is here."""
-        if self.machine not in (None, platform.machine()):
-            return False
-        return self.device == "cpu" or verdict.sees_cuda_gpu()
-
-    def assert_compatible(self) -> None:
-        """Raises KernelUnavailable with every candidate and why it was passed over; loads and builds nothing."""
-        if self.machine not in (None, platform.machine()):
-            raise verdict.wrong_machine(self.name, self.machine, platform.machine())
-        for family in self.families:
-            verdict.assert_served(family, self.device)
-
-    def build_aot(self) -> SetuptoolsExtension:
-        """The extension for a setup.py, its objects compiled now; the library has the host code and CPU kernels."""
-        from precast.extension import aot
-
-        return aot.build_extension(f"precast._C.{self.name}", self.families)
-
-    def build_jit(self) -> KernelModule:
-        """The same as ``load``: what fits is loaded, and only what is missing is built."""
-        return self.load()
-
-    def load(self) -> KernelModule:
-        """Loads the family for the device type and returns its functions under the names they always had."""
-        self.assert_compatible()
-        loaded = loader.ensure(self.families[0].name, self.device)
-        return KernelModule(self.name, self.members, loaded.host, loaded.images)
+Builtin: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[ReferenceExtension] | type[UnwrittenExtension]
 
 
-class CpuAdamX86Extension(CatalogueExtension):
-    """Adam and the other CPU optimizers on x86-64; AVX2 and AVX-512 are chosen at run time."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One extension. ``machine`` is as platform.machine() says it, None for any."""
 
-    extension_name = "cpu_adam_x86"
-    families = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
-    machine = "x86_64"
-    members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
-
-
-class CpuAdamArmExtension(CatalogueExtension):
-    """Adam and the other CPU optimizers on 64-bit ARM."""
-
-    extension_name = "cpu_adam_arm"
-    families = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
-    machine = "aarch64"
-    members: ClassVar[Mapping[str, Any]] = {"CPUAdamOptimizer": compat.CPUAdamOptimizer}
+    loader: str
+    name: str
+    kind: Builtin
+    families: tuple[Family, ...] = ()
+    members: Callable[[Find], Members] | None = None
+    machine: str | None = None
 
 
-_NORMS = {
-    "rms_layernorm": compat.rms_layernorm,
-    "fused_add_rms_layernorm": compat.fused_add_rms_layernorm,
-}
+def _merged(*parts: Callable[[Find], Members]) -> Callable[[Find], Members]:
+    return lambda find: {name: member for part in parts for name, member in part(find).items()}
 
 
-class RmsNormCudaExtension(CatalogueExtension):
-    """RMS norm on NVIDIA GPUs."""
-
-    extension_name = "rms_norm_cuda"
-    families = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
-    device = "cuda"
-    members: ClassVar[Mapping[str, Any]] = _NORMS
-
-
-class RmsNormCpuExtension(CatalogueExtension):
-    """RMS norm on the CPU."""
-
-    extension_name = "rms_norm_cpu"
-    families = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
-    members: ClassVar[Mapping[str, Any]] = _NORMS
+def _three(
+    loader: str, stem: str, families: tuple[Family, ...], *members: Callable[[Find], Members]
+) -> tuple[Row, Row, Row]:
+    """The kernels on the GPU and on the CPU, and plain torch."""
+    kinds: tuple[tuple[str, Builtin], ...] = (("cuda", DeviceExtension), ("cpu", HostExtension))
+    kernels = [Row(loader, f"{stem}_{suffix}", kind, families, _merged(*members)) for suffix, kind in kinds]
+    return kernels[0], kernels[1], Row(loader, f"{stem}_torch", ReferenceExtension, families, _merged(*members))
 
 
-def _public(*names: str) -> dict[str, Any]:
-    """Functions of ``precast.ops``: a room above this one, so it is entered by name, when a function is called."""
+_ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
+_RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
+_LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
+_ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
+_SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+_INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
+_CAUSAL = "scaled_upper_triangle_masked_softmax"
 
-    def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module("precast.ops"), name)(*args, **kwargs)
-
-    return {name: functools.partial(call, name) for name in names}
-
-
-_LAYER_NORM = _public("layer_norm")
-_ACTIVATIONS = _public("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu")
-_SOFTMAX = _public(
-    "scaled_softmax",
-    "scaled_masked_softmax",
-    "scaled_upper_triang_masked_softmax",
-    "scaled_aligned_causal_softmax",
+TABLE: tuple[Row, ...] = (
+    Row("CPUAdamLoader", "cpu_adam_x86", HostExtension, _ADAM, compat.adam, machine="x86_64"),
+    Row("CPUAdamLoader", "cpu_adam_arm", HostExtension, _ADAM, compat.adam, machine="aarch64"),
+    Row("CPUAdamLoader", "cpu_adam_torch", ReferenceExtension, _ADAM, compat.adam),
+    *_three("RMSNormLoader", "rms_norm", _RMS_NORM, compat.norms),
+    *_three("LayerNormLoader", "layer_norm", _LAYER_NORM, public.layer_norm, compat.layer_norm),
+    *_three("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
+    *_three("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
+    # The modules of the loader that this one stands in for, with its functions.
+    *_three("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
+    *_three("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
+    *_three("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
+    Row("MoeLoader", "moe_cuda", UnwrittenExtension),
+    Row("FusedOptimizerLoader", "fused_optim_cuda", UnwrittenExtension),
 )
 
 
-class LayerNormCudaExtension(CatalogueExtension):
-    """Layer norm on NVIDIA GPUs."""
-
-    extension_name = "layer_norm_cuda"
-    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
-    device = "cuda"
-    members: ClassVar[Mapping[str, Any]] = _LAYER_NORM
-
-
-class LayerNormCpuExtension(CatalogueExtension):
-    """Layer norm on the CPU."""
-
-    extension_name = "layer_norm_cpu"
-    families = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
-    members: ClassVar[Mapping[str, Any]] = _LAYER_NORM
-
-
-class ActivationsCudaExtension(CatalogueExtension):
-    """Gated activations on NVIDIA GPUs."""
-
-    extension_name = "activations_cuda"
-    families = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
-    device = "cuda"
-    members: ClassVar[Mapping[str, Any]] = _ACTIVATIONS
+def _make(row: Row) -> Builtin:
+    """The class of a row."""
+    find = compat.reference if issubclass(row.kind, ReferenceExtension) else compat.kernel
+    words = "".join(part.title() for part in row.name.split("_"))
+    attributes = {
+        "__module__": __name__,
+        "__doc__": f"{row.name}, of {row.loader}.",
+        "extension_name": row.name,
+        "families": row.families,
+        "machine": row.machine,
+        "members": row.members(find) if row.members is not None else {},
+    }
+    made: Builtin = type(f"{words}Extension", (row.kind,), attributes)
+    return made
 
 
-class ActivationsCpuExtension(CatalogueExtension):
-    """Gated activations on the CPU."""
-
-    extension_name = "activations_cpu"
-    families = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
-    members: ClassVar[Mapping[str, Any]] = _ACTIVATIONS
+BUILTIN: tuple[Builtin, ...] = tuple(_make(row) for row in TABLE)
 
 
-class SoftmaxCudaExtension(CatalogueExtension):
-    """Scaled softmax, plain, masked and causal, on NVIDIA GPUs."""
-
-    extension_name = "softmax_cuda"
-    families = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
-    device = "cuda"
-    members: ClassVar[Mapping[str, Any]] = _SOFTMAX
+def get(name: str) -> Builtin:
+    """The class of the extension of this name; KeyError if it is none of ours."""
+    return {extension.extension_name: extension for extension in BUILTIN}[name]
 
 
-class SoftmaxCpuExtension(CatalogueExtension):
-    """Scaled softmax, plain, masked and causal, on the CPU."""
-
-    extension_name = "softmax_cpu"
-    families = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
-    members: ClassVar[Mapping[str, Any]] = _SOFTMAX
+def of(loader: str) -> list[type[Extension]]:
+    """What a loader begins with, in the order of the table."""
+    ours: list[type[Extension]] = [cls for row, cls in zip(TABLE, BUILTIN, strict=True) if row.loader == loader]
+    return ours + flash_attention.of(loader)
 
 
-BUILTIN: tuple[type[CatalogueExtension], ...] = (
-    CpuAdamX86Extension,
-    CpuAdamArmExtension,
-    RmsNormCudaExtension,
-    RmsNormCpuExtension,
-    LayerNormCudaExtension,
-    LayerNormCpuExtension,
-    ActivationsCudaExtension,
-    ActivationsCpuExtension,
-    SoftmaxCudaExtension,
-    SoftmaxCpuExtension,
-)
+def names_of(loader: str) -> list[str]:
+    """The names of what a loader begins with."""
+    rows = [row.name for row in TABLE if row.loader == loader]
+    return rows + [cls.extension_name for cls in flash_attention.ALL if loader in cls.loaders]
+
+
+def main_rows() -> tuple[type[FamilyExtension], ...]:
+    """Of the extensions that have kernels those of the first loader for their families: each kernel once."""
+    seen: set[tuple[str, str, str | None]] = set()
+    found: list[type[FamilyExtension]] = []
+    for cls in BUILTIN:
+        key = (cls.device, "+".join(family.name for family in cls.families), cls.machine)
+        if not issubclass(cls, FamilyExtension) or key in seen or cls.families == _INFERENCE:
+            continue
+        seen.add(key)
+        found.append(cls)
+    return tuple(found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
@@ -14,14 +17,26 @@ from precast.ops.softmax import (
     scaled_upper_triang_masked_softmax,
 )
 
+if TYPE_CHECKING:
+    from precast.ops.multi_tensor import (
+        clip_grad_norm_,
+        multi_tensor_axpby_,
+        multi_tensor_l2norm,
+        multi_tensor_scale_,
+    )
+
 __all__ = [
     "adam_",
+    "clip_grad_norm_",
     "fused_add_rms_norm",
     "fused_add_rms_norm_",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "layer_norm",
     "mul_and_silu",
+    "multi_tensor_axpby_",
+    "multi_tensor_l2norm",
+    "multi_tensor_scale_",
     "rms_norm",
     "scaled_aligned_causal_softmax",
     "scaled_masked_softmax",
@@ -29,3 +44,12 @@ __all__ = [
     "scaled_upper_triang_masked_softmax",
     "silu_and_mul",
 ]
+
+_LATE = frozenset({"clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"})
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the ops over lists at their first use."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("precast.ops.multi_tensor"), name)

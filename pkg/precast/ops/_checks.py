@@ -172,6 +172,27 @@ def _updated(op: str, name: str, tensor: Tensor, param_name: str, param: Tensor,
     )
 
 
+def list_inputs(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
+    """Raises unless the lists are of one length, and the tensors of one index of one size, on one device."""
+    (first_name, first), *_ = lists.items()
+    _require(len(first) > 0, lambda: f"{op}: the list of {first_name} is empty; one tensor or more is needed")
+    for name, tensors in lists.items():
+        message = f"{op}: {len(first)} {first_name}, but {len(tensors)} {name}; one for each is needed"
+        _require(len(tensors) == len(first), lambda: message)  # noqa: B023 - called at once or never
+        for index, tensor in enumerate(tensors):
+            label = f"{op}: {name}[{index}]"
+            wrong = {
+                f"is {_dtype(tensor)}; float32, float16 or bfloat16 is needed": tensor.dtype not in FLOAT_TYPES,
+                f"is on {tensor.device} and {first_name}[0] on {first[0].device}; all tensors must be on one device": (
+                    tensor.device != first[0].device
+                ),
+                f"has shape {tuple(tensor.shape)}, {first_name}[{index}] has {tuple(first[index].shape)}; as many "
+                "elements are needed": tensor.numel() != first[index].numel(),
+            }
+            for text, is_wrong in wrong.items():
+                _require(not is_wrong, lambda: f"{label} {text}")  # noqa: B023
+
+
 def _same_kind(op: str, name: str, other: Tensor, x: Tensor) -> None:
     _require(
         other.dtype == x.dtype,

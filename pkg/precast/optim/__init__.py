@@ -7,5 +7,19 @@ from precast.optim.cpu_adagrad import CPUAdagrad
 from precast.optim.cpu_adam import CPUAdam, CPUAdamOptimizer
 from precast.optim.cpu_lion import CPULion
 from precast.optim.cpu_sgd import CPUSGD
+from precast.optim.fused_adam import FusedAdam, FusedAdamW
+from precast.optim.fused_others import FusedAdagrad, FusedLAMB, FusedLion, FusedSGD
 
-__all__ = ["CPUSGD", "CPUAdagrad", "CPUAdam", "CPUAdamOptimizer", "CPULion"]
+__all__ = [
+    "CPUSGD",
+    "CPUAdagrad",
+    "CPUAdam",
+    "CPUAdamOptimizer",
+    "CPULion",
+    "FusedAdagrad",
+    "FusedAdam",
+    "FusedAdamW",
+    "FusedLAMB",
+    "FusedLion",
+    "FusedSGD",
+]

@@ -39,6 +39,7 @@ def test_every_variable_reaches_its_field() -> None:
         "HOME": "/home/u",
         "CUDA_VISIBLE_DEVICES": "1,0",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "TRITON_INTERPRET": "1",
     }
     assert env.keys() == {variable.name for variable in VARIABLES}
     assert Settings.from_env(env) == Settings(
@@ -61,6 +62,7 @@ def test_every_variable_reaches_its_field() -> None:
         home="/home/u",
         visible_devices="1,0",
         device_order="PCI_BUS_ID",
+        triton_interpret=True,
     )
 
 

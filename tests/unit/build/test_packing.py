@@ -6,14 +6,21 @@ import hashlib
 import lzma
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from precast._build import packing
+from precast._abi.capability import GpuTarget
+from precast._abi.settings import Settings
+from precast._build import aot, binaries, catalogue, device, machine, packing
+from precast._build.binaries import Made
+from precast._build.cache import Artifact, Cache
+from precast._build.catalogue import Family
+from precast.errors import KernelError
+from tests.unit.abi import examples as ex
 
 IMAGE = b"".join(hashlib.sha256(str(number).encode()).digest() * 3 for number in range(500))
 PACKED = packing.pack(IMAGE)
-GIB = 1 << 30
 
 
 def refusal(packed: bytes, content_bytes: int = len(IMAGE)) -> str:
@@ -66,7 +73,7 @@ def test_a_stream_that_asks_for_much_memory_is_refused() -> None:
 
 
 def test_a_bomb_does_not_go_off() -> None:
-    """256 MiB in 40 kB: what is unpacked of it is what the manifest allowed, in the memory of that."""
+    """32 MiB in 5 kB: what is unpacked of it is what the manifest allowed, in the memory of that."""
     code = (
         "import resource, sys\n"
         "from precast._build import packing\n"
@@ -76,8 +83,8 @@ def test_a_bomb_does_not_go_off() -> None:
         "except packing.NotPacked as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    bomb = packing.pack(bytes(GIB // 4))
-    assert len(bomb) < 50_000
+    bomb = packing.pack(bytes(32 << 20))
+    assert len(bomb) < 6_000
     done = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=True)
     said, kib = done.stdout.decode().splitlines()
     assert said == "unpacks to more than the 1048576 bytes in the manifest"
@@ -99,3 +106,46 @@ def test_reading_of_the_module_does_not_import_lzma() -> None:
     code = "import sys, precast._build.packing, precast._load.loader; print({'lzma', '_lzma'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def images(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Stands in for NVRTC: each family's images hold their own names."""
+
+    def build(family: Family, targets: tuple[GpuTarget, ...], *_: object) -> tuple[Artifact, ...]:
+        made = []
+        for target in targets:
+            path = folder / device.file_name(family.name, target)
+            path.write_bytes(path.name.encode() * 100)
+            made.append(Artifact(path, hashlib.sha256(path.read_bytes()).hexdigest(), 0.0, True, "0" * 64))
+        return tuple(made)
+
+    monkeypatch.setattr(binaries, "build_images", build)
+
+
+TARGETS = tuple(GpuTarget.parse(text) for text in ("sm_90", "compute_90"))
+
+
+def test_each_image_is_packed_once_and_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images(monkeypatch, tmp_path)
+    cache = Cache(tmp_path / "cache")
+    made = binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), cache)
+    assert len(made.device) == 2 * sum(family.device is not None for family in catalogue.FAMILIES)
+    for file, path in made.device:
+        packed = path.read_bytes()
+        assert path.name == file.path.removeprefix("device/") and path.suffix == ".xz"
+        assert (file.bytes, file.sha256) == (len(packed), hashlib.sha256(packed).hexdigest())
+        assert packing.unpack(packed, file.content_bytes) == path.name.removesuffix(".xz").encode() * 100
+    monkeypatch.setattr(packing, "pack", lambda image: pytest.fail("it is in the cache"))
+    assert binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), cache).device == made.device
+
+
+def test_a_python_without_lzma_packs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packing, "lzma_error", lambda: "No module named '_lzma'")
+    with pytest.raises(KernelError, match=r"found   a Python without lzma .*_lzma.*\n  needed.*\n  fix"):
+        binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), Cache(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "targets", lambda _: (ex.nvrtc("13.0.88"), TARGETS))
+    monkeypatch.setattr(aot, "make_host", lambda *_: Made())
+    assert aot._make(Settings(cuda_ext=True), checkout, Cache(tmp_path / "cache")).device == ()
+    assert "this Python could not unpack it: No module named '_lzma'" in capsys.readouterr().err

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,17 @@ import pytest
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
 DEVICE_FILES = ("device.cu", "backward.cu")
-HOST_FILES = ("host.cpp", "backward.cpp")
 NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
     "ld.global.v4": "memcpy(&v, p, 16);",
     "ld.global.nc.v4": "memcpy(&v, p, 16);",
+    "ld.global.v2": "memcpy(word, p, 8);",
     "ld.global.nc.v2": "memcpy(word, p, 8);",
     "ld.global.nc.u32": "memcpy(word, p, 4);",
     "st.global.v4": "memcpy(p, &v, 16);",
+    "st.global.v2": "memcpy(p, word, 8);",
     "st.global.cs.v4": "memcpy(p, &v, 16);",
     "cp.async.bulk": "",
     "cp.async.cg": "memcpy(reinterpret_cast<char*>(ring_memory) + to, p, 16);",
@@ -83,7 +86,8 @@ def stable_headers() -> Path:
 
 def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
-    device_files = [f"{folder}/{name}" for folder in folders for name in DEVICE_FILES]
+    device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
+    host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
     headers = [*(CSRC / "common").glob("*.cuh")]
     headers += [file for folder in folders for end in ("cuh", "h") for file in (CSRC / folder).glob(f"*.{end}")]
     for source in (*headers, *(CSRC / name for name in device_files)):
@@ -102,7 +106,7 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
         HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
     units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
-    units |= {CSRC / folder / name: [] for folder in folders for name in HOST_FILES}
+    units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
@@ -135,6 +139,12 @@ def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_header
     return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
+@pytest.fixture(scope="session")
+def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of the ops over lists of tensors."""
+    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
 class Emulated:
     """The ops of the emulated library, and what they launched."""
 
@@ -161,3 +171,45 @@ class Emulated:
 @pytest.fixture(scope="session")
 def gpu(emulated: Path) -> Emulated:
     return Emulated(emulated)
+
+
+class EmulatedLists:
+    """The emulated ops over lists of tensors, and what they launched."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        from precast._build import catalogue
+
+        space = "precast_emulated_lists"
+        self.library = torch.library.Library(space, "DEF")
+        for schema in catalogue.MULTI_TENSOR.ops:
+            self.library.define(schema)
+        self.c = ctypes.CDLL(str(path))
+        self.c.emulated_launches.restype = ctypes.c_char_p
+        self.c.emulated_register(space.encode())
+        self.ops = getattr(torch.ops, space)
+
+    def launches(self) -> list[str]:
+        text: bytes = self.c.emulated_launches()
+        return [launch.partition("<")[0].removeprefix("multi_tensor_") for launch in text.decode().split()]
+
+
+@pytest.fixture(scope="session")
+def _list_ops(emulated_lists: Path) -> EmulatedLists:
+    return EmulatedLists(emulated_lists)
+
+
+@pytest.fixture
+def list_gpu(_list_ops: EmulatedLists, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLists]:
+    """Tensors in CPU memory count as on a GPU, and the optimizers call the emulated ops."""
+    from precast.ops import multi_tensor
+    from precast.optim import _gathered
+
+    monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
+    monkeypatch.setattr(_gathered, "capturing", lambda: False)
+    for name in ("plan", "step_", "forget"):
+        monkeypatch.setattr(multi_tensor, name, getattr(_list_ops.ops, f"multi_tensor_{name}").default._op)
+    _list_ops.launches()
+    yield _list_ops
+    gc.collect()  # the plans go while there are ops to forget them with

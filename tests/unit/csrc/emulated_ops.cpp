@@ -1,9 +1,11 @@
 // The ops of a family exactly as they run on a GPU (checks, choice of kernel, arguments), for CPU tensors: the
 // families' CUDA implementations are registered for CPU in a namespace of the test's own, and launch() runs the
 // emulator.
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/driver.h"
 #include "common/launch.h"
 #include "common/torch.h"
 #include "emulator.h"
@@ -33,6 +35,10 @@ void launch(KernelFamily& family, int, int entry, const LaunchShape& shape, void
   fail("device code has no entry point %s", name);
 }
 
+void* find_loaded(const char* library, const char* name) {
+  return dlsym(dlopen(library, RTLD_NOW | RTLD_NOLOAD), name);
+}
+StreamState stream_state(int) { return {}; }
 int multiprocessors(int) { return 2; }
 int block_shared_bytes(int) { return 227 * 1024; }
 

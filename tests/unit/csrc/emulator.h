@@ -146,6 +146,18 @@ inline float __shfl_sync(unsigned, float value, int lane) {
   return taken;
 }
 
+// A bit for each lane of the warp whose predicate holds.
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  const size_t self = emulator::running, first = self / 32 * 32;
+  emulator::fibers[self].offered = predicate ? 1.0f : 0.0f;
+  emulator::yield(emulator::State::kAtShuffle);
+  unsigned bits = 0;
+  for (size_t lane = 0; lane < 32; ++lane) bits |= (emulator::fibers[first + lane].offered != 0 ? 1u : 0u) << lane;
+  emulator::yield(emulator::State::kAtShuffle);
+  return bits;
+}
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
+
 inline float __uint_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);

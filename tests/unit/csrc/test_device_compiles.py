@@ -33,6 +33,15 @@ BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64}
 BUDGETS |= {"layer_norm_backward_columns": 64}
+BUDGETS |= {
+    "multi_tensor_adam": 64,
+    "multi_tensor_adam_masters": 64,
+    "multi_tensor_update": 96,
+    "multi_tensor_lamb": 96,
+    "multi_tensor_axpby": 48,
+}
+BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
+BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 # What NVRTC 12.8 and 12.9 say of every program for Volta.
 LAST_CALL = (
@@ -160,6 +169,7 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
         ("softmax/backward.cpp", catalogue.SOFTMAX_BACKWARD),
         ("layer_norm/host.cpp", catalogue.LAYER_NORM),
         ("layer_norm/backward.cpp", catalogue.LAYER_NORM_BACKWARD),
+        ("multi_tensor/table.cpp", catalogue.MULTI_TENSOR),
     ):
         table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from precast import base_extension, kernel_loader
 from precast.errors import KernelUnavailable
-from precast.extension import Extension
+from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, backends, builtin
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
 
@@ -205,10 +207,79 @@ def test_either_spelling_may_be_written_and_both_may_be_called(loader: type[Kern
 
 def test_the_older_import_path_gives_the_same_class() -> None:
     assert base_extension._Extension is base_extension.Extension is Extension
+    assert base_extension._CppExtension is CppExtension and issubclass(base_extension._CudaExtension, CppExtension)
 
 
 def test_the_built_in_registries() -> None:
-    assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm")
-    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu")
-    for cls in (*CPUAdamLoader.REGISTRY, *RMSNormLoader.REGISTRY):
-        kernel_loader._check_interface(KernelLoader, cls)
+    assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm", "cpu_adam_torch")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu", "rms_norm_torch")
+    for loader in kernel_loader.loaders():
+        assert loader.REGISTRY, loader
+        for cls in loader.REGISTRY:
+            kernel_loader._check_interface(KernelLoader, cls)
+
+
+def test_everything_built_in_is_made_of_the_public_classes() -> None:
+    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "torch": TorchExtension}
+    for cls in builtin.BUILTIN:
+        made = cls()
+        assert isinstance(made, kinds.get(made.backend, Extension)), made
+        if isinstance(made, (CppExtension, CubinExtension)):
+            assert made.support_aot and made.support_jit
+            assert all(Path(source).is_file() for source in made.sources_files())
+            assert all(Path(folder).is_dir() for folder in made.include_dirs())
+    assert builtin.get("cpu_adam_x86")().cxx_flags()  # type: ignore[union-attr]
+
+
+def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader(RMSNormLoader):
+        pass
+
+    for name in ("rms_norm_cuda", "rms_norm_cpu"):
+        Loader.unregister_extension(name)
+    monkeypatch.delenv("PRECAST_JIT", raising=False)
+    assert Loader.candidates()[-1].name == "rms_norm_torch" and Loader.candidates()[-1].state == "ready"
+    for mode in ("aot", "jit"):
+        monkeypatch.setenv("PRECAST_JIT", mode)
+        with pytest.raises(KernelUnavailable, match=f"it is no kernel, and PRECAST_JIT={mode} asks for one"):
+            Loader().load()
+        Loader._memory.clear()
+    assert Loader().load(ext_name="rms_norm_torch").source.kind == "torch"
+
+
+def test_accelerators_of_other_makers_get_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "gpu_kinds", lambda: frozenset({"rocm"}))
+    states = {one.name: one.state for one in RMSNormLoader.candidates()}
+    assert states == {"rms_norm_cuda": "absent", "rms_norm_cpu": "absent", "rms_norm_torch": "ready"}
+    assert {one.state for one in CPUAdamLoader.candidates() if one.name == "cpu_adam_torch"} == {"ready"}
+    assert builtin.get("cpu_adam_x86")().is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
+
+
+def test_a_triton_extension_is_for_the_gpus_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernels(base_extension._TritonExtension):
+        devices = ("rocm", "xpu")
+
+        def __init__(self) -> None:
+            super().__init__("kernels_triton", priority=2)
+
+        def build_jit(self) -> Any:
+            return ["triton"]
+
+    made = Kernels()
+    assert (made.priority, made.support_aot, made.support_jit) == (2, False, True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(backends, "has_package", lambda name: name == "triton")
+    for kinds, here in (({"cuda"}, False), ({"xpu"}, True)):
+        monkeypatch.setattr(backends, "gpu_kinds", lambda kinds=kinds: frozenset(kinds))
+        assert made.is_available() == made.is_hardware_available() == made.is_hardware_compatible() == here
+    assert made.load() == ["triton"]
+    monkeypatch.setattr(backends, "gpu_kinds", frozenset)
+    with pytest.raises(KernelUnavailable, match="this extension is for rocm, xpu"):
+        made.load()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert made.load() == ["triton"]
+    monkeypatch.setattr(backends, "has_package", lambda name: False)
+    with pytest.raises(KernelUnavailable, match="pip install triton"):
+        made.assert_compatible()
+    with pytest.raises(KernelUnavailable, match="support_aot is False"):
+        made.build_aot()

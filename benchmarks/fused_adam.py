@@ -1,0 +1,173 @@
+"""AdamW on the GPU: share of the copy rate for large parameters, and a step over a thousand small ones."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.norm import FLUSH_BYTES, copy_rate, median_ms
+from benchmarks.report import Report, Row
+
+if TYPE_CHECKING:
+    import torch
+
+LARGE = 40  # parameters of 4096 x 4096: 671 million elements
+SMALL, SMALL_ELEMENTS = 1000, 4096
+BYTES = 28  # of an element: float32 reads 16 and writes 12; bfloat16 with masters reads 2 + 12 and writes 2 + 12
+HOST_STEPS = 60
+OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
+
+
+def parameters(count: int, elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Random parameters with random gradients."""
+    import torch
+
+    made = [torch.randn(elements, device="cuda", dtype=dtype) for _ in range(count)]
+    for param in made:
+        param.grad = torch.randn_like(param)
+    return made
+
+
+def grad_of(param: torch.Tensor) -> torch.Tensor:
+    """The gradient that every parameter here has."""
+    assert param.grad is not None
+    return param.grad
+
+
+class MastersOfTorch:
+    """What the bfloat16 loop is with torch's fused optimizer: gradients widened, a step of the masters, a copy back."""
+
+    def __init__(self, params: list[torch.Tensor]) -> None:
+        import torch
+
+        self.params, self.masters = params, [param.float() for param in params]
+        for master in self.masters:
+            master.grad = torch.empty_like(master)
+        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **OPTIONS)
+
+    def step(self) -> None:
+        """Three passes over lists."""
+        import torch
+
+        torch._foreach_copy_([grad_of(m) for m in self.masters], [grad_of(p) for p in self.params])
+        self.optimizer.step()
+        torch._foreach_copy_(self.params, self.masters)
+
+
+class Compiled:
+    """Torch's foreach step through torch.compile. A thousand parameters would compile for minutes: large ones only."""
+
+    def __init__(self, params: list[torch.Tensor]) -> None:
+        import torch
+
+        optimizer = torch.optim.AdamW(params, foreach=True, capturable=True, **OPTIONS)
+        self.step = torch.compile(optimizer.step)
+
+
+def host_us(step: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """The median time that the host needs for a step, while nothing waits for the GPU."""
+    import torch
+
+    times = []
+    for _ in range(HOST_STEPS):
+        before()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6
+
+
+def large(rate: float, flush: torch.Tensor) -> Iterable[Row]:
+    """671 million parameters."""
+    import torch
+
+    from precast.optim import FusedAdamW
+
+    for what, target in (("fp32", 0.99), ("bf16 with fp32 masters", 0.97)):
+        low = what != "fp32"
+        dtype = torch.bfloat16 if low else torch.float32
+        moved = LARGE * 4096 * 4096 * BYTES
+        shares = {}
+        makers: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+            "precast": functools.partial(FusedAdamW, master_weights=low, **OPTIONS),
+            "torch fused": MastersOfTorch if low else functools.partial(torch.optim.AdamW, fused=True, **OPTIONS),
+        }
+        if not low:
+            makers["torch foreach"] = functools.partial(torch.optim.AdamW, foreach=True, **OPTIONS)
+            makers["torch.compile"] = Compiled
+        for name, make in makers.items():
+            optimizer = make(parameters(LARGE, 4096 * 4096, dtype))
+            shares[name] = moved / (median_ms(optimizer.step, flush) * 1e-3) / rate
+            del optimizer
+            torch.cuda.empty_cache()
+        for peer, share in shares.items():
+            if peer != "precast":
+                text = f"AdamW, 671 M parameters, {what}"
+                yield Row(
+                    text, shares["precast"], "share", peer, share, higher_is_better=True, target=f"share >= {target}"
+                )
+
+
+def small(flush: torch.Tensor) -> Iterable[Row]:
+    """A thousand parameters of 4096 elements: what the host needs, and the replay of a graph."""
+    import torch
+
+    from precast.optim import FusedAdamW
+
+    makers: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+        "precast": lambda params: FusedAdamW(params, **OPTIONS),
+        "torch fused": lambda params: torch.optim.AdamW(params, fused=True, capturable=True, **OPTIONS),
+        "torch foreach": lambda params: torch.optim.AdamW(params, foreach=True, capturable=True, **OPTIONS),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, make in makers.items():
+        params = parameters(SMALL, SMALL_ELEMENTS, torch.float32)
+        optimizer = make(params)
+        for _ in range(3):
+            optimizer.step()
+        sets = [[param.grad for param in params], [torch.randn_like(param) for param in params]]
+        turn = [0]
+
+        def move(params: list[torch.Tensor] = params, sets: Any = sets, turn: list[int] = turn) -> None:
+            turn[0] ^= 1
+            for param, grad in zip(params, sets[turn[0]], strict=True):
+                param.grad = grad
+
+        found[name] = {
+            "gradients in place, host": host_us(optimizer.step),
+            "gradients reallocated, host": host_us(optimizer.step, move),
+            "in place, host and GPU": median_ms(optimizer.step, flush) * 1e3,
+        }
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        found[name]["graph replay"] = median_ms(graph.replay, flush) * 1e3
+        graph.reset()
+    targets = {
+        "gradients in place, host": "< 90 us",
+        "gradients reallocated, host": "< 250 us",
+        "graph replay": "< 40 us",
+    }
+    for what, ours in found["precast"].items():
+        for peer, values in found.items():
+            if peer != "precast" and what in values:
+                yield Row(f"AdamW, 1000 x 4096, {what}", ours, "us", peer, values[what], target=targets.get(what, ""))
+
+
+def main() -> Report:
+    """Measure large and small parameters, random data."""
+    import torch
+
+    title = "AdamW on the GPU"
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return Report("fused_adam", title, skipped="torch sees no NVIDIA GPU")
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    rate = copy_rate(flush)
+    rows = (*large(rate, flush), *small(flush))
+    notes = (f"The copy rate is {rate * 1e-9:,.0f} GB/s: copy_ of 4.3 GB, read and written bytes together.",)
+    return Report("fused_adam", title, rows, notes=notes)

@@ -1,0 +1,125 @@
+// What host.cpp and lists.cpp hand to the kernels of device.cu: one structure by value. Compiled on both sides, so it
+// includes nothing.
+#pragma once
+
+namespace precast {
+namespace multi_tensor {
+
+// What one launch does to every element of every tensor.
+enum Kind : int {
+  kAdam = 0,
+  kSgd = 1,
+  kAdagrad = 2,
+  kLion = 3,
+  kLamb = 4,       // Adam's direction into `third`, and the sums of squares that kLambApply needs
+  kLambApply = 5,  // the step along it
+};
+
+enum Flag : int {
+  kMaximize = 1,
+  kDecoupled = 2,  // weight decay apart from the gradient
+  kNesterov = 4,
+  kAlwaysAdapt = 8,  // LAMB: also without weight decay
+};
+
+// One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
+// two bits (numbers of precast::DType) from the lowest on: param, grad, the states, copy.
+struct Row {
+  char* param;
+  const char* grad;
+  char* first;   // momentum, exp_avg, sum; null where there is none, as the others
+  char* second;  // exp_avg_sq
+  char* third;   // max_exp_avg_sq
+  char* copy;    // receives the rounded parameter
+  long long n;
+  unsigned short types;
+  unsigned short aligned;  // 1: four elements of any tensor can be moved at once
+  unsigned short group;
+  unsigned short unused;
+};
+
+// A block handles 512 elements of one tensor; a block of a norm 8192. The table on the device, in this order: rows, the
+// number of the first block of each tensor (count + 1 of them) for either size, the index of each tensor's step; then
+// what kernels leave for each other: coefficients, sums of squares of the tensors, sums of squares of the norm's
+// blocks.
+constexpr int kThreads = 128, kPerThread = 4;
+constexpr int kChunk = kThreads * kPerThread, kNormChunk = 16 * kChunk;
+
+// What an update needs to know of one tensor, found on the device, where steps, the loss scale and the gradients' norm
+// are.
+struct Coefficients {
+  float grad;   // the gradient is multiplied with it
+  float rate;   // the step along the direction
+  float decay;  // share of the parameter that is taken off: lr * weight_decay
+  float l2;     // share of the parameter that joins the gradient
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float root;  // 1 / sqrt(bias_correction2)
+  float eps;
+  float bias;  // 1 / bias_correction1
+  float skip;  // not zero: nothing is written
+  float beta1;
+  float first;  // not zero: the first step of this tensor
+};
+
+// The numbers of one parameter group. Rates that live on the device replace `lr`.
+struct Group {
+  const float* device_lr;
+  float lr, one_minus_beta1, one_minus_beta2, log_beta1, log_beta2, eps, weight_decay, extra;
+};
+
+constexpr int kGroups = 32;  // in one launch
+
+struct PrepareArgs {
+  const Row* rows;
+  const unsigned int* slots;
+  Coefficients* coefficients;
+  float* steps;
+  const float* found_inf;
+  const float* grad_scale;
+  const float* norm;  // of all gradients, as they are; null: no clipping
+  float max_norm;
+  unsigned int count;
+  int first_group;
+  int groups;
+  int kind;
+  int flags;
+  Group group[kGroups];
+};
+
+struct UpdateArgs {
+  const Row* rows;
+  const unsigned int* first;
+  const Coefficients* coefficients;
+  float* parts;       // LAMB: two for each block, of the parameter and of the direction
+  const float* sums;  // LAMB: two for each tensor
+  unsigned int count;
+  int kind;
+  int flags;
+};
+
+// `sums` over the parts of each tensor, `width` numbers for each block; then the root of the sum of all.
+struct SumArgs {
+  const unsigned int* first;
+  const float* parts;
+  float* sums;
+  float* total;
+  unsigned int count;
+  int width;
+};
+
+// out = a * factor * x + b * y, of rows whose grad is x, first is y (or null) and param is out.
+struct AxpbyArgs {
+  const Row* rows;
+  const unsigned int* first;
+  const float* factor;  // null: 1
+  float* found_inf;     // set to 1 where a result is not finite; may be null
+  float a, b;
+  unsigned int count;
+};
+
+static_assert(sizeof(Row) == 64 && sizeof(Coefficients) == 48 && sizeof(Group) == 40, "host and device must agree");
+static_assert(sizeof(PrepareArgs) == 80 + kGroups * 40 && sizeof(UpdateArgs) == 56, "host and device must agree");
+
+}  // namespace multi_tensor
+}  // namespace precast

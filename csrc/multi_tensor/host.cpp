@@ -1,0 +1,208 @@
+// The ops of optimizer steps: a plan, the steps that use it, its end.
+#include <math.h>
+
+#include "../common/lock.h"
+#include "plan.h"
+
+namespace precast::multi_tensor {
+namespace {
+
+// ---- the plans of this process, each known to Python by a number that is never given twice ----
+
+struct Entered {
+  int64_t number;
+  Plan* plan;
+  Entered* next;
+};
+
+Mutex mutex;
+Entered* plans = nullptr;
+
+int64_t enter(Plan* plan) {
+  static int64_t last = 0;
+  const Lock lock(mutex);
+  plans = new Entered{++last, plan, plans};
+  return last;
+}
+
+Entered** find(int64_t number) {
+  Entered** at = &plans;
+  while (*at != nullptr && (*at)->number != number) at = &(*at)->next;
+  PRECAST_CHECK(*at != nullptr, "multi_tensor_step_: there is no plan %lld", printable(number));
+  return at;
+}
+
+int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorList& firsts, const TensorList& seconds,
+                const TensorList& thirds, const TensorList& copies, const TensorList& idle, const Tensor& places) {
+  const int64_t count = params.size(), dim = places.dim();
+  PRECAST_CHECK(dim == 2 && places.sizes()[0] == count && places.sizes()[1] == 2 && places.is_contiguous() &&
+                    places.device_type() == aoti_torch_device_type_cpu() &&
+                    places.dtype_code() == aoti_torch_dtype_int32(),
+                "multi_tensor_plan: layout has shape %s; (%lld, 2), int32, on the CPU is needed", shape_of(places).text,
+                printable(count));
+  const Lists lists = {"multi_tensor_plan",
+                       {&params, &grads, &firsts, &seconds, &thirds, &copies},
+                       {"params", "grads", "firsts", "seconds", "thirds", "copies"}};
+  Plan* plan = new Plan(lists, &idle, static_cast<const int32_t*>(places.data()));
+  return enter(plan);
+}
+
+void forget_op(int64_t number, const Tensor&) {
+  Plan* plan = nullptr;
+  {
+    const Lock lock(mutex);
+    Entered** at = find(number);
+    Entered* entered = *at;
+    *at = entered->next;
+    plan = entered->plan;
+    delete entered;
+  }
+  delete plan;
+}
+
+// ---- one step ----
+
+constexpr int64_t kNumbers = 6;  // of a group: lr, beta1, beta2, eps, weight_decay, extra
+
+Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
+  const double beta1 = numbers[1], beta2 = numbers[2];
+  Group group;
+  group.device_lr = rates.size() > 0 ? static_cast<const float*>(rates[index].data()) : nullptr;
+  group.lr = static_cast<float>(numbers[0]);
+  group.one_minus_beta1 = static_cast<float>(1.0 - beta1);
+  group.one_minus_beta2 = static_cast<float>(1.0 - beta2);
+  group.log_beta1 = static_cast<float>(log(beta1));
+  group.log_beta2 = static_cast<float>(log(beta2));
+  group.eps = static_cast<float>(numbers[3]);
+  group.weight_decay = static_cast<float>(numbers[4]);
+  group.extra = static_cast<float>(numbers[5]);
+  return group;
+}
+
+// A number on the device that a kernel reads.
+const float* scalar(const char* name, const Tensor* tensor, const Tensor& steps) {
+  if (tensor == nullptr) return nullptr;
+  PRECAST_CHECK(tensor->dtype_code() == float32_code() && tensor->numel() == 1,
+                "multi_tensor_step_: %s is %s of shape %s; one float32 is needed", name,
+                dtype_name(tensor->dtype_code()), shape_of(*tensor).text);
+  PRECAST_CHECK(tensor->device_type() == steps.device_type() && tensor->device_index() == steps.device_index(),
+                "multi_tensor_step_: %s is on %s and the parameters on %s; one device is needed", name,
+                device_of(*tensor).text, device_of(steps).text);
+  return static_cast<const float*>(tensor->data());
+}
+
+void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups,
+                    const TensorList& rates) {
+  const auto blocks = static_cast<uint32_t>((plan.count() + kThreads - 1) / kThreads);
+  void* arguments[] = {&args};
+  for (int64_t first = 0; first < groups; first += kGroups) {
+    args.first_group = static_cast<int>(first);
+    args.groups = static_cast<int>(groups - first < kGroups ? groups - first : kGroups);
+    for (int i = 0; i < args.groups; ++i) args.group[i] = group_of(numbers + (first + i) * kNumbers, rates, first + i);
+    launch(kernels, plan.device(), kPrepare, {blocks, 1, kThreads, 1, 0}, arguments);
+  }
+}
+
+void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) {
+  const TableLayout& at = plan.layout();
+  UpdateArgs args = {};
+  args.rows = reinterpret_cast<const Row*>(memory.table);
+  args.first = reinterpret_cast<const uint32_t*>(memory.table + at.first);
+  args.coefficients = reinterpret_cast<const Coefficients*>(memory.scratch);
+  args.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
+  args.sums = reinterpret_cast<const float*>(memory.scratch + at.sums);
+  args.count = static_cast<uint32_t>(plan.count());
+  args.kind = kind;
+  args.flags = flags;
+  if (plan.blocks() == 0) return;
+  void* arguments[] = {&args};
+  const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
+  int entry = kind == kLamb ? kLambUpdate : kUpdate;
+  if (kind == kAdam && plan.plain()) entry = kAdamUpdate;
+  if (kind == kAdam && plan.masters()) entry = kMasterUpdate;
+  launch(kernels, plan.device(), entry, shape, arguments);
+  if (kind != kLamb) return;
+  SumArgs sums = {args.first, args.parts, reinterpret_cast<float*>(memory.scratch + at.sums), nullptr, args.count, 2};
+  void* sum_arguments[] = {&sums};
+  launch(kernels, plan.device(), kSumEach, {args.count, 2, 512, 1, 0}, sum_arguments);
+  args.kind = kLambApply;
+  launch(kernels, plan.device(), kLambUpdate, shape, arguments);
+}
+
+// What each kind of update needs of a plan; a kernel would take whatever it finds.
+void check_members(const Plan& plan, int64_t kind) {
+  PRECAST_CHECK(kind >= kAdam && kind <= kLamb, "multi_tensor_step_: there is no update of kind %lld", printable(kind));
+  const bool two = kind == kAdam || kind == kLamb, one = two || kind == kAdagrad || kind == kLion;
+  PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind != kLamb || plan.has(kThird)),
+                "multi_tensor_step_: the plan lacks the states that an update of kind %lld needs", printable(kind));
+}
+
+enum Outcome : int64_t {
+  kStale = 0,      // the plan does not describe the tensors any more, and nothing was done
+  kUncounted = 1,  // the step was made, and autograd has to be told so
+  kDone = 2,
+};
+
+int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
+                const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm,
+                int64_t kind, int64_t flags) {
+  Plan* plan = nullptr;
+  {
+    const Lock lock(mutex);
+    plan = (*find(number))->plan;
+  }
+  PRECAST_CHECK(groups.dim() == 2 && groups.sizes()[1] == kNumbers && groups.is_contiguous() &&
+                    groups.dtype_code() == float64_code() && groups.device_type() == aoti_torch_device_type_cpu(),
+                "multi_tensor_step_: groups has shape %s; (groups, %lld), float64, on the CPU is needed",
+                shape_of(groups).text, printable(kNumbers));
+  PRECAST_CHECK(rates.size() == 0 || rates.size() == groups.sizes()[0],
+                "multi_tensor_step_: %lld rates for %lld groups; one for each is needed", printable(rates.size()),
+                printable(groups.sizes()[0]));
+  for (int64_t i = 0; i < rates.size(); ++i) scalar("a learning rate", &rates[i], steps);
+  PrepareArgs args = {};
+  args.found_inf = scalar("found_inf", found_inf, steps);
+  args.grad_scale = scalar("grad_scale", grad_scale, steps);
+  if (!plan->current(grads)) return kStale;
+  if (plan->count() == 0) return kDone;
+  check_members(*plan, kind);
+  const bool clips = max_norm > 0.0;
+  const int64_t lamb_parts = kind == kLamb ? 2 * plan->blocks() : 0, norm_parts = clips ? plan->norm_blocks() : 0;
+  const Memory memory = plan->memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
+  const TableLayout& at = plan->layout();
+  if (clips) {
+    float* norm = reinterpret_cast<float*>(memory.scratch + at.total);
+    launch_norm(*plan, memory, norm, reinterpret_cast<float*>(memory.scratch + at.sums));
+    args.norm = norm;
+  }
+  args.rows = reinterpret_cast<const Row*>(memory.table);
+  args.slots = reinterpret_cast<const uint32_t*>(memory.table + at.slots);
+  args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
+  args.steps = static_cast<float*>(steps.mutable_data());
+  args.max_norm = static_cast<float>(max_norm);
+  args.count = static_cast<uint32_t>(plan->count());
+  args.kind = static_cast<int>(kind);
+  args.flags = static_cast<int>(flags);
+  launch_prepare(*plan, args, static_cast<const double*>(groups.data()), groups.sizes()[0], rates);
+  launch_update(*plan, memory, static_cast<int>(kind), static_cast<int>(flags));
+  return grads.size() == 0 && plan->count_change() ? kDone : kUncounted;
+}
+
+}  // namespace
+
+void multi_tensor_axpby(const TensorList&, const TensorList&, const TensorList&, double, double, const Tensor*,
+                        const Tensor*);
+TensorPair multi_tensor_l2norm(const TensorList&);
+
+namespace {
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("multi_tensor_plan", "CUDA", plan_op),
+    PRECAST_IMPLEMENTATION("multi_tensor_step_", "CUDA", step_op),
+    PRECAST_IMPLEMENTATION("multi_tensor_forget", "CUDA", forget_op),
+    PRECAST_IMPLEMENTATION("multi_tensor_l2norm", "CUDA", multi_tensor_l2norm),
+    PRECAST_IMPLEMENTATION("multi_tensor_axpby_", "CUDA", multi_tensor_axpby),
+};
+PRECAST_FAMILY(multi_tensor, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::multi_tensor

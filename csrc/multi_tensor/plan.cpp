@@ -1,0 +1,284 @@
+// How a plan is made, and how it is held against the tensors before it is used.
+#include "plan.h"
+
+#include <algorithm>
+
+namespace precast::multi_tensor {
+namespace {
+
+// Somebody else's reference, for as long as it is looked at.
+class Borrowed {
+ public:
+  explicit Borrowed(AtenTensorHandle handle) : tensor_(handle) {}
+  ~Borrowed() { tensor_.release(); }
+  const Tensor& operator*() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+
+ private:
+  Tensor tensor_;
+};
+
+bool same_layout(const Tensor& a, const Tensor& b) {
+  const int64_t dim = a.dim();
+  if (b.dim() != dim) return false;
+  const int64_t *a_sizes = a.sizes(), *b_sizes = b.sizes(), *a_strides = a.strides(), *b_strides = b.strides();
+  for (int64_t i = 0; i < dim; ++i) {
+    if (a_sizes[i] != b_sizes[i] || (a_sizes[i] > 1 && a_strides[i] != b_strides[i])) return false;
+  }
+  return true;
+}
+
+// True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
+bool is_dense(const Tensor& tensor) {
+  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
+  int64_t filled = 1;
+  uint64_t taken = 0;
+  for (int64_t step = 0; step < dim; ++step) {
+    for (int64_t i = 0; i < dim && i < 64; ++i) {
+      if (sizes[i] <= 1 || (taken >> i & 1) != 0 || strides[i] != filled) continue;
+      filled *= sizes[i];
+      taken |= uint64_t{1} << i;
+      break;
+    }
+  }
+  return filled == tensor.numel();
+}
+
+int64_t bytes_of(int type) { return type == static_cast<int>(DType::kFloat32) ? 4 : 2; }
+
+struct Range {
+  uintptr_t begin, end;
+};
+
+// Two tensors that share memory would be updated twice, or by two blocks at once. Gradients may share with each other.
+void check_overlap(const char* op, const Row* rows, int64_t count) {
+  Array<Range> ranges(count * 5);
+  int64_t size = 0;
+  const auto range = [](const char* data, int64_t n, int type) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+    return Range{begin, begin + static_cast<uintptr_t>(n * bytes_of(type))};
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const Row& row = rows[i];
+    const char* written[] = {row.param, row.first, row.second, row.third, row.copy};
+    const int types[] = {row.types & 3, row.types >> 4 & 3, row.types >> 4 & 3, row.types >> 4 & 3, row.types >> 6 & 3};
+    for (int k = 0; k < 5; ++k) {
+      if (written[k] != nullptr) ranges[size++] = range(written[k], row.n, types[k]);
+    }
+  }
+  const auto earlier = [](const Range& a, const Range& b) { return a.begin < b.begin; };
+  std::sort(ranges.data(), ranges.data() + size, earlier);
+  for (int64_t i = 1; i < size; ++i) {
+    PRECAST_CHECK(ranges[i - 1].end <= ranges[i].begin,
+                  "%s: two of the parameters and their states share memory; each must have its own", op);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const Range grad = range(rows[i].grad, rows[i].n, rows[i].types >> 2 & 3);
+    const Range* after = std::upper_bound(ranges.data(), ranges.data() + size, grad, earlier);
+    const bool apart = (after == ranges.data() || after[-1].end <= grad.begin) &&
+                       (after == ranges.data() + size || grad.end <= after->begin);
+    PRECAST_CHECK(apart, "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
+  }
+}
+
+// Everything about one tensor of a row but its memory layout.
+int check_member(const Lists& lists, int member, int64_t index) {
+  const Tensor& tensor = (*lists.member[member])[index];
+  const Tensor& param = (*lists.member[kParam])[index];
+  const Tensor& head = (*lists.member[kParam])[0];
+  const char* name = lists.name[member];
+  PRECAST_CHECK(tensor.device_type() == head.device_type() && tensor.device_index() == head.device_index(),
+                "%s: %s[%lld] is on %s and %s[0] on %s; all tensors must be on one device", lists.op, name,
+                printable(index), device_of(tensor).text, lists.name[kParam], device_of(head).text);
+  const DType dtype = dtype_of(tensor.dtype_code());
+  PRECAST_CHECK(dtype != DType::kOther, "%s: %s[%lld] is %s; float32, float16 or bfloat16 is needed", lists.op, name,
+                printable(index), dtype_name(tensor.dtype_code()));
+  PRECAST_CHECK(tensor.numel() == param.numel(),
+                "%s: %s[%lld] has shape %s, %s[%lld] has %s; as many elements are needed", lists.op, name,
+                printable(index), shape_of(tensor).text, lists.name[kParam], printable(index), shape_of(param).text);
+  const bool fits = param.is_contiguous() ? tensor.is_contiguous() : same_layout(tensor, param) && is_dense(param);
+  PRECAST_CHECK(fits,
+                "%s: %s[%lld] (shape %s) has gaps or overlaps in memory, or another memory layout than %s[%lld]; "
+                "contiguous tensors are needed, or dense ones with the same sizes and strides",
+                lists.op, name, printable(index), shape_of(tensor).text, lists.name[kParam], printable(index));
+  return static_cast<int>(dtype);
+}
+
+// The TensorImpl that a handle is the address of the address of: 192 bytes.
+void prefetch_lines(const void* impl) {
+  for (int line = 0; line < 3; ++line) __builtin_prefetch(static_cast<const char*>(impl) + 64 * line);
+}
+
+void prefetch_tensor(AtenTensorHandle handle) {
+  if (handle != nullptr) prefetch_lines(*reinterpret_cast<void* const*>(handle));
+}
+
+constexpr int64_t kAhead = 4;
+
+uint16_t aligned(const Row& row) {
+  const auto odd = [](const char* data, int type) {
+    return (reinterpret_cast<uintptr_t>(data) & static_cast<uintptr_t>(4 * bytes_of(type) - 1)) != 0;
+  };
+  const int state = row.types >> 4 & 3;
+  return odd(row.param, row.types & 3) || odd(row.grad, row.types >> 2 & 3) || odd(row.first, state) ||
+                 odd(row.second, state) || odd(row.third, state) || odd(row.copy, row.types >> 6 & 3)
+             ? 0
+             : 1;
+}
+
+int64_t size_of(const TensorList* list) { return list == nullptr ? 0 : list->size(); }
+
+AtenTensorHandle another_reference(const Tensor& tensor) {
+  AtenTensorHandle handle = nullptr;
+  torch_check(aoti_torch_new_tensor_handle(tensor.get(), &handle), "new_tensor_handle");
+  return handle;
+}
+
+}  // namespace
+
+Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
+    : rows_(lists.member[kParam]->size()),
+      handles_(lists.member[kParam]->size() * kMembers),
+      idle_(size_of(idle)),
+      first_(lists.member[kParam]->size() + 1),
+      norm_first_(lists.member[kParam]->size() + 1),
+      slots_(lists.member[kParam]->size()),
+      grad_dtype_(lists.member[kParam]->size()),
+      contiguous_(lists.member[kParam]->size()),
+      seen_(lists.member[kParam]->size()) {
+  const TensorList& params = *lists.member[kParam];
+  const int64_t listed = params.size();
+  for (int member = 0; member < kMembers; ++member) {
+    const int64_t size = size_of(lists.member[member]);
+    const bool needed = member == kParam || member == kGrad;
+    PRECAST_CHECK(size == listed || (size == 0 && !needed), "%s: %lld %s, but %lld %s; one for each is needed",
+                  lists.op, printable(listed), lists.name[kParam], printable(size), lists.name[member]);
+  }
+  if (listed > 0) {
+    device_ = params[0].device_index();
+    device_type_ = params[0].device_type();
+  }
+  uint64_t blocks = 0, norm_blocks = 0;
+  plain_ = size_of(lists.member[kThird]) == 0 && size_of(lists.member[kCopy]) == 0;
+  masters_ = size_of(lists.member[kThird]) == 0 && size_of(lists.member[kCopy]) > 0;
+  for (int64_t i = 0; i < listed; ++i) {
+    Row row = {};
+    int types[kMembers] = {};
+    char* data[kMembers] = {};
+    for (int member = 0; member < kMembers; ++member) {
+      if (size_of(lists.member[member]) == 0) continue;
+      types[member] = check_member(lists, member, i);
+      data[member] = const_cast<char*>(static_cast<const char*>((*lists.member[member])[i].data()));
+    }
+    const int state = size_of(lists.member[kFirst]) > 0 ? types[kFirst] : 0;
+    for (int member : {kSecond, kThird}) {
+      PRECAST_CHECK(size_of(lists.member[member]) == 0 || types[member] == state,
+                    "%s: %s[%lld] and %s[%lld] are of two dtypes; one is needed", lists.op, lists.name[member],
+                    printable(i), lists.name[kFirst], printable(i));
+    }
+    row = {data[kParam],
+           data[kGrad],
+           data[kFirst],
+           data[kSecond],
+           data[kThird],
+           data[kCopy],
+           params[i].numel(),
+           static_cast<uint16_t>(types[kParam] | types[kGrad] << 2 | state << 4 | types[kCopy] << 6),
+           0,
+           0,
+           0};
+    row.aligned = aligned(row);
+    if (places != nullptr) row.group = static_cast<uint16_t>(places[2 * i]);
+    plain_ = plain_ && row.types == 0;
+    masters_ = masters_ && types[kParam] == 0 && state == 0 && types[kGrad] != 0 && types[kCopy] == types[kGrad];
+    rows_[count_] = row;
+    slots_[count_] = places != nullptr ? static_cast<uint32_t>(places[2 * i + 1]) : 0;
+    grad_dtype_[count_] = (*lists.member[kGrad])[i].dtype_code();
+    contiguous_[count_] = params[i].is_contiguous();
+    seen_[count_] = nullptr;
+    first_[count_] = static_cast<uint32_t>(blocks);
+    norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
+    blocks += static_cast<uint64_t>((row.n + kChunk - 1) / kChunk);
+    norm_blocks += static_cast<uint64_t>((row.n + kNormChunk - 1) / kNormChunk);
+    PRECAST_CHECK(blocks < uint64_t{1} << 31, "%s: the tensors have more elements than one launch can number (10^12)",
+                  lists.op);
+    ++count_;
+  }
+  first_[count_] = static_cast<uint32_t>(blocks);
+  norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
+  if (places != nullptr) check_overlap(lists.op, rows_.data(), count_);
+
+  memset(handles_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(AtenTensorHandle));
+  for (int64_t row = 0; row < count_; ++row) {
+    for (int member = 0; member < kMembers; ++member) {
+      if (member == kGrad || size_of(lists.member[member]) == 0) continue;
+      handles_[row * kMembers + member] = another_reference((*lists.member[member])[row]);
+    }
+  }
+  for (; idle_count_ < size_of(idle); ++idle_count_) idle_[idle_count_] = another_reference((*idle)[idle_count_]);
+}
+
+Plan::~Plan() {
+  release();
+  for (int64_t i = 0; i < count_ * kMembers; ++i) {
+    if (handles_[i] != nullptr) aoti_torch_delete_tensor_object(handles_[i]);
+  }
+  for (int64_t i = 0; i < idle_count_; ++i) aoti_torch_delete_tensor_object(idle_[i]);
+}
+
+// Whether a gradient still is what it was, wherever it is now. No gradient at all has another dtype.
+bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
+  const Borrowed grad(handle);
+  Row& row = rows_[index];
+  if (grad->dtype_code() != grad_dtype_[index] || grad->numel() != row.n) return false;
+  if (contiguous_[index] != 0 ? !grad->is_contiguous()
+                              : !same_layout(*grad, *Borrowed(handles_[index * kMembers + kParam]))) {
+    return false;
+  }
+  const char* data = static_cast<const char*>(grad->data());
+  if (__builtin_expect(data != row.grad, 0)) {
+    if (grad->device_type() != device_type_ || grad->device_index() != device_) return false;
+    row.grad = data;
+    row.aligned = aligned(row);
+    moved_ = true;
+  }
+  return true;
+}
+
+bool Plan::count_change() const {
+  for (int64_t i = 0; i < count_; ++i) {
+    const AtenTensorHandle* member = handles_.data() + i * kMembers;
+    if (!bump_version(member[kCopy] != nullptr ? member[kCopy] : member[kParam])) return false;
+  }
+  return true;
+}
+
+bool Plan::current(const TensorList& grads) {
+  const bool listed = grads.size() > 0;
+  if (listed ? grads.size() != count_ : !gradients_are_known()) return false;
+  for (int64_t i = 0; i < count_; ++i) {
+    const AtenTensorHandle* member = handles_.data() + i * kMembers;
+    // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
+    if (i + kAhead < count_) {
+      for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
+      if (!listed) prefetch_lines(seen_[i + kAhead]);
+    }
+    const Row& row = rows_[i];
+    const char* expected[kMembers] = {row.param, nullptr, row.first, row.second, row.third, row.copy};
+    for (int k = 0; k < kMembers; ++k) {
+      if (member[k] != nullptr && Borrowed(member[k])->data() != expected[k]) return false;
+    }
+    if (Borrowed(member[kParam])->numel() != row.n) return false;
+    // Where there is a copy, it is the model's parameter, and has the gradient.
+    const AtenTensorHandle owner = member[kCopy] != nullptr ? member[kCopy] : member[kParam];
+    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(owner);
+    if (!take_grad(i, grad)) return false;
+    seen_[i] = *reinterpret_cast<void* const*>(grad);
+  }
+  for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
+    if (is_defined(gradient_of(idle_[i]))) return false;
+  }
+  return true;
+}
+
+}  // namespace precast::multi_tensor

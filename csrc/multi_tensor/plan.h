@@ -1,0 +1,135 @@
+// A plan: which tensors a launch goes over, checked, with the table of them on the device. What is checked once here is
+// compared with the tensors before every launch (current()), so that a plan is never older than what it describes.
+#pragma once
+
+#include <stdlib.h>
+
+#include <new>
+
+#include "../common/launch.h"
+#include "../common/torch.h"
+#include "args.h"
+
+namespace precast::multi_tensor {
+
+// Plain data that comes uninitialised and is freed with its scope.
+template <class T>
+class Array {
+ public:
+  explicit Array(int64_t size) : data_(static_cast<T*>(malloc((static_cast<size_t>(size) + 1) * sizeof(T)))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array() { free(data_); }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](int64_t index) { return data_[index]; }
+  const T& operator[](int64_t index) const { return data_[index]; }
+
+ private:
+  T* data_;
+};
+
+// The tensors of a row, in the order of the pointers in Row.
+enum Member : int { kParam, kGrad, kFirst, kSecond, kThird, kCopy, kMembers };
+
+// The lists of an op. Empty ones are left out of the rows; a list that is there has an entry for every row.
+struct Lists {
+  const char* op;
+  const TensorList* member[kMembers];
+  const char* name[kMembers];
+};
+
+// Where things are, in bytes from the start: of the table, whose length is `written`, and of the scratch memory that
+// kernels leave things in for each other; it begins with the coefficients.
+struct TableLayout {
+  int64_t first, norm_first, slots, written, sums, total, parts, scratch;
+};
+
+struct Memory {
+  char *table, *scratch;
+};
+
+class Plan {
+ public:
+  // Checks everything and raises before anything is kept. `idle` are parameters that must have no gradient as long as
+  // the plan is used; `places` has the group and the index of the step of every row, two int32 each, or is null.
+  Plan(const Lists& lists, const TensorList* idle, const int32_t* places);
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan();
+
+  // True when every tensor is where and what it was, but for gradients, which may have moved: their new places are then
+  // taken over. They are `grads`, or, if that is empty, what the parameters have for gradients.
+  bool current(const TensorList& grads);
+
+  // Tells autograd that the parameters have changed; false if this torch has to be told through Python.
+  bool count_change() const;
+
+  // The table on the device, written anew if a gradient has moved, the stream is another one or more parts are wanted;
+  // on the current stream. A table that a graph has captured stays as it is as long as the plan lives.
+  Memory memory(int64_t parts);
+
+  int64_t count() const { return count_; }
+  int64_t blocks() const { return first_[count_]; }
+  int64_t norm_blocks() const { return norm_first_[count_]; }
+  int device() const { return device_; }
+  const TableLayout& layout() const { return layout_; }
+  // All float32, without third and copy; or all but gradients and copies, which are of one narrower dtype.
+  bool plain() const { return plain_; }
+  bool masters() const { return masters_; }
+  bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
+
+ private:
+  bool take_grad(int64_t index, AtenTensorHandle grad);
+  void keep(AtenTensorHandle& tensor);
+  void release();
+
+  int64_t count_ = 0;
+  int64_t idle_count_ = 0;
+  int device_ = 0;
+  int32_t device_type_ = 0;
+  bool moved_ = true;  // the table on the device is older than rows_
+  bool captured_ = false;
+  bool plain_ = true, masters_ = true;
+  void* stream_ = nullptr;
+  Array<Row> rows_;
+  Array<AtenTensorHandle> handles_;  // kMembers for each row, references of our own; null where there is none
+  Array<AtenTensorHandle> idle_;
+  Array<uint32_t> first_, norm_first_, slots_;
+  Array<int32_t> grad_dtype_;
+  Array<uint8_t> contiguous_;
+  Array<const void*> seen_;  // where the gradients' TensorImpls were: only ever looked at ahead of time
+  TableLayout layout_ = {};
+  AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
+  struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
+};
+
+// What a parameter has for a gradient: borrowed, undefined if there is none; null if this torch does not say.
+AtenTensorHandle gradient_of(AtenTensorHandle param);
+bool is_defined(AtenTensorHandle tensor);
+bool gradients_are_known();
+
+// Counts a change of a tensor, for autograd; false if this torch has no such function.
+bool bump_version(AtenTensorHandle tensor);
+
+// The sum of squares of each gradient, and the root of the sum of all. The plan's memory has norm_blocks() parts.
+void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums);
+
+extern KernelFamily kernels;
+enum EntryIndex : int {
+  kPrepare,
+  kUpdate,
+  kLambUpdate,
+  kAdamUpdate,
+  kMasterUpdate,
+  kNormParts,
+  kSumEach,
+  kSumTotal,
+  kAxpby
+};
+
+inline long long printable(int64_t number) { return static_cast<long long>(number); }
+
+}  // namespace precast::multi_tensor

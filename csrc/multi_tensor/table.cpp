@@ -1,0 +1,130 @@
+// The table of a plan on the device, and the launches that every op makes over it.
+#include <utility>
+
+#include "plan.h"
+
+namespace precast::multi_tensor {
+
+constexpr Entry kEntries[] = {
+    {"multi_tensor_prepare"},  {"multi_tensor_update"},       {"multi_tensor_lamb"},
+    {"multi_tensor_adam"},     {"multi_tensor_adam_masters"}, {"multi_tensor_norm_parts"},
+    {"multi_tensor_sum_each"}, {"multi_tensor_sum_total"},    {"multi_tensor_axpby"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"multi_tensor", kEntries, kEntryCount};
+
+// Tensors that a graph refers to, as a list.
+struct Kept {
+  AtenTensorHandle tensor;
+  Kept* next;
+};
+
+namespace {
+
+constexpr int64_t round_up(int64_t bytes) { return (bytes + 15) & ~int64_t{15}; }
+
+TableLayout layout_for(int64_t count, int64_t parts) {
+  TableLayout at;
+  at.first = count * static_cast<int64_t>(sizeof(Row));
+  at.norm_first = at.first + (count + 1) * 4;
+  at.slots = at.norm_first + (count + 1) * 4;
+  at.written = at.slots + count * 4;
+  at.sums = count * static_cast<int64_t>(sizeof(Coefficients));
+  at.total = round_up(at.sums + count * 8);
+  at.parts = at.total + 16;
+  at.scratch = at.parts + round_up(parts * 4);
+  return at;
+}
+
+AtenTensorHandle bytes_on(int64_t bytes, int32_t device_type, int32_t device, bool pinned) {
+  const int64_t stride = 1;
+  AtenTensorHandle made = nullptr;
+  torch_check((pinned ? aoti_torch_empty_strided_pinned : aoti_torch_empty_strided)(
+                  1, &bytes, &stride, aoti_torch_dtype_uint8(), device_type, device, &made),
+              pinned ? "empty_strided in pinned memory" : "empty_strided");
+  return made;
+}
+
+void drop(AtenTensorHandle& tensor) {
+  if (tensor != nullptr) aoti_torch_delete_tensor_object(std::exchange(tensor, nullptr));
+}
+
+}  // namespace
+
+void Plan::keep(AtenTensorHandle& tensor) {
+  if (tensor != nullptr) kept_ = new Kept{std::exchange(tensor, nullptr), kept_};
+}
+
+void Plan::release() {
+  drop(table_);
+  drop(scratch_);
+  while (kept_ != nullptr) {
+    Kept* next = kept_->next;
+    drop(kept_->tensor);
+    delete kept_;
+    kept_ = next;
+  }
+}
+
+// The order of a table and its use is the stream's. The tables of two streams are two tensors: freed, each goes back to
+// the memory of its own. Only a captured launch may use the table of another stream: what a graph does has to follow
+// the earlier steps in any case, as it changes the same parameters.
+//
+// The source in pinned memory is a new tensor each time. Its memory is not given out again before the copy has ended:
+// torch's allocator of pinned memory sees to that.
+Memory Plan::memory(int64_t parts) {
+  const bool on_gpu = device_type_ == aoti_torch_device_type_cuda();
+  const StreamState stream = on_gpu ? stream_state(device_) : StreamState{};
+  const TableLayout wanted = layout_for(count_, parts);
+  const bool fits = table_ != nullptr && !moved_ && wanted.scratch <= layout_.scratch;
+  if (!fits || (stream.handle != stream_ && !stream.capturing)) {
+    Tensor host(bytes_on(wanted.written, aoti_torch_device_type_cpu(), 0, on_gpu));
+    char* at = static_cast<char*>(host.mutable_data());
+    memcpy(at, rows_.data(), static_cast<size_t>(count_) * sizeof(Row));
+    memcpy(at + wanted.first, first_.data(), static_cast<size_t>(count_ + 1) * 4);
+    memcpy(at + wanted.norm_first, norm_first_.data(), static_cast<size_t>(count_ + 1) * 4);
+    memcpy(at + wanted.slots, slots_.data(), static_cast<size_t>(count_) * 4);
+    Tensor table(bytes_on(wanted.written, device_type_, device_, false));
+    Tensor scratch(bytes_on(wanted.scratch, device_type_, device_, false));
+    PRECAST_TORCH(aoti_torch_copy_(table.get(), host.get(), 1));
+    if (captured_) {
+      keep(table_);
+      keep(scratch_);
+    }
+    drop(table_);
+    drop(scratch_);
+    table_ = table.release();
+    scratch_ = scratch.release();
+    if (stream.capturing) {  // every replay copies it again
+      AtenTensorHandle source = host.release();
+      keep(source);
+    }
+    layout_ = wanted;
+    stream_ = stream.handle;
+    moved_ = captured_ = false;
+  }
+  captured_ = captured_ || stream.capturing;
+  void *table = nullptr, *scratch = nullptr;
+  torch_check(torch_get_mutable_data_ptr(table_, &table), "data pointer");
+  torch_check(torch_get_mutable_data_ptr(scratch_, &scratch), "data pointer");
+  return {static_cast<char*>(table), static_cast<char*>(scratch)};
+}
+
+void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums) {
+  const TableLayout& at = plan.layout();
+  const auto blocks = static_cast<uint32_t>(plan.norm_blocks()), count = static_cast<uint32_t>(plan.count());
+  UpdateArgs parts = {};
+  parts.rows = reinterpret_cast<const Row*>(memory.table);
+  parts.first = reinterpret_cast<const uint32_t*>(memory.table + at.norm_first);
+  parts.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
+  parts.count = count;
+  void* arguments[] = {&parts};
+  if (blocks > 0) launch(kernels, plan.device(), kNormParts, {blocks, 1, kThreads, 1, 0}, arguments);
+  SumArgs each = {parts.first, parts.parts, sums, total, count, 1};
+  void* sum_arguments[] = {&each};
+  launch(kernels, plan.device(), kSumEach, {count, 1, 512, 1, 0}, sum_arguments);
+  launch(kernels, plan.device(), kSumTotal, {1, 1, 512, 1, 0}, sum_arguments);
+}
+
+}  // namespace precast::multi_tensor

@@ -1,0 +1,235 @@
+"""Device code as data: CUDA sources without host code, compiled by NVRTC for each GPU, launched through the driver.
+
+No nvcc, no toolkit, no torch headers: what is built depends on the GPU and on its driver, so one build serves every
+torch and Python. What an author has, and what not, is in docs/guides/device-code.md.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.host import Gpu, Host, Nvrtc
+from precast._abi.settings import JitMode, Settings
+from precast._load import probe, verdict
+from precast._load.source import Source
+from precast.errors import KernelIncompatible, KernelUnavailable
+from precast.extension import images, launch
+from precast.extension.base import Extension
+from precast.extension.module import KernelModule
+from precast.extension.places import Places, forbidden
+
+if TYPE_CHECKING:
+    from setuptools import Extension as SetuptoolsExtension
+
+    from precast.extension.programs import Built, Programs
+
+
+class CubinExtension(Places, Extension):
+    """Kernels in CUDA C++ without host code, for NVIDIA GPUs; a subclass names sources, and what they are built with.
+
+    An author has: folders of headers (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``),
+    ``defines``, instances of templates, more than 48 KB of shared memory, clusters, TMA descriptors, the registers and
+    spills of each entry point, ``-lineinfo`` (``PRECAST_DEBUG=1``), and the kernels' names in torch.profiler. Not: host
+    code, ``<<<>>>``, separate compilation, textures, device-side launches, printf before a synchronisation.
+
+    ``load()`` gives an object with the kernels as attributes, or what ``functions`` makes of them::
+
+        module.scale((blocks,), (256,), x, 2.0, x.numel())         # tensors and numbers, held against the parameters
+
+    ``build_aot()`` gives a plain ``setuptools.Extension``: a library that holds the images as data, for any Python.
+    """
+
+    backend: ClassVar[str] = "cubin"
+    _support_aot = True
+    _support_jit = True
+
+    def __init__(self, name: str, priority: int = 1) -> None:
+        super().__init__(name, support_aot=True, support_jit=True, priority=priority)
+
+    # What a subclass says.
+
+    @abstractmethod
+    def sources_files(self) -> list[str]:
+        """The ``.cu`` files, as absolute paths; each is a program of its own, for NVRTC."""
+
+    def include_dirs(self) -> list[str]:
+        """The folders to look for headers in, beside that of each source."""
+        return []
+
+    def defines(self) -> Mapping[str, str]:
+        """Macros, as ``#define`` lines before each source; two extensions may build one source with unlike ones."""
+        return {}
+
+    def instances(self) -> Mapping[str, Sequence[str]]:
+        """By the file name of a source the instances of its templates, as C++ writes them: ``scale<float, 4>``."""
+        return {}
+
+    def nvrtc_flags(self) -> list[str]:
+        """More options of NVRTC, such as ``--use_fast_math`` or ``--maxrregcount=64``."""
+        return []
+
+    def targets(self) -> list[str]:
+        """What may be built, such as ``["sm_90a", "compute_80"]``; by default plain code for whatever GPU is there."""
+        return []
+
+    def functions(self, kernels: Mapping[str, launch.Kernel]) -> Mapping[str, Any]:
+        """What callers see, made of the kernels; by default these themselves, under the names of C++."""
+        return kernels
+
+    # What a loader asks.
+
+    def is_available(self) -> bool:
+        """Whether torch is a CUDA build and a GPU is visible; creates no CUDA context."""
+        return verdict.sees_cuda_gpu()
+
+    def assert_compatible(self) -> None:
+        """Raises, with the reason, unless every visible GPU has an image here, or one can be built."""
+        self._choose(probe.read_settings(), certain=False)
+
+    def assert_build_compatible(self) -> None:
+        """Raises KernelUnavailable, with what was looked at, unless there is an NVRTC."""
+        self._nvrtc(probe.read_settings())
+
+    def build_aot(self) -> SetuptoolsExtension:
+        """A ``setuptools.Extension``: the images, compiled now, as an object that ``build_ext`` links.
+
+        For ``PRECAST_CUDA_ARCH_LIST``, else what ``targets`` says, else the GPUs that are visible.
+        """
+        from precast._build import machine, toolchain
+        from precast._build.cache import open_cache
+        from precast.extension import aot, programs
+
+        settings = probe.read_settings()
+        nvrtc = self._nvrtc(settings)
+        wanted = settings.targets() or tuple(GpuTarget.parse(target) for target in self.targets())
+        if not wanted:
+            wanted = tuple(dict.fromkeys(machine.target_for(gpu, nvrtc.targets) for gpu in machine.visible_gpus()))
+        compiler, looked_at = toolchain.find_compiler(settings)
+        if not wanted or compiler is None:
+            needed = "a C++ compiler, to link with" if wanted else "a GPU, or PRECAST_CUDA_ARCH_LIST, to build for"
+            raise verdict.cannot_build(self.name, needed, looked_at if wanted else ("no GPU is visible",))
+        built = programs.build(self._programs(), wanted, nvrtc, settings, "it is built ahead of time")
+        made = programs.library_object(self.name, built, compiler.path, open_cache(settings))
+        return aot.link_extension(self.prebuilt_import_path, [str(made)], py_limited_api=True)
+
+    def build_jit(self) -> KernelModule:
+        """The images of the cache, compiled now if they are not there, for the GPUs that are visible."""
+        return self._module(probe.read_settings(), prebuilt=False)
+
+    def load(self) -> KernelModule:
+        """What was built while installing, for the GPUs that it fits; for the others what ``build_jit`` gives."""
+        return self._module(probe.read_settings(), prebuilt=True)
+
+    # Inside.
+
+    def _programs(self) -> Programs:
+        """What the subclass says, as one value."""
+        from precast.extension.programs import Programs  # not needed, and not imported, while nothing is built
+
+        return Programs(
+            self.name,
+            tuple(self.strip_empty_entries(self.sources_files())),
+            tuple(self.strip_empty_entries(self.include_dirs())),
+            dict(self.defines()),
+            {source: tuple(names) for source, names in self.instances().items()},
+            tuple(self.strip_empty_entries(self.nvrtc_flags())),
+        )
+
+    def _nvrtc(self, settings: Settings) -> Nvrtc:
+        builders = probe.probe_builders(settings)
+        if builders.nvrtc is None:
+            raise verdict.cannot_build(self.name, "NVRTC: pip install nvidia-cuda-nvrtc", builders.looked_at)
+        return builders.nvrtc
+
+    def _shipped(self, settings: Settings) -> tuple[tuple[images.Image, ...], Path | None]:
+        """The images that were built while installing."""
+        path = None if settings.jit is JitMode.JIT else self.prebuilt_file()
+        return ((), None) if path is None else (images.unpack(path.read_bytes(), str(path)), path)
+
+    def _choose(self, settings: Settings, *, certain: bool, prebuilt: bool = True) -> list[Chosen]:
+        """For each visible GPU the images that were built while installing, and the target of what is to be built."""
+        if settings.jit is JitMode.OFF:
+            raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
+        host = probe.probe_host(settings, gpus=True, certain=certain)
+        if host.driver is None or not host.gpus:
+            found = "no GPU is visible" if host.driver else "no CUDA driver (libcuda.so.1)"
+            raise KernelUnavailable(f"{self.name} cannot be loaded here\n  found   {found}\n  needed  an NVIDIA GPU")
+        shipped, path = self._shipped(settings) if prebuilt else ((), None)
+        chosen = []
+        for gpu in host.gpus:
+            found_images, refusal = _fitting(shipped, gpu, host)
+            if found_images:
+                chosen.append(Chosen(gpu, found_images, None, f"prebuilt {path}"))
+                continue
+            why = refusal or f"{self.prebuilt_import_path} is not there"
+            if settings.jit is JitMode.AOT:
+                raise forbidden(self.name, self.prebuilt_import_path, f"build it ({why})", settings.jit)
+            chosen.append(Chosen(gpu, (), self._target(gpu, self._nvrtc(settings)), why))
+        return chosen
+
+    def _target(self, gpu: Gpu, nvrtc: Nvrtc) -> GpuTarget:
+        """What is built for one GPU."""
+        from precast._build import machine
+
+        named = [GpuTarget.parse(target) for target in self.targets()]
+        if not named:
+            return machine.target_for(gpu.capability, nvrtc.targets)
+        fitting = [target for target in named if target.runs_on(gpu.capability)]
+        if not fitting:
+            raise KernelUnavailable(
+                f"{self.name} cannot run on GPU {gpu.index}, {gpu.name}\n"
+                f"  found   compute capability {gpu.capability}\n"
+                f"  needed  one that {' or '.join(map(str, named))} runs on"
+            )
+        return max(fitting, key=lambda target: (target.kind is not TargetKind.PTX, target.capability, target.suffix))
+
+    def _module(self, settings: Settings, *, prebuilt: bool) -> KernelModule:
+        chosen = self._choose(settings, certain=True, prebuilt=prebuilt)
+        targets = list(dict.fromkeys(item.target for item in chosen if item.target is not None))
+        built: list[Built] = []
+        if targets:
+            from precast.extension import programs
+
+            why = next(item.why for item in chosen if item.target is not None)
+            built = programs.build(self._programs(), targets, self._nvrtc(settings), settings, why)
+        sources: list[tuple[int, Source]] = []
+        per_gpu: dict[int, tuple[images.Image, ...]] = {}
+        for item in chosen:
+            ours = [one for one in built if one.image.target == item.target]
+            per_gpu[item.gpu.index] = item.images or tuple(one.image for one in ours)
+            shipped = self.prebuilt_file()
+            if item.images and shipped is not None:
+                sources.append((item.gpu.index, Source("prebuilt", shipped, str(item.images[0].target))))
+            sources += [(item.gpu.index, one.source) for one in ours]
+        kernels = launch.kernels(self.name, per_gpu)
+        return KernelModule(self.name, self.functions(kernels), sources[0][1], tuple(sources))
+
+
+class Chosen:
+    """What one GPU is given: images that are there, or a target to build for; and why."""
+
+    __slots__ = ("gpu", "images", "target", "why")
+
+    def __init__(self, gpu: Gpu, found: tuple[images.Image, ...], target: GpuTarget | None, why: str) -> None:
+        self.gpu, self.images, self.target, self.why = gpu, found, target, why
+
+
+def _fitting(shipped: Sequence[images.Image], gpu: Gpu, host: Host) -> tuple[tuple[images.Image, ...], str | None]:
+    """One image of every source for a GPU, or why there is none."""
+    if host.driver is None:
+        raise KernelIncompatible("images were to be chosen without a driver")
+    by_source: dict[str, list[images.Image]] = {}
+    for image in shipped:
+        by_source.setdefault(image.source, []).append(image)
+    found = []
+    for source, candidates in by_source.items():
+        chosen = images.best(candidates, gpu.capability, host.driver)
+        if chosen is None:
+            whys = "; ".join(str(one.why_not_on(gpu.capability, host.driver)) for one in candidates)
+            return (), f"GPU {gpu.index} has compute capability {gpu.capability}, and in {source} {whys}"
+        found.append(chosen)
+    return tuple(found), None

@@ -1,0 +1,43 @@
+"""Folders of headers for device code that PyPI has: CCCL (libcu++, CUB), CUTLASS, and CUDA's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from precast._load import probe
+from precast.errors import KernelUnavailable
+
+# What a folder must hold to be taken for it, where packages put it, and how to get one.
+_CUDA_FOLDERS = ("nvidia/cu13/include", "nvidia/cuda_runtime/include")
+_CCCL_FOLDERS = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "cuda/cccl/headers/include")
+
+
+def cuda() -> str:
+    """CUDA's headers (``cuda_bf16.h``, ``cooperative_groups.h``): of a package beside torch, else of a toolkit."""
+    return _find("CUDA", "cuda_fp16.h", _CUDA_FOLDERS, "include", "nvidia-cuda-runtime")
+
+
+def cccl() -> str:
+    """libcu++, CUB and Thrust: ``#include <cub/block/block_reduce.cuh>``."""
+    return _find("CCCL", "cuda/std/type_traits", _CCCL_FOLDERS, "include/cccl", "nvidia-cuda-cccl")
+
+
+def cutlass() -> str:
+    """CUTLASS and CuTe: ``#include <cute/tensor.hpp>``; they need ``cuda()`` and ``cccl()`` as well."""
+    return _find("CUTLASS", "cute/tensor.hpp", ("cutlass_library/source/include",), None, "nvidia-cutlass")
+
+
+def _find(what: str, marker: str, folders: tuple[str, ...], in_toolkit: str | None, package: str) -> str:
+    home = probe.read_settings().cuda_home or "/usr/local/cuda"
+    places = [Path(entry) / folder for entry in sys.path if entry for folder in folders]
+    places += [Path(home) / in_toolkit] if in_toolkit else []
+    for place in places:
+        if (place / marker).is_file():
+            return str(place)
+    raise KernelUnavailable(
+        f"the headers of {what} are not here\n"
+        f"  found   no {marker} in {', '.join(folders)} of sys.path{f', nor in {places[-1]}' if in_toolkit else ''}\n"
+        f"  needed  {marker}\n"
+        f"  fix     1) pip install {package}"
+    )

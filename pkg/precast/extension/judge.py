@@ -1,0 +1,52 @@
+"""One candidate of a loader: where it comes from, whether it can be loaded here, and why not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from precast._abi.settings import JitMode
+from precast._abi.value import value
+from precast.errors import KernelError
+from precast.extension.base import Extension
+
+State = Literal["ready", "absent", "held back", "refused", "broken"]
+ABSENT = "its hardware is not here"
+
+# What classes that were written before there was one base class of errors raise to say no.
+REFUSALS = (KernelError, AssertionError, RuntimeError, ValueError, ImportError, OSError)
+# What the import of somebody's module raises when it is broken.
+BROKEN = (*REFUSALS, AttributeError, TypeError, SyntaxError, KeyError)
+
+
+@value(frozen=True)
+class Candidate:
+    """One extension of a loader. ``reason`` is empty for one that can be loaded."""
+
+    name: str
+    backend: str
+    priority: int
+    origin: str
+    state: State
+    reason: str
+
+    @property
+    def first_line(self) -> str:
+        """The reason in one line."""
+        return ": ".join(line.strip() for line in self.reason.splitlines()[:2])
+
+
+def judge(extension: Extension, origin: str, mode: JitMode) -> tuple[Candidate, Exception | None]:
+    """What becomes of an extension when the loader chooses; and the exception that says no."""
+    state: State = "ready"
+    reason, cause = "", None
+    if getattr(extension, "reference", False) and mode in (JitMode.AOT, JitMode.JIT):
+        state, reason = "held back", f"it is no kernel, and PRECAST_JIT={mode.value} asks for one"
+    elif not extension.is_available():
+        state, reason = "absent", ABSENT
+    else:
+        try:
+            extension.assert_compatible()
+        except REFUSALS as error:
+            state, reason, cause = "refused", str(error) or type(error).__name__, error
+    backend = getattr(extension, "backend", "python")
+    return Candidate(extension.name, backend, extension.priority, origin, state, reason), cause

@@ -1,0 +1,269 @@
+"""Building C++ and CUDA sources with a Python binding: the same setuptools extension ahead of time and at run time.
+
+At run time a child runs the ``build_ext`` of torch on it, in a staging folder of the cache. What is built is kept under
+a key of everything it was made from: the sources, every header of theirs that they reach, the flags, torch, Python, the
+compilers. Headers of torch and of the CUDA toolkit are held by the versions of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast._abi.host import Builders
+from precast._abi.settings import Settings
+from precast._build import failure, process, sources, toolchain
+from precast._build.cache import BuildKey, Cache
+from precast._load import jit, probe, verdict
+from precast._load.progress import Progress
+from precast._load.source import Source
+from precast.errors import BuildFailed, KernelUnavailable
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from setuptools import Extension as SetuptoolsExtension
+
+_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Native:
+    """What is to be compiled; with ``nvcc_flags`` the ``.cu`` files among the sources go to nvcc."""
+
+    name: str
+    sources: tuple[str, ...]
+    include_dirs: tuple[str, ...]
+    cxx_flags: tuple[str, ...]
+    nvcc_flags: tuple[str, ...] | None = None
+
+
+def setuptools_extension(name: str, native: Native) -> SetuptoolsExtension:
+    """The ``CppExtension`` or ``CUDAExtension`` of torch under a name."""
+    from torch.utils.cpp_extension import CppExtension, CUDAExtension
+
+    assert_sources(native.name, native.sources)
+    common: dict[str, Any] = {
+        "sources": [_from_here(path) for path in native.sources],
+        "include_dirs": list(native.include_dirs),
+    }
+    made: SetuptoolsExtension
+    if native.nvcc_flags is None:
+        made = CppExtension(name, extra_compile_args=list(native.cxx_flags), **common)
+    else:
+        cuda_home(native.name)
+        flags = {"cxx": list(native.cxx_flags), "nvcc": list(native.nvcc_flags)}
+        made = CUDAExtension(name, extra_compile_args=flags, **common)
+    return made
+
+
+def _from_here(path: str) -> str:
+    """As setuptools wants it: from the folder of the setup.py on, for what lies in it."""
+    return os.path.relpath(path) if _inside(Path(path).resolve(), Path.cwd().resolve()) else path
+
+
+def build(native: Native, why: str) -> Source:
+    """The library of the cache, built now if it is not there; ``why`` says what made it necessary."""
+    settings = probe.read_settings()
+    builders = assert_can_build(native)
+    key = make_key(native, builders, settings)
+    compiler = builders.compiler
+    assert compiler is not None  # assert_can_build has refused that
+    with_what = f"{Path(compiler.path).name} {compiler.version}" + (
+        " and nvcc" if native.nvcc_flags is not None else ""
+    )
+    with Progress(native.name, with_what, why) as said:
+        cache = jit.AnnouncingCache(settings, said.start)
+
+        def inside(staging: Path) -> Path:
+            said.log(staging / "build.log")
+            return _build(native, staging, cache, key, builders, settings)
+
+        artifact = cache.obtain(key, inside)
+        said.end(artifact)
+    return Source("cache" if artifact.cached else "jit", artifact.path, with_what)
+
+
+def assert_can_build(native: Native) -> Builders:
+    """The tools of a build; KernelUnavailable, with where they were looked for, if one is missing."""
+    builders = probe.probe_builders(probe.read_settings())
+    wanted = {
+        "a C++ compiler": builders.compiler is not None,
+        "ninja": builders.ninja is not None,
+        "torch": importlib.util.find_spec("torch") is not None,
+        "setuptools": importlib.util.find_spec("setuptools") is not None,
+    }
+    missing = [name for name, here in wanted.items() if not here]
+    if missing:
+        raise verdict.cannot_build(native.name, ", ".join(missing), builders.looked_at or ("nothing to look at",))
+    if native.nvcc_flags is not None:
+        cuda_home(native.name)
+    assert_sources(native.name, native.sources)
+    return builders
+
+
+def cuda_home(name: str) -> str:
+    """The CUDA toolkit that torch would compile with; KernelUnavailable where there is none."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is None or shutil.which(str(Path(CUDA_HOME) / "bin" / "nvcc")) is None:
+        raise KernelUnavailable(
+            f"{name} cannot be built: there is no CUDA toolkit\n"
+            f"  found   CUDA_HOME={CUDA_HOME}, and no nvcc in its bin\n"
+            f"  needed  a toolkit of torch's CUDA major\n"
+            f"  fix     1) CUDA_HOME=/where/it/is"
+        )
+    return str(CUDA_HOME)
+
+
+def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey:
+    """Everything that one build is made from."""
+    import torch
+
+    compiler = builders.compiler
+    assert compiler is not None
+    inputs: dict[str, Any] = {
+        "schema": 1,
+        "kind": "extension",
+        "name": native.name,
+        "sources": closure(native.sources, native.include_dirs),
+        "cxx_flags": list(native.cxx_flags),
+        "debug": settings.debug,
+        "torch": f"{torch.__version__} {torch.version.git_version} cxx11={torch.compiled_with_cxx11_abi()}",
+        "python": sysconfig.get_config_var("SOABI"),
+        "machine": platform.machine(),
+        "compiler": f"{compiler.kind} {compiler.version}",
+        "libc": toolchain.libc_version(compiler, platform.machine()),
+    }
+    if native.nvcc_flags is not None:
+        inputs |= {
+            "nvcc_flags": list(native.nvcc_flags),
+            "nvcc": _nvcc_version(cuda_home(native.name)),
+            "targets": arch_list(settings),
+        }
+    return BuildKey(native.name, inputs)
+
+
+def arch_list(settings: Settings) -> str:
+    """The targets, as torch reads them: those that were named, else the GPUs that are visible."""
+    if settings.arch_list is not None:
+        return settings.arch_list
+    gpus = probe.probe_host(settings, gpus=True).gpus
+    return ";".join(sorted({str(gpu.capability) for gpu in gpus}))
+
+
+def closure(paths: Sequence[str], include_dirs: Sequence[str]) -> dict[str, str]:
+    """The digest of each source, and of each header it reaches that is neither torch's nor the toolkit's.
+
+    Named from their common folder on: where that lies does not matter.
+    """
+    files = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in _reachable(paths, include_dirs)}
+    base = os.path.commonpath([str(path.parent) for path in files])
+    return {os.path.relpath(path, base): digest for path, digest in sorted(files.items())}
+
+
+def import_from(name: str, path: Path) -> ModuleType:
+    """The extension module of a file, under a name; its own, whatever else has that name."""
+    import torch  # noqa: F401 - its libraries have to be there
+
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # a file with a loader always has one
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def assert_sources(name: str, paths: Sequence[str]) -> None:
+    """Raises KernelUnavailable unless every source is there, and there is one."""
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing or not paths:
+        raise KernelUnavailable(
+            f"{name} cannot be built: {'its sources are missing' if missing else 'it names no sources'}\n"
+            f"  found   {', '.join(missing) or 'an empty list'}{': no such file' if missing else ''}\n"
+            f"  needed  what sources_files() of the extension says\n"
+            f"  fix     1) name them from the folder of the class: self.csrc_abs_path('name.cpp')"
+        )
+
+
+def _reachable(paths: Sequence[str], include_dirs: Sequence[str]) -> Iterator[Path]:
+    """The files that a compiler will read, those of torch and the toolkit left out: their versions stand for them."""
+    foreign = [Path(place).resolve() for place in _foreign()]
+    folders = [Path(folder).resolve() for folder in include_dirs]
+    folders = [folder for folder in folders if not any(_inside(folder, place) for place in foreign)]
+    todo = [Path(path).resolve() for path in paths]
+    seen: set[Path] = set()
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        yield path
+        for spelled in sources.INCLUDE.findall(path.read_bytes()):
+            text = spelled.decode("utf-8", "replace")
+            places = (folder / text for folder in (path.parent, *folders))
+            todo += [place.resolve() for place in places if place.is_file()][:1]
+
+
+def _foreign() -> list[str]:
+    spec = importlib.util.find_spec("torch")
+    home = probe.read_settings().cuda_home
+    return [*(spec.submodule_search_locations or () if spec else ()), *([home] if home else [])]
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
+
+
+def _nvcc_version(home: str) -> str:
+    said = subprocess.run([f"{home}/bin/nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", said)
+    return match[1] if match else said.strip()
+
+
+def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders: Builders, settings: Settings) -> Path:
+    """Runs ``build_ext`` in a child and takes the library out of what it leaves behind."""
+    assert builders.compiler is not None and builders.ninja is not None
+    spec = staging / "spec.json"
+    spec.write_text(json.dumps(dataclasses.asdict(native)), encoding="utf-8")
+    command = [sys.executable, "-m", "precast.extension.child", str(spec), str(staging / "lib"), str(staging / "tmp")]
+    environment = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
+    environment |= {
+        "LC_ALL": "C",
+        "CXX": builders.compiler.path,
+        "MAX_JOBS": str(toolchain.default_jobs(settings)),
+        "PATH": os.pathsep.join([str(Path(builders.ninja).parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if entry),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if native.nvcc_flags is not None and (targets := arch_list(settings)):
+        environment["TORCH_CUDA_ARCH_LIST"] = targets
+    status, log = process.run(command, log=staging / "build.log", environment=environment)
+    if status:
+        tool = f"{builders.compiler.kind} {builders.compiler.version}"
+        raise failure.build_failed(native.name, log, _compile_command(log, command), cache.failure_log(key), tool=tool)
+    built = sorted((staging / "lib").rglob("*.so"))
+    if len(built) != 1:
+        raise BuildFailed(f"{native.name}: the build left {len(built)} libraries behind, and one was to come")
+    return Path(shutil.move(built[0], staging / built[0].name))
+
+
+def _compile_command(log: str, command: list[str]) -> str:
+    """The command line that ninja prints under FAILED, else the child's."""
+    lines = log.splitlines()
+    failed = [after for line, after in itertools.pairwise(lines) if line.startswith("FAILED:")]
+    return failed[0] if failed else " ".join(command)

@@ -1,0 +1,72 @@
+"""Where the sources of an extension are, and where what was built of them while installing is."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+from precast._abi.settings import JitMode
+from precast.errors import JitDisabled
+
+
+class Places:
+    """What the classes that compile something have in common. Plain attributes to whoever sets them, as ever."""
+
+    name: str
+
+    @functools.cached_property
+    def prebuilt_module_path(self) -> str:
+        """The package that holds what was built while installing: ``_C`` beside the subclass' own package."""
+        package, _, _ = type(self).__module__.partition(".")
+        return f"{package}._C" if "." in type(self).__module__ else "precast._C"
+
+    @functools.cached_property
+    def prebuilt_import_path(self) -> str:
+        """The module that was built while installing, and the name that ``build_aot`` builds it under."""
+        return f"{self.prebuilt_module_path}.{self.name}"
+
+    @property
+    def version_dependent_macros(self) -> list[str]:
+        """The macros that older sources ask for; every torch that is served here is newer than the versions in them."""
+        return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
+
+    def relative_to_abs_path(self, code_path: str) -> str:
+        """A path in the nearest folder that has it, from the one of the subclass' file upwards."""
+        home = Path(inspect.getfile(type(self))).resolve().parent
+        folders = (home, *home.parents)
+        return str(next((folder / code_path for folder in folders if (folder / code_path).exists()), home / code_path))
+
+    def csrc_abs_path(self, path: str) -> str:
+        """A path in ``csrc/kernel``, else in ``csrc``."""
+        inside = Path(self.relative_to_abs_path(f"csrc/kernel/{path}"))
+        return str(inside) if inside.exists() else self.relative_to_abs_path(f"csrc/{path}")
+
+    def pybind_abs_path(self, path: str) -> str:
+        """A path in ``pybind``."""
+        return self.relative_to_abs_path(f"pybind/{path}")
+
+    @staticmethod
+    def strip_empty_entries(args: Sequence[str]) -> list[str]:
+        """The list without its empty strings."""
+        return [arg for arg in args if arg]
+
+    def prebuilt_file(self) -> Path | None:
+        """The file that was built while installing, or None. Its package is imported to be asked; it is not opened."""
+        try:
+            spec = importlib.util.find_spec(self.prebuilt_import_path)
+        except ModuleNotFoundError:
+            return None
+        return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def forbidden(name: str, place: str, what: str, mode: JitMode) -> JitDisabled:
+    """The exception where only a setting stands in the way."""
+    return JitDisabled(
+        f"{name} cannot be loaded here: PRECAST_JIT={mode.value} forbids to {what}\n"
+        f"  found   nothing usable under {place}\n"
+        f"  needed  a build while installing, or PRECAST_JIT=auto\n"
+        f"  fix     1) unset PRECAST_JIT"
+    )

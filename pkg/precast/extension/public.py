@@ -1,0 +1,69 @@
+"""The functions of ``precast.ops`` as members of a module, and the same in plain torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from precast.extension.compat import Find, Members, kernel, reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GATED = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu")  # in the order of the schema's kinds
+_SOFTMAX = ("scaled_softmax", "scaled_upper_triang_masked_softmax", "scaled_aligned_causal_softmax")
+
+
+def layer_norm(find: Find) -> Members:
+    """``layer_norm``."""
+    if find is kernel:
+        return _ours("layer_norm")
+
+    def plain(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+        """``precast.ops.layer_norm`` in plain torch."""
+        y: Tensor = reference("layer_norm")(x, weight, bias, eps)
+        return y
+
+    return {"layer_norm": plain}
+
+
+def activations(find: Find) -> Members:
+    """The gated activations."""
+    if find is kernel:
+        return _ours(*_GATED)
+
+    def plain(kind: int, x: Tensor) -> Tensor:
+        y: Tensor = reference("gated_activation")(x, kind)
+        return y
+
+    return {name: functools.partial(plain, kind) for kind, name in enumerate(_GATED)}
+
+
+def softmax(find: Find) -> Members:
+    """The softmaxes of scaled scores."""
+    if find is kernel:
+        return _ours("scaled_masked_softmax", *_SOFTMAX)
+
+    def plain(name: str, x: Tensor, scale: float) -> Tensor:
+        y: Tensor = reference(name)(x, scale)
+        return y
+
+    def masked(
+        x: Tensor, mask: Tensor, scale: float, *, masked_value: float | str = "-inf", fully_masked: str = "zero"
+    ) -> Tensor:
+        """``precast.ops.scaled_masked_softmax`` in plain torch."""
+        uniform = {"zero": False, "uniform": True}[fully_masked]
+        y: Tensor = reference("scaled_masked_softmax")(x, mask, scale, float(masked_value), uniform)
+        return y
+
+    return {"scaled_masked_softmax": masked, **{name: functools.partial(plain, name) for name in _SOFTMAX}}
+
+
+def _ours(*names: str) -> Members:
+    """Functions of a room above this one, so it is entered by name, when a function is called."""
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module("precast.ops"), name)(*args, **kwargs)
+
+    return {name: functools.partial(call, name) for name in names}

@@ -1,0 +1,122 @@
+"""The parameters of one step, sorted into launches and checked: nothing is made or changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Signature(NamedTuple):
+    """What all parameters of one launch have in common."""
+
+    flags: int
+    names: tuple[str, ...]
+    masters: bool
+
+
+@dataclass(slots=True)
+class Work:
+    """The parameters of one launch, with their gradients; those are local tensors in the parameters' layout."""
+
+    masters: bool
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    listed: bool = False
+
+
+def gather(
+    name: str, param_groups: list[dict[str, Any]], signature_of: Callable[[dict[str, Any]], Signature]
+) -> tuple[dict[Signature, Work], list[Tensor]]:
+    """Every parameter with a gradient, by signature, and the parameters without one. Raises on what no kernel takes."""
+    works: dict[Signature, Work] = {}
+    idle: list[Tensor] = []
+    first: Tensor | None = None
+    slot = -1
+    for number, group in enumerate(param_groups):
+        shared = signature_of(group)
+        for param in group["params"]:
+            slot += 1
+            grad = param.grad
+            if grad is None:
+                idle.append(param)
+                continue
+            first = param if first is None else first
+            _check(name, slot, param, grad, first)
+            signature = shared._replace(masters=shared.masters and param.dtype != torch.float32)
+            work = works.setdefault(signature, Work(signature.masters))
+            local, in_layout = local_grad(param, grad)
+            # A tensor of inference mode has no version that could be counted.
+            work.listed = work.listed or not in_layout or param.is_inference()
+            work.params.append(param)
+            work.grads.append(local)
+            work.groups.append(number)
+            work.slots.append(slot)
+    return works, idle
+
+
+def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
+    """The gradient as the kernel takes it, and whether it is simply the gradient of the parameter."""
+    if hasattr(param, "to_local"):
+        if getattr(grad, "placements", None) != cast("Any", param).placements:
+            raise RuntimeError(
+                f"a DTensor of placements {cast('Any', param).placements} has a gradient of placements "
+                f"{getattr(grad, 'placements', 'none: it is no DTensor')}; needed the same for both"
+            )
+        return local_grad(cast("Any", param).to_local(), cast("Any", grad).to_local())[0], False
+    if grad.is_contiguous() and param.is_contiguous():
+        return grad, True
+    if grad.stride() == param.stride():
+        return grad, True
+    return torch.empty_like(param, dtype=grad.dtype).copy_(grad), False
+
+
+def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Local parameters and local gradients; None if a gradient is missing."""
+    tensors, grads = [], []
+    with torch.no_grad():
+        for param in params:
+            if param.grad is None:
+                return None
+            tensors.append(cast("Any", param).to_local() if hasattr(param, "to_local") else param)
+            grads.append(local_grad(param, param.grad)[0])
+    return tensors, grads
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a kernel of CUDA can have it."""
+    return tensor.is_cuda
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
+    """Names the first thing wrong with one parameter or its gradient."""
+    for what, tensor in {"it": param, "its gradient": grad}.items():
+        usable = tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES
+        if usable and tensor.device == first.device and tensor.shape == param.shape:
+            continue
+        dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
+        wrong = {
+            f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
+            f"is on {tensor.device}; needed an NVIDIA GPU; precast.optim.CPUAdam is for parameters in CPU memory": (
+                not on_gpu(tensor)
+            ),
+            f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+            f"is on {tensor.device}, and the first parameter on {first.device}; needed one GPU for one optimizer": (
+                tensor.device != first.device
+            ),
+            f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
+        }
+        reason = next(text for text, is_wrong in wrong.items() if is_wrong)
+        raise RuntimeError(f"{name}.step: parameter {index}: {what} {reason}; nothing was updated")

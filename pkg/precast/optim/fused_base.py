@@ -1,0 +1,370 @@
+"""What the optimizers on the GPU share: one launch for all parameters, from a plan that is kept between the steps.
+
+A plan holds the addresses and dtypes of parameters, gradients and states. Before each step one call into C++ compares
+it with the tensors as they are: gradients that have moved are taken over, anything else makes a new plan. The number of
+the step, the loss scale and the decision to skip an overflow are read and written on the GPU: nothing waits for it, and
+a CUDA graph can capture ``step`` as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer, optimizer
+
+from precast.ops import multi_tensor
+from precast.ops._dispatch import mark_written
+from precast.optim import _gathered
+from precast.optim._gathered import Signature, Work, gather, locals_of
+from precast.optim._watched import Watched
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Imports Dynamo at the first call, where torch.compiler.disable would import it here.
+outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
+
+_group_params = operator.itemgetter("params")
+_profiler_enabled: Callable[[], bool] = cast("Any", torch.autograd)._profiler_enabled
+
+
+def light(step: _Function) -> _Function:
+    """A step in the wrapper that ``torch.optim`` gives it, for hooks and the profiler, only while there are any.
+
+    The wrapper makes a record for the profiler whether one runs or not: a third of the host's time for a step.
+    """
+    recorded = cast("Any", Optimizer).profile_hook_step(step)
+
+    @functools.wraps(step)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            _profiler_enabled()
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or optimizer._global_optimizer_pre_hooks
+            or optimizer._global_optimizer_post_hooks
+        ):
+            return recorded(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    cast("Any", call).hooked = True  # torch then leaves it as it is
+    return cast("_Function", call)
+
+
+@dataclass(frozen=True, eq=False)  # without slots: a weak reference says when it is not used any more
+class Plan:
+    """A plan of the C++ side, with what Python adds to each call of it."""
+
+    number: int
+    signature: Signature
+    written: tuple[Tensor, ...]  # the parameters of the model, whose versions a step raises
+    listed: bool  # gradients are handed over, as they are not simply those of the parameters
+    locals: tuple[Tensor, ...]  # of the parameters, where they are listed
+
+
+class FusedOptimizer(Optimizer):
+    """The base. A subclass names its states and says which numbers its kernel takes."""
+
+    kind: ClassVar[int]
+    _step_supports_amp_scaling: ClassVar[bool] = True  # GradScaler.step then hands over grad_scale and found_inf
+
+    def __init__(self, params: Any, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
+        self.max_grad_norm = max_grad_norm
+        self._plans: list[Plan] | None = None
+        self._steps: Tensor | None = None  # of all parameters, in the order of the groups; each state has a view of one
+        self._views: tuple[Tensor, ...] = ()
+        self._kept: list[Plan] = []  # that graphs have captured
+        self._numbers: tuple[Any, Tensor] = (None, torch.empty(0))
+        super().__init__(params, defaults)
+
+    # ---- what a subclass says ----
+
+    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The names of the states that are as large as the parameter, in the order that the kernel takes them."""
+        raise NotImplementedError
+
+    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+        """beta1, beta2, eps, weight_decay and what else there is."""
+        raise NotImplementedError
+
+    def flags(self, group: dict[str, Any]) -> int:
+        """Bits of ``Flag`` in args.h."""
+        return int(group["maximize"])
+
+    def initial(self, group: dict[str, Any]) -> float:
+        """What new states are filled with."""
+        return 0.0
+
+    # ---- the step ----
+
+    @light
+    @outside_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every parameter that has a gradient, and returns what ``closure`` returned.
+
+        Raises before anything is written if any of the tensors cannot be used.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        plans = self._current_plans()
+        done: set[Signature] = set()
+        for plan in plans:
+            if self._run(plan):
+                done.add(plan.signature)
+                continue
+            for anew in self._replan():
+                if anew.signature not in done and not self._run(anew):
+                    raise RuntimeError(
+                        f"{type(self).__name__}.step: the parameters, their gradients or states change while the step "
+                        "is made; needed: one thread at a time for one optimizer"
+                    )
+            break
+        return loss
+
+    def _run(self, plan: Plan) -> bool:
+        """One call of the op; False, and nothing done, if the plan does not describe the tensors any more."""
+        grads: list[Tensor] = []
+        if plan.listed:
+            found = locals_of(plan.written)
+            if found is None or not all(map(operator.is_, found[0], plan.locals)):
+                return False
+            grads = found[1]
+        groups, rates = self._group_numbers()
+        steps = cast("Tensor", self._steps)
+        outcome = multi_tensor.step_(
+            plan.number,
+            grads,
+            steps,
+            groups,
+            rates,
+            getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None),
+            self.max_grad_norm or 0.0,
+            self.kind,
+            plan.signature.flags,
+        )
+        if outcome == STALE:
+            return False
+        if outcome == UNCOUNTED:
+            mark_written(plan.written)
+        if _gathered.capturing() and plan not in self._kept:
+            self._kept.append(plan)
+        return True
+
+    def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
+        """What the op takes of all groups: a table of numbers, and the learning rates if one of them is on the GPU."""
+        rates = [group["lr"] for group in self.param_groups]
+        on_gpu = any(isinstance(rate, Tensor) and rate.is_cuda for rate in rates)
+        key = [
+            (0.0 if on_gpu else float(rate), *self.numbers(group))
+            for rate, group in zip(rates, self.param_groups, strict=True)
+        ]
+        if key != self._numbers[0]:
+            self._numbers = (key, torch.tensor(key, dtype=torch.float64, device="cpu"))
+        if not on_gpu:
+            return self._numbers[1], []
+        like = cast("Tensor", self._steps)
+        return self._numbers[1], [torch.as_tensor(rate, dtype=like.dtype, device=like.device) for rate in rates]
+
+    # ---- plans ----
+
+    def _current_plans(self) -> list[Plan]:
+        """The plans there are, unless something that only Python sees has changed; else new ones."""
+        plans = self._plans
+        if (
+            plans is not None
+            and list(self.state.values()) == self._states
+            and sum(map(len, map(_group_params, self.param_groups))) == len(self._params)
+            and all(map(operator.is_, chain.from_iterable(map(_group_params, self.param_groups)), self._params))
+            and [self._signature_of(group) for group in self.param_groups] == self._signatures
+        ):
+            return plans
+        return self._replan()
+
+    def _signature_of(self, group: dict[str, Any]) -> Signature:
+        return Signature(self.flags(group), self.state_names(group), bool(group.get("master_weights", False)))
+
+    def _replan(self) -> list[Plan]:
+        """Plans for the parameters that have gradients now, one for each signature. Missing states are made."""
+        self._drop()
+        name = type(self).__name__
+        works, idle = gather(name, self.param_groups, self._signature_of)
+        if self.max_grad_norm is not None and len(works) > 1:
+            raise ValueError(
+                f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, "
+                "as they differ in maximize, amsgrad or the like; needed groups that agree, or "
+                "precast.ops.clip_grad_norm_ before the step"
+            )
+        with torch.no_grad():
+            if works:
+                self._prepare_steps(next(iter(works.values())).params[0].device)
+            plans = [self._plan(signature, work, idle) for signature, work in works.items()]
+        self._states = list(self.state.values())
+        self._params = list(chain.from_iterable(map(_group_params, self.param_groups)))
+        self._signatures = [self._signature_of(group) for group in self.param_groups]
+        self._plans = plans
+        return plans
+
+    def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:
+        for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
+            self._complete(param, self.param_groups[group], slot)
+        states = [self.state[param] for param in work.params]
+        lists = [[_local(state[entry]) for state in states] for entry in signature.names]
+        lists += [[] for _ in range(3 - len(lists))]
+        if self.kind == LAMB:  # the direction of the step, between its two launches
+            lists[2] = [torch.empty_like(_local(param), dtype=torch.float32) for param in work.params]
+        params = [_local(param) for param in work.params]
+        masters = [_local(state["master_param"]) for state in states] if work.masters else []
+        number = multi_tensor.plan(
+            masters or params,
+            work.grads,
+            *lists,
+            params if masters else [],
+            [] if work.listed else idle,
+            torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
+        )
+        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else ())
+        # Whatever happens to the optimizer: what the plan holds is given back.
+        weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
+        return plan
+
+    def _complete(self, param: Tensor, group: dict[str, Any], slot: int) -> None:
+        """The state of one parameter with all its entries, and its step as a view into the tensor of all."""
+        state = self.state[param]
+        names = self.state_names(group)
+        dtype = param.dtype if group.get("state_dtype", torch.float32) is None else torch.float32
+        missing = [name for name in names if state.get(name) is None]
+        master = group.get("master_weights", False) and param.dtype != torch.float32
+        if missing or (master and "master_param" not in state):
+            if _gathered.capturing():
+                raise RuntimeError(
+                    f"{type(self).__name__}.step: a graph is captured, and the states of a parameter do not exist yet: "
+                    "each replay would start anew; needed: one step before the capture"
+                )
+            for name in missing:
+                state[name] = torch.full_like(param, self.initial(group), dtype=dtype)
+            if master and "master_param" not in state:
+                state["master_param"] = param.detach().float()
+        view = self._views[slot]
+        if state.get("step") is not view:
+            # SGD of torch has no step: whether there is a momentum says whether one was made.
+            before = state.get("step", float(bool(names) and not missing))
+            view.copy_(torch.as_tensor(before, dtype=torch.float32))
+            state["step"] = view
+        if type(state) is not Watched:
+            self.state[param] = Watched(state, _dropper(self))
+
+    def _prepare_steps(self, device: torch.device) -> None:
+        count = sum(map(len, map(_group_params, self.param_groups)))
+        if self._steps is None or self._steps.numel() != count or self._steps.device != device:
+            self._steps = torch.zeros(count, dtype=torch.float32, device=device)
+            self._views = self._steps.unbind()
+
+    def _drop(self) -> None:
+        """Forgets the plans, and with them the tensors that they hold."""
+        self._plans = None
+
+    # ---- what torch.optim asks of an optimizer ----
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
+        self.check_options({**self.defaults, **param_group})
+        self._drop()
+        super().add_param_group(param_group)
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Raises ValueError on numbers out of range."""
+        lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
+        numbers = {} if isinstance(lr, Tensor) and lr.is_cuda else {"lr": lr}  # its value stays on the GPU
+        for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
+            if name in options:
+                numbers[name] = options[name]
+        for name, value in numbers.items():
+            if not float(value) >= 0:
+                raise ValueError(f"{name} is {float(value)}; needed 0 or more")
+        if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+            raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
+        if options.get("state_dtype") not in (torch.float32, None):
+            raise ValueError(
+                f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As ``torch.optim``'s; the states are plain dictionaries."""
+        result = super().state_dict()
+        return {**result, "state": {key: _plain(value) for key, value in result["state"].items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this class, or of the class of ``torch.optim`` that it stands for."""
+        seen: dict[str, Any] = {}
+        # The last hook sees what the others made of it.
+        handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        self._drop()
+        # The base class has cast the states to the parameters' dtype; with low-precision parameters that loses them.
+        saved_ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
+        params = ((group, param) for group in self.param_groups for param in group["params"])
+        for saved_id, (group, param) in zip(saved_ids, params, strict=True):
+            saved = seen["state"].get(saved_id, {})
+            for name in saved.keys() & {*self.state_names(group), "master_param"}:
+                value = saved[name]
+                if isinstance(value, Tensor) and param.dtype != torch.float32:
+                    as_param = name != "master_param" and group.get("state_dtype", torch.float32) is None
+                    dtype = param.dtype if as_param else torch.float32
+                    self.state[param][name] = value.to(param.device, dtype, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "max_grad_norm": self.max_grad_norm}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_kept" not in self.__dict__:  # made by copy or pickle, without __init__
+            self._plans, self._steps, self._views, self._kept = None, None, (), []
+            self._numbers = (None, torch.empty(0))
+        super().__setstate__(state)
+        self._drop()
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+
+LAMB = 4  # Kind in args.h
+STALE, UNCOUNTED = 0, 1  # Outcome in host.cpp
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What of a tensor is on this device: itself, or the shard of a DTensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else cast("Tensor", to_local())
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _dropper(owner: FusedOptimizer) -> Callable[[], None]:
+    """What a state calls when it is changed; it does not keep the optimizer alive."""
+    reference = weakref.ref(owner)
+
+    def drop() -> None:
+        alive = reference()
+        if alive is not None:
+            alive._drop()
+
+    return drop

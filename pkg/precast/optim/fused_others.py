@@ -1,0 +1,170 @@
+"""SGD, Adagrad, Lion and LAMB on the GPU, all parameters in one launch (LAMB: two)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from precast.optim.fused_adam import DECOUPLED, MAXIMIZE
+from precast.optim.fused_base import LAMB, FusedOptimizer
+
+NESTEROV, ALWAYS_ADAPT = 4, 8  # Flag in args.h
+
+
+class FusedSGD(FusedOptimizer):
+    """``torch.optim.SGD``: momentum, dampening, nesterov, decay in the gradient. Each loads the other's state."""
+
+    kind: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        master_weights: bool = False,
+        state_dtype: torch.dtype | None = torch.float32,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        options |= {"nesterov": nesterov, "maximize": maximize, "master_weights": master_weights}
+        super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Also that nesterov has a momentum to look ahead with."""
+        super().check_options(options)
+        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
+            raise ValueError(
+                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}; needed a positive "
+                "momentum and no dampening"
+            )
+
+    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The momentum, if there is any."""
+        return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+        """The dampening in place of beta1, and the momentum."""
+        return float(group["dampening"]), 0.0, 0.0, float(group["weight_decay"]), float(group["momentum"])
+
+    def flags(self, group: dict[str, Any]) -> int:
+        """Whether to climb, and to look ahead."""
+        return MAXIMIZE * bool(group["maximize"]) + NESTEROV * bool(group["nesterov"])
+
+
+class FusedAdagrad(FusedOptimizer):
+    """``torch.optim.Adagrad``. Each loads the other's state."""
+
+    kind: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        master_weights: bool = False,
+        state_dtype: torch.dtype | None = torch.float32,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        options |= {"maximize": maximize}
+        options |= {"initial_accumulator_value": initial_accumulator_value, "master_weights": master_weights}
+        super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
+
+    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The sum of squares."""
+        return ("sum",)
+
+    def initial(self, group: dict[str, Any]) -> float:
+        """What the sums start with."""
+        return float(group["initial_accumulator_value"])
+
+    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+        """No betas; the decay of the learning rate."""
+        return 0.0, 0.0, float(group["eps"]), float(group["weight_decay"]), float(group["lr_decay"])
+
+
+class FusedLion(FusedOptimizer):
+    """Lion (Chen et al., 2023): a step of the learning rate along the sign of the averaged gradient."""
+
+    kind: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        master_weights: bool = False,
+        state_dtype: torch.dtype | None = torch.float32,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        options |= {"master_weights": master_weights, "state_dtype": state_dtype}
+        super().__init__(params, options, max_grad_norm)
+
+    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The momentum."""
+        return ("exp_avg",)
+
+    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+        """No more than the usual."""
+        beta1, beta2 = group["betas"]
+        return float(beta1), float(beta2), 0.0, float(group["weight_decay"]), 0.0
+
+    def flags(self, group: dict[str, Any]) -> int:
+        """The decay is apart from the gradient."""
+        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED
+
+
+class FusedLAMB(FusedOptimizer):
+    """LAMB (You et al., 2020): AdamW whose step has, for each parameter, the length that the parameter has.
+
+    As in NVIDIA's version, gradients are first clipped by the norm of all of them, and a parameter without weight decay
+    takes the plain step, unless ``always_adapt``. The direction takes four bytes for each element while it is known.
+    """
+
+    kind: ClassVar[int] = LAMB
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        *,
+        always_adapt: bool = False,
+        maximize: bool = False,
+        master_weights: bool = False,
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"maximize": maximize, "always_adapt": always_adapt, "master_weights": master_weights}
+        super().__init__(params, options, max_grad_norm)
+
+    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Two moments."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+        """No more than the usual."""
+        beta1, beta2 = group["betas"]
+        return float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), 0.0
+
+    def flags(self, group: dict[str, Any]) -> int:
+        """Whether to climb; the decay is part of the direction."""
+        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED + ALWAYS_ADAPT * bool(group["always_adapt"])

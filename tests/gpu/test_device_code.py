@@ -1,0 +1,145 @@
+"""Device code as data on a GPU: every promise of docs/guides/device-code.md that needs one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precast.extension import CubinExtension, KernelModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu]
+SOURCE = Path(__file__).parent / "device" / "kernels.cu"
+REGISTERS, LOCAL_BYTES = 4, 3  # CUfunction_attribute
+
+
+class Kernels(CubinExtension):
+    """The kernels of device/kernels.cu."""
+
+    def __init__(self) -> None:
+        super().__init__("gpu_test_kernels")
+
+    def sources_files(self) -> list[str]:
+        return [str(SOURCE)]
+
+    def instances(self) -> dict[str, list[str]]:
+        return {SOURCE.name: ["scale<float, 4>", "scale<double, 2>"]}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRECAST_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield Kernels().load()
+
+
+def member(kernels: KernelModule, name: str) -> Any:
+    return getattr(kernels, name)
+
+
+def needs_hopper() -> bool:
+    """Clusters and TMA came with compute capability 9.0; before it the source has no such kernels."""
+    import torch
+
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+def test_templates_and_streams(kernels: KernelModule) -> None:
+    import torch
+
+    x = torch.arange(1000, device="cuda", dtype=torch.float32)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        fed = x * 1
+        member(kernels, "scale<float, 4>")((4,), (256,), fed, 0.5, 1000)
+    side.synchronize()
+    assert torch.equal(fed, x * 2)
+    wide = x.double()
+    member(kernels, "scale<double, 2>")((4,), (256,), wide, 3, 1000)
+    assert torch.equal(wide, x.double() * 6)
+
+
+def test_more_shared_memory_than_48_kb(kernels: KernelModule) -> None:
+    import torch
+
+    n = 15_000  # 60 KB
+    x = torch.rand(n, device="cuda")
+    y = torch.empty_like(x)
+    kernel = member(kernels, "reverse")
+    kernel((1,), (256,), x, y, n, shared_bytes=4 * n)
+    assert torch.equal(y, x.flip(0))
+    usage, function = kernel.usage(), kernel.prepare(0)
+    assert usage.registers == function.attribute(REGISTERS) and function.attribute(LOCAL_BYTES) == usage.stack_bytes
+
+
+def test_clusters(kernels: KernelModule) -> None:
+    import torch
+
+    if not needs_hopper():
+        assert not hasattr(kernels, "ranks")
+        return
+    out = torch.zeros(8, device="cuda", dtype=torch.int32)
+    member(kernels, "ranks")((8,), (32,), out, cluster=(4,))
+    assert out.tolist() == [4, 104, 204, 304] * 2
+
+
+def test_tma(kernels: KernelModule) -> None:
+    import torch
+
+    from precast.extension.tma import tensor_map
+
+    if not needs_hopper():
+        assert not hasattr(kernels, "tile")
+        return
+    x = torch.rand(40, 64, device="cuda")
+    y = torch.empty(16, 32, device="cuda")
+    member(kernels, "tile")((1,), (128,), tensor_map(x, (16, 32)), y, 8, 16)
+    assert torch.equal(y, x[8:24, 16:48])
+    member(kernels, "tile")((1,), (128,), tensor_map(x, (16, 32)), y, 32, 48)
+    assert torch.equal(y[:8, :16], x[32:, 48:]) and not y[8:].any() and not y[:, 16:].any()
+
+
+def test_a_captured_launch_and_a_fresh_thread(kernels: KernelModule) -> None:
+    import torch
+
+    x = torch.ones(64, device="cuda")
+    kernel = member(kernels, "scale<float, 4>")
+    kernel.prepare(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel((1,), (64,), x, 0.5, 64)
+    x.fill_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.eq(2).all()
+    thread = threading.Thread(target=lambda: kernel((1,), (64,), x, 0.25, 64))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert x.eq(2).all()
+
+
+def test_the_profiler_has_the_names(kernels: KernelModule) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.ones(64, device="cuda")
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+        member(kernels, "scale<float, 4>")((1,), (64,), x, 0.5, 64)
+        member(kernels, "reverse")((1,), (64,), x, torch.empty_like(x), 64, shared_bytes=256)
+        torch.cuda.synchronize()
+    names = " ".join(event.key for event in recorded.key_averages())
+    assert "scale<float, 4>" in names and "reverse" in names, names
+
+
+def test_a_second_load_compiles_nothing_and_the_wrong_device_is_refused(kernels: KernelModule) -> None:
+    import torch
+
+    again = Kernels().load()
+    assert {source.kind for _, source in kernels.images} == {"jit"}
+    assert {source.kind for _, source in again.images} == {"cache"}
+    with pytest.raises(ValueError, match="one CUDA device"):
+        member(again, "reverse")((1,), (1,), torch.ones(1), torch.ones(1), 1)

@@ -1,0 +1,175 @@
+"""The modules we stand in for: their functions by their names give the numbers they gave, by kernels and by torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from precast import kernel_loader
+from precast.errors import KernelUnavailable
+from precast.kernel_loader import (
+    CPUAdamLoader,
+    FlashAttentionForFloatAndCustomMaskLoader,
+    FlashAttentionLoader,
+    InferenceOpsLoader,
+    KernelLoader,
+    LayerNormLoader,
+    ScaledMaskedSoftmaxLoader,
+    ScaledUpperTriangleMaskedSoftmaxLoader,
+)
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+BOTH = pytest.mark.parametrize("kind", ["cpu", "torch"])
+ELEVEN = (
+    *("CPUAdamLoader", "LayerNormLoader", "MoeLoader", "FusedOptimizerLoader", "InferenceOpsLoader"),
+    *("ScaledMaskedSoftmaxLoader", "ScaledUpperTriangleMaskedSoftmaxLoader", "FlashAttentionLoader"),
+    *("FlashAttentionDaoLoader", "FlashAttentionWithCustomMaskLoader", "FlashAttentionForFloatAndCustomMaskLoader"),
+)
+
+
+def load(loader: type[KernelLoader], kind: str) -> Any:
+    (name,) = [name for name in loader.names() if name.endswith(f"_{kind}")]
+    loaded = loader().load(ext_name=name)
+    assert (loaded.source.kind == "torch") == (kind == "torch")
+    return loaded
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, digits: float = 1e-5) -> None:
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=digits, atol=digits)
+
+
+def test_every_loader_loads_or_says_why_not() -> None:
+    assert set(ELEVEN) <= set(kernel_loader.__all__)
+    for name in ELEVEN:
+        loader = getattr(kernel_loader, name)
+        taken = [one.name for one in loader.candidates() if one.state == "ready"]
+        if taken:
+            assert loader().load() is loader().load(ext_name=taken[0]), name
+            assert loader().load().source.path
+        else:
+            with pytest.raises(KernelUnavailable, match=f"none of the extensions of {name}"):
+                loader().load()
+    with pytest.raises(KernelUnavailable, match="moe_cuda is not written yet"):
+        kernel_loader.MoeLoader().load(ext_name="moe_cuda")
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(5,), (3, 4)])
+def test_layer_norm(kind: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = load(LayerNormLoader, kind)
+    x, dy = torch.randn(2, 6, *shape), torch.randn(2, 6, *shape)
+    gamma, beta = torch.randn(shape), torch.randn(shape)
+    y, mean, invvar = module.forward_affine(x, shape, gamma, beta, 1e-5)
+    leaves = [t.double().requires_grad_() for t in (x, gamma, beta)]
+    wanted = torch.nn.functional.layer_norm(leaves[0], shape, leaves[1], leaves[2], 1e-5)
+    wanted.backward(dy.double())
+    rows = x.double().reshape(12, -1)
+    close(y, wanted.detach())
+    close(mean, rows.mean(-1))
+    close(invvar, (rows.var(-1, correction=0) + 1e-5).rsqrt())
+    for found, leaf in zip(module.backward_affine(dy, mean, invvar, x, shape, gamma, beta, 1e-5), leaves, strict=True):
+        assert found.shape == leaf.shape and leaf.grad is not None
+        close(found, leaf.grad)
+    close(module.layer_norm(x.reshape(12, -1), gamma.reshape(-1), beta.reshape(-1)), wanted.detach().reshape(12, -1))
+    with pytest.raises(ValueError, match="needed the last dimensions"):
+        module.forward_affine(x, (7,), gamma, beta, 1e-5)
+
+
+def test_a_former_name_finds_its_module() -> None:
+    with pytest.raises(KernelUnavailable, match="layer_norm cannot be loaded for cuda"):
+        LayerNormLoader().load(ext_name="layernorm_cuda")
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [1, 3])
+def test_masked_softmax(kind: str, heads: int) -> None:
+    torch.manual_seed(0)
+    module = load(ScaledMaskedSoftmaxLoader, kind)
+    x, dy = torch.randn(2, heads, 4, 7), torch.randn(2, heads, 4, 7)
+    mask = (torch.rand(2, 1, 4, 7) < 0.4).to(torch.uint8)
+    mask[0, 0, 1] = 1  # a row of masked scores alone comes out even
+    y = module.forward(x, mask, 0.5)
+    leaf = x.double().requires_grad_()
+    wanted = torch.softmax((leaf * 0.5).masked_fill(mask.bool(), -10000.0), -1)
+    close(y, wanted.detach())
+    assert torch.equal(y, module.forward(x, mask.bool(), 0.5)) and torch.equal(y, module.forward(x, mask.long(), 0.5))
+    plain = torch.softmax(leaf * 0.5, -1)
+    plain.backward(dy.double())
+    assert leaf.grad is not None
+    close(module.backward(dy, plain.detach().float(), 0.5), leaf.grad)
+    assert module.get_batch_per_block(4, 7, 2, heads) == 1
+
+
+@BOTH
+def test_causal_softmax(kind: str) -> None:
+    torch.manual_seed(0)
+    module = load(ScaledUpperTriangleMaskedSoftmaxLoader, kind)
+    x, dy = torch.randn(6, 5, 5), torch.randn(6, 5, 5)
+    leaf = x.double().requires_grad_()
+    wanted = torch.softmax((leaf * 0.7).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf), -1)
+    wanted.backward(dy.double())
+    y = module.forward(x, 0.7)
+    close(y, wanted.detach())
+    assert leaf.grad is not None
+    close(module.backward(dy, y, 0.7), leaf.grad)
+
+
+@BOTH
+def test_inference_ops(kind: str) -> None:
+    torch.manual_seed(0)
+    module = load(InferenceOpsLoader, kind)
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    out, residual = torch.empty_like(x), torch.randn(4, 8)
+    wide = x.double()
+    module.rms_layernorm(out, x, weight, 1e-6)
+    close(out, wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight)
+    total = x.double() + residual.double()
+    given = x.clone()
+    module.fused_add_rms_layernorm(given, residual, weight, 1e-6)
+    close(residual, total)
+    close(given, total * (total.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight)
+    for shape in ((2, 3, 8), (6, 5)):
+        ins = torch.randn(shape)
+        half = shape[0] // 2
+        wanted = torch.nn.functional.silu(ins[:half].double()) * ins[half:].double()
+        found = module.silu_and_mul(ins)
+        assert found.shape == (shape[1:] if half == 1 else (half, *shape[1:]))
+        close(found, wanted.reshape(found.shape))
+    with pytest.raises(ValueError, match="needed an even first dimension"):
+        module.silu_and_mul(torch.ones(3, 2))
+    with pytest.raises(AttributeError, match="has no 'convert_fp8'; it has"):
+        _ = module.convert_fp8
+
+
+def test_adam_in_plain_torch_steps_as_the_kernels_do() -> None:
+    torch.manual_seed(0)
+    kinds = ("cpu_adam_torch", next(n for n in CPUAdamLoader.names() if CPUAdamLoader().load().__name__ == n))
+    found = []
+    for name in kinds:
+        torch.manual_seed(0)
+        optimizer = CPUAdamLoader().load(ext_name=name).CPUAdamOptimizer(1e-2, 0.9, 0.99, 1e-8, 0.1, True)
+        state = [torch.randn(33) for _ in range(2)] + [torch.zeros(33), torch.zeros(33)]
+        for step in (1, 2, 3):
+            optimizer.step(step, 1e-2, 0.9, 0.99, 1e-8, 0.1, True, *state, 2.0)
+        found.append(state[0])
+    close(found[0], found[1], 1e-6)
+
+
+def test_attention_by_torch() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    attention = FlashAttentionLoader().load()
+    assert attention.source.kind == "package" and "torch" in attention.source.detail
+    scores = q.double() @ k.double().mT / math.sqrt(8)
+    causal = torch.ones(5, 5).tril().bool()
+    close(attention(q, k, v), torch.softmax(scores, -1) @ v.double())
+    wanted = torch.softmax(scores.masked_fill(~causal, -math.inf), -1) @ v.double()
+    close(attention(q, k, v, is_causal=True), wanted)
+    close(attention(q, k, v, attention_mask=causal, is_causal=True), wanted)
+    with pytest.raises(ValueError, match="need an attention_mask"):
+        attention(q, k, v, cu_seqlens_q=torch.tensor([0, 5]), max_seqlen_q=5)
+    assert FlashAttentionForFloatAndCustomMaskLoader().load(ext_name="flash_attention_torch")(q, k, v).shape == q.shape

@@ -1,0 +1,327 @@
+"""The optimizers of the GPU, whole, with their device code run on the CPU: against torch's own in float64."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast.optim import FusedAdagrad, FusedAdam, FusedAdamW, FusedLAMB, FusedLion, FusedSGD  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+# One block and less, whole blocks, tails, nothing at all, a scalar; enough of them for two rounds of the search.
+SHAPES = [(3,), (512,), (515,), (), (0,), (40, 31), (1024,), *[(1 + i % 3,) for i in range(36)]]
+
+
+def made(dtype: Any, seed: int = 0, shapes: Any = SHAPES) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def give_grads(params: list[Any], seed: int, dtype: Any = None) -> None:
+    for param, grad in zip(params, made(torch.float32, seed, [p.shape for p in params]), strict=True):
+        param.grad = grad.to(dtype or param.dtype)
+
+
+def assert_near(ours: Any, exact: Any, terms: float, step: int) -> None:
+    """Float32: 2e-6 of what was added up, for each step; the others: as near, and then rounded once per step."""
+    kind = torch.finfo(ours.dtype)
+    allowed = step * (2e-6 * (exact.abs() + terms) + (0 if kind.bits == 32 else kind.eps * (exact.abs() + kind.tiny)))
+    error = (ours.double() - exact.double()).abs()
+    assert bool((error <= allowed).all()), f"off by {error.max()} of {exact.abs().max()}"
+
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
+    "adam": (FusedAdam, torch.optim.Adam, {"weight_decay": 0.1}),
+    "adamw": (FusedAdamW, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6}),
+    "amsgrad": (FusedAdamW, torch.optim.AdamW, {"amsgrad": True}),
+    "maximize": (FusedAdamW, torch.optim.AdamW, {"maximize": True}),
+    "sgd": (FusedSGD, torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": (FusedSGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3}),
+    "nesterov": (FusedSGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    "adagrad": (FusedAdagrad, torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_torchs(list_gpu: Any, kind: str, dtype: Any) -> None:
+    """Low-precision parameters by way of their masters, as an update of 1e-2 would be lost in the parameter itself."""
+    make, torchs, options = KINDS[kind]
+    low = dtype != torch.float32
+    params = made(dtype)
+    exact = [p.double() for p in params]
+    ours = make(params, lr=1e-2, **options, **({"master_weights": True} if low else {}))
+    theirs = torchs(exact, lr=1e-2, **options)
+    for step in range(1, 4):
+        give_grads(params, step)
+        for param, wide in zip(params, exact, strict=True):
+            wide.grad = param.grad.double()
+        ours.step()
+        theirs.step()
+        for param, wide in zip(params, exact, strict=True):
+            main = ours.state[param]["master_param"] if low else param
+            assert_near(main, wide.detach(), 0.02, step)
+            assert torch.equal(param, main.to(dtype))
+            for name, value in theirs.state[wide].items():
+                if name != "step" and value is not None:
+                    assert_near(ours.state[param][name], value, 1.0, step)
+            assert float(ours.state[param]["step"]) == step
+    plain = kind in ("adamw", "adam", "maximize")
+    name = "update" if not plain else "adam_masters" if low else "adam"
+    assert list_gpu.launches() == ["prepare", name] * 3
+
+
+def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(p) for p in made(torch.float32)]
+    ours = FusedAdamW(params)
+    calls: list[str] = []
+    give_grads(params, 1)
+    ours.step()
+    ours.register_step_pre_hook(lambda *_: calls.append("before"))
+    ours.register_step_post_hook(lambda *_: calls.append("after"))
+    with torch.no_grad():
+        give_grads(params, 2)
+    ours.step()
+    assert calls == ["before", "after"]
+    assert {p._version for p in params} == {2}
+    with torch.profiler.profile() as profile:
+        ours.step()
+    assert "Optimizer.step#FusedAdamW.step" in {event.key for event in profile.key_averages()}
+
+
+def test_states_of_the_parameters_dtype(list_gpu: Any) -> None:
+    params = made(torch.bfloat16)
+    exact = [p.double() for p in params]
+    ours, theirs = FusedAdamW(params, lr=0.1, state_dtype=None), torch.optim.AdamW(exact, lr=0.1)
+    give_grads(params, 1)
+    for param, wide in zip(params, exact, strict=True):
+        wide.grad = param.grad.double()
+    ours.step()
+    theirs.step()
+    for param, wide in zip(params, exact, strict=True):
+        assert ours.state[param]["exp_avg"].dtype == torch.bfloat16
+        assert_near(param, wide, 0.1, 1)
+        assert_near(ours.state[param]["exp_avg_sq"], theirs.state[wide]["exp_avg_sq"], 1e-3, 1)
+
+
+def lion(p: Any, m: Any, g: Any, lr: float, decay: float) -> None:
+    p.mul_(1 - lr * decay).sub_(lr * torch.sign(0.9 * m + 0.1 * g))
+    m.mul_(0.99).add_(0.01 * g)
+
+
+def lamb(p: Any, m: Any, v: Any, g: Any, step: int, lr: float, decay: float) -> None:
+    m.mul_(0.9).add_(0.1 * g)
+    v.mul_(0.999).add_(0.001 * g * g)
+    u = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-6) + decay * p
+    size, length = p.norm(), u.norm()
+    ratio = size / length if decay and size > 0 and length > 0 else 1.0
+    p.sub_(lr * ratio * u)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lion_and_lamb(list_gpu: Any, decay: float) -> None:
+    params = [made(torch.float32), made(torch.float32)]
+    exact = [[p.double() for p in some] for some in params]
+    states = [[[torch.zeros_like(p) for p in exact[0]] for _ in range(n)] for n in (1, 2)]
+    ours = FusedLion(params[0], lr=1e-2, weight_decay=decay), FusedLAMB(params[1], lr=1e-2, weight_decay=decay)
+    for step in range(1, 3):
+        for some, optimizer in zip(params, ours, strict=True):
+            give_grads(some, step)
+            optimizer.step()
+        grads = [p.grad.double() for p in params[0]]
+        share = min(1.0, 1.0 / float(torch.cat([g.flatten() for g in grads]).norm()))
+        for i, g in enumerate(grads):
+            lion(exact[0][i], states[0][0][i], g, 1e-2, decay)
+            lamb(exact[1][i], states[1][0][i], states[1][1][i], g * share, step, 1e-2, decay)
+            for some, wide in zip(params, exact, strict=True):
+                assert_near(some[i], wide[i], 0.02, 2 * step)
+    norm = ["norm_parts", "sum_each", "sum_total"]
+    assert list_gpu.launches() == ["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 2
+
+
+def test_clipping_and_loss_scale_and_overflow(list_gpu: Any) -> None:
+    params, plain = made(torch.float32), made(torch.float32)
+    ours, other = FusedAdam(params, lr=0.1, max_grad_norm=0.5), torch.optim.Adam(plain, lr=0.1)
+    give_grads(plain, 1)
+    for param, one in zip(params, plain, strict=True):
+        param.grad = one.grad * 1024.0
+    ours.grad_scale, ours.found_inf = torch.tensor(1024.0), torch.tensor(1.0)
+    before = [p.clone() for p in params]
+    ours.step()
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    assert {float(state["step"]) for state in ours.state.values()} == {0.0}
+    ours.found_inf = torch.tensor(0.0)
+    ours.step()
+    torch.nn.utils.clip_grad_norm_(plain, 0.5)
+    other.step()
+    for param, one in zip(params, plain, strict=True):
+        assert_near(param, one.detach(), 0.2, 1)
+        assert float(ours.state[param]["step"]) == 1.0
+
+
+def test_gradients_that_move_or_come_and_go(list_gpu: Any) -> None:
+    params, twins = made(torch.float32), made(torch.float32)
+    ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
+    numbers = set()
+    for step in range(1, 7):
+        ours.zero_grad()
+        give_grads(params, step)
+        if step in (2, 3):
+            params[step].grad = None
+        for param, twin in zip(params, twins, strict=True):
+            twin.grad = None if param.grad is None else param.grad.clone()
+        ours.step()
+        theirs.step()
+        assert ours._plans is not None
+        numbers.add(ours._plans[0].number)
+        for param, twin in zip(params, twins, strict=True):
+            assert_near(param, twin.detach(), 0.5, step)
+    assert len(numbers) == 4  # a new one at steps 1, 2, 3 and 4; then gradients only moved
+    assert float(ours.state[params[2]]["step"]) == 5
+
+
+@pytest.mark.parametrize("change", ["entry", "state", "data", "group", "dtype of a gradient", "layout of a gradient"])
+def test_what_is_exchanged_is_seen(list_gpu: Any, change: str) -> None:
+    params, twins = made(torch.float32), made(torch.float32)
+    ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
+    which = 5
+    for step in range(1, 4):
+        give_grads(params, step)
+        for param, twin in zip(params, twins, strict=True):
+            twin.grad = param.grad.clone()
+        if step == 2:
+            for optimizer, tensor in ((ours, params[which]), (theirs, twins[which])):
+                if change == "entry":
+                    optimizer.state[tensor]["exp_avg"] = optimizer.state[tensor]["exp_avg"] * 2
+                elif change == "state":
+                    optimizer.state[tensor] = {k: v * 2 for k, v in optimizer.state[tensor].items()}
+                elif change == "data":
+                    tensor.data = tensor.data * 2
+                elif change == "group":
+                    optimizer.param_groups[0]["maximize"] = True
+                elif change == "dtype of a gradient" and optimizer is ours:
+                    tensor.grad_dtype = None
+                    tensor.grad = tensor.grad.bfloat16()
+                    twins[which].grad = tensor.grad.float()
+                elif change == "layout of a gradient" and optimizer is ours:
+                    tensor.grad = tensor.grad.t().contiguous().t()
+        ours.step()
+        theirs.step()
+        for param, twin in zip(params, twins, strict=True):
+            assert_near(param, twin.detach(), 0.5, step)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "amsgrad", "momentum", "adagrad"])
+def test_states_go_to_torch_and_back(list_gpu: Any, kind: str) -> None:
+    make, torchs, options = KINDS[kind]
+    params, twins = made(torch.float32), made(torch.float32)
+    ours, theirs = make(params, lr=0.1, **options), torchs(twins, lr=0.1, **options)
+
+    def both(step: int) -> None:
+        give_grads(params, step)
+        give_grads(twins, step)
+        ours.step()
+        theirs.step()
+        for param, twin in zip(params, twins, strict=True):
+            assert_near(param, twin.detach(), 1.0, step)
+
+    both(1)
+    saved, taken = copy.deepcopy(ours.state_dict()), copy.deepcopy(theirs.state_dict())
+    assert {type(value) for value in saved["state"].values()} == {dict}
+    theirs.load_state_dict(saved)
+    ours.load_state_dict(taken)
+    both(2)
+    file = io.BytesIO()
+    torch.save(ours.state_dict(), file)
+    file.seek(0)
+    ours.load_state_dict(torch.load(file, weights_only=True))
+    both(3)
+
+
+def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
+    params = made(torch.bfloat16)
+    ours = FusedAdamW(params, lr=1e-3, master_weights=True)
+    give_grads(params, 1)
+    ours.step()
+    again = FusedAdamW(params, lr=1e-3, master_weights=True)
+    again.load_state_dict(ours.state_dict())
+    for param in params:
+        for name in ("master_param", "exp_avg", "exp_avg_sq"):
+            assert again.state[param][name].dtype == torch.float32
+            assert torch.equal(again.state[param][name], ours.state[param][name])
+
+
+def test_copies_of_an_optimizer_work_on_their_own(list_gpu: Any) -> None:
+    params = made(torch.float32)
+    ours = FusedAdamW(params, lr=1e-3)
+    give_grads(params, 1)
+    ours.step()
+    other = copy.deepcopy(ours)
+    mine = other.param_groups[0]["params"]
+    give_grads(mine, 2)
+    other.step()
+    assert {float(state["step"]) for state in ours.state.values()} == {1.0}
+    assert {float(state["step"]) for state in other.state.values()} == {2.0}
+
+
+def test_groups_and_schedulers(list_gpu: Any) -> None:
+    params, twins = made(torch.float32), made(torch.float32)
+    options = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.01, "betas": (0.5, 0.6)}, {"lr": 0.02, "maximize": True}]
+
+    def groups(tensors: list[Any]) -> list[dict[str, Any]]:
+        parts = (tensors[:10], tensors[10:12], tensors[12:])
+        return [{"params": part, **option} for part, option in zip(parts, options, strict=True)]
+
+    ours, theirs = FusedAdamW(groups(params)), torch.optim.AdamW(groups(twins))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (ours, theirs)]
+    for step in range(1, 4):
+        give_grads(params, step)
+        give_grads(twins, step)
+        ours.step()
+        theirs.step()
+        for schedule in schedules:
+            schedule.step()
+        for param, twin in zip(params, twins, strict=True):
+            assert_near(param, twin.detach(), 0.5, step)
+    assert list_gpu.launches() == ["prepare", "adam"] * 6  # maximize is a launch of its own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
+    xs, ys = made(dtype, 1), made(dtype, 2)
+    total, squares = list_gpu.ops.multi_tensor_l2norm(xs)
+    exact = torch.stack([x.double().square().sum() for x in xs])
+    torch.testing.assert_close(squares.double(), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(total.double(), exact.sum().sqrt(), rtol=1e-5, atol=0)
+    outs, found = [torch.full_like(x, float("nan")) for x in xs], torch.zeros(1)
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, ys, 2.0, -0.5, torch.tensor(0.5), found)
+    for out, x, y in zip(outs, xs, ys, strict=True):
+        assert_near(out, x.double() - 0.5 * y.double(), 3.0, 1)
+    assert float(found) == 0
+    xs[5][3] = float("nan")
+    list_gpu.ops.multi_tensor_axpby_(xs, xs, [], 1.0, 0.0, None, found)
+    assert float(found) == 1
+
+
+def test_flat_views_and_odd_offsets(list_gpu: Any) -> None:
+    """Parameters that lie side by side in one tensor, as sharded optimizers keep them: most are aligned to nothing."""
+    flat, twin = torch.randn(3000), None
+    twin = flat.clone()
+    cuts = [1, 514, 515, 1540, 3000]
+    views = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+    twins = [twin[a:b] for a, b in itertools.pairwise(cuts)]
+    ours, theirs = FusedAdamW(views, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
+    give_grads(views, 1)
+    give_grads(twins, 1)
+    ours.step()
+    theirs.step()
+    assert_near(flat, twin, 0.2, 1)
+    assert flat[0] == twin[0]
