@@ -3,6 +3,8 @@
 #
 #   make test                     everything this machine can run
 #   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   make dev FAMILY=rms_norm      build what an edit of one kernel family changed; without FAMILY, of all of them
+#   make examples                 the packages in examples/, each built, installed and tested in a clean environment
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
@@ -18,6 +20,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?=
 ARGS ?=
+FAMILY ?=
 FREE_THREADED ?= python3.13t
 FREE_VENV := .venv-free-threaded
 
@@ -28,17 +31,24 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo bench faults free-threaded fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py $(ARGS)
+
+# A family after an edit of its sources: make dev FAMILY=rms_norm; with PRECAST_DEBUG=1 for a debugger.
+dev: $(READY)
+	@$(BIN)/python -m tools dev $(FAMILY) $(ARGS)
+
+examples: $(READY)
+	$(BIN)/python examples/downstream.py $(ARGS)
 
 # Two other ways to load a kernel are peers of one benchmark, which says so where they cannot be had.
 bench: $(READY)
@@ -93,7 +103,7 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(NEW_ENOUGH)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^triton==/d)' constraints.txt > $(VENV)/constraints.txt
 	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch

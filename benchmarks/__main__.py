@@ -18,6 +18,7 @@ NAMES = (
     "big_cache",
     "warm_load",
     "cold_jit",
+    "rebuild",
     "ranks",
     "cpu_adam",
     "cpu_optim",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmarks.norm import FLUSH_BYTES, SHAPES, copy_rate, median_ms
+from benchmarks.norm import FLUSH_BYTES, SHAPES, Compile, compiled_for_one_shape, copy_rate, median_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ STREAMS = {"layer_norm": 2, "layer_norm backward": 3}
 TARGETS = {"layer_norm": "share >= 0.95", "layer_norm backward": "share >= 0.92"}
 
 
-def contestants(width: int) -> dict[str, Norm]:
+def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[str, Norm]:
     """Name ours, torch eager, and torch.compile of the same arithmetic."""
     import torch
 
@@ -30,7 +30,7 @@ def contestants(width: int) -> dict[str, Norm]:
     return {
         "precast": precast.ops.layer_norm,
         "torch eager": norm,
-        "torch.compile": torch.compile(norm, dynamic=False),
+        "torch.compile": compiled(norm),
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
     import torch
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))
 REPEATS, WARM_UP = 60, 10
@@ -20,7 +22,7 @@ TARGETS = {"rms_norm": "share >= 0.95", "fused_add_rms_norm": "share >= 0.97", "
 STREAMS = {"rms_norm": 2, "fused_add_rms_norm": 4, "rms_norm backward": 3}
 
 
-def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
+def samples_ms(function: Callable[[], object], flush: torch.Tensor) -> list[float]:
     """Time by CUDA events; before each run the cache is overwritten, which also keeps the host ahead of the GPU."""
     import torch
 
@@ -33,7 +35,20 @@ def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
         function()
         end.record()
     torch.cuda.synchronize()
-    return float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
+    return [float(begin.elapsed_time(end)) for begin, end in pairs]
+
+
+def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
+    """The median of :func:`samples_ms`."""
+    return statistics.median(samples_ms(function, flush))
+
+
+def compiled_for_one_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile is best at."""
+    import torch
+
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
 
 
 def copy_rate(flush: torch.Tensor) -> float:
@@ -46,7 +61,7 @@ def copy_rate(flush: torch.Tensor) -> float:
 
 
 def contestants(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, compiled: Compile = compiled_for_one_shape
 ) -> dict[str, dict[str, Callable[[], object]]]:
     """Pair our ops with torch eager and torch.compile of the same arithmetic."""
     import torch
@@ -70,7 +85,7 @@ def contestants(
         y = norm(*leaves)
         return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
 
-    compiled_norm, compiled_add = torch.compile(norm, dynamic=False), torch.compile(add_norm, dynamic=False)
+    compiled_norm, compiled_add = compiled(norm), compiled(add_norm)
     return {
         "rms_norm": {
             "precast": lambda: precast.ops.rms_norm(x, weight),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmarks.norm import FLUSH_BYTES, copy_rate, median_ms
+from benchmarks.norm import FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, median_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ BACKWARD_TARGET = "share >= 0.92"
 Function = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
-def contestants(mask: torch.Tensor, behind: torch.Tensor) -> dict[str, dict[str, Function]]:
+def contestants(
+    mask: torch.Tensor, behind: torch.Tensor, compiled: Compile = compiled_for_one_shape
+) -> dict[str, dict[str, Function]]:
     """Pair our ops with torch eager and torch.compile of the same arithmetic."""
     import torch
 
@@ -36,12 +38,12 @@ def contestants(mask: torch.Tensor, behind: torch.Tensor) -> dict[str, dict[str,
         "masked": {
             "precast": lambda x: precast.ops.scaled_masked_softmax(x, mask, SCALE),
             "torch eager": masked,
-            "torch.compile": torch.compile(masked, dynamic=False),
+            "torch.compile": compiled(masked),
         },
         "causal": {
             "precast": lambda x: precast.ops.scaled_upper_triang_masked_softmax(x, SCALE),
             "torch eager": causal,
-            "torch.compile": torch.compile(causal, dynamic=False),
+            "torch.compile": compiled(causal),
         },
     }
 

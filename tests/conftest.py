@@ -1,10 +1,10 @@
 """The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``nvcc``, ``wheel``, ``act``, ``strace``, ``container``,
-``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what was found is printed above the
-results, and a test whose need is not met is skipped here, with the reason. Any other skip is reported as a failure,
-because it would hide that something untested could have been tested. Every skip is listed again at the end. A module
-that cannot even be imported without torch says ``pytest.importorskip("torch")`` first.
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``act``,
+``strace``, ``container``, ``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what was found
+is printed above the results, and a test whose need is not met is skipped here, with the reason. Any other skip is
+reported as a failure, because it would hide that something untested could have been tested. Every skip is listed again
+at the end. A module that cannot even be imported without torch says ``pytest.importorskip("torch")`` first.
 """
 
 from __future__ import annotations
@@ -99,6 +99,17 @@ def probe_wheel() -> Found:
     return Found(True, f"pip finds {wanted}")
 
 
+def probe_triton() -> Found:
+    """Its interpreter needs no GPU."""
+    there = importlib.util.find_spec("triton") is not None
+    return Found(there, f"triton {version('triton')}" if there else "no package triton")
+
+
+def probe_matplotlib() -> Found:
+    there = importlib.util.find_spec("matplotlib") is not None
+    return Found(there, f"matplotlib {version('matplotlib')}" if there else "no package matplotlib (group bench)")
+
+
 def probe_nvcc() -> Found:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return Found(nvcc is not None, nvcc or "no nvcc on PATH or in /usr/local/cuda/bin")
@@ -153,6 +164,8 @@ NEEDS = {
         Need("torch", "imports torch", probe_torch),
         Need("gpu", "needs an NVIDIA GPU that torch can use; gpu(2): as many of them", probe_gpu),
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
+        Need("triton", "needs Triton; a test that launches on a GPU says gpu as well", probe_triton),
+        Need("matplotlib", "draws: the dependency group bench", probe_matplotlib),
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
         Need("act", "runs workflows on this machine by act", probe_act),

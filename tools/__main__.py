@@ -10,6 +10,7 @@ VERBS = {
     "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
     "check-set": "hold a folder of wheels against the plan",
+    "dev": "build kernel families for this machine after an edit, and only what changed",
     "device": "compile the device code of one label",
     "headers": "pin the headers of another torch",
     "host": "compile the host library of one torch ABI",

@@ -71,8 +71,8 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
   group.lr = static_cast<float>(numbers[0]);
   group.one_minus_beta1 = static_cast<float>(1.0 - beta1);
   group.one_minus_beta2 = static_cast<float>(1.0 - beta2);
-  group.log_beta1 = static_cast<float>(log(beta1));
-  group.log_beta2 = static_cast<float>(log(beta2));
+  group.log_beta1 = static_cast<float>(log1p(beta1 - 1.0));  // not log, whose newest version came with glibc 2.29
+  group.log_beta2 = static_cast<float>(log1p(beta2 - 1.0));
   group.eps = static_cast<float>(numbers[3]);
   group.weight_decay = static_cast<float>(numbers[4]);
   group.extra = static_cast<float>(numbers[5]);

@@ -29,3 +29,7 @@ class JitDisabled(KernelUnavailable):
 
 class BuildTimeout(KernelError):
     """Waiting for another process' build took longer than allowed."""
+
+
+class PrebuiltRefused(KernelIncompatible, ImportError):
+    """A compiled module of somebody's wheel does not fit this process; its import raises it, as an ImportError."""

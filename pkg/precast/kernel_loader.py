@@ -291,7 +291,7 @@ class MoeLoader(KernelLoader):
 
 
 class FusedOptimizerLoader(KernelLoader):
-    """Optimizers over many tensors on the GPU."""
+    """Lists of GPU tensors: ``multi_tensor_scale``, ``multi_tensor_l2norm``. The steps: ``precast.optim.FusedAdam``."""
 
     REGISTRY = [*builtin.of("FusedOptimizerLoader")]  # noqa: RUF012
 

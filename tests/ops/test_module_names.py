@@ -14,6 +14,7 @@ from precast.kernel_loader import (
     CPUAdamLoader,
     FlashAttentionForFloatAndCustomMaskLoader,
     FlashAttentionLoader,
+    FusedOptimizerLoader,
     InferenceOpsLoader,
     KernelLoader,
     LayerNormLoader,
@@ -157,6 +158,29 @@ def test_adam_in_plain_torch_steps_as_the_kernels_do() -> None:
             optimizer.step(step, 1e-2, 0.9, 0.99, 1e-8, 0.1, True, *state, 2.0)
         found.append(state[0])
     close(found[0], found[1], 1e-6)
+
+
+def test_lists_of_tensors() -> None:
+    """On the GPU these are kernels; here the same functions over plain torch."""
+    torch.manual_seed(0)
+    module = load(FusedOptimizerLoader, "torch")
+    xs = [torch.randn(5), torch.randn(2, 3).half()]
+    outs = [torch.empty(5).bfloat16(), torch.empty(2, 3)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    module.multi_tensor_scale(65536, flag, [xs, outs], 0.5)
+    for x, out in zip(xs, outs, strict=True):
+        assert torch.equal(out, (x.float() * 0.5).to(out.dtype))
+    assert flag.item() == 0
+    total, each = module.multi_tensor_l2norm(65536, flag, [xs], True)
+    wanted = torch.stack([x.double().norm() for x in xs])
+    close(each, wanted)
+    close(total, wanted.norm().reshape(1))
+    assert module.multi_tensor_l2norm(65536, flag, [xs])[1].numel() == 0
+    xs[1][0, 0] = math.inf
+    module.multi_tensor_scale(65536, flag, [xs, outs], 0.5)
+    assert flag.item() == 1
+    with pytest.raises(KernelUnavailable, match="multi_tensor"):
+        FusedOptimizerLoader().load(ext_name="fused_optim_cuda")
 
 
 def test_attention_by_torch() -> None:

@@ -24,6 +24,7 @@ ORDER = (
     "base_extension",
     "kernel_loader",
     "extension",
+    "build",
     "_load",
     "_build",
     "_abi",
@@ -48,6 +49,8 @@ TORCH = (
     "_load/prebuild.py",
     "_load/prebuilt.py",
     "_load/library.py",
+    "_load/downstream.py",
+    "build/command.py",
     "_load/namespace.py",
     "_load/loader.py",
     "_cli/numbers.py",
@@ -67,12 +70,18 @@ THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
     "_build/tables.py": {"tomli", "tomllib"},
     "_build/commands.py": {"setuptools"},
+    "build/command.py": {"setuptools"},
+    "build/extensions.py": {"setuptools"},
     **{
         f"extension/{name}.py": {"setuptools"}
         for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")
     },
 }
-IF_THERE = {"_load/progress.py": {"rich"}}  # used where the user has it, and nothing is missing without it
+# Used where the user has it, and nothing is missing without it.
+IF_THERE = {
+    "_load/progress.py": {"rich"},
+    **{f"ops/_twins/{name}.py": {"triton"} for name in ("rows", "rms_norm", "layer_norm", "activations", "softmax")},
+}
 
 
 def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:

@@ -124,6 +124,9 @@ def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Reject
         why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.INSTALL_TORCH))
     elif need.device == "cuda":
         why += _refuse_cuda(host, host.torch, settings)
+    elif need.device == "xpu":
+        found = f"torch {host.torch.version}, {'XPU ' + host.torch.xpu if host.torch.xpu else 'not a build for XPU'}"
+        why.append(Rejection("xpu", EVERYTHING, Reason.XPU, "an NVIDIA GPU, or the CPU", found))
     return tuple(why)
 
 

@@ -14,6 +14,7 @@ from precast._abi.value import value
 EVERYTHING = "all"
 PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
+TRITON_CANDIDATE = "triton"
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class Reason(str, Enum):
     TORCH_MISSING = "torch-missing"
     TORCH_CPU = "torch-cpu"
     HIP = "hip"
+    XPU = "xpu"
     NO_GPU = "no-gpu"
     JIT_OFF = "jit-off"
     NO_PREBUILT = "no-prebuilt"
@@ -47,6 +49,7 @@ class Reason(str, Enum):
     NO_NINJA = "no-ninja"
     NO_NVRTC = "no-nvrtc"
     NVRTC_ARCH = "nvrtc-arch"
+    NO_TRITON = "no-triton"
 
 
 @value(frozen=True)
@@ -54,8 +57,8 @@ class Rejection:
     """One candidate that cannot serve one piece.
 
     ``piece`` is ``"host"``, ``"cuda:0"``, or ``"cuda"`` for all GPUs; ``candidate`` is a file of the manifest, or
-    ``"prebuilt"``, ``"jit"`` or ``"all"``; ``wanted`` is what the candidate needs, ``found`` what there was; ``remedy``
-    is a command, or empty if there is none.
+    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``; ``wanted`` is what the candidate needs, ``found`` what there
+    was; ``remedy`` is a command, or empty if there is none.
     """
 
     piece: str
@@ -71,10 +74,13 @@ class Rejection:
 
 @value(frozen=True)
 class Need:
-    """One kernel family on one kind of device. A family on ``"cpu"`` needs the host library alone."""
+    """One kernel family on one kind of device. A family on ``"cpu"`` needs the host library alone.
+
+    ``"cuda"`` is also what a ROCm build of torch calls its GPUs; for ``"xpu"``, Intel's, there is nothing but a twin.
+    """
 
     family: str
-    device: Literal["cpu", "cuda"]
+    device: Literal["cpu", "cuda", "xpu"]
 
 
 @value(frozen=True)

@@ -19,12 +19,13 @@ class Gpu:
 
 @value(frozen=True)
 class TorchInfo:
-    """The torch that is installed; ``cuda`` is the CUDA it was built with, ``hip`` says that it is a ROCm build."""
+    """The torch that is installed; ``cuda``, ``hip`` and ``xpu`` are what it was built with."""
 
     version: TorchVersion
     cxx11: bool
     cuda: CudaVersion | None = None
     hip: str | None = None
+    xpu: str | None = None
 
 
 @value(frozen=True)
@@ -49,12 +50,16 @@ class Nvrtc:
 
 @value(frozen=True)
 class Builders:
-    """What could build a missing piece; ``looked_at`` says where each was sought and what was there."""
+    """What could build a missing piece; ``looked_at`` says where each was sought and what was there.
+
+    ``triton`` is the version of the Triton that is installed, for a family's twin.
+    """
 
     compiler: Compiler | None
     ninja: str | None
     nvrtc: Nvrtc | None
     looked_at: tuple[str, ...] = ()
+    triton: str | None = None
 
 
 @value(frozen=True)

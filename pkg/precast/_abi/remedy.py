@@ -13,6 +13,7 @@ from precast._version import __version__
 INSTALL_TORCH = f'pip install "torch>={STABLE_FLOOR}"'
 INSTALL_COMPILER = "apt-get install g++  # or: conda install -c conda-forge gxx"
 INSTALL_NINJA = "pip install ninja"
+INSTALL_TRITON = "pip install triton"
 ALLOW_JIT = "export PRECAST_JIT=auto"
 BUILD_HERE = "CUDA_EXT=1 pip install --no-cache-dir ."
 BUILD_AGAIN = "CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps precast"

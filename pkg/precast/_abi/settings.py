@@ -94,8 +94,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_DEBUG",
         "debug",
         "`0`",
-        "`1`: what is built is built with debug information and line numbers; prebuilt files are not replaced "
-        "(add `PRECAST_JIT=jit` for that)",
+        "`1`: what is built is built for a debugger: `-O0 -g`, device code with `-G`, and the paths of the sources in "
+        "both; prebuilt files are not replaced (add `PRECAST_JIT=jit` for that)",
         "build, run",
     ),
     Variable(

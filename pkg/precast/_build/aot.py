@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from precast._abi.build_info import BuildMode
@@ -124,16 +126,27 @@ def warm_cache(settings: Settings) -> None:
         except KernelError as error:  # the install is sound without them; the first build will ask again
             say(str(error))
         return
-    compiler, ninja = host_tools(settings)
     say(machine.torch_note())
-    level = flags.best_level(platform.machine(), toolchain.cpu_features())  # as a JIT here would choose
-    for family in catalogue.FAMILIES:
-        build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level,))
-    found, targets = machine.targets(settings)
-    for family in catalogue.FAMILIES:
-        if found is not None and targets and family.device is not None:
-            build_images(family, targets, found, cache, settings)
+    build_for_here(catalogue.FAMILIES, settings, cache)
     say(f"built into {cache.root}: an editable install has no folder of its own")
+
+
+def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cache: Cache) -> None:
+    """Put what a JIT on this machine would build into the cache, under the very keys that it looks for."""
+    compiler, ninja = host_tools(settings)
+    for family in families:
+        build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level_here(),))
+    with_device = [family for family in families if family.device is not None]
+    found, targets = machine.targets(settings) if with_device else (None, ())
+    if found is None or not targets:
+        return
+    with ThreadPoolExecutor(max_workers=toolchain.default_jobs(settings)) as pool:
+        list(pool.map(lambda family: build_images(family, targets, found, cache, settings), with_device))
+
+
+def level_here() -> flags.CpuLevel:
+    """The CPU level that a JIT on this machine chooses."""
+    return flags.best_level(platform.machine(), toolchain.cpu_features())
 
 
 def _make(settings: Settings, root: Path, cache: Cache) -> Made:

@@ -89,7 +89,7 @@ def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, 
     for family in catalogue.FAMILIES:
         if family.device is not None:
             images = build_images(family, targets, found, cache, settings)
-            files += _packed(family.name, targets, images, found, cache, toolchain.default_jobs(settings))
+            files += packed(family.name, targets, images, found, cache, toolchain.default_jobs(settings))
     return Made(device=tuple(files), compilers=(("nvrtc", found.version),))
 
 
@@ -186,13 +186,13 @@ def manifest(made: Made, mode: BuildMode, label: Label, root: Path) -> BuildInfo
     )
 
 
-def _packed(
+def packed(
     family: str, targets: Sequence[GpuTarget], images: Sequence[Artifact], found: Nvrtc, cache: Cache, jobs: int
 ) -> Iterator[tuple[DeviceFile, Path]]:
     """Each image packed, beside what the manifest says of it."""
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        packed = tuple(pool.map(lambda image: _pack(image, cache), images))
-    for target, image, made in zip(targets, images, packed, strict=True):
+        every = tuple(pool.map(lambda image: _pack(image, cache), images))
+    for target, image, made in zip(targets, images, every, strict=True):
         file = DeviceFile(
             path=device_path(family, target),
             sha256=made.sha256,

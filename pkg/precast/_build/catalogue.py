@@ -20,6 +20,7 @@ class Family:
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
     late: bool = False  # its ops wait for the import of precast.ops.<name>, and cost other first calls nothing
+    twins: tuple[str, ...] = ()  # device types on which Triton kernels (ops/_twins) stand in for what is refused
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -41,6 +42,9 @@ COMMON_HOST: tuple[str, ...] = (
 # And what it holds for torch's classic C++ ABI in place of torch's own functions.
 CLASSIC_ADAPTER = "common/torch_classic.cpp"
 
+# What Triton compiles for; AMD's GPUs are "cuda" to torch.
+TRITON = ("cuda", "xpu")
+
 RMS_NORM = Family(
     name="rms_norm",
     device="rms_norm/device.cu",
@@ -52,6 +56,7 @@ RMS_NORM = Family(
         "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 # Apart from the forward, so that inference neither compiles nor loads it. It shares the CPU sources.
@@ -68,6 +73,7 @@ RMS_NORM_BACKWARD = Family(
         ),
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 ACTIVATIONS = Family(
@@ -77,6 +83,7 @@ ACTIVATIONS = Family(
     cpu=("activations/cpu.cpp",),
     ops=("gated_activation(Tensor x, int kind) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 ACTIVATIONS_BACKWARD = Family(
@@ -86,6 +93,7 @@ ACTIVATIONS_BACKWARD = Family(
     cpu=("activations/cpu.cpp",),
     ops=("gated_activation_backward(Tensor grad, Tensor x, int kind) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 LAYER_NORM = Family(
@@ -95,6 +103,7 @@ LAYER_NORM = Family(
     cpu=("layer_norm/cpu.cpp",),
     ops=("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 LAYER_NORM_BACKWARD = Family(
@@ -109,6 +118,7 @@ LAYER_NORM_BACKWARD = Family(
         ),
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 CPU_ADAM = Family(
@@ -154,6 +164,7 @@ SOFTMAX = Family(
         "scaled_aligned_causal_softmax(Tensor x, float scale) -> Tensor",
     ),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 # One gradient for all four, from the result. It shares the CPU sources.
@@ -164,6 +175,7 @@ SOFTMAX_BACKWARD = Family(
     cpu=("softmax/cpu.cpp",),
     ops=("scaled_softmax_backward(Tensor grad, Tensor y, float scale, bool causal) -> Tensor",),
     devices=("cpu", "cuda"),
+    twins=TRITON,
 )
 
 # Optimizer steps over lists of tensors on the GPU. A plan is a number that stands for the tensors of a step: their

@@ -26,6 +26,8 @@ class Program:
     source: bytes
     headers: Mapping[str, bytes]  # what an #include says -> what it gets
     digests: Mapping[str, str]
+    path: Path
+    folders: tuple[Path, ...]  # where NVRTC looks itself when no headers are handed over
 
 
 def read_program(family: Family, csrc: Path | None = None) -> Program:
@@ -50,7 +52,20 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
             if headers.setdefault(text, by_name[target].data) != by_name[target].data:
                 raise KernelError(f"{file.name}: {text!r} means two files in one program; name one of them otherwise")
     main = by_name[f"csrc/{family.device}"]
-    return Program(family.name, main.name, main.data, headers, {file.name: file.sha256 for file in files})
+    digests = {file.name: file.sha256 for file in files}
+    return Program(family.name, main.name, main.data, headers, digests, main.path, (root,))
+
+
+def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Program:
+    """The program of one file of anybody's, whose includes lie beside it or in ``folders``; no path enters its key.
+
+    What is found in neither is left to NVRTC, as it may stand under an ``#if`` that is never true.
+    """
+    roots = {"source": source.resolve().parent, **{f"include{i}": path.resolve() for i, path in enumerate(folders)}}
+    files = sources.Tree(roots).reachable([f"source/{source.name}"])
+    main = next(file for file in files if file.name == f"source/{source.name}")
+    digests = {file.name: file.sha256 for file in files}
+    return Program(name, main.name, main.data, {}, digests, main.path, tuple(roots.values()))
 
 
 def define_lines(defines: Mapping[str, str]) -> bytes:
@@ -64,7 +79,7 @@ def define_lines(defines: Mapping[str, str]) -> bytes:
 def image_key(
     program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool, defines: Mapping[str, str]
 ) -> BuildKey:
-    """What one image is made of."""
+    """What one image is made of. What a debugger reads names the sources where they lie, so that is part of it then."""
     inputs = {
         "schema": 1,
         "kind": "device",
@@ -74,6 +89,7 @@ def image_key(
         "options": list(flags.nvrtc_options(target, debug=debug)),
         "defines": dict(defines),
         "sources": dict(program.digests),
+        **({"place": str(program.path)} if debug else {}),
     }
     return BuildKey(program.family, inputs)
 
@@ -97,8 +113,24 @@ def build_images(
     """One verified image per target, in the order of ``targets``; those not in the cache are compiled in parallel."""
     from precast._build import catalogue
 
-    known = catalogue.get(family) if isinstance(family, str) else family
-    program = read_program(known)
+    program = read_program(catalogue.get(family) if isinstance(family, str) else family)
+    return build_program(
+        program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines, watch=watch
+    )
+
+
+def build_program(
+    program: Program,
+    targets: Sequence[GpuTarget],
+    compiler: Nvrtc,
+    *,
+    cache: Cache,
+    debug: bool,
+    jobs: int,
+    defines: Mapping[str, str] | None = None,
+    watch: Watch = UNWATCHED,
+) -> tuple[Artifact, ...]:
+    """The same of any program."""
     opened: list[nvrtc.Compiler] = []  # one for all threads, and none while everything is cached
     finished: list[GpuTarget] = []
 
@@ -133,7 +165,9 @@ def _compile(
     command = f"NVRTC {compiler.version} ({compiler.path}) {program.name} {' '.join(options)}"
     source = program.source if not defines else define_lines(defines) + b"#line 1\n" + program.source
     ptx = target.kind is TargetKind.PTX
-    done = opened.compile(source, program.name, program.headers, options, ptx=ptx)
+    name, headers = (str(program.path), {}) if debug else (program.name, program.headers)
+    searched = () if headers else tuple(f"--include-path={folder}" for folder in program.folders)
+    done = opened.compile(source, name, headers, (*options, *searched), ptx=ptx)
     if done.error is not None:
         what, tool = f"{program.family} for {target}", f"NVRTC {compiler.version}"
         raise failure.build_failed(what, done.log or done.error, command, log_file, tool=tool)

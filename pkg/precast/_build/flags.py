@@ -202,5 +202,8 @@ def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
 
 
 def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:
-    """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header."""
-    return (f"--gpu-architecture={target}", "--std=c++17", *(("-lineinfo",) if debug else ()))
+    """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header.
+
+    For a debugger the code is not optimised, and has its lines and variables: -G has no use for -lineinfo beside it.
+    """
+    return (f"--gpu-architecture={target}", "--std=c++17", *(("-G",) if debug else ()))

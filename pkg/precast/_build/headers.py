@@ -20,8 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -170,6 +168,8 @@ def find_wheel(torch: str, run: Callable[..., subprocess.CompletedProcess[str]] 
 
 def open_url(url: str) -> io.BufferedReader:
     """A seekable file over a URL: local ones as they are, others block by block."""
+    import urllib.request  # takes longer than a rebuild after an edit, which has the headers
+
     if url.startswith("file:"):
         return Path(urllib.request.url2pathname(url.removeprefix("file://"))).open("rb")
     return io.BufferedReader(_RangeReader(url), BLOCK_BYTES)
@@ -207,6 +207,8 @@ class _RangeReader(io.RawIOBase):
         return len(piece)
 
     def _fetch(self, index: int) -> bytes:
+        import urllib.request
+
         if index not in self._blocks:
             first = index * BLOCK_BYTES
             asked = {"Range": f"bytes={first}-{first + BLOCK_BYTES - 1}"}

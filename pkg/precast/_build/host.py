@@ -149,6 +149,8 @@ def make_plan(
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
     identity = _identity(compiler, machine)
+    if debug:  # a debugger looks for the sources where they lay
+        identity["place"] = str(roots["csrc"])
     units = tuple(
         (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
         for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
@@ -244,11 +246,11 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
     watch.log(staging / LOG_NAME)
-    status, log = process.run(command, log=staging / LOG_NAME, environment=_clean_environment())
+    status, log = process.run(command, log=staging / LOG_NAME, environment=clean_environment())
     seconds = time.perf_counter() - started
     if status:
         tool = f"{plan.compiler.kind} {plan.compiler.version}"
-        raise failure.build_failed(plan.name, log, _failed_command(log), cache.failure_log(plan.key), tool=tool)
+        raise failure.build_failed(plan.name, log, failed_command(log), cache.failure_log(plan.key), tool=tool)
     verify_library(payload.read_bytes(), plan.abi, plan.machine)
     for unit, key in plan.units:
         if objects[unit.name] is None:
@@ -260,26 +262,14 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
 def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
     """The build graph: each missing object, the stubs, the link."""
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
-    roots = {name: str(path) for name, path in plan.roots.items()}
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
     # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
     for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
-            command = flags.host_compile_command(
-                plan.compiler.path,
-                unit.options,
-                source=f"{roots['csrc']}/{unit.source}",
-                output=f"{unit.name}.o",
-                roots=roots,
-                includes=(roots["csrc"],),
-                system=tuple(folder for name, folder in roots.items() if name != "csrc"),
-                build_dir=str(work),
-                seed=unit.name,
-            )
-            lines += _edge(f"{unit.name}.o", (), command)
+            lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
     stubs = flags.stub_sonames(plan.abi)
     for soname in stubs:
-        lines += _edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
+        lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
     command = flags.host_link_command(
         plan.compiler.path,
         flags.link_options(debug=plan.debug),
@@ -289,7 +279,36 @@ def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, wo
         exports="exports.map",
         stubs=tuple(f"./{soname}" for soname in stubs),
     )
-    return "\n".join([*lines, *_edge(str(payload), (*linked, *stubs), command)])
+    return "\n".join([*lines, *edge(str(payload), (*linked, *stubs), command)])
+
+
+def _compile_command(plan: Plan, unit: Unit, work: Path) -> tuple[str, ...]:
+    roots = {name: str(path) for name, path in plan.roots.items()}
+    return flags.host_compile_command(
+        plan.compiler.path,
+        unit.options,
+        source=f"{roots['csrc']}/{unit.source}",
+        output=f"{unit.name}.o",
+        roots={} if plan.debug else roots,
+        includes=(roots["csrc"],),
+        system=tuple(folder for name, folder in roots.items() if name != "csrc"),
+        build_dir=str(work),
+        seed=unit.name,
+    )
+
+
+def compile_commands(plan: Plan) -> list[dict[str, object]]:
+    """Every compile of a plan in the form of compile_commands.json, for editors and analysers; cached or not."""
+    folder = plan.roots["csrc"]
+    return [
+        {
+            "directory": str(folder),
+            "file": str(folder / unit.source),
+            "output": f"{unit.name}.o",
+            "arguments": list(_compile_command(plan, unit, folder)),
+        }
+        for unit, _ in plan.units
+    ]
 
 
 def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
@@ -312,20 +331,20 @@ def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
     return info
 
 
-def _edge(output: str, inputs: Sequence[str], command: Sequence[str]) -> list[str]:
+def edge(output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run") -> list[str]:
     """One build statement; a path is escaped for ninja, and the command for the shell and for ninja."""
     escaped = " ".join(path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs)
     target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-    return [f"build {target}: run {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
+    return [f"build {target}: {rule} {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """No search path may come from a variable, as no key holds it; and errors are read, so they are in English."""
     kept = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
     return {**kept, "LC_ALL": "C"}
 
 
-def _failed_command(log: str) -> str:
+def failed_command(log: str) -> str:
     """The command line that ninja prints under FAILED."""
     lines = log.splitlines()
     for index, line in enumerate(lines[:-1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -58,6 +59,15 @@ def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compi
             looked_at.append(f"compiler: {shown}: {path} {found.version}")
             return found, tuple(looked_at)
     return None, tuple(looked_at)
+
+
+def launcher() -> tuple[str, ...]:
+    """What goes before a compile of somebody else's sources: ccache or sccache where there is one.
+
+    Our own sources need none: each of their objects is an entry of our cache.
+    """
+    found = (shutil.which(name) for name in ("ccache", "sccache"))
+    return next(((path,) for path in found if path), ())
 
 
 def cpu_features() -> frozenset[str]:
@@ -131,6 +141,19 @@ def find_ninja() -> tuple[str | None, tuple[str, ...]]:
     found = shutil.which("ninja")
     looked_at.append(f"ninja: {found}" if found else "ninja: not on PATH")
     return found, tuple(looked_at)
+
+
+def find_triton() -> tuple[str | None, tuple[str, ...]]:
+    """The version of the installed Triton, under any of the names it is distributed by; it is not imported."""
+    if importlib.util.find_spec("triton") is None:
+        return None, ("triton: the triton package: not there",)
+    for name in ("triton", "triton-rocm", "triton-xpu", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return version, (f"triton: {name} {version}",)
+    return "of unknown version", ("triton: a package of unknown version",)
 
 
 def _scripts_beside(package: Path) -> tuple[Path, ...]:

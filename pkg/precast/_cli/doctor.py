@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from precast._cli.names import Verbs
 
 SCHEMA = 1
-_LOADABLE = ("prebuilt", "jit")
+_LOADABLE = status.LOADABLE
 
 
 def add(verbs: Verbs) -> None:

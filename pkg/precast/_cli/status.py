@@ -8,6 +8,9 @@ USAGE = 2
 FAILED = 3
 INTERRUPTED = 130
 
+# The verdicts of report.describe_kernel under which a call works.
+LOADABLE = ("prebuilt", "jit", "triton")
+
 MEANINGS = {
     GOOD: "it was done, or the answer is yes",
     NO: "the answer is no: a kernel that should be there cannot be loaded, an entry of the cache is damaged",

@@ -61,6 +61,9 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
         if isinstance(choice, str):
             raise KernelError(choice)
         decision = choice.decision
+        if choice.twin is not None:
+            print(f"{family.name}: {report.TWIN_NOTE}")
+            continue
         if isinstance(decision, Refuse):
             print(verdict.refusal(choice))
             ready = False

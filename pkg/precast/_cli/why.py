@@ -21,7 +21,7 @@ def add(verbs: Verbs) -> None:
     """The arguments."""
     parser = verbs.add_parser("why", help="what would be loaded for one kernel, and why nothing else; loads nothing")
     parser.add_argument("kernel", type=names.kernel, metavar="KERNEL", help="a family, an op, an extension or a loader")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="only for this kind of device")
+    parser.add_argument("--device", choices=("cpu", "cuda", "xpu"), help="only for this kind of device")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
@@ -42,14 +42,14 @@ def examine(kernel: str, device: str | None) -> dict[str, Any]:
     traces = [
         _trace(examination, family, kind)
         for family in names.families([kernel])
-        for kind in family.devices
-        if device in (None, kind)
+        for kind in (family.devices if device is None else (device,))
+        if kind in (*family.devices, *family.twins)
     ]
     known = [_loader(loader) for loader in names.loaders(kernel)]
     counted = [t for t in traces if device is not None or t["device"] == "cpu" or examination.has_gpu]
     return {
         "schema": 1,
-        "ok": all(trace["verdict"] in ("prebuilt", "jit") for trace in counted)
+        "ok": all(trace["verdict"] in status.LOADABLE for trace in counted)
         and (bool(counted) or (device is None and _serves(known))),
         "environment": report.environment_line(examination),
         "traces": traces,

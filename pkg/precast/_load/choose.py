@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decide import Decision, Need, Refuse, decide, needs_builders
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
+from precast._build import catalogue
 from precast._load import prebuilt, probe
+
+if TYPE_CHECKING:
+    from precast._abi.twin import Twin
 
 
 @value(frozen=True)
@@ -25,6 +30,7 @@ class Choice:
     decision: Decision
     contents: Mapping[str, bytes]
     bad: Mapping[str, str]
+    twin: Twin | None = None  # what stands in where the decision is to refuse
 
     @property
     def builders(self) -> Builders:
@@ -32,6 +38,11 @@ class Choice:
         if self.host.builders is None:
             raise AssertionError(f"{self.decision} was decided without a look at the builders")
         return self.host.builders
+
+
+def need_of(family: str, device: str) -> Need:
+    """A family on a device type, as torch calls it."""
+    return Need(family, "cuda" if device == "cuda" else "xpu" if device == "xpu" else "cpu")
 
 
 def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: bool) -> Choice:
@@ -54,18 +65,31 @@ def choose_on(
     """
     bad = dict(bad)
     while True:  # ends: every turn after the first has a shipped file more in `bad`, or device files no more
-        decision = decide(host, info, settings, need, bad)
+        decision, twin = _decide(host, info, settings, need, bad)
         if host.builders is None and needs_builders(decision):
             host = replace(host, builders=probe.probe_builders(settings))
-            decision = decide(host, info, settings, need, bad)
+            decision, twin = _decide(host, info, settings, need, bad)
         try:
             contents, damaged = _verify(decision)
         except prebuilt.NoLzma as error:
             host = replace(host, lzma_error=str(error))
             continue
         if not damaged:
-            return Choice(need, settings, host, info, decision, contents, bad)
+            return Choice(need, settings, host, info, decision, contents, bad, twin)
         bad |= damaged
+
+
+def _decide(
+    host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str]
+) -> tuple[Decision, Twin | None]:
+    """The decision, and after a refusal the twin; a twin that cannot stand in adds its reasons to the refusal's."""
+    decision = decide(host, info, settings, need, bad)
+    if not isinstance(decision, Refuse) or need.device not in catalogue.get(need.family).twins:
+        return decision, None
+    from precast._abi import twin  # a call that something serves never asks
+
+    found = twin.stand_in(host, settings, need, decision)
+    return Refuse((*decision.rejections, *found.rejections)), found.chosen
 
 
 def shipped(decision: Decision) -> Iterator[HostFile | DeviceFile]:

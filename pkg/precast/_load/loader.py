@@ -18,10 +18,10 @@ from typing import Protocol
 
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
-from precast._abi.decide import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
+from precast._abi.decide import BuildImage, BuildJit, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._build import catalogue
 from precast._load import namespace, prebuilt, probe
-from precast._load.choose import Choice, choose
+from precast._load.choose import Choice, choose, need_of
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
@@ -69,7 +69,7 @@ def ensure(family: str, device: str) -> Loaded:
         return done
     require_linux()
     known = catalogue.get(family)
-    if device not in known.devices:
+    if device not in known.devices and device not in known.twins:
         from precast._load import verdict
 
         raise verdict.wrong_device(known, device)
@@ -91,8 +91,9 @@ def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
     if kind == "cuda" and "cuda" in family.devices:
         index = probe.current_gpu() if index is None else index
     loaded = ensure(family.name, kind)
-    if kind == "cuda" and index is not None:
-        _state.serving[family.name, kind].prepare(family.name, index)
+    serving = _state.serving.get((family.name, kind))  # none where a twin stands in: Triton compiles at a launch
+    if kind == "cuda" and index is not None and serving is not None:
+        serving.prepare(family.name, index)
     return loaded
 
 
@@ -123,13 +124,16 @@ def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
 def _load(family: catalogue.Family, device: str) -> Loaded:
     started = time.perf_counter()
     settings = probe.read_settings()
-    need = Need(family.name, "cuda" if device == "cuda" else "cpu")
+    need = need_of(family.name, device)
     while True:  # ends: every turn after the first has a shipped file more in `bad`
         choice = choose(need, settings, _state.bad, certain=True)
         _state.bad.update(choice.bad)
         decision = choice.decision
         if isinstance(decision, Refuse):
-            from precast._load import verdict
+            from precast._load import twins, verdict
+
+            if choice.twin is not None:
+                return twins.load(family, device, choice, choice.twin)
 
             raise verdict.refusal(choice)
         host = _host_source(choice, decision)

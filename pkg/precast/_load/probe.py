@@ -61,13 +61,15 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
 
 
 def probe_builders(settings: Settings) -> Builders:
-    """What could build here: a C++ compiler, ninja, NVRTC; and where each was looked for."""
+    """What could build here: a C++ compiler, ninja, NVRTC, Triton; and where each was looked for."""
     from precast._build import nvrtc, toolchain  # not needed, and not imported, while a prebuilt fits
 
     compiler, compiler_places = toolchain.find_compiler(settings)
     ninja, ninja_places = toolchain.find_ninja()
     found, nvrtc_places = nvrtc.find_nvrtc(torch_lib_dir(), settings.cuda_home, None)
-    return Builders(compiler, ninja, found, looked_at=(*compiler_places, *ninja_places, *nvrtc_places))
+    triton, triton_places = toolchain.find_triton()
+    places = (*compiler_places, *ninja_places, *nvrtc_places, *triton_places)
+    return Builders(compiler, ninja, found, looked_at=places, triton=triton)
 
 
 def current_gpu() -> int | None:
@@ -90,6 +92,7 @@ def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
             cxx11=bool(torch.compiled_with_cxx11_abi()),
             cuda=CudaVersion.parse(torch.version.cuda) if torch.version.cuda else None,
             hip=torch.version.hip,
+            xpu=getattr(torch.version, "xpu", None),
         )
     # What a broken installation raises: a missing library, a file cut short, the empty folder of an old one, a
     # version string nobody can read.

@@ -18,17 +18,15 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.decide import (
     BuildHost,
     BuildImage,
-    Need,
     Refuse,
     Rejection,
     all_rejections,
 )
 from precast._abi.host import Host
 from precast._abi.settings import VARIABLES, JitMode, Settings
-from precast._build import cache_tools, lock
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
-from precast._load.choose import Choice, choose_on
+from precast._load.choose import Choice, choose_on, need_of
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -36,6 +34,7 @@ Json = dict[str, Any]
 
 # Of a kernel for another kind of machine.
 NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
+TWIN_NOTE = "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
 _PLACES = ("home", "xdg_cache_home")  # everybody has them set; what follows from them is under `cache`
 
 
@@ -72,7 +71,7 @@ class Examination:
             info = None
         elif error is not None:
             return error
-        return choose_on(self.host, info, self.settings, Need(family.name, "cuda" if device == "cuda" else "cpu"))
+        return choose_on(self.host, info, self.settings, need_of(family.name, device))
 
 
 def describe_host(examination: Examination) -> Json:
@@ -96,6 +95,7 @@ def describe_host(examination: Examination) -> Json:
             "cxx11": torch.cxx11,
             "cuda": _text(torch.cuda),
             "hip": torch.hip,
+            "xpu": torch.xpu,
         },
         "torch_error": host.torch_error,
         "driver": _text(host.driver),
@@ -107,8 +107,9 @@ def describe_host(examination: Examination) -> Json:
         "compiler": compiler and {"path": compiler.path, "kind": compiler.kind, "version": compiler.version},
         "ninja": builders.ninja if builders else None,
         "nvrtc": nvrtc and {"path": nvrtc.path, "version": nvrtc.version, "found_via": nvrtc.found_via},
+        "triton": builders.triton if builders else None,
         "looked_at": list(builders.looked_at) if builders else [],
-        "cache": _describe_cache(settings),
+        "cache": _describe_cache(settings, host.system),
     }
 
 
@@ -164,6 +165,9 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
         return {"verdict": "refused", "pieces": [], "rejections": [], "notes": [], "error": choice}
     decision = choice.decision
     rejections = [_describe_rejection(rejection) for rejection in all_rejections(decision)]
+    if choice.twin is not None:
+        pieces = [{"piece": device, "source": "triton", "what": f"Triton {choice.twin.triton}"}]
+        return {"verdict": "triton", "pieces": pieces, "rejections": rejections, "notes": [TWIN_NOTE], "error": None}
     if isinstance(decision, Refuse):
         error = str(verdict.refusal(choice))
         return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": error}
@@ -197,12 +201,14 @@ def _describe_rejection(rejection: Rejection) -> Json:
     }
 
 
-def _describe_cache(settings: Settings) -> Json:
+def _describe_cache(settings: Settings, system: str) -> Json:
     """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
     named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
     root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
-    if root is None:
-        return {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
+    if root is None or system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
+        return {"path": root and str(root), "writable": False, "entries": 0, "bytes": 0, "locks": []}
+    from precast._build import cache_tools, lock
+
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     entries, size = cache_tools.usage(root)
     return {

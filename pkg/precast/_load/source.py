@@ -7,12 +7,12 @@ from typing import Literal
 
 from precast._abi.value import value
 
-Kind = Literal["prebuilt", "cache", "jit", "torch", "package"]
+Kind = Literal["prebuilt", "cache", "jit", "torch", "package", "triton"]
 
 
 @value(frozen=True)
 class Source:
-    """One file, and how it came to be: shipped, built by an earlier process or this one; torch, or another package."""
+    """One file, and how it came to be: shipped, built by an earlier process or this one; or who else brings it."""
 
     kind: Kind
     path: Path

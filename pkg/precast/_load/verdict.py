@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from precast._abi import explain, remedy
 from precast._abi.build_info import BuildMode
 from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
+from precast._abi.decision import TRITON_CANDIDATE
 from precast._build.catalogue import Family
 from precast._load import prebuilt, probe
 from precast._load.choose import Choice, choose
@@ -46,6 +47,11 @@ def assert_not_pure() -> None:
         )
 
 
+def is_refusal(choice: Choice) -> bool:
+    """Whether none of a family's own kernels can be had."""
+    return isinstance(choice.decision, Refuse)
+
+
 def refusal(choice: Choice) -> KernelError:
     """The exception of a decision to refuse; JitDisabled where only a setting stands in the way."""
     rejections = all_rejections(choice.decision)
@@ -53,6 +59,15 @@ def refusal(choice: Choice) -> KernelError:
     text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
     forbidden = any(rejection.reason in _FORBIDDEN for rejection in rejections)
     return JitDisabled(text) if forbidden else KernelUnavailable(text)
+
+
+def twin_refusal(choice: Choice) -> KernelError:
+    """The exception of a twin that cannot stand in: the reasons against it, or those it could do nothing about."""
+    rejections = all_rejections(choice.decision)
+    own = tuple(rejection for rejection in rejections if rejection.candidate == TRITON_CANDIDATE)
+    need = choice.need
+    text = _explain(f"Triton cannot stand in for {need.family} on {need.device}", choice, own or rejections)
+    return JitDisabled(text) if any(r.reason in _FORBIDDEN for r in own or rejections) else KernelUnavailable(text)
 
 
 def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> str:

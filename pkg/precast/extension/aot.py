@@ -52,11 +52,15 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
 def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:
     """A ``setuptools.Extension`` of objects that are there: ``build_ext``, that of torch as well, has but to link them.
 
-    Torch's takes none without a source, so there is one with nothing in it, in the build folder of the setup.py.
+    Torch's takes none without a source, so there is one with nothing in it, in the build folder of the setup.py. The
+    define says, to ``precast.build``, that the objects name nothing of torch beyond its stable ABI.
     """
     from setuptools import Extension as SetuptoolsExtension
 
+    floor = ("TORCH_TARGET_VERSION", flags.torch_target_version(STABLE_FLOOR).partition("=")[2])
     source = Path("build", "precast", f"{name}.cpp")
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text("// Its objects were compiled before.\n", encoding="utf-8")
-    return SetuptoolsExtension(name, [str(source)], extra_objects=list(objects), language="c++", **options)
+    return SetuptoolsExtension(
+        name, [str(source)], extra_objects=list(objects), define_macros=[floor], language="c++", **options
+    )

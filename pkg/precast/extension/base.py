@@ -25,6 +25,9 @@ class Extension(ABC):
     reference: ClassVar[bool] = False
     """Whether it is what the kernels are measured against: always there, and slow. See ``KernelLoader.load``."""
 
+    absent: ClassVar[str] = "its hardware is not here"
+    """What a loader says where ``is_available`` says no."""
+
     # For a subclass that sets its attributes itself, and not all of them.
     _name: str = ""
     _support_aot: bool = False

@@ -21,8 +21,17 @@ from precast.extension.families import (
     ReferenceExtension,
     UnwrittenExtension,
 )
+from precast.extension.torch_reference import LOWEST
+from precast.extension.twins import TwinExtension
 
-Builtin: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[ReferenceExtension] | type[UnwrittenExtension]
+Builtin: TypeAlias = (
+    type[HostExtension]
+    | type[DeviceExtension]
+    | type[TwinExtension]
+    | type[ReferenceExtension]
+    | type[UnwrittenExtension]
+)
+_AFTER_A_TWIN = -1  # where a GPU has only Triton kernels, those come before the CPU's
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,19 +44,23 @@ class Row:
     families: tuple[Family, ...] = ()
     members: Callable[[Find], Members] | None = None
     machine: str | None = None
+    place: int = 1  # its priority
 
 
 def _merged(*parts: Callable[[Find], Members]) -> Callable[[Find], Members]:
     return lambda find: {name: member for part in parts for name, member in part(find).items()}
 
 
-def _three(
-    loader: str, stem: str, families: tuple[Family, ...], *members: Callable[[Find], Members]
-) -> tuple[Row, Row, Row]:
-    """The kernels on the GPU and on the CPU, and plain torch."""
-    kinds: tuple[tuple[str, Builtin], ...] = (("cuda", DeviceExtension), ("cpu", HostExtension))
-    kernels = [Row(loader, f"{stem}_{suffix}", kind, families, _merged(*members)) for suffix, kind in kinds]
-    return kernels[0], kernels[1], Row(loader, f"{stem}_torch", ReferenceExtension, families, _merged(*members))
+def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callable[[Find], Members]) -> tuple[Row, ...]:
+    """The kernels on the GPU, the Triton twins that stand in for them, the kernels on the CPU, and plain torch."""
+    kinds: tuple[tuple[str, Builtin, int], ...] = (
+        ("cuda", DeviceExtension, 1),
+        ("triton", TwinExtension, 0),
+        ("cpu", HostExtension, _AFTER_A_TWIN),
+        ("torch", ReferenceExtension, LOWEST),
+    )
+    made = _merged(*members)
+    return tuple(Row(loader, f"{stem}_{suffix}", kind, families, made, place=place) for suffix, kind, place in kinds)
 
 
 _ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
@@ -55,23 +68,25 @@ _RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
 _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
 _SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+_LISTS = (catalogue.MULTI_TENSOR,)
 _INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
 _CAUSAL = "scaled_upper_triangle_masked_softmax"
 
 TABLE: tuple[Row, ...] = (
     Row("CPUAdamLoader", "cpu_adam_x86", HostExtension, _ADAM, compat.adam, machine="x86_64"),
     Row("CPUAdamLoader", "cpu_adam_arm", HostExtension, _ADAM, compat.adam, machine="aarch64"),
-    Row("CPUAdamLoader", "cpu_adam_torch", ReferenceExtension, _ADAM, compat.adam),
-    *_three("RMSNormLoader", "rms_norm", _RMS_NORM, compat.norms),
-    *_three("LayerNormLoader", "layer_norm", _LAYER_NORM, public.layer_norm, compat.layer_norm),
-    *_three("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
-    *_three("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
+    Row("CPUAdamLoader", "cpu_adam_torch", ReferenceExtension, _ADAM, compat.adam, place=LOWEST),
+    *_four("RMSNormLoader", "rms_norm", _RMS_NORM, compat.norms),
+    *_four("LayerNormLoader", "layer_norm", _LAYER_NORM, public.layer_norm, compat.layer_norm),
+    *_four("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
+    *_four("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
     # The modules of the loader that this one stands in for, with its functions.
-    *_three("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
-    *_three("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
-    *_three("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
-    Row("MoeLoader", "moe_cuda", UnwrittenExtension),
-    Row("FusedOptimizerLoader", "fused_optim_cuda", UnwrittenExtension),
+    *_four("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
+    *_four("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
+    *_four("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
+    Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
+    Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, _LISTS, compat.multi_tensor),
+    Row("FusedOptimizerLoader", "fused_optim_torch", ReferenceExtension, _LISTS, compat.multi_tensor, place=LOWEST),
 )
 
 
@@ -85,6 +100,7 @@ def _make(row: Row) -> Builtin:
         "extension_name": row.name,
         "families": row.families,
         "machine": row.machine,
+        "place": row.place,
         "members": row.members(find) if row.members is not None else {},
     }
     made: Builtin = type(f"{words}Extension", (row.kind,), attributes)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Find: TypeAlias = Callable[[str], Callable[..., Any]]
 Members: TypeAlias = Mapping[str, Any]
 
+# What is not in the references' own modules, but beside its op.
+_BESIDE = {
+    "multi_tensor_l2norm": ("precast.ops.multi_tensor", "_l2norm"),
+    "multi_tensor_axpby_": ("precast.ops.multi_tensor", "_axpby_"),
+}
 _CAST_ONCE = 0  # the ops' casting code for one rounding, at the end
 _MASKED = -10000.0  # what the older kernel gave a masked score; a row of nothing else comes out even
 
@@ -34,6 +39,9 @@ def reference(name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
             return found  # type: ignore[no-any-return]
+    if name in _BESIDE:
+        module, plain = _BESIDE[name]
+        return getattr(importlib.import_module(module), plain)  # type: ignore[no-any-return]
     if name == "scaled_upper_triang_masked_softmax":  # of a square, where both corners are one
         return reference("scaled_aligned_causal_softmax")
     raise AttributeError(f"there is no reference for {name}")
@@ -259,3 +267,35 @@ def inference(find: Find) -> Members:
         return y.reshape(shape)
 
     return {**norms(find), "silu_and_mul": silu_and_mul}
+
+
+def multi_tensor(find: Find) -> Members:
+    """``multi_tensor_scale`` and ``multi_tensor_l2norm``; the steps are ``precast.optim.FusedAdam`` and its like."""
+
+    def op(name: str) -> Callable[..., Any]:
+        importlib.import_module("precast.ops.multi_tensor")  # which defines them: no other first call pays for it
+        return find(name)
+
+    def multi_tensor_scale(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float
+    ) -> None:
+        """The second list becomes ``scale`` times the first; ``noop_flag`` becomes 1 if an element is not finite."""
+        import torch
+
+        xs, outs = (list(tensors) for tensors in tensor_lists)
+        found = torch.zeros((), dtype=torch.float32, device=noop_flag.device)
+        with torch.no_grad():
+            op("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
+            noop_flag.copy_(torch.maximum(noop_flag.float(), found))
+
+    def multi_tensor_l2norm(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of all tensors as a tensor of one, and of each, if ``per_tensor``; else nothing."""
+        import torch
+
+        with torch.no_grad():
+            total, squares = op("multi_tensor_l2norm")(list(tensor_lists[0]))
+        return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
+
+    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}

@@ -29,9 +29,11 @@ class FamilyExtension(Extension):
     device: ClassVar[str] = "cpu"
     machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
     members: ClassVar[Mapping[str, Any]] = {}
+    place: ClassVar[int] = 1  # its priority
 
     def __init__(self) -> None:
-        super().__init__(self.extension_name)  # type: ignore[call-arg]  # the class beside this one says the rest
+        # The class beside this one says the rest.
+        super().__init__(self.extension_name, priority=self.place)  # type: ignore[call-arg]
 
     def is_available(self) -> bool:
         """Whether this machine is here, and a GPU that torch can use, or for the CPU none of another maker."""
@@ -76,6 +78,8 @@ class FamilyExtension(Extension):
 
 class HostExtension(FamilyExtension, CppExtension):
     """Families on the CPU."""
+
+    absent: ClassVar[str] = "it is for another CPU, or torch has an accelerator that is not NVIDIA's"
 
     def sources_files(self) -> list[str]:
         """The C++ of the families: host code, and CPU kernels, which are compiled once per instruction set."""

@@ -73,6 +73,7 @@ class FlashAttentionNpuExtension(AttentionExtension):
     """``torch_npu.npu_fusion_attention``, on Ascend."""
 
     backend: ClassVar[str] = "npu"
+    absent: ClassVar[str] = "torch_npu is not installed"
     extension_name = "flash_attention_npu"
     package = "torch_npu"
     loaders = ("FlashAttentionLoader", "FlashAttentionWithCustomMaskLoader")
@@ -116,6 +117,7 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
     """flash-attn, where it is installed."""
 
     backend: ClassVar[str] = "flash-attn"
+    absent: ClassVar[str] = "flash-attn is not installed, or there is no NVIDIA GPU"
     extension_name = "flash_attention_dao_cuda"
     package = "flash_attn"
     loaders = ("FlashAttentionLoader", "FlashAttentionDaoLoader")

@@ -10,7 +10,6 @@ from precast.errors import KernelError
 from precast.extension.base import Extension
 
 State = Literal["ready", "absent", "held back", "refused", "broken"]
-ABSENT = "its hardware is not here"
 
 # What classes that were written before there was one base class of errors raise to say no.
 REFUSALS = (KernelError, AssertionError, RuntimeError, ValueError, ImportError, OSError)
@@ -42,7 +41,7 @@ def judge(extension: Extension, origin: str, mode: JitMode) -> tuple[Candidate, 
     if getattr(extension, "reference", False) and mode in (JitMode.AOT, JitMode.JIT):
         state, reason = "held back", f"it is no kernel, and PRECAST_JIT={mode.value} asks for one"
     elif not extension.is_available():
-        state, reason = "absent", ABSENT
+        state, reason = "absent", getattr(extension, "absent", Extension.absent)
     else:
         try:
             extension.assert_compatible()

@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class _Turn:
+    """One lock for all kernels: each is made ready once."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """In a forked child the thread that held it does not exist any more."""
+        cls.lock = threading.Lock()
+
+
+after_fork_in_child(_Turn.renew)
+
+
 class Kernel:
     """One entry point on every device that it was loaded for. Made ready at its first launch on each.
 
@@ -28,8 +42,6 @@ class Kernel:
         self._owner = owner
         self._images = dict(per_gpu)
         self._ready: dict[int, Function] = {}
-        self._lock = threading.Lock()
-        after_fork_in_child(self._renew_lock)
 
     def __call__(
         self,
@@ -57,7 +69,7 @@ class Kernel:
         ready = self._ready.get(device)
         if ready is not None:
             return ready
-        with self._lock:
+        with _Turn.lock:
             if device not in self._ready:
                 image = self._image(device)
                 symbol = image.entries[self.__name__].symbol
@@ -87,9 +99,6 @@ class Kernel:
                 f"  needed  a GPU that was visible when the extension was loaded"
             )
         return self._images[device]
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
 
 
 def kernels(owner: str, per_gpu: Mapping[int, Sequence[images.Image]]) -> dict[str, Kernel]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import JitMode
-from precast.errors import JitDisabled
+from precast._load import downstream
+from precast.errors import JitDisabled, KernelIncompatible
+
+_log = logging.getLogger("precast")
 
 
 class Places:
@@ -54,12 +58,23 @@ class Places:
         return [arg for arg in args if arg]
 
     def prebuilt_file(self) -> Path | None:
-        """The file that was built while installing, or None. Its package is imported to be asked; it is not opened."""
+        """The file that was built while installing, or None. Its package is imported to be asked; it is not opened.
+
+        In a wheel of ``precast.build`` a guard stands in its place: then it is the library behind it, if it fits.
+        """
         try:
             spec = importlib.util.find_spec(self.prebuilt_import_path)
         except ModuleNotFoundError:
             return None
-        return Path(spec.origin) if spec is not None and spec.origin else None
+        if spec is None or not spec.origin:
+            return None
+        if not spec.origin.endswith(".py"):
+            return Path(spec.origin)
+        try:
+            return downstream.library_file(self.prebuilt_module_path, self.name)
+        except KernelIncompatible as error:
+            _log.warning("%s: what was built while installing is not used: %s", self.name, error)
+            return None
 
 
 def forbidden(name: str, place: str, what: str, mode: JitMode) -> JitDisabled:

@@ -14,6 +14,7 @@ tangent under ``torch.func.jvp``, and its gradient cannot be differentiated agai
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def _bumps_many() -> bool:
 
 _BUMPS_MANY = _bumps_many()  # torch 2.4 does not
 
+CHECKS: dict[str, Callable[..., None]] = {}  # of each op, for kernels that have none of their own
+
 
 def register(
     name: str,
@@ -56,9 +59,14 @@ def register(
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
+    CHECKS[name] = check
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
+        if "torch.distributed.tensor" in sys.modules:  # a DTensor may be behind this call
+            from precast.ops import _sharding
+
+            _sharding.register_once()
         check(*args)
         return result(*args)
 

@@ -143,13 +143,16 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         casting: int,
     ) -> tuple[Tensor, Tensor]:
         y, total = compute(x, residual, weight, eps, casting)
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.casting = eps, casting
         return y, total
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_sum: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
         total, weight = ctx.saved_tensors
+        grad_y = torch.zeros_like(total) if grad_y is None else grad_y
+        grad_sum = torch.zeros_like(total) if grad_sum is None else grad_sum
         grad_x, grad_weight = FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
         return None, grad_x, grad_x, grad_weight, None, None
 

@@ -38,17 +38,22 @@ extern "C" __global__ void tile(const __grid_constant__ TensorMap map, float* y,
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(static_cast<unsigned>(sizeof(box))) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at),
+                 "r"(static_cast<unsigned>(sizeof(box)))
+                 : "memory");
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(box))), "l"(&map), "r"(column), "r"(row), "r"(at)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(box))),
+        "l"(&map), "r"(column), "r"(row), "r"(at)
         : "memory");
   }
   unsigned there = 0;
   while (there == 0) {
     asm volatile(
         "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(there) : "r"(at) : "memory");
+        : "=r"(there)
+        : "r"(at)
+        : "memory");
   }
   for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) y[i] = box[i];
 }

@@ -26,7 +26,9 @@ def nvrtc(version: str) -> Nvrtc:
     return Nvrtc("/lib/libnvrtc.so", "/lib/libnvrtc-builtins.so", version, targets, "torch's")
 
 
-def builders(nvrtc_version: str | None = "13.0.88", *, compiler: bool = True, ninja: bool = True) -> Builders:
+def builders(
+    nvrtc_version: str | None = "13.0.88", *, compiler: bool = True, ninja: bool = True, triton: str | None = None
+) -> Builders:
     return Builders(
         compiler=Compiler("/usr/bin/g++", "12.2.0", "g++") if compiler else None,
         ninja="/usr/bin/ninja" if ninja else None,
@@ -35,7 +37,9 @@ def builders(nvrtc_version: str | None = "13.0.88", *, compiler: bool = True, ni
             "compiler: g++ on PATH: not there",
             "ninja: not on PATH",
             "nvrtc: torch's (/site/nvidia/cu13/lib): not there",
+            "triton: the triton package: not there",
         ),
+        triton=triton,
     )
 
 
@@ -46,8 +50,10 @@ def torch_info(
     git: str | None = None,
     cuda: str | None = "13.0",
     hip: str | None = None,
+    xpu: str | None = None,
 ) -> TorchInfo:
-    return TorchInfo(TorchVersion.parse(version, git), cxx11, None if cuda is None else CudaVersion.parse(cuda), hip)
+    built_with = None if cuda is None else CudaVersion.parse(cuda)
+    return TorchInfo(TorchVersion.parse(version, git), cxx11, built_with, hip, xpu)
 
 
 def gpus(*capabilities: str) -> tuple[Gpu, ...]:

@@ -92,7 +92,7 @@ def test_the_link_brings_no_openmp_runtime_along() -> None:
     [
         ("sm_90", False, "--gpu-architecture=sm_90 --std=c++17"),
         ("compute_90", False, "--gpu-architecture=compute_90 --std=c++17"),
-        ("sm_90a", True, "--gpu-architecture=sm_90a --std=c++17 -lineinfo"),
+        ("sm_90a", True, "--gpu-architecture=sm_90a --std=c++17 -G"),
     ],
 )
 def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,10 +158,8 @@ def test_the_same_bytes_come_from_anywhere(build: Callable[..., Artifact], tmp_p
     assert build().sha256 == build(cache=tmp_path / "another place").sha256
 
 
-@pytest.mark.parametrize("debug", [False, True])
-def test_the_binary_names_no_folder(build: Callable[..., Artifact], tmp_path: Path, debug: bool) -> None:
-    made = build(debug=debug)
-    data = made.path.read_bytes()
+def test_the_binary_names_no_folder(build: Callable[..., Artifact], tmp_path: Path) -> None:
+    data = build().path.read_bytes()
     assert str(tmp_path).encode() not in data and b"a checkout" not in data
     assert b"csrc/common/api.cpp" in data, "__FILE__ is a relative name"
 
@@ -169,6 +168,28 @@ def test_debug_builds_are_another_build_with_symbols(build: Callable[..., Artifa
     release, debug = build(), build(debug=True)
     assert release.key != debug.key
     assert b".debug_info" in debug.path.read_bytes() and b".debug_info" not in release.path.read_bytes()
+
+
+def test_a_debugger_finds_the_sources_where_they_lie(
+    build: Callable[..., Artifact], csrc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = build(debug=True)
+    assert f"{csrc}/tiny/host.cpp".encode() in here.path.read_bytes()
+    elsewhere = tmp_path / "moved"
+    shutil.copytree(csrc, elsewhere)
+    monkeypatch.setattr(sources, "csrc_dir", lambda: elsewhere)
+    assert build(debug=True).key != here.key, "another place is another debug build"
+
+
+def test_editors_are_told_every_compile(csrc: Path, tmp_path: Path) -> None:
+    compiler, _ = toolchain.find_compiler(Settings())
+    assert compiler is not None
+    plan = host.make_plan([TINY], ABI, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
+    commands = host.compile_commands(plan)
+    assert {command["file"] for command in commands} == {str(csrc / unit.source) for unit, _ in plan.units}
+    for command in commands:
+        arguments = command["arguments"]
+        assert isinstance(arguments, list) and f"-I{csrc}" in arguments and "-std=c++17" in arguments
 
 
 def test_only_the_interface_is_exported_and_torch_is_needed(build: Callable[..., Artifact]) -> None:

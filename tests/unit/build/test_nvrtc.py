@@ -139,7 +139,7 @@ def test_a_failed_compile_tells_the_first_error_the_options_and_the_log(
         device.build_images("rms_norm", [GpuTarget.parse("sm_90")], find(tmp_path), cache=cache, debug=True, jobs=2)
     message = str(caught.value)
     assert message.splitlines()[1] == '  found   device.cu(3): error: identifier "x" is undefined'
-    assert "--gpu-architecture=sm_90 --std=c++17 -lineinfo" in message
+    assert "--gpu-architecture=sm_90 --std=c++17 -G" in message
     log = Path(message.rpartition(": ")[2])
     assert log.is_relative_to(tmp_path / "cache") and "1 error detected" in log.read_text()
 

@@ -211,3 +211,44 @@ def test_the_key_that_why_shows_is_the_key_of_the_build() -> None:
     cache = Cache(loaded.host.path.parents[3])
     key = cached._key(family, BuildHost(Stable(STABLE_FLOOR)), builders, settings, cache)
     assert isinstance(key, BuildKey) and cache.lookup(key) == loaded.host.path
+
+
+TWIN_HOST = ex.host(
+    torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"),
+    driver=None,
+    gpu="",
+    build_with=ex.builders(None, triton="3.7.1"),
+)
+
+
+def test_a_twin_that_stands_in_is_named_with_what_it_stands_in_for(precast: Precast, pretend: Pretend) -> None:
+    pretend(TWIN_HOST)
+    status, out, _ = precast("why", "rms_norm", "--device", "cuda")
+    assert status == 0
+    assert "rms_norm on cuda: triton" in out and "  cuda  triton  Triton 3.7.1" in out
+    assert "cuda  all  passed over (hip)" in out and "Triton kernels stand in" in out
+    facts = json.loads(precast("why", "rms_norm", "--device", "cuda", "--json")[1])
+    assert facts["ok"] and facts["traces"][0]["verdict"] == "triton"
+
+
+def test_for_intel_gpus_there_is_a_twin_or_the_reason_why_not(precast: Precast, pretend: Pretend) -> None:
+    intel = dataclasses.replace(TWIN_HOST, torch=ex.torch_info("2.13.0+xpu", cuda=None, xpu="20250300"))
+    pretend(intel)
+    status, out, _ = precast("why", "softmax", "--device", "xpu")
+    assert status == 0 and "softmax on xpu: triton" in out and "passed over (xpu)" in out
+    pretend(dataclasses.replace(intel, builders=ex.builders()))
+    status, out, _ = precast("why", "softmax", "--device", "xpu")
+    assert status == 1 and "xpu  triton  passed over (no-triton)" in out and "fix     pip install triton" in out
+
+
+def test_a_family_without_a_twin_is_not_told_of_one(precast: Precast, pretend: Pretend) -> None:
+    pretend(TWIN_HOST)
+    status, out, _ = precast("why", "cpu_adam", "--device", "xpu")
+    assert status == 1 and "triton" not in out.splitlines()[-1]
+
+
+def test_warm_has_nothing_to_build_for_a_twin(precast: Precast, pretend: Pretend) -> None:
+    pretend(ex.host(gpu="9.0", build_with=ex.builders(None, compiler=False, triton="3.7.1")))
+    status, out, _ = precast("warm", "rms_norm")
+    assert "rms_norm: Triton kernels stand in" in out
+    assert status == 1 and "rms_norm cannot be loaded for cpu" in out and "for cuda" not in out

@@ -120,6 +120,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 
 @pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests share which only need a build to be there."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def warm(package: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The same module; what it builds may have been built before."""
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(kept))
+    return package
+
+
+@pytest.fixture(scope="session")
 def label_nvrtc(pytestconfig: pytest.Config) -> Callable[[str], Nvrtc]:
     """A label's own NVRTC: from this environment, else fetched once and kept beside pytest's cache."""
 

@@ -38,7 +38,11 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
        *(unsigned long long*)values[0], *(float*)values[1]);
   return 0;
 }
-struct attribute { int id; char pad[4]; unsigned value[16]; };
+struct attribute {
+  int id;
+  char pad[4];
+  unsigned value[16];
+};
 struct config {
   unsigned gx, gy, gz, bx, by, bz, shared;
   void* stream;

@@ -69,17 +69,17 @@ def prebuilt(tmp_path: Path, content: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_its_reason_and_built_anew(
-    package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    warm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The guard of a wheel for another torch raises KernelIncompatible before anything is opened."""
     reason = "number_ext does not fit\\n  found   torch 2.9"
     prebuilt(tmp_path, f"from precast.errors import KernelIncompatible\nraise KernelIncompatible('{reason}')\n")
     monkeypatch.setenv("PRECAST_JIT", "aot")
     with pytest.raises(KernelIncompatible, match=r"found   torch 2\.9"):
-        package.NumberExtension().load()
+        warm.NumberExtension().load()
     monkeypatch.delenv("PRECAST_JIT")
     with caplog.at_level(logging.WARNING, "precast"):
-        assert package.NumberExtension().load().source.kind == "jit"
+        assert warm.NumberExtension().load().source.kind in ("jit", "cache")
     assert "number_ext does not fit: found   torch 2.9" in caplog.text
 
 
@@ -91,8 +91,8 @@ def test_what_is_broken_is_not_swallowed(package: ModuleType, tmp_path: Path, br
     assert isinstance(caught.value.__cause__, ImportError) and not (tmp_path / "cache").exists()
 
 
-def test_the_modes(package: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    extension = package.NumberExtension()
+def test_the_modes(warm: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    extension = warm.NumberExtension()
     for mode, what in (("aot", "build one"), ("off", "load a kernel")):
         monkeypatch.setenv("PRECAST_JIT", mode)
         for call in (extension.assert_compatible, extension.load):
@@ -103,7 +103,7 @@ def test_the_modes(package: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_pat
     extension.assert_compatible()
     assert extension.load().number() == "prebuilt"
     monkeypatch.setenv("PRECAST_JIT", "jit")
-    assert package.NumberExtension().load().number() == 42
+    assert warm.NumberExtension().load().number() == 42
 
 
 def test_prebuilt_needs_no_tools_and_a_build_says_which_are_missing(
@@ -181,9 +181,9 @@ def test_two_processes_that_start_cold_build_once(package: ModuleType, tmp_path:
     assert said == ["42 cache", "42 jit"]
 
 
-def test_it_is_a_loaders_extension_like_any_other(package: ModuleType) -> None:
+def test_it_is_a_loaders_extension_like_any_other(warm: ModuleType) -> None:
     class Loader(KernelLoader):
         pass
 
-    Loader.register_extension(package.NumberExtension)
+    Loader.register_extension(warm.NumberExtension)
     assert Loader().load().number() == 42 and Loader().load() is Loader().load(ext_name="number_ext")

@@ -46,7 +46,9 @@ REFUSALS: dict[str, Callable[[], str]] = {
     "unavailable-driver": lambda: refused(ex.host(driver="12.4", build_with=ex.builders())),
     "unavailable-no-driver": lambda: refused(ex.host(driver=None, gpu="")),
     "unavailable-cpu-torch": lambda: refused(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None))),
-    "unavailable-rocm": lambda: refused(ex.host(torch=ex.torch_info("2.13.0+rocm7.0", cuda=None, hip="7.0"))),
+    "unavailable-rocm": lambda: refused(
+        ex.host(torch=ex.torch_info("2.13.0+rocm7.0", cuda=None, hip="7.0"), build_with=ex.builders())
+    ),
     "unavailable-no-torch": lambda: refused(ex.host(torch=None, gpu="", driver=None), "cpu"),
     "unavailable-broken-torch": lambda: refused(ex.host(torch=None, torch_error="OSError: libc10.so"), "cpu"),
     "unavailable-no-compiler": lambda: refused(ex.host(gpu="", build_with=NOTHING_BUILDS), "cpu", wheel=None),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,16 @@ import pytest
 
 from precast import base_extension, kernel_loader
 from precast.errors import KernelUnavailable
-from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, backends, builtin
+from precast.extension import (
+    CppExtension,
+    CubinExtension,
+    Extension,
+    TorchExtension,
+    TritonExtension,
+    backends,
+    builtin,
+    flash_attention,
+)
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
 
@@ -212,7 +223,7 @@ def test_the_older_import_path_gives_the_same_class() -> None:
 
 def test_the_built_in_registries() -> None:
     assert CPUAdamLoader.names() == ("cpu_adam_x86", "cpu_adam_arm", "cpu_adam_torch")
-    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_cpu", "rms_norm_torch")
+    assert RMSNormLoader.names() == ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu", "rms_norm_torch")
     for loader in kernel_loader.loaders():
         assert loader.REGISTRY, loader
         for cls in loader.REGISTRY:
@@ -220,7 +231,7 @@ def test_the_built_in_registries() -> None:
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
-    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "torch": TorchExtension}
+    kinds = {"cubin": CubinExtension, "cpp": CppExtension, "triton": TritonExtension, "torch": TorchExtension}
     for cls in builtin.BUILTIN:
         made = cls()
         assert isinstance(made, kinds.get(made.backend, Extension)), made
@@ -231,11 +242,12 @@ def test_everything_built_in_is_made_of_the_public_classes() -> None:
     assert builtin.get("cpu_adam_x86")().cxx_flags()  # type: ignore[union-attr]
 
 
+@pytest.mark.torch
 def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loader(RMSNormLoader):
         pass
 
-    for name in ("rms_norm_cuda", "rms_norm_cpu"):
+    for name in ("rms_norm_cuda", "rms_norm_triton", "rms_norm_cpu"):
         Loader.unregister_extension(name)
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     assert Loader.candidates()[-1].name == "rms_norm_torch" and Loader.candidates()[-1].state == "ready"
@@ -247,10 +259,16 @@ def test_plain_torch_comes_last_and_not_where_a_kernel_is_asked_for(monkeypatch:
     assert Loader().load(ext_name="rms_norm_torch").source.kind == "torch"
 
 
+@pytest.mark.torch
 def test_accelerators_of_other_makers_get_no_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "gpu_kinds", lambda: frozenset({"rocm"}))
     states = {one.name: one.state for one in RMSNormLoader.candidates()}
-    assert states == {"rms_norm_cuda": "absent", "rms_norm_cpu": "absent", "rms_norm_torch": "ready"}
+    assert states == {
+        "rms_norm_cuda": "absent",
+        "rms_norm_triton": "refused",
+        "rms_norm_cpu": "absent",
+        "rms_norm_torch": "ready",
+    }
     assert {one.state for one in CPUAdamLoader.candidates() if one.name == "cpu_adam_torch"} == {"ready"}
     assert builtin.get("cpu_adam_x86")().is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
 
@@ -283,3 +301,71 @@ def test_a_triton_extension_is_for_the_gpus_it_names(monkeypatch: pytest.MonkeyP
         made.assert_compatible()
     with pytest.raises(KernelUnavailable, match="support_aot is False"):
         made.build_aot()
+
+
+def test_an_extension_of_a_package_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "has_package", lambda name: name == "torch")
+    reasons = {one.name: one.reason for one in kernel_loader.FlashAttentionLoader.candidates()}
+    assert reasons["flash_attention_npu"] == "torch_npu is not installed"
+    assert reasons["flash_attention_dao_cuda"] == "flash-attn is not installed, or there is no NVIDIA GPU"
+    with pytest.raises(KernelUnavailable, match="no package torch_npu"):
+        kernel_loader.FlashAttentionLoader().load(ext_name="flash_attention_npu")
+
+
+@pytest.mark.torch
+def test_attention_on_ascend_is_handed_to_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the package: what it is called with, and what a mask becomes."""
+    import torch
+
+    calls: list[dict[str, Any]] = []
+
+    def npu_fusion_attention(q: Any, k: Any, v: Any, heads: int, layout: str, **how: Any) -> list[Any]:
+        calls.append({"heads": heads, "layout": layout, **how})
+        return [q + 1]
+
+    package = types.ModuleType("torch_npu")
+    package.npu_fusion_attention = npu_fusion_attention  # type: ignore[attr-defined]
+    package.__file__, package.__version__ = "/site/torch_npu/__init__.py", "2.13"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", package)
+    monkeypatch.setattr(backends, "has_package", lambda name: True)
+    attention = flash_attention.FlashAttentionNpuExtension().load()
+    assert attention.source.kind == "package" and "torch_npu 2.13" in attention.source.detail
+    q = torch.zeros(2, 3, 4, 16)
+    keep = torch.eye(4).bool()
+    assert torch.equal(attention(q, q, q, dropout_p=0.25, attention_mask=keep), q + 1)
+    added = torch.zeros(4, 4).masked_fill(~keep, -1e9)
+    attention(q, q, q, scale=0.5, attention_mask=added)
+    assert [torch.equal(call["atten_mask"], ~keep) for call in calls] == [True, True]
+    assert [(c["heads"], c["layout"], c["scale"], c["keep_prob"]) for c in calls] == [
+        (3, "BNSD", 0.25, 0.75),
+        (3, "BNSD", 0.5, 1.0),
+    ]
+    with pytest.raises(ValueError, match="attention_mask is None"):
+        attention(q, q, q)
+
+
+@pytest.mark.torch
+def test_flash_attn_gets_rows_of_unlike_length_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def varlen(q: Any, k: Any, v: Any, *lengths: Any, **how: Any) -> Any:
+        assert lengths[2:] == (3, 3) and how["causal"] is True
+        return q * 2
+
+    package = types.ModuleType("flash_attn")
+    package.flash_attn_func = lambda q, k, v, **how: q + how["dropout_p"]  # type: ignore[attr-defined]
+    package.flash_attn_varlen_func = varlen  # type: ignore[attr-defined]
+    package.__file__ = "/site/flash_attn/__init__.py"
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setattr(backends, "has_package", lambda name: True)
+    attention = flash_attention.FlashAttentionDaoCudaExtension().load()
+    q = torch.arange(24.0).reshape(2, 2, 3, 2)  # two rows, two heads, three places
+    assert torch.equal(attention(q, q, q), q)
+    where, lengths = torch.tensor([0, 1, 3, 4, 5]), torch.tensor([0, 2, 5])
+    padding = {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths, "max_seqlen_q": 3, "max_seqlen_kv": 3}
+    found = attention(q, q, q, is_causal=True, q_indices=where, kv_indices=where, **padding)
+    wanted = q * 2
+    wanted[0, :, 2] = 0  # the padding
+    assert torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="without q_indices"):
+        attention(q, q, q, **padding)

@@ -1,0 +1,174 @@
+"""What ``python -m benchmarks.gpu`` measures: each op at one shape, with everybody who computes it.
+
+The contestants are those of the modules norm, layer_norm, activations and softmax; Liger-Kernel and the Triton twins
+are added here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import activations, layer_norm, liger, norm, softmax
+from benchmarks.norm import Compile
+
+if TYPE_CHECKING:
+    import torch
+
+Run = Callable[[], Any]
+Shape = tuple[int, ...]
+
+OURS, STATIC, SECOND, TWIN = "precast", "torch.compile", "torch.compile, second shape", "precast, Triton twin"
+EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op at one shape: what it must move, and who computes it; ``absent`` says who does not, and why."""
+
+    op: str
+    shape: Shape
+    moved_bytes: int
+    target: str
+    runs: dict[str, Run]
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the cases of a benchmark are made at a shape, and its shapes: the large one of the claim, and a small one."""
+
+    make: Callable[[Shape, Compile], Iterator[Case]]
+    shapes: tuple[Shape, ...]
+    first_shape: Shape  # what torch.compile has seen before, for its second shape
+
+
+def _random(*shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict[str, str]]:
+    """Liger-Kernel's run of an op, or why there is none."""
+    import torch
+
+    if liger.installed() is None:
+        return {}, {liger.NAME: liger.ABSENT}
+    function = liger.functions().get(op)
+    if function is None or (way and op not in ("rms_norm", "layer_norm")):
+        return {}, {liger.NAME: liger.NO_SUCH_OP}
+    if not way:
+        return {liger.NAME: functools.partial(function, *args)}, {}
+    leaves = [t.detach().requires_grad_() for t in args]
+    y, grad = function(*leaves), torch.randn_like(args[0])
+    return {liger.NAME: lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)}, {}
+
+
+def _twin(op: str, *args: Any) -> dict[str, Run]:
+    """The Triton twin of one op, called as the dispatcher calls it."""
+    from precast.ops import _twins
+
+    return {TWIN: functools.partial(_twins.twin(op), *args)}
+
+
+def norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """RMSNorm, alone and with an addition, and its gradients."""
+    rows, width = shape
+    x, residual, weight = _random(rows, width), _random(rows, width), _random(width)
+    twins = {
+        "rms_norm": _twin("rms_norm", x, weight, EPS, 0),
+        "fused_add_rms_norm": _twin("fused_add_rms_norm", x, residual, weight, EPS, 0),
+        "rms_norm backward": _twin("rms_norm_backward", residual, x, weight, EPS, 0),
+    }
+    for name, runs in norm.contestants(x, residual, weight, compiled).items():
+        op, _, way = name.partition(" ")
+        args = (x, residual, weight) if op == "fused_add_rms_norm" else (x, weight)
+        peers, absent = _peers(op, way, *args)
+        copy, source = (_random(norm.STREAMS[name] * x.numel() // 2) for _ in range(2))
+        runs = {**runs, **peers, **twins[name], "copy_ of as many bytes": functools.partial(copy.copy_, source)}
+        yield Case(name, shape, norm.STREAMS[name] * x.nbytes, norm.TARGETS[name], runs, absent)
+
+
+def layer_norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """LayerNorm and its gradients."""
+    rows, width = shape
+    x, grad, weight, bias = _random(rows, width), _random(rows, width), _random(width), _random(width)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    plain = [t.detach() for t in leaves]
+    runs: dict[str, dict[str, Run]] = {op: {} for op in layer_norm.STREAMS}
+    for name, function in layer_norm.contestants(width, compiled).items():
+        for op, run in layer_norm.runs(function, leaves, grad).items():
+            runs[op][name] = run
+    runs["layer_norm"].update(_twin("layer_norm", *plain, 1e-5))
+    runs["layer_norm backward"].update(_twin("layer_norm_backward", grad, *plain[:2], 1e-5, True, True))
+    for name, found in runs.items():
+        peers, absent = _peers("layer_norm", name.partition(" ")[2], *plain)
+        moved = layer_norm.STREAMS[name] * grad.nbytes
+        yield Case(name, shape, moved, layer_norm.TARGETS[name], {**found, **peers}, absent)
+
+
+def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """The gated activation of SwiGLU, and its gradient."""
+    import torch
+    from torch._functorch import config
+
+    import precast
+
+    def backward(function: Callable[..., Any]) -> Run:
+        torch.manual_seed(0)  # the gradient is random, and the same for everybody
+        return activations.backward_of(function, x)
+
+    rows, width = shape
+    x, op = _random(rows, 2 * width), "silu_and_mul"
+    theirs = activations.formulas()[op]
+    functions = {OURS: precast.ops.silu_and_mul, "torch eager": theirs, STATIC: compiled(theirs)}
+    halves = [half.contiguous() for half in x.chunk(2, -1)]
+    for way, moved in (("", x.nbytes * 3 // 2), (" backward", x.nbytes * 5 // 2)):
+        with config.patch(donated_buffer=False):  # or a compiled backward runs only once
+            runs: dict[str, Run] = {
+                name: backward(function) if way else functools.partial(function, x)
+                for name, function in functions.items()
+            }
+        twin = _twin("gated_activation_backward", halves[0], x, 0) if way else _twin("gated_activation", x, 0)
+        peers, absent = _peers(op, way.strip(), *halves)
+        target = activations.TARGETS.get((op + way, rows), "")
+        yield Case(op + way, shape, moved, target, {**runs, **peers, **twin}, absent)
+
+
+def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """Masked and causal softmax, and their gradients."""
+    import torch
+
+    batch, _, queries, columns = shape
+    x, grad = _random(*shape), _random(*shape)
+    mask = torch.rand(batch, 1, queries, columns, device="cuda") < 0.3
+    mask[..., 0] = False
+    behind = torch.ones(queries, columns, dtype=torch.bool, device="cuda").triu(1)
+    for op, functions in softmax.contestants(mask, behind, compiled).items():
+        part = 0.5 if op == "causal" else 1.0
+        y = functions[OURS](x)
+        twins = {
+            "masked": _twin("scaled_masked_softmax", x, mask, softmax.SCALE, -torch.inf, False),
+            "causal": _twin("scaled_upper_triang_masked_softmax", x, softmax.SCALE),
+        }
+        for way, moved in (("forward", x.nbytes * (1 + part)), ("backward", x.nbytes * (1 + 2 * part))):
+            runs: dict[str, Run] = {
+                name: softmax.backward_of(function, x, grad) if way == "backward" else functools.partial(function, x)
+                for name, function in functions.items()
+            }
+            back = _twin("scaled_softmax_backward", grad, y, softmax.SCALE, op == "causal")
+            target = softmax.BACKWARD_TARGET if way == "backward" else softmax.TARGETS[op]
+            absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
+            runs = {**runs, **(back if way == "backward" else twins[op])}
+            yield Case(f"{op} softmax {way}", shape, int(moved), target, runs, absent)
+
+
+FAMILIES: dict[str, Family] = {
+    "norm": Family(norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
+    "layer_norm": Family(layer_norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
+    "activations": Family(gated, (activations.SHAPES[0], activations.SHAPES[-1]), (8192, 2048)),
+    "softmax": Family(softmaxes, (softmax.SHAPES[0],), (2, 16, 1024, 1024)),
+}

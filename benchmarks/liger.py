@@ -1,0 +1,50 @@
+"""Liger-Kernel as a peer, where it is installed: its kernels under the names of the benchmarks' ops."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+EPS = 1e-6
+NAME = "Liger-Kernel"
+ABSENT = "no peer: liger-kernel is not installed"
+NO_SUCH_OP = "no peer: it has no such op"
+
+
+def installed() -> str | None:
+    """Its version, or None."""
+    return version("liger-kernel") if importlib.util.find_spec("liger_kernel") is not None else None
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """By op. Its gated activations take two tensors, as two linear layers give them: they get contiguous halves.
+
+    Its backward of these writes over its inputs, so there is no second run of it on the same numbers to time.
+    """
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "none", False)
+
+    def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "none", False)
+
+    def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        return LigerLayerNormFunction.apply(x, weight, bias, 1e-5)
+
+    return {
+        "rms_norm": rms_norm,
+        "fused_add_rms_norm": fused_add_rms_norm,
+        "layer_norm": layer_norm,
+        "silu_and_mul": LigerSiLUMulFunction.apply,
+        "gelu_tanh_and_mul": LigerGELUMulFunction.apply,
+    }

@@ -1,0 +1,23 @@
+"""What is compiled, and how: read by setup.py while installing, and at run time."""
+
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parent / "csrc"
+MODULES = {"fused": "fused_bias_act", "upfirdn2d": "upfirdn2d"}  # to the first word of their files
+
+CXX_FLAGS = ["-O2", "-fopenmp"]  # not given to the linker: torch brings the OpenMP library that its threads are in
+CUDA_FLAGS = ["-DWITH_CUDA"]  # for both compilers
+
+
+def with_cuda() -> bool:
+    """Whether this torch and this machine can compile for CUDA."""
+    import torch
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return torch.version.cuda is not None and CUDA_HOME is not None
+
+
+def sources(module: str, cuda: bool) -> list[str]:
+    """The sources of a module, relative to ``CSRC``."""
+    stem = MODULES[module]
+    return [f"{stem}.cpp", f"{stem}_cuda.cu"] if cuda else [f"{stem}.cpp"]

@@ -1,0 +1,58 @@
+"""What may stand in for a family that is refused on a GPU: its twin in Triton. Pure, as the decision before it.
+
+A twin is no candidate of :func:`precast._abi.decide.decide`: it needs no host library and no device code, and never
+wins over what does. It is asked about after a refusal, and answers as every piece does: with itself, or with why not.
+"""
+
+from __future__ import annotations
+
+from precast._abi import remedy
+from precast._abi._host_piece import looked_at
+from precast._abi.capability import ComputeCapability
+from precast._abi.decision import EVERYTHING, TRITON_CANDIDATE, Choice, Need, Reason, Refuse, Rejection
+from precast._abi.host import Host
+from precast._abi.settings import JitMode, Settings
+from precast._abi.value import value
+
+# https://github.com/triton-lang/triton, README: "NVIDIA GPUs (Compute Capability 8.0+)"; 7.x has worked in all releases
+# that a supported torch brings.
+OLDEST_NVIDIA = ComputeCapability(7, 0)
+
+# What is missing is not a kernel, or the user has said no: Triton changes nothing about these.
+_BEYOND_A_TWIN = {Reason.SYSTEM, Reason.JIT_OFF, Reason.TORCH_MISSING, Reason.TORCH_CPU, Reason.NO_GPU, Reason.AOT_ONLY}
+
+
+@value(frozen=True)
+class Twin:
+    """The Triton kernels of a family serve in its place; ``triton`` is the version that compiles them."""
+
+    triton: str
+
+
+def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse) -> Choice[Twin]:
+    """The twin of a family that has one, or every reason against it; none where no twin could help.
+
+    As :func:`decide`, it asks for builders by ``builders-unknown`` where nobody has looked for them yet.
+    """
+    reasons = {rejection.reason for rejection in refused.rejections}
+    no_driver = any((r.reason, r.candidate) == (Reason.DRIVER, EVERYTHING) for r in refused.rejections)
+    if need.device == "cpu" or host.torch is None or reasons & _BEYOND_A_TWIN or no_driver:
+        return Choice(None, ())
+
+    def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Choice[Twin]:
+        return Choice(None, (Rejection(need.device, TRITON_CANDIDATE, reason, wanted, found, fix),))
+
+    if need.device == "xpu" and host.torch.xpu is None:
+        return no(Reason.XPU, "an XPU build of torch", f"torch {host.torch.version}")
+    if settings.jit is JitMode.AOT:
+        wanted = "PRECAST_JIT to be auto or jit: Triton compiles at the first launch"
+        return no(Reason.AOT_ONLY, wanted, "PRECAST_JIT=aot", remedy.ALLOW_JIT)
+    too_old = [gpu for gpu in host.gpus if gpu.capability < OLDEST_NVIDIA]
+    if need.device == "cuda" and too_old:
+        found = ", ".join(f"compute capability {gpu.capability} ({gpu.name})" for gpu in too_old)
+        return no(Reason.ARCH, f"compute capability {OLDEST_NVIDIA} or newer", found)
+    if host.builders is None:
+        return no(Reason.BUILDERS_UNKNOWN, "Triton", "nobody has looked for it yet")
+    if host.builders.triton is None:
+        return no(Reason.NO_TRITON, "Triton", looked_at(host.builders, "triton"), remedy.INSTALL_TRITON)
+    return Choice(Twin(host.builders.triton), ())

@@ -1,0 +1,221 @@
+"""What somebody else's wheel holds prebuilt: proved to fit this process before it is opened, or refused with reasons.
+
+The wheel was made by ``precast.build``. Its package has a folder ``_C`` like ours, with the same manifest, and the same
+pure functions judge it. Nothing is built here: a wheel that does not fit is to be built again by its ``setup.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from precast._abi import explain
+from precast._abi._device_piece import choose_image
+from precast._abi._host_piece import choose_host
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.capability import GpuTarget
+from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
+from precast._abi.host import Host
+from precast._abi.settings import JitMode, Settings
+from precast._abi.value import value
+from precast._load import prebuilt, probe
+from precast._version import __version__
+from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
+
+FOLDER = "_C"
+
+
+@value(frozen=True)
+class Image:
+    """The device code that serves one GPU, as it was read and verified."""
+
+    target: GpuTarget
+    content: bytes
+    path: Path
+
+
+@value(frozen=True)
+class _Wheel:
+    """What one package says of its prebuilt files, and the folder they lie in."""
+
+    package: str
+    folder: Path
+    info: BuildInfo
+
+
+def inside(package: str) -> tuple[str, ...]:
+    """The folder of the manifest below the folder of a package; a package called ``_C`` is that folder itself."""
+    return () if package.rpartition(".")[2] == FOLDER else (FOLDER,)
+
+
+def guard(module: str) -> None:
+    """Put the compiled module in the place of the Python module of this name, which called this with ``__name__``.
+
+    A library on the stable ABI is no Python module: it registers its ops, and the caller stays, with ``library``, the
+    file, in it. Raises PrebuiltRefused, which is an ImportError, with the reasons where the library does not fit.
+    """
+    package, _, name = module.rpartition(".")
+    file, path = _fitting(_wheel_of(package), name)
+    if file.python == "none":
+        _open(path, module)
+        vars(sys.modules[module])["library"] = path
+    else:
+        sys.modules[module] = _import(path, module)
+
+
+def load_library(package: str, name: str) -> Path:
+    """Open the library of a StableExtension, which registers its ops, without a guard module; the file it is."""
+    file, path = _fitting(_wheel_of(package), name)
+    if file.python != "none":
+        raise KernelError(
+            f"{package}.{name} is a module for Python\n"
+            f"  found   {path.name}, for {file.python}\n"
+            f"  needed  a library without Python, as a StableExtension makes\n"
+            f"  fix     1) import {package}.{name}"
+        )
+    _open(path, f"{package}.{name}")
+    return path
+
+
+def library_file(package: str, name: str) -> Path:
+    """The library behind a guard, known to fit this process and intact, for who reads it without opening it."""
+    return _fitting(_wheel_of(package), name)[1]
+
+
+def images(package: str, name: str) -> Mapping[int, Image]:
+    """The device code of a DeviceExtension for each visible GPU, by its index; PrebuiltRefused where none is served.
+
+    Creates no CUDA context.
+    """
+    wheel = _wheel_of(package)
+    settings = _settings()
+    host = probe.probe_host(settings, gpus=True)
+    found: dict[int, Image] = {}
+    refused: list[Rejection] = []
+    bad: dict[str, str] = {}
+    for gpu in host.gpus:
+        while gpu.index not in found:  # ends: every turn has a file more in `bad`
+            choice = choose_image(gpu, host, wheel.info, settings, Need(name, "cuda"), bad)
+            if not isinstance(choice.chosen, DeviceFile):
+                refused += choice.rejections
+                break
+            try:
+                content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
+                found[gpu.index] = Image(choice.chosen.target, content, wheel.folder / choice.chosen.path)
+            except prebuilt.Damaged as error:
+                bad[choice.chosen.path] = str(error)
+            except prebuilt.NoLzma as error:
+                raise PrebuiltRefused(
+                    f"{package}.{name} cannot be unpacked\n  found   a Python without lzma: {error}\n"
+                    f"  needed  one that was compiled with liblzma"
+                ) from error
+    if not found:
+        raise _refused(f"{package}.{name} has device code for no GPU here", wheel, host, refused)
+    return MappingProxyType(found)
+
+
+def _fitting(wheel: _Wheel, name: str) -> tuple[HostFile, Path]:
+    """The library of that name, which fits this process and is what the manifest says; or PrebuiltRefused."""
+    settings = _settings()
+    host = probe.probe_host(settings, gpus=False)
+    what = f"{wheel.package}.{name}"
+    if host.torch is None:
+        raise PrebuiltRefused(
+            f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
+        )
+    choice = choose_host(host, host.torch, wheel.info, settings, Need(name, "cpu"), {})
+    if not isinstance(choice.chosen, HostFile):
+        own = [why for why in choice.rejections if why.reason is not Reason.FAMILY] or choice.rejections
+        raise _refused(f"{what} was built for another process than this one", wheel, host, own)
+    try:
+        prebuilt.verified_bytes(choice.chosen, wheel.folder)
+    except prebuilt.Damaged as error:
+        wanted = "the library that was built"
+        damaged = Rejection("host", choice.chosen.path, Reason.DAMAGED, wanted, str(error))
+        raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
+    return choice.chosen, wheel.folder / choice.chosen.path
+
+
+def _wheel_of(package: str) -> _Wheel:
+    """The manifest of a package that is importable, wherever on its path it lies."""
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None:
+        raise KernelError(f"there is no package {package!r}\n  needed  an installed one that precast.build has built")
+    folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
+    for folder in folders:
+        try:
+            info = prebuilt.load_build_info(folder)
+        except KernelIncompatible as error:  # of another schema, or damaged: its package is to be built again, not ours
+            raise PrebuiltRefused(
+                f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
+                f"  found   {folder / prebuilt.MANIFEST}: {error.__cause__}\n"
+                f"  needed  the {prebuilt.MANIFEST} that precast.build {__version__} writes\n"
+                f"  fix     1) {_again(package)}"
+            ) from error
+        if info is not None:
+            return _Wheel(package, folder, info)
+    raise PrebuiltRefused(
+        f"{package} has nothing prebuilt\n"
+        f"  found   no {prebuilt.MANIFEST} in {', '.join(map(str, folders))}\n"
+        f"  needed  a wheel of it, or its setup.py with cmdclass={{'build_ext': precast.build.BuildExtension}}\n"
+        f"  fix     1) {_again(package)}"
+    )
+
+
+def _settings() -> Settings:
+    """A wheel of somebody else is prebuilt or nothing: PRECAST_JIT speaks of what precast itself builds."""
+    return replace(probe.read_settings(), jit=JitMode.AOT)
+
+
+def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Rejection]) -> PrebuiltRefused:
+    prebuilt_only = tuple(replace(why, remedy="") for why in rejections if why.candidate != JIT_CANDIDATE)
+    env = explain.environment(host, None, __version__)
+    return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, (_again(wheel.package),)))
+
+
+def _again(package: str) -> str:
+    from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
+
+    distributions = packages_distributions().get(package.partition(".")[0], ())
+    name = distributions[0] if distributions else package.partition(".")[0]
+    return (
+        f"pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps --no-binary {name} {name}"
+        "  # builds it for this torch, or: pip install . in its sources"
+    )
+
+
+def _open(path: Path, what: str) -> None:
+    """Open a library whose static objects register ops."""
+    import torch
+
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise _cannot_open(path, what, error) from error
+
+
+def _import(path: Path, module: str) -> ModuleType:
+    loader = ExtensionFileLoader(module, str(path))
+    spec = importlib.util.spec_from_file_location(module, path, loader=loader)
+    if spec is None:
+        raise AssertionError(f"no spec for {path}, though its loader is given")
+    try:
+        compiled = importlib.util.module_from_spec(spec)
+        loader.exec_module(compiled)
+    except ImportError as error:
+        raise _cannot_open(path, module, error) from error
+    return compiled
+
+
+def _cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
+    """Every claim of the manifest holds here, and the dynamic linker refuses the file all the same."""
+    return PrebuiltRefused(
+        f"{what} cannot be opened, though it is what its manifest says and all of that fits\n"
+        f"  found   {path}: {error}\n"
+        f"  needed  a library that its author has tried: python -m precast.build --audit WHEEL"
+    )

@@ -1,0 +1,51 @@
+"""``python -m precast.build``: the options of a build for a Makefile, or the audit of a finished wheel.
+
+Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from precast._abi.settings import Settings
+from precast.build import audit, flags
+from precast.errors import KernelError
+
+_GROUPS = {
+    "cflags": (flags.cflags, "options for a C++ file"),
+    "cuda_flags": (flags.cuda_flags, "options for nvcc and a .cu file"),
+    "ldflags": (flags.ldflags, "options for linking, after the objects"),
+    "include": (flags.include, "the folders of headers alone"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Print what was asked for, on one line, or audit."""
+    parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
+    for name, (_, meaning) in _GROUPS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)
+    parser.add_argument("--classic", action="store_true", help="for the torch that is here, with all of its C++")
+    parser.add_argument("--debug", action="store_true", help="as PRECAST_DEBUG=1: -O0 -g, and -G for device code")
+    parser.add_argument("--audit", type=Path, nargs="+", metavar="WHEEL", help="hold wheels against their manifests")
+    options = parser.parse_args(arguments)
+    asked = [name for name in _GROUPS if getattr(options, name)]
+    if bool(asked) == bool(options.audit):
+        parser.error("ask for flags or for an audit: --cflags, --cuda-flags, --ldflags, --include or --audit WHEEL")
+    try:
+        if options.audit:
+            return audit.report(options.audit)
+        settings = Settings.from_env({**os.environ, **({"PRECAST_DEBUG": "1"} if options.debug else {})})
+        words = [word for name in asked for word in _GROUPS[name][0](settings, classic=options.classic)]
+        print(shlex.join(words))
+    except (KernelError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""The audit of a finished wheel of anybody's: every claim it makes is derived again from its bytes.
+
+It asks what the loader will ask where the wheel is installed, and what an index and an installer go by: the tag, the
+version, the requirements, RECORD. Nothing of the wheel is executed.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, HostFile
+from precast._abi.torch_abi import Exact
+from precast._build import elf
+from precast._load import prebuilt
+from precast._load.downstream import FOLDER
+from precast.build import facts, wheel
+from precast.errors import KernelError
+
+_NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
+# Libraries of torch, CUDA and OpenMP: a copy in a wheel is a second one in the process.
+_FOREIGN = re.compile(r"lib(torch|c10|cu[a-z]|nv|nccl|gomp|omp|iomp|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.-]*")
+_REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that is not as it must be."""
+
+    check: str
+    where: str
+    wanted: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.where}: wanted {self.wanted}; found {self.found}"
+
+
+def report(paths: Sequence[Path]) -> int:
+    """Print the verdict on each wheel, and every violation; 1 if there is one."""
+    refused = False
+    for path in paths:
+        violations, infos = audit(path)
+        libraries, images = (sum(len(getattr(info, part)) for info in infos) for part in ("host", "device"))
+        held = f"{len(infos)} manifests, {libraries} libraries, {images} images"
+        print(f"{path.name}: {'refused' if violations else 'passed'}: {held}, {len(violations)} violations")
+        for violation in violations:
+            print(f"  {violation}")
+        refused |= bool(violations)
+    return int(refused)
+
+
+def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
+    """Every violation of one wheel, and its manifests; KernelError when it is no wheel at all."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise KernelError(f"{path.name} is not the name of a wheel")
+    with tempfile.TemporaryDirectory(prefix="precast-audit-") as folder:
+        root = Path(folder)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(root)  # takes no name out of its folder
+        except (OSError, EOFError, zipfile.BadZipFile) as error:
+            raise KernelError(f"{path} cannot be read as a wheel: {error}") from error
+        found: list[Violation] = []
+        infos: list[BuildInfo] = []
+        for manifest in sorted(root.rglob(f"{FOLDER}/{prebuilt.MANIFEST}")):
+            info, violations = _manifest(root, manifest)
+            found += violations
+            infos += [] if info is None else [info]
+        if not infos and not found:
+            found.append(Violation("manifest", path.name, f"a {FOLDER}/{prebuilt.MANIFEST} in a package", "none"))
+        found += _tag(match, infos)
+        found += _bundled(root)
+        found += _metadata(root, match, infos)
+        return found, infos
+
+
+def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]]:
+    where = path.relative_to(root).as_posix()
+    try:
+        info = prebuilt.load_build_info(path.parent)
+    except KernelError as error:
+        return None, [Violation("manifest", where, "one that can be read", str(error).splitlines()[1].strip())]
+    if info is None:
+        raise AssertionError(f"{path} was there")
+    return info, list(_files(path.parent, where, info))
+
+
+def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
+    """Each listed file is what the manifest says, and no other lies there."""
+    for file in wheel.files_of(info):
+        try:
+            data = prebuilt.verified_bytes(file, folder)
+        except prebuilt.Damaged as error:
+            yield Violation("bytes", file.path, "the file that was built", str(error))
+            continue
+        if isinstance(file, HostFile):
+            yield from _library(file, data)
+            name = f"{file.families[0] if file.families else '?'}.py"
+            beside = [place / name for place in (folder, folder.parent) if (place / name).is_file()]
+            if not any(path.read_text(encoding="utf-8", errors="replace") == wheel.GUARD for path in beside):
+                yield Violation("guard", name, "the guard of precast.build", f"none beside {where}")
+    listed = {file.path for file in wheel.files_of(info)}
+    for part in ("host", "device"):
+        for there in sorted((folder / part).glob("*")):
+            if f"{part}/{there.name}" not in listed:
+                yield Violation("strays", f"{part}/{there.name}", f"the files that {where} lists", "one more")
+
+
+def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
+    """What an entry claims against what the bytes need."""
+    try:
+        info = elf.read_shared_object(data)
+    except elf.ElfError as error:
+        yield Violation("library", file.path, "a shared library", str(error))
+        return
+    bound = facts.binding(info)
+    for what, wanted, found in (
+        ("machine", info.machine, file.machine),
+        ("needed", info.needed, file.needed),
+        ("glibc", (*info.glibc, 0, 0)[:2], (file.glibc.major, file.glibc.minor)),
+        ("glibcxx", ".".join(map(str, info.glibcxx or (3, 4))), file.glibcxx),
+        ("CUDA runtime", file.cuda_major if bound.cudart is None else bound.cudart, file.cuda_major),
+    ):
+        if wanted != found:
+            yield Violation(what, file.path, f"{wanted}, as its bytes say", str(found))
+    if bound.torch_cuda and file.cuda_major is None:
+        yield Violation("CUDA runtime", file.path, "the CUDA major of torch's own libraries", "none")
+    if bound.classic and not isinstance(file.abi, Exact):
+        yield Violation("torch ABI", file.path, "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}")
+    if bool(bound.python) != (file.python != "none"):
+        named = bound.python[0] if bound.python else "no name of Python's"
+        yield Violation("Python", file.path, f"what its bytes say: {named}", file.python)
+
+
+def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+    """The Python and ABI tag are those of the narrowest library, and the platform that of its machine."""
+    wanted = wheel.tag_of(infos)
+    found = name["python"], name["abi"]
+    limited = wanted[1] == "abi3" and found[1] == "abi3" and found[0].startswith("cp3")
+    if infos and wanted != found and not limited:
+        yield Violation("tag", name[0], "-".join(wanted), "-".join(found))
+    for machine in sorted({file.machine for info in infos for file in info.host}):
+        if not name["platform"].endswith(f"_{machine}"):
+            yield Violation("tag", name[0], f"a platform of {machine}", name["platform"])
+
+
+def _bundled(root: Path) -> Iterator[Violation]:
+    """No copy of somebody else's library, and no library of its own where no guard stands before it."""
+    for path in sorted(root.rglob("*.so*")):
+        where = path.relative_to(root).as_posix()
+        if _FOREIGN.fullmatch(path.name):
+            yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
+        elif path.parent.name != "host" or path.parent.parent.name != FOLDER:
+            yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")
+
+
+def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
+    """Version, requirements and RECORD."""
+    folder = root / f"{name['name']}-{name['version']}.dist-info"
+    metadata = folder / "METADATA"
+    if not metadata.is_file():
+        yield Violation("metadata", metadata.relative_to(root).as_posix(), "a file", "not there")
+        return
+    said = message_from_bytes(metadata.read_bytes())
+    requires = said.get_all("Requires-Dist") or []
+    if any(info.host for info in infos) and not any(_REQUIRES.match(text) for text in requires):
+        yield Violation("requirements", "METADATA", "Requires-Dist: precast, which the guards import", str(requires))
+    public, _, local = name["version"].partition("+")
+    for info in infos:
+        if info.version != public:
+            yield Violation("version", name[0], info.version, public)
+        if local and info.label.text and info.label.text not in local.split("."):
+            yield Violation("label", name[0], f"+{info.label}, as its code is for", f"+{local}")
+    yield from _record(root, folder / "RECORD")
+
+
+def _record(root: Path, record: Path) -> Iterator[Violation]:
+    rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines())) if record.is_file() else []
+    listed = {row[0]: row[1] for row in rows if len(row) == 3}
+    there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file() and path != record}
+    for where in sorted({*listed, *there} - {record.relative_to(root).as_posix()}):
+        found = "nothing of that name"
+        if where in there:
+            digest = hashlib.sha256(there[where].read_bytes()).digest()
+            found = f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+        if listed.get(where) != found:
+            yield Violation("RECORD", where, listed.get(where, "a row"), found)

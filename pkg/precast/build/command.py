@@ -1,0 +1,232 @@
+"""The setuptools command that compiles what ``ext_modules`` lists, and makes of it a wheel that says what it fits."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._build import provenance, toolchain
+from precast._load import prebuilt, probe
+from precast._load.downstream import inside
+from precast.build import facts, wheel
+from precast.build.extensions import DeviceExtension, StableExtension, declared_floor
+from precast.errors import KernelError
+
+_OURS = (StableExtension, DeviceExtension)
+
+
+class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
+    """``cmdclass={"build_ext": BuildExtension}``: setuptools' command, and after it the manifest, the guards, the tag.
+
+    It is torch's command as well where something is for one torch, such as a CUDAExtension. A wheel for every torch
+    neither needs nor imports one.
+    """
+
+    extensions: list[Extension]
+
+    def __new__(cls, distribution: Any, **options: Any) -> Any:
+        """The command that the extensions of this distribution need."""
+        bound = any(not isinstance(extension, _OURS) for extension in distribution.ext_modules or ())
+        if cls is BuildExtension and bound and importlib.util.find_spec("torch") is not None:
+            from torch.utils.cpp_extension import BuildExtension as OfTorch
+
+            return object.__new__(type("BuildExtension", (BuildExtension, OfTorch), {}))
+        return object.__new__(cls)
+
+    def build_extensions(self) -> None:
+        """Compile everything, then say in each package what lies there."""
+        self._settings = probe.read_settings()
+        bound = any(not isinstance(extension, _OURS) for extension in self.extensions)
+        self._torch = probe.probe_host(self._settings, gpus=False).torch if bound else None
+        self._compilers: dict[str, str] = {}
+        self._images: dict[str, list[DeviceFile]] = {}
+        every = list(self.extensions)
+        self._refuse_guarded_twice(every)
+        for extension in every:
+            if isinstance(extension, _OURS):
+                self._build_ours(extension)
+        self.extensions = [extension for extension in every if not isinstance(extension, _OURS)]
+        try:
+            if self.extensions:
+                self._build_theirs()
+        finally:
+            self.extensions = every
+        infos = [self._write_manifest(folder, every) for folder in _folders(every)]
+        wheel.retag(self.distribution, wheel.tag_of(infos))
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """In the folder ``_C`` of the package, where only a guard looks."""
+        extension = self.ext_map.get(fullname)
+        package, _, name = fullname.rpartition(".")
+        folder = _manifest_folder(package)
+        if isinstance(extension, DeviceExtension):
+            return str(folder / prebuilt.MANIFEST)
+        if isinstance(extension, StableExtension):
+            return str(folder / "host" / f"{name}.so")
+        return str(folder / "host" / Path(super().get_ext_filename(fullname)).name)
+
+    def get_ext_fullpath(self, ext_name: str) -> str:
+        """The same below the build folder: what an editable install wants elsewhere is copied afterwards."""
+        return str(Path(self.build_lib) / self.get_ext_filename(self.get_ext_fullname(ext_name)))
+
+    def copy_extensions_to_source(self) -> None:
+        """For an editable install: everything goes where the sources are, which is where Python looks then."""
+        for relative in self._written():
+            target = self._in_source(relative)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(self.build_lib) / relative, target)
+
+    def get_outputs(self) -> list[str]:
+        """Every file that this made."""
+        return [str(Path(self.build_lib) / relative) for relative in self._written()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """For an editable install, what lies where in the sources."""
+        if not self.inplace:
+            return {}
+        return {str(Path(self.build_lib) / relative): str(self._in_source(relative)) for relative in self._written()}
+
+    def _build_ours(self, extension: Extension) -> None:
+        output = Path(self.build_lib) / self.get_ext_filename(extension.name)
+        folder = Path(self.build_temp) / "precast" / extension.name
+        if isinstance(extension, StableExtension):
+            from precast.build import ninja  # a rebuild of nothing else is mostly imports
+
+            kind, version = ninja.build_library(extension, output, folder, self._settings)
+            self._compilers[kind] = version
+        else:
+            from precast.build import device
+
+            files, version = device.build_images(extension, output.parent, self._settings)
+            self._images[extension.name] = files
+            self._compilers["nvrtc"] = version
+
+    def _build_theirs(self) -> None:
+        compiler, _ = toolchain.find_compiler(self._settings)
+        if compiler is not None:
+            self._compilers[compiler.kind] = compiler.version
+        if self._settings.debug:
+            for extension in self.extensions:
+                _make_debug(extension)
+        super().build_extensions()
+
+    def _write_manifest(self, relative: Path, every: Iterable[Extension]) -> BuildInfo:
+        """The manifest of one folder, and the guards of what lies in it."""
+        own = [extension for extension in every if _manifest_folder(_package(extension)) == relative]
+        hosts = [self._host_file(extension) for extension in own if not isinstance(extension, DeviceExtension)]
+        images = [image for extension in own for image in self._images.get(extension.name, ())]
+        info = self._info(own, hosts, images)
+        folder = Path(self.build_lib) / relative
+        _drop_strays(folder, info)
+        (folder / prebuilt.MANIFEST).write_text(info.to_json(), encoding="utf-8")
+        for extension in own:
+            if not isinstance(extension, DeviceExtension):
+                (Path(self.build_lib) / _guard(extension)).write_text(wheel.GUARD, encoding="utf-8")
+        return info
+
+    def _host_file(self, extension: Extension) -> HostFile:
+        path = Path(self.build_lib) / self.get_ext_filename(extension.name)
+        return facts.host_file(
+            extension.name,
+            f"host/{path.name}",
+            path.read_bytes(),
+            stable=declared_floor(extension),
+            limited=bool(getattr(extension, "py_limited_api", False)),
+            torch=self._torch,
+            debug=self._settings.debug,
+        )
+
+    def _info(self, own: Iterable[Extension], hosts: list[HostFile], images: list[DeviceFile]) -> BuildInfo:
+        label = wheel.label_of(hosts, images, self._torch)
+        asked = self._settings.label
+        if asked is not None and asked != label:
+            raise KernelError(
+                f"PRECAST_LABEL={asked} is not what is built here\n"
+                f"  found   code for {label.text or 'every torch, which has no label'}\n"
+                f"  needed  a torch of {asked}, or no PRECAST_LABEL"
+            )
+        known = provenance.of(Path.cwd())
+        return BuildInfo(
+            version=self.distribution.get_version().partition("+")[0],
+            label=label,
+            mode=BuildMode.MACHINE if asked is None else BuildMode.RELEASE,
+            commit=known.commit,
+            dirty=known.dirty,
+            source_digest=wheel.digest(path for extension in own for path in (*extension.sources, *extension.depends)),
+            compilers=tuple(sorted(self._compilers.items())),
+            host=tuple(hosts),
+            device=tuple(images),
+        )
+
+    def _refuse_guarded_twice(self, every: Iterable[Extension]) -> None:
+        """A guard takes the name of its module, so nothing else may have it."""
+        for extension in every:
+            if isinstance(extension, DeviceExtension):
+                continue
+            relative = _guard(extension)
+            for path in (Path(self.build_lib) / relative, self._in_source(relative)):
+                if path.is_file() and not wheel.is_guard(path.read_text(encoding="utf-8")):
+                    raise KernelError(
+                        f"{extension.name} has two meanings\n  found   {path}, beside an extension of that name\n"
+                        f"  needed  one of them under another name: the extension is imported by way of a guard"
+                    )
+
+    def _in_source(self, relative: Path) -> Path:
+        build_py = self.get_finalized_command("build_py")
+        top, *rest = relative.parts
+        return Path(build_py.get_package_dir(top), *rest)
+
+    def _written(self) -> Iterator[Path]:
+        """Manifests, what they list, and guards, below the build folder."""
+        for folder in _folders(self.extensions):
+            found = prebuilt.load_build_info(Path(self.build_lib) / folder)
+            if found is not None:
+                yield folder / prebuilt.MANIFEST
+                yield from (folder / file.path for file in wheel.files_of(found))
+        yield from (_guard(extension) for extension in self.extensions if not isinstance(extension, DeviceExtension))
+
+
+def _package(extension: Extension) -> str:
+    return str(extension.name.rpartition(".")[0])
+
+
+def _guard(extension: Extension) -> Path:
+    """Where the module of an extension would lie, below the build folder."""
+    return Path(*extension.name.split(".")).with_suffix(".py")
+
+
+def _manifest_folder(package: str) -> Path:
+    return Path(*package.split("."), *inside(package))
+
+
+def _folders(extensions: Iterable[Extension]) -> list[Path]:
+    return sorted({_manifest_folder(_package(extension)) for extension in extensions})
+
+
+def _make_debug(extension: Extension) -> None:
+    """``-O0 -g`` for the host half and ``-G`` for the device half, in whichever form the extension has its options."""
+    host, code = ["-O0", "-g"], ["-O0", "-g", "-G"]
+    options = extension.extra_compile_args
+    if isinstance(options, dict):
+        options["cxx"] = [*options.get("cxx", ()), *host]
+        options["nvcc"] = [*options.get("nvcc", ()), *code]
+    elif any(source.endswith(".cu") for source in extension.sources):
+        extension.extra_compile_args = {"cxx": [*options, *host], "nvcc": [*options, *code]}
+    else:
+        extension.extra_compile_args = [*options, *host]
+
+
+def _drop_strays(folder: Path, info: BuildInfo) -> None:
+    """What an earlier build left here, for another Python or another GPU, must not get into this wheel."""
+    listed = {file.path for file in wheel.files_of(info)}
+    for part in ("host", "device"):
+        for path in sorted((folder / part).glob("*")):
+            if f"{part}/{path.name}" not in listed:
+                path.unlink()

@@ -1,0 +1,133 @@
+"""What a setup.py says is to be compiled: extensions as values of setuptools, checked before anything is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from setuptools import Extension
+
+from precast._abi.capability import GpuTarget
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.version import Release
+from precast._load import probe
+from precast.errors import KernelError
+
+# A module of a package; its last word is what the manifest calls a family, with that word's grammar.
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[a-z][a-z0-9_]*")
+
+
+class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no types
+    """C++ on torch's stable ABI: one library for every torch from ``floor`` on and for every Python.
+
+    It is compiled against the stable headers that come with precast, so no torch need be there, and it must not name
+    Python or torch's classic C++, at:: or c10::. It registers its ops with STABLE_TORCH_LIBRARY.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[str],
+        *,
+        floor: str = str(STABLE_FLOOR),
+        include_dirs: Sequence[str] = (),
+        define_macros: Sequence[tuple[str, str | None]] = (),
+        extra_compile_args: Sequence[str] = (),
+        extra_link_args: Sequence[str] = (),
+        depends: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            name,
+            list(sources),
+            include_dirs=list(include_dirs),
+            define_macros=list(define_macros),
+            extra_compile_args=list(extra_compile_args),
+            extra_link_args=list(extra_link_args),
+            depends=list(depends),
+            language="c++",
+        )
+        self.abi = Stable(Release.parse(floor))
+        if self.abi.floor < STABLE_FLOOR:
+            raise _bad(name, f"floor {floor}", f"{STABLE_FLOOR} or newer: older torches have no stable ABI to speak of")
+
+
+class DeviceExtension(Extension):  # type: ignore[misc]
+    """Device code as data: one header-free ``.cu`` file, compiled by NVRTC to one image per GPU target.
+
+    The targets are those given, else PRECAST_CUDA_ARCH_LIST, else the visible GPUs. No nvcc, no torch and no GPU need
+    be there. ``include_dirs`` are searched for what the source includes; ``defines`` become its first lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        *,
+        targets: Sequence[str] = (),
+        include_dirs: Sequence[str] = (),
+        defines: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name, [source], include_dirs=list(include_dirs), language="c++")
+        self.targets = tuple(GpuTarget.parse(target) for target in targets)
+        self.defines = dict(defines or {})
+
+
+def ext_modules(*extensions: Any) -> list[Extension]:
+    """Everything that is to be compiled, for ``setup(ext_modules=...)``; lists are taken apart.
+
+    An extension of setuptools (also torch's CUDAExtension and CppExtension, and ours), or a class or an object with
+    ``build_aot()``, such as one of precast.extension. Each must be a module of a package, as its manifest lies there.
+    """
+    known: list[Extension] = []
+    for extension in _flat(extensions):
+        made = extension() if isinstance(extension, type) else extension
+        made = made.build_aot() if not isinstance(made, Extension) and hasattr(made, "build_aot") else made
+        if not isinstance(made, Extension):
+            raise _bad(repr(extension), type(made).__name__, "an extension of setuptools, or what has build_aot()")
+        if _NAME.fullmatch(made.name) is None:
+            raise _bad(made.name, "this name", "a lower-case module of a package, such as 'my_package.fused'")
+        if made.name in (other.name for other in known):
+            raise _bad(made.name, "two extensions of that name", "one")
+        known.append(made)
+    return known
+
+
+def labelled(version: str, extensions: Iterable[Extension]) -> str:
+    """The version with what its wheel is bound to, ``"1.0+cu130.torch2.13"``; as it is where nothing is bound.
+
+    Two wheels for two torches must not bear one file name. An index other than PyPI takes such versions.
+    """
+    every = list(extensions)
+    bound = [e for e in every if not isinstance(e, DeviceExtension) and declared_floor(e) is None]
+    if not bound:
+        return version
+    torch = probe.probe_host(Settings(), gpus=False).torch
+    if torch is None:
+        raise _bad(bound[0].name, "no torch to build it with", "the torch that it is for, and --no-build-isolation")
+    cuda = "cpu" if torch.cuda is None else f"cu{torch.cuda.major}{torch.cuda.minor}"
+    return f"{version}+{cuda}.torch{torch.version.release}"
+
+
+def declared_floor(extension: Extension) -> Stable | None:
+    """The oldest torch of an extension on the stable ABI, by its class or by the define that asks for that ABI."""
+    if isinstance(extension, StableExtension):
+        return extension.abi
+    for name, text in extension.define_macros:
+        if name == "TORCH_TARGET_VERSION" and text:
+            number = int(text, 16)
+            return Stable(Release(number >> 56, (number >> 48) & 0xFF))
+    return None
+
+
+def _flat(extensions: Iterable[Any]) -> Iterable[Any]:
+    for extension in extensions:
+        if isinstance(extension, (list, tuple)):
+            yield from _flat(extension)
+        else:
+            yield extension
+
+
+def _bad(name: str, found: str, needed: str) -> KernelError:
+    return KernelError(f"{name} cannot be built into a wheel\n  found   {found}\n  needed  {needed}")

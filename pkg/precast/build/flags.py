@@ -1,0 +1,70 @@
+"""The options of a build by hand, for a Makefile: what precast.build itself compiles and links with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR
+from precast._build import flags, host, machine, toolchain
+from precast._build.cache import open_cache
+from precast._load import probe
+from precast.errors import KernelError
+
+
+def include(settings: Settings, *, classic: bool) -> tuple[str, ...]:
+    """Where the headers are: the stable ones that come with precast, or all of the torch that is here."""
+    if not classic:
+        return ("-isystem", str(host.stable_headers_dir(open_cache(settings))))
+    root = _torch_libraries().parent / "include"
+    return ("-isystem", str(root), "-isystem", str(root / "torch" / "csrc" / "api" / "include"))
+
+
+def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
+    """What a C++ file is compiled with; with PRECAST_DEBUG=1 for a debugger."""
+    found, looked_at = toolchain.find_compiler(settings)
+    if found is None:
+        raise KernelError("no C++ compiler to know the options of\n  found   " + "\n          ".join(looked_at))
+    options = flags.host_options(found.kind, debug=settings.debug)
+    return (*options, *_defines(classic=classic), *include(settings, classic=classic))
+
+
+def ldflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
+    """What a library is linked with, after its objects: torch's libraries must be named in it, whoever opens it."""
+    names = ("torch", "torch_cpu", "c10") if classic else ("torch_cpu",)
+    libraries = (f"-l{name}" for name in names)
+    searched = (f"-L{_torch_libraries()}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", "-ldl")
+    return (*flags.link_options(debug=settings.debug), *searched)
+
+
+def cuda_flags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
+    """What nvcc compiles a ``.cu`` file with, for PRECAST_CUDA_ARCH_LIST or the visible GPUs."""
+    targets = settings.targets() or tuple(
+        dict.fromkeys(GpuTarget(TargetKind.SASS, capability) for capability in machine.visible_gpus())
+    )
+    how = ("-O0", "-g", "-G") if settings.debug else ("-O3", "-lineinfo")
+    host_side = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
+    codes = tuple(part for target in targets for part in gencode(target))
+    return ("-std=c++17", *how, *host_side, *codes, *_defines(classic=classic), *include(settings, classic=classic))
+
+
+def gencode(target: GpuTarget) -> Sequence[str]:
+    """One target in the words of nvcc."""
+    virtual = str(target).replace("sm_", "compute_")
+    return ("-gencode", f"arch={virtual},code={target}")
+
+
+def _defines(*, classic: bool) -> tuple[str, ...]:
+    if not classic:
+        return (flags.torch_target_version(STABLE_FLOOR),)
+    torch = probe.probe_host(Settings(), gpus=False).torch
+    return () if torch is None else (f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11)}",)
+
+
+def _torch_libraries() -> Path:
+    found = probe.torch_lib_dir()
+    if found is None:
+        raise KernelError("no torch to link with\n  found   none\n  needed  torch\n  fix     1) pip install torch")
+    return found

@@ -1,0 +1,144 @@
+"""Two packages of somebody else, built once: a module for this torch and Python, and a library for every torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# Python's own interface and one name of torch's classic C++: bound to both, and compiled without torch's headers.
+CLASSIC = """
+#include <Python.h>
+namespace at { int get_num_threads(); }
+static PyObject* threads(PyObject*, PyObject*) { return PyLong_FromLong(at::get_num_threads()); }
+static PyMethodDef methods[] = {{"threads", threads, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fused", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_fused() { return PyModule_Create(&module); }
+"""
+
+STABLE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include "factor.h"
+using torch::stable::Tensor;
+static Tensor scale(Tensor x) {
+  Tensor y = torch::stable::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    static_cast<float*>(y.data_ptr())[i] = factor() * static_cast<const float*>(x.data_ptr())[i];
+  return y;
+}
+STABLE_TORCH_LIBRARY(NAMESPACE, m) { m.def("scale(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, CPU, m) { m.impl("scale", TORCH_BOX(&scale)); }
+"""
+
+SETUP = """
+from setuptools import Extension, setup
+from precast.build import BuildExtension, DeviceExtension, StableExtension, ext_modules, labelled
+{imports}
+modules = ext_modules({modules})
+setup(
+    name="{name}", version=labelled("1.0", modules), packages=["{name}"], install_requires=["precast"],
+    ext_modules=modules, cmdclass={{"build_ext": BuildExtension}},
+)
+"""
+
+STABLE_MODULE = (
+    'StableExtension("{name}.scale", ["csrc/scale.cpp", "csrc/factor.cpp"], depends=["csrc/factor.h"],'
+    ' define_macros=[("NAMESPACE", "{name}")])'
+)
+CLASSIC_MODULE = 'CppExtension("{name}.fused", ["csrc/fused.cpp"])'
+
+
+def write_project(root: Path, name: str, *modules: str) -> Path:
+    """Write a project with those modules."""
+    (root / name).mkdir(parents=True)
+    (root / name / "__init__.py").touch()
+    (root / "csrc").mkdir()
+    (root / "csrc" / "fused.cpp").write_text(CLASSIC)
+    (root / "csrc" / "scale.cpp").write_text(STABLE)
+    (root / "csrc" / "factor.h").write_text("float factor();\n")
+    (root / "csrc" / "factor.cpp").write_text('#include "factor.h"\nfloat factor() { return 3; }\n')
+    listed = ", ".join(modules).format(name=name)
+    imports = "from torch.utils.cpp_extension import CppExtension" if "CppExtension" in listed else ""
+    (root / "setup.py").write_text(SETUP.format(imports=imports, modules=listed, name=name))
+    return root
+
+
+def run_setup(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run setup.py, as a build backend does."""
+    code = (
+        "import sys, runpy, warnings; warnings.simplefilter('ignore'); runpy.run_path('setup.py', run_name='__main__')"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_LABEL", "PYTHONPATH"))}
+    return subprocess.run(
+        [sys.executable, "-c", code, "-q", *arguments],
+        cwd=project,
+        env={**kept, "PYTHONPATH": str(CHECKOUT / "pkg"), "MAX_JOBS": "2", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _wheel(project: Path) -> Path:
+    done = run_setup(project, "bdist_wheel")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (made,) = (project / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(name: str, *modules: str) -> Path:
+        return write_project(tmp_path_factory.mktemp(name), name, *modules)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def setup_py() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return run_setup
+
+
+@pytest.fixture(scope="session")
+def bound_wheel(project: Callable[..., Path]) -> Path:
+    """For this torch and this Python."""
+    return _wheel(project("bound_ops", CLASSIC_MODULE))
+
+
+@pytest.fixture(scope="session")
+def free_project(project: Callable[..., Path]) -> Path:
+    root = project("free_ops", STABLE_MODULE)
+    _wheel(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def free_wheel(free_project: Path) -> Path:
+    """For every torch from 2.10 on and every Python."""
+    (made,) = (free_project / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
+    """Unpack a wheel where this process finds it, and forget it afterwards."""
+    packages: list[str] = []
+
+    def install(wheel: Path) -> Path:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(tmp_path / "site")
+        packages.append(wheel.name.partition("-")[0])
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        return tmp_path / "site" / packages[-1]
+
+    yield install
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]

@@ -1,0 +1,150 @@
+"""The audit of somebody else's wheel refuses each lie it can tell, and passes what was built."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from precast.build import __main__ as build_main
+from precast.build import audit
+from precast.errors import KernelError
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+MANIFEST = "{name}/_C/build_info.json"
+Files = dict[str, bytes]
+
+
+def test_what_was_built_passes(bound_wheel: Path, free_wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build_main.main(["--audit", str(bound_wheel), str(free_wheel)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and all("passed: 1 manifests, 1 libraries, 0 images, 0 violations" in line for line in said)
+
+
+def claim(**lies: object) -> Callable[[Files, str], None]:
+    """Let the manifest say something else of its library."""
+
+    def change(files: Files, name: str) -> None:
+        document = json.loads(files[MANIFEST.format(name=name)])
+        document["host"][0] |= lies
+        files[MANIFEST.format(name=name)] = json.dumps(document).encode()
+
+    return change
+
+
+def damage(files: Files, name: str) -> None:
+    path = next(path for path in files if path.endswith(".so"))
+    files[path] = files[path][:-1] + b"x"
+
+
+def no_guard(files: Files, name: str) -> None:
+    del files[next(path for path in files if path in (f"{name}/fused.py", f"{name}/scale.py"))]
+
+
+def no_manifest(files: Files, name: str) -> None:
+    del files[MANIFEST.format(name=name)]
+
+
+def no_requirement(files: Files, name: str) -> None:
+    path = next(path for path in files if path.endswith("METADATA"))
+    files[path] = files[path].replace(b"Requires-Dist: precast", b"Requires-Dist: precastle")
+
+
+def another_version(files: Files, name: str) -> None:
+    path = MANIFEST.format(name=name)
+    files[path] = files[path].replace(b'"version": "1.0"', b'"version": "1.1"')
+
+
+def add(path: str) -> Callable[[Files, str], None]:
+    def change(files: Files, name: str) -> None:
+        files[path.format(name=name)] = b"\x7fELF"
+
+    return change
+
+
+LIES: dict[str, tuple[str, Callable[[Files, str], None], str]] = {
+    "another Python": ("bound", claim(python="none"), "Python: host/fused"),
+    "every torch": ("bound", claim(abi="torch-stable-2.10"), "torch ABI: host/fused"),
+    "a Python that it does not need": ("free", claim(python="cp311"), "Python: host/scale.so"),
+    "an older C library": ("free", claim(glibc="2.2"), "glibc: host/scale.so"),
+    "no libraries needed": ("free", claim(needed=[]), "needed: host/scale.so"),
+    "another machine": ("free", claim(machine="aarch64"), "machine: host/scale.so"),
+    "a damaged library": ("bound", damage, "bytes: host/fused"),
+    "no guard": ("bound", no_guard, "guard: fused.py"),
+    "no manifest": ("bound", no_manifest, "manifest: "),
+    "no requirement": ("bound", no_requirement, "requirements: METADATA"),
+    "another version": ("bound", another_version, "version: "),
+    "a file too many": ("bound", add("{name}/_C/host/left.so"), "strays: host/left.so"),
+    "a library without a guard": ("bound", add("{name}/fast.so"), "unguarded: bound_ops/fast.so"),
+    "a copy of the runtime": (
+        "bound",
+        add("bound_ops.libs/libcudart.so.13"),
+        "bundled: bound_ops.libs/libcudart.so.13",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_refused(lie: str, bound_wheel: Path, free_wheel: Path, tmp_path: Path) -> None:
+    which, change, said = LIES[lie]
+    wheel = {"bound": bound_wheel, "free": free_wheel}[which]
+    violations, _ = audit.audit(rewritten(wheel, tmp_path, change))
+    assert any(str(violation).startswith(said) for violation in violations), violations
+
+
+@pytest.mark.parametrize(
+    ("which", "old", "new", "said"),
+    [
+        ("free", "py3-none", "cp311-cp311", "wanted py3-none; found cp311-cp311"),
+        ("bound", "-cp3", "-py3", "tag: "),
+        ("free", "linux_x86_64", "linux_aarch64", "wanted a platform of x86_64"),
+    ],
+)
+def test_a_name_is_held_against_the_bytes(
+    which: str, old: str, new: str, said: str, bound_wheel: Path, free_wheel: Path, tmp_path: Path
+) -> None:
+    wheel = {"bound": bound_wheel, "free": free_wheel}[which]
+    moved = tmp_path / wheel.name.replace(old, new, 1)
+    moved.write_bytes(wheel.read_bytes())
+    violations, _ = audit.audit(moved)
+    assert any(said in str(violation) for violation in violations), violations
+
+
+def test_a_row_of_record_is_held_against_its_file(free_wheel: Path, tmp_path: Path) -> None:
+    changed = rewritten(free_wheel, tmp_path, lambda files, name: files.update({f"{name}/late.py": b""}), record=False)
+    assert [v.check for v in audit.audit(changed)[0]] == ["RECORD"]
+
+
+def test_what_is_no_wheel_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KernelError, match="not the name of a wheel"):
+        audit.audit(tmp_path / "notes.txt")
+    cut = tmp_path / "x_ops-1.0-py3-none-any.whl"
+    cut.write_bytes(b"PK")
+    assert build_main.main(["--audit", str(cut)]) == 2
+    assert "cannot be read as a wheel" in capsys.readouterr().err
+
+
+def rewritten(wheel: Path, folder: Path, change: Callable[[Files, str], None], *, record: bool = True) -> Path:
+    """Write the wheel anew with a change in it, and a RECORD that agrees, so that only the lie is left to find."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files, wheel.name.partition("-")[0])
+    listed = next(name for name in files if name.endswith("RECORD"))
+    if record:
+        rows = [f"{name},{_hash(data)},{len(data)}" for name, data in files.items() if name != listed]
+        files[listed] = "\n".join([*rows, f"{listed},,"]).encode()
+    target = folder / wheel.name
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return target
+
+
+def _hash(data: bytes) -> str:
+    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()}"

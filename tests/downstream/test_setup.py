@@ -1,0 +1,118 @@
+"""What happens around a build: an editable install, a name taken twice, a label that is not what is built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from precast._abi.build_info import BuildInfo
+from precast._load import downstream
+from precast.build import audit
+from precast.extension.places import Places
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+MODULE = 'CppExtension("{name}.fused", ["csrc/fused.cpp"])'
+Setup = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_name_is_not_taken_twice(project: Callable[..., Path], setup_py: Setup) -> None:
+    root = project("twice_ops", MODULE)
+    (root / "twice_ops" / "fused.py").write_text("mine = True\n")
+    done = setup_py(root, "build_ext")
+    assert done.returncode != 0 and "twice_ops.fused has two meanings" in done.stderr
+    assert (root / "twice_ops" / "fused.py").read_text() == "mine = True\n"
+
+
+def test_a_label_that_is_not_built_here_is_refused(bound_wheel: Path, setup_py: Setup) -> None:
+    root = bound_wheel.parents[1]
+    done = setup_py(root, "build_ext", PRECAST_LABEL="cu121")
+    assert done.returncode != 0 and "PRECAST_LABEL=cu121 is not what is built here" in done.stderr
+
+
+def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py: Setup, tmp_path: Path) -> None:
+    root = bound_wheel.parents[1]
+    done = setup_py(root, "build_ext", "--inplace")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (root / "bound_ops" / "_C" / "build_info.json").is_file()
+    code = "from bound_ops import fused; print(fused.threads(), fused.__file__)"
+    where = f"import sys; sys.path[:0] = {[str(root), *sys.path]!r}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", where + code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert str(root / "bound_ops" / "_C" / "host") in done.stdout
+
+
+def test_a_module_of_the_folder_itself_needs_no_second_one(
+    project: Callable[..., Path], setup_py: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the classes of precast.extension name what they build; this one names neither torch nor Python."""
+    root = project("inside_ops", 'Extension("{name}._C.data", ["csrc/data.cpp"])')
+    (root / "csrc" / "data.cpp").write_text('extern "C" int data = 5;\n')
+    done = setup_py(root, "build_ext", "--inplace")
+    assert done.returncode == 0, done.stderr[-3000:]
+    monkeypatch.syspath_prepend(root)
+    folder = root / "inside_ops" / "_C"
+    (file,) = BuildInfo.from_json((folder / "build_info.json").read_text()).host
+    assert (str(file.abi), file.python) == ("torch-stable-2.4", "none")
+    assert downstream.library_file("inside_ops._C", "data") == folder / file.path
+    assert Inside("data").prebuilt_file() == folder / file.path, "the library, not its guard"
+    (folder / file.path).write_bytes(b"damaged")
+    assert Inside("data").prebuilt_file() is None
+
+
+LIMITED = """
+#include <Python.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "small", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_small() { return PyModule_Create(&module); }
+"""
+
+
+def test_the_limited_api_is_for_every_python_from_the_oldest_on(project: Callable[..., Path], setup_py: Setup) -> None:
+    options = 'py_limited_api=True, define_macros=[("Py_LIMITED_API", "0x030a0000")]'
+    root = project("limited_ops", f'Extension("{{name}}.small", ["csrc/small.cpp"], {options})')
+    (root / "csrc" / "small.cpp").write_text(LIMITED)
+    done = setup_py(root, "bdist_wheel")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (wheel,) = (root / "dist").glob("*.whl")
+    assert "-cp310-abi3-linux_" in wheel.name
+    violations, (info,) = audit.audit(wheel)
+    assert not violations and info.host[0].python == "abi3" and info.host[0].path == "host/small.abi3.so"
+
+
+class Inside(Places):
+    """What a class of precast.extension knows of its prebuilt module."""
+
+    prebuilt_module_path = "inside_ops._C"  # type: ignore[assignment]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def test_load_reuses_nothing_of_an_installed_build_but_its_own(
+    bound_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.utils.cpp_extension.load knows one folder: an installed module of that name does not count.
+
+    It compiles what setup.py has compiled once more, and after that nothing.
+    """
+    root = bound_wheel.parents[1]
+    assert list(root.glob("build/temp*/**/fused.o")), "setup.py has compiled it"
+    (tmp_path / "own").mkdir()
+    code = f"""
+import sys
+from torch.utils.cpp_extension import load
+sys.path[:0] = {[str(tmp_path), *sys.path]!r}
+for _ in range(2):
+    module = load("fused", [{str(root / "csrc" / "fused.cpp")!r}], build_directory="{tmp_path}/own", verbose=True)
+    print("LOADED", module.threads(), module.__file__, flush=True)
+"""
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    first, second, _ = said.split("LOADED")
+    assert "-o fused.o" in first, "compiled, though the wheel and the objects of its build are here"
+    assert "-o fused.o" not in second, "a second load compiles nothing"

@@ -1,0 +1,97 @@
+"""``torch.autocast`` leaves the ops as they are, as docs/reference/autocast.md says of each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast import nn, ops  # noqa: E402
+from precast._build.catalogue import FAMILIES  # noqa: E402
+from precast._load.namespace import op_name  # noqa: E402
+from precast.ops import _examples  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.compiler,
+    # torch.func.jvp of torch 2.13 warns about torch's own use of torch.jit.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
+ON_ROWS = [op_name(schema) for family in FAMILIES if family.twins for schema in family.ops]
+LOW = torch.bfloat16
+EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
+
+
+def given(op: str, device: str, dtype: Any) -> tuple[Any, ...]:
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+        return value
+
+    return tuple(map(moved, _examples.arguments(op)))
+
+
+def tensors(values: Any) -> list[Any]:
+    return [value for value in (values if isinstance(values, (tuple, list)) else (values,)) if hasattr(value, "dtype")]
+
+
+@EVERY_TYPE
+@pytest.mark.parametrize("op", ON_ROWS)
+def test_an_op_gives_the_same_bits_under_autocast(op: str, dtype: Any, device: str) -> None:
+    call = getattr(torch.ops.precast, op)
+    plain, cast = given(op, device, dtype), given(op, device, dtype)
+    expected = tensors(call(*plain)) or tensors(plain)  # an op in place has no result
+    with torch.autocast(device, dtype=LOW):
+        found = tensors(call(*cast)) or tensors(cast)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@EVERY_TYPE
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "gated_activation", "scaled_softmax"])
+def test_gradients_and_tangents_have_the_dtype_of_the_input(op: str, dtype: Any, device: str) -> None:
+    call = getattr(torch.ops.precast, op)
+    found = []
+    for enabled in (False, True):
+        x, *rest = given(op, device, dtype)
+        leaf = x.requires_grad_()
+        with torch.autocast(device, dtype=LOW, enabled=enabled):
+            y = call(leaf, *rest)
+            (grad,) = torch.autograd.grad(y.square().sum(), leaf)
+            _, tangent = torch.func.jvp(lambda t, rest=rest: call(t, *rest), (x.detach(),), (torch.ones_like(x),))
+        assert y.dtype == grad.dtype == dtype
+        found.append((grad, tangent.to(dtype)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("module", [nn.RMSNorm, nn.LayerNorm])
+def test_a_module_with_wide_parameters_takes_what_a_linear_layer_gives(module: Any, device: str) -> None:
+    linear, norm = torch.nn.Linear(8, 16, device=device), module(16, device=device)
+    with torch.autocast(device, dtype=LOW):
+        inner = linear(torch.randn(4, 8, device=device))
+        y = norm(inner)
+        y.float().sum().backward()
+    assert inner.dtype == y.dtype == LOW
+    assert norm.weight.grad.dtype == linear.weight.grad.dtype == torch.float32
+
+
+def test_an_op_asks_for_one_dtype_under_autocast_too(device: str) -> None:
+    x, weight = torch.randn(4, 8, device=device, dtype=LOW), torch.randn(8, device=device)
+    wanted = "rms_norm: weight is float32 and x is bfloat16; needed one dtype"
+    with torch.autocast(device, dtype=LOW), pytest.raises(RuntimeError, match=wanted):
+        ops.rms_norm(x, weight)
+
+
+def test_the_table_has_every_op() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named >= set(ops.__all__), f"docs/reference/autocast.md lacks {sorted(set(ops.__all__) - named)}"
+    assert all(hasattr(ops, name) or hasattr(nn, name) for name in named)

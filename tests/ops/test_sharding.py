@@ -1,0 +1,139 @@
+"""The ops on DTensors: two processes over gloo give what one gives, and what has no rule is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import precast  # noqa: E402
+from precast._build.catalogue import FAMILIES  # noqa: E402
+from precast._load.namespace import op_name  # noqa: E402
+from precast.ops import _sharding  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+# Each process keeps what it found: by case and placement, where the result and the gradients are; and the refusals.
+RANK = """
+    import json, sys
+    import torch, torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    from precast import ops
+    before = "precast.ops._sharding" in sys.modules
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,))
+    placed = lambda tensor, placement: distribute_tensor(tensor, mesh, [placement])
+    torch.manual_seed(0)
+    x, residual = torch.randn(3, 4, 16), torch.randn(3, 4, 16)  # three: unlike parts
+    weight, bias, mask = torch.randn(16), torch.randn(16), torch.rand(3, 1, 16) < 0.3
+    first = lambda result: result if isinstance(result, torch.Tensor) else result[0]
+    masked = lambda t: ops.scaled_masked_softmax(
+        t, placed(mask, Replicate()) if isinstance(t, DTensor) else mask, 0.5, masked_value=-1e4
+    )
+    CASES = {
+        "rms_norm": (ops.rms_norm, (x, weight)),
+        "fused_add_rms_norm": (ops.fused_add_rms_norm, (x, residual, weight)),
+        "layer_norm": (ops.layer_norm, (x, weight, bias)),
+        "layer_norm without parameters": (ops.layer_norm, (x,)),
+        "silu_and_mul": (ops.silu_and_mul, (x,)),
+        "scaled_softmax": (lambda t: ops.scaled_softmax(t, 0.5), (x,)),
+        "scaled_masked_softmax": (masked, (x,)),
+        "scaled_aligned_causal_softmax": (lambda t: ops.scaled_aligned_causal_softmax(t, 0.5), (x,)),
+    }
+    found = {"before": before}
+    for name, (function, tensors) in CASES.items():
+        for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+            leaves = [t.clone().requires_grad_() for t in tensors]
+            expected = first(function(*leaves))
+            grad = torch.randn_like(expected)
+            expected.backward(grad)
+            shards = [placed(t, placement if t.dim() > 1 else Replicate()).requires_grad_() for t in tensors]
+            result = first(function(*shards))
+            result.backward(placed(grad, Replicate()))
+            torch.testing.assert_close(result.full_tensor(), expected)
+            for shard, leaf in zip(shards, leaves):
+                torch.testing.assert_close(shard.grad.full_tensor(), leaf.grad)
+            where = [str(t.placements[0]) for t in (result, *(s.grad for s in shards))]
+            found[f"{name} {placement}"] = where
+
+    def refusal(function, *args):
+        try:
+            function(*args)
+        except RuntimeError as error:
+            return str(error)
+
+    sharded, whole = placed(x, Shard(0)), placed(weight, Replicate())
+    kept = [sharded.full_tensor(), whole.full_tensor()]
+    found["in place"] = refusal(ops.fused_add_rms_norm_, sharded, placed(residual, Shard(0)), whole)
+    lists = [[placed(t.clone(), Shard(0))] for t in (x, x, x, x)]
+    found["lists"] = refusal(torch.ops.precast.adam_, *lists, [], 0.1, 0.9, 0.99, 1e-8, 0.0, 0.5, 0.5, 1.0, True, False)
+    assert torch.equal(sharded.full_tensor(), kept[0])
+    with open(f"found{dist.get_rank()}", "w") as file:
+        json.dump(found, file)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "rank.py").write_text(textwrap.dedent(RANK))
+    package = str(Path(precast.__file__).resolve().parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "rank.py"]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"found{rank}").read_text()) for rank in range(2)]
+
+
+def test_both_processes_found_the_same(found: list[dict[str, Any]]) -> None:
+    assert found[0] == found[1]
+    assert found[0]["before"] is False, "the rules are looked at before anybody has a DTensor"
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "fused_add_rms_norm", "layer_norm", "silu_and_mul", "scaled_softmax"])
+def test_rows_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
+    where = found[0]
+    assert where[f"{op} S(0)"][:2] == ["S(0)", "S(0)"]
+    assert where[f"{op} R"][:2] == ["R", "R"]
+    assert where[f"{op} S(1)"][0] == "S(1)"
+
+
+def test_what_all_rows_share_has_a_partial_gradient(found: list[dict[str, Any]]) -> None:
+    assert found[0]["layer_norm S(1)"] == ["S(1)", "S(1)", "P(sum)", "P(sum)"]
+    assert found[0]["rms_norm S(0)"] == ["S(0)", "S(0)", "P(sum)"]
+
+
+def test_a_row_is_never_split_and_a_causal_one_not_taken_from_its_place(found: list[dict[str, Any]]) -> None:
+    results = [where[0] for name, where in found[0].items() if name.endswith("S(2)")]
+    assert results, "no case was placed on the last dimension"
+    assert "S(2)" not in results
+    assert found[0]["scaled_aligned_causal_softmax S(1)"][0] != "S(1)"
+    assert found[0]["scaled_aligned_causal_softmax S(0)"][0] == "S(0)"
+
+
+@pytest.mark.parametrize(("case", "op"), [("in place", "fused_add_rms_norm_"), ("lists", "adam_")])
+def test_what_writes_into_its_arguments_is_refused_in_one_sentence(
+    found: list[dict[str, Any]], case: str, op: str
+) -> None:
+    assert f"{op}: a DTensor was given, and there is no rule for sharding this op; needed" in found[0][case]
+    assert "x.to_local()" in found[0][case]
+
+
+def test_every_op_on_rows_has_a_rule() -> None:
+    on_rows = {op_name(schema) for family in FAMILIES if family.twins for schema in family.ops}
+    assert on_rows - set(_sharding.RULES) == {"fused_add_rms_norm_"}

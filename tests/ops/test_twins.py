@@ -1,0 +1,151 @@
+"""The Triton twins: their numbers, in Triton's interpreter here and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import precast  # noqa: E402
+from precast._build.catalogue import FAMILIES  # noqa: E402
+from precast._load.namespace import op_name  # noqa: E402
+from precast.ops import _examples  # noqa: E402
+from precast.ops._twins import TWINS  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.triton]
+
+Kept = dict[str, tuple[str, list[Any], list[Any]]]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """What every twin gave, from a process of its own: Triton reads the variable when it is imported."""
+    path = tmp_path_factory.mktemp("twins") / "kept.pt"
+    package = str(Path(precast.__file__).resolve().parents[1])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TRITON_INTERPRET": "1" if request.param == "cpu" else "0",
+        "TRITON_CACHE_DIR": str(path.parent / "cache"),
+    }
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "run_twins.py"), request.param, str(path)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results: Kept = torch.load(path, weights_only=True)
+    return results
+
+
+def test_every_op_that_a_twin_may_stand_in_for_has_one() -> None:
+    promised = {op_name(schema) for family in FAMILIES if family.twins for schema in family.ops}
+    assert promised == set(TWINS)
+
+
+def test_every_twin_is_run(kept: Kept) -> None:
+    assert {op for op, _, _ in kept.values()} == set(TWINS)
+
+
+def test_the_numbers_are_those_of_the_op(kept: Kept, assert_accurate: Callable[..., None]) -> None:
+    wrong = []
+    for name, (op, args, results) in kept.items():
+        for ours, exact, torchs in zip(results, *answers(op, args), strict=True):
+            finite = exact.isfinite()
+            assert torch.equal(ours.isfinite(), finite), f"{name}: not the same elements are finite"
+            try:
+                assert_accurate(*(t.where(finite, 0) for t in (ours, exact, torchs)), terms=terms(args, exact, torchs))
+            except AssertionError as error:
+                wrong.append(f"{name}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def answers(op: str, args: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The reference in float64, and in the dtype of the arguments."""
+    found = []
+    for wide in (True, False):
+        given = [
+            (arg.double() if wide and arg.is_floating_point() else arg.clone()) if hasattr(arg, "dtype") else arg
+            for arg in args
+        ]
+        result = _examples.reference(op)(*given)
+        found.append(given[:2] if result is None else list(result) if isinstance(result, tuple) else [result])
+    return found[0], found[1]
+
+
+def terms(args: list[Any], exact: Any, torchs: Any) -> Any:
+    """For float32, where a result can be a difference: the largest number that goes in or comes out."""
+    if torchs.dtype != torch.float32 or exact.numel() == 0:
+        return None
+    numbers = [arg for arg in args if hasattr(arg, "dtype") and arg.is_floating_point()]
+    largest = max(float(t.nan_to_num(0, 0, 0).abs().max()) for t in (*numbers, exact) if t.numel())
+    return exact.abs() + largest
+
+
+def test_a_twin_refuses_what_its_op_refuses() -> None:
+    checks = importlib.import_module("precast.ops._dispatch").CHECKS
+    x, weight = torch.randn(4, 8), torch.randn(7)
+    with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
+        checks["rms_norm"](x, weight, 1e-6, 0)
+    assert set(TWINS) <= set(checks)
+
+
+STAND_IN = """
+    import dataclasses, logging
+    logging.basicConfig(level=logging.WARNING)
+    import torch
+    from precast import errors, ops
+    from precast._load import loader, probe
+    from precast.kernel_loader import RMSNormLoader
+    real_host, real_builders = probe.probe_host, probe.probe_builders
+
+    def intel(settings, **kwargs):
+        host = real_host(settings, **kwargs)
+        return dataclasses.replace(host, torch=dataclasses.replace(host.torch, xpu="20250300"))
+
+    probe.probe_host = intel
+    has_kernel = lambda: torch._C._dispatch_has_kernel_for_dispatch_key("precast::rms_norm", "XPU")
+    probe.probe_builders = lambda settings: dataclasses.replace(real_builders(settings), triton=None)
+    try:
+        loader.ensure("rms_norm", "xpu")
+    except errors.KernelUnavailable as error:
+        print("REFUSED", "pip install triton" in str(error), has_kernel())
+    probe.probe_builders = real_builders
+    loaded = loader.ensure("rms_norm", "xpu")
+    print("LOADED", loaded.host.kind, loaded.device, loaded.images, has_kernel())
+    print("AGAIN", loader.ensure("rms_norm", "xpu") is loaded, loader.load("rms_norm", "xpu") is loaded)
+    try:
+        loader.ensure("cpu_adam", "xpu")
+    except errors.KernelUnavailable as error:
+        print("WITHOUT", str(error).splitlines()[0])
+    try:
+        RMSNormLoader().load("rms_norm_triton")
+    except errors.KernelUnavailable as error:
+        print("BY NAME", str(error).splitlines()[0])
+"""
+
+
+def test_the_loader_registers_a_twin_where_nothing_else_can_be_had_and_says_so(run_child: Callable[[str], str]) -> None:
+    said = dict(line.split(" ", 1) for line in run_child(STAND_IN).splitlines())
+    assert said["REFUSED"] == "True False"
+    assert said["LOADED"] == "triton xpu () True"
+    assert said["AGAIN"] == "True True"
+    assert said["WITHOUT"] == "cpu_adam has no xpu kernels"
+    assert "Triton cannot stand in for rms_norm on cuda" in said["BY"]
+
+
+@pytest.mark.parametrize("target", [("cuda", "80", "32"), ("hip", "gfx942", "64")], ids=["sm_80", "gfx942"])
+def test_the_twins_compile_for_gpus_that_are_not_here(target: tuple[str, ...], tmp_path: Path) -> None:
+    """The interpreter takes what the compiler refuses, such as an annotation that is no constant."""
+    root = Path(__file__).resolve().parents[2]
+    paths = [str(root), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TRITON_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "compile_twins.py"), *target]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) > 20

@@ -1,0 +1,119 @@
+// Prints which kernel a family's host code chooses for rows of every width, as ranges: its own functions answer.
+// Compiled once for each, with -DFAMILY_RMS_NORM and the like. Nothing is launched, and what the file needs besides is
+// left unresolved by the linker.
+//
+// op | unit of the width | from | to | kernel | fewest threads | most threads | rows in a block | stages
+#include <cstdio>
+#include <string>
+
+#if defined(FAMILY_RMS_NORM)
+#include "rms_norm/host.cpp"
+#define NAMESPACE precast::rms_norm
+#elif defined(FAMILY_RMS_NORM_BACKWARD)
+#include "rms_norm/backward.cpp"
+#define NAMESPACE precast::rms_norm
+#elif defined(FAMILY_LAYER_NORM)
+#include "layer_norm/host.cpp"
+#define NAMESPACE precast::layer_norm
+#elif defined(FAMILY_LAYER_NORM_BACKWARD)
+#include "layer_norm/backward.cpp"
+#define NAMESPACE precast::layer_norm
+#elif defined(FAMILY_SOFTMAX)
+#include "softmax/host.cpp"
+#define NAMESPACE precast::softmax
+#elif defined(FAMILY_SOFTMAX_BACKWARD)
+#include "softmax/backward.cpp"
+#define NAMESPACE precast::softmax
+#endif
+
+namespace precast {
+int block_shared_bytes(int) { return 227 * 1024; }  // of an H200
+}  // namespace precast
+
+namespace NAMESPACE {
+namespace {
+
+struct Line {
+  int kernel;
+  unsigned threads, rows, stages;
+
+  bool operator==(const Line& other) const {  // threads follow the width
+    return kernel == other.kernel && rows == other.rows && stages == other.stages;
+  }
+};
+
+// Asks for every width up to far above every limit, and prints a line where anything but the threads changes.
+template <class Choose>
+void print_ranges(const char* op, const char* unit, const Choose& choose) {
+  constexpr long kMost = 8192;
+  long from = 1;
+  Line open = choose(1);
+  unsigned fewest = open.threads, most = open.threads;
+  for (long width = 2; width <= kMost + 1; ++width) {
+    const bool past = width > kMost;
+    const Line line = past ? open : choose(width);
+    if (!past && line == open) {
+      fewest = line.threads < fewest ? line.threads : fewest;
+      most = line.threads > most ? line.threads : most;
+      continue;
+    }
+    const std::string to = past ? "" : std::to_string(width - 1);
+    std::printf("%s|%s|%ld|%s|%s|%u|%u|%u|%u\n", op, unit, from, to.c_str(), kEntries[open.kernel].name, fewest, most,
+                open.rows, open.stages);
+    open = line, from = width, fewest = most = line.threads;
+  }
+}
+
+// `choose(columns, vectors)` gives a Choice; `first` is the family's first bf16 kernel.
+template <class Choose>
+void print_choices(const char* op, int first, const Choose& choose) {
+  const auto line = [&](int64_t columns, int64_t vectors) {
+    const auto choice = choose(columns, vectors);
+    return Line{first + static_cast<int>(choice.kernel), choice.threads, choice.rows, 0};
+  };
+  print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });
+  print_ranges(op, "elements", [&](long width) { return line(width, 0); });
+}
+
+#if defined(FAMILY_RMS_NORM_BACKWARD) || defined(FAMILY_LAYER_NORM_BACKWARD)
+void print_walks(const char* op) {
+  const auto line = [](int64_t hidden, int64_t vectors) {
+    Norm norm = {};
+    norm.hidden = hidden;
+    norm.rows = 1 << 20;
+    norm.dtype = DType::kBFloat16;
+    const Walk walk = choose_walk(norm, vectors);
+    return Line{walk_entry(norm, walk), walk.threads, walk.rows, walk.stages};
+  };
+  print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });
+  print_ranges(op, "elements", [&](long width) { return line(width, 0); });
+}
+#endif
+
+void print_table() {
+#if defined(FAMILY_RMS_NORM)
+  const int first = 2 * kKernels;
+  print_choices("rms_norm", first, [](int64_t columns, int64_t vectors) { return choose(columns, vectors, false); });
+  print_choices("fused_add_rms_norm", first,
+                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, true); });
+#elif defined(FAMILY_LAYER_NORM)
+  print_choices("layer_norm", 2 * kKernels, [](int64_t columns, int64_t vectors) { return choose(columns, vectors); });
+#elif defined(FAMILY_SOFTMAX)
+  print_choices("softmax", kFirstEntry[2],
+                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, false, false); });
+  print_choices("causal softmax", kFirstEntry[2],
+                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, true, false); });
+#elif defined(FAMILY_SOFTMAX_BACKWARD)
+  print_choices("softmax backward", 2 * kKernels,
+                [](int64_t columns, int64_t vectors) { return choose(columns, vectors); });
+#elif defined(FAMILY_RMS_NORM_BACKWARD)
+  print_walks("rms_norm backward");
+#else
+  print_walks("layer_norm backward");
+#endif
+}
+
+}  // namespace
+}  // namespace NAMESPACE
+
+int main() { NAMESPACE::print_table(); }

@@ -1,0 +1,172 @@
+"""docs/reference/launch.md against the code: every range in it is what the host code answers for every width.
+
+The ranges come from the families' own functions (launch_table.cpp); what was measured is written here, by hand, with
+where the figure is kept. ``--update-snapshots`` writes the page's table.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CSRC = ROOT / "csrc"
+PAGE = ROOT / "docs" / "reference" / "launch.md"
+FAMILIES = (
+    "RMS_NORM",
+    "RMS_NORM_BACKWARD",
+    "LAYER_NORM",
+    "LAYER_NORM_BACKWARD",
+    "SOFTMAX",
+    "SOFTMAX_BACKWARD",
+)
+MARKS = ("<!-- launch_table -->\n", "<!-- end of launch_table -->\n")
+SECOND_SOURCE = "read again from the caches; not measured by itself"
+
+# By op and the first width of a range, in 16-byte vectors: an H200, bf16, share of the copy rate.
+# B: docs/benchmarks.md, M: docs/decisions/measured.md, S: the source, where the kernel is chosen.
+MEASURED = {
+    ("rms_norm", 1): "as the next row; four short rows fill a block",
+    ("rms_norm", 65): "0.93 at 65536 x 1024 (B)",
+    ("rms_norm", 129): "0.97 at 32768 x 4096, 0.96 at 16384 x 8192 (B); four vectors are within 0.2 % of the best (M)",
+    ("rms_norm", 2561): SECOND_SOURCE,
+    ("fused_add_rms_norm", 1): "as the next row; four short rows fill a block",
+    ("fused_add_rms_norm", 33): "0.96 at 65536 x 1024, 0.98 at 32768 x 4096 and 16384 x 8192 (B)",
+    ("fused_add_rms_norm", 1025): SECOND_SOURCE,
+    ("rms_norm backward", 1): "as the next row; four short rows fill a block",
+    ("rms_norm backward", 65): "0.84 at 65536 x 1024, 0.89 at 32768 x 4096, 0.91 at 16384 x 8192 (B); "
+    "one vector 0.80 and 0.71, four 0.72 and 0.68 (S); 640 threads on a multiprocessor beat 768 (M)",
+    ("rms_norm backward", 1281): "what two vectors do not hold; not measured by itself",
+    ("rms_norm backward", 1537): "one element at a time; not measured by itself",
+    ("layer_norm", 1): "as the next row; four short rows fill a block",
+    ("layer_norm", 65): "0.91 at 65536 x 1024 (B)",
+    ("layer_norm", 129): "0.96 at 32768 x 4096 and 16384 x 8192 (B); two vectors 0.895 at 4096 (S)",
+    ("layer_norm", 2049): SECOND_SOURCE,
+    ("layer_norm backward", 1): "as the next row; four short rows fill a block",
+    ("layer_norm backward", 65): "0.71 at 65536 x 1024, 0.88 at 32768 x 4096, 0.92 at 16384 x 8192 (B); "
+    "0.64 at 16384 x 8192 without rows on their way to shared memory (M)",
+    ("layer_norm backward", 1281): "what two vectors do not hold; not measured by itself",
+    ("layer_norm backward", 1537): "one element at a time; not measured by itself",
+    ("softmax", 1): "as the next row; four short rows fill a block",
+    ("softmax", 65): "masked 0.97 at 8 x 32 x 1024 x 1024 (B)",
+    ("softmax", 129): "masked 0.97 at 8 x 32 x 2048 x 2048, 0.93 at 2 x 32 x 4096 x 4096 (B)",
+    ("softmax", 2049): "what four vectors do not hold; not measured by itself. Not for float32",
+    ("softmax", 4097): SECOND_SOURCE,
+    ("causal softmax", 1): "as the next row; four short rows fill a block",
+    ("causal softmax", 65): "0.94 at 8 x 32 x 1024 x 1024 (B)",
+    ("causal softmax", 129): "0.95 at 8 x 32 x 2048 x 2048 (B); with the masked rows' kernel 0.78 (M)",
+    ("causal softmax", 257): "0.91 at 2 x 32 x 4096 x 4096 (B)",
+    ("causal softmax", 4097): SECOND_SOURCE,
+    ("softmax backward", 1): "as the next row; four short rows fill a block",
+    ("softmax backward", 65): "masked 1.02, causal 0.96 at 8 x 32 x 1024 x 1024 (B)",
+    ("softmax backward", 129): "masked 1.04, causal 0.98 at 8 x 32 x 2048 x 2048 (B)",
+    ("softmax backward", 2049): SECOND_SOURCE,
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """One range of widths that the host code serves alike."""
+
+    op: str
+    unit: str  # vectors of 16 bytes, or elements where something is not aligned
+    first: int
+    last: int | None
+    kernel: str
+    threads: tuple[int, int]
+    rows: int
+    stages: int
+
+    def line(self) -> str:
+        """As the page has it."""
+        width = f"{self.first} to {self.last}" if self.last else f"{self.first} and more"
+        fewest, most = self.threads
+        threads = str(fewest) if fewest == most else f"{fewest} to {most}"
+        found = re.search(r"_v(\d)$", self.kernel)
+        one = "1 element" if "norm backward" in self.op else "1 x 16 bytes"
+        per_thread = f"{found[1]} x 16 bytes" if found else f"{one} at a time"
+        measured = MEASURED[self.op, self.first]
+        stages = str(self.stages) if self.stages else ""
+        return f"| {width} | `{self.kernel}` | {threads} | {per_thread} | {self.rows} | {stages} | {measured} |"
+
+
+@pytest.fixture(scope="module")
+def ranges(stable_headers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Range]:
+    """What the host code says, from programs around its own files; the linker drops what would launch."""
+    found = []
+    for family in FAMILIES:
+        program = tmp_path_factory.mktemp("table") / family
+        command = ["g++", "-std=c++17", "-O1", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"]
+        command += [f"-I{CSRC}", f"-I{stable_headers}", f"-DFAMILY_{family}", str(HERE / "launch_table.cpp")]
+        built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stderr
+        said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+        for line in said.splitlines():
+            op, unit, first, last, kernel, fewest, most, rows, stages = line.split("|")
+            threads = (int(fewest), int(most))
+            found.append(
+                Range(op, unit, int(first), int(last) if last else None, kernel, threads, int(rows), int(stages))
+            )
+    return found
+
+
+def table(ranges: list[Range]) -> str:
+    """The tables of the page, one for each op."""
+    lines: list[str] = []
+    for op in dict.fromkeys(one.op for one in ranges):
+        lines += [
+            f"\n### {op}\n",
+            "| 16-byte vectors in a row | kernel | threads | in a thread | rows | stages | measured |",
+        ]
+        lines += ["| --- " * 7 + "|"]
+        lines += [one.line() for one in ranges if one.op == op and one.unit == "vectors"]
+    return "\n".join(lines) + "\n\n"
+
+
+@pytest.mark.compiler
+def test_the_page_is_what_the_host_code_chooses(ranges: list[Range], pytestconfig: pytest.Config) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    shown, _, after = rest.partition(MARKS[1])
+    made = table(ranges)
+    if pytestconfig.getoption("--update-snapshots"):
+        PAGE.write_text(before + MARKS[0] + made + MARKS[1] + after, encoding="utf-8")
+        return
+    assert shown == made, f"{PAGE} differs from the host code: --update-snapshots writes it"
+
+
+@pytest.mark.compiler
+def test_every_row_of_the_page_says_what_was_measured(ranges: list[Range]) -> None:
+    assert {(one.op, one.first) for one in ranges if one.unit == "vectors"} == set(MEASURED)
+
+
+@pytest.mark.compiler
+def test_what_is_not_aligned_goes_one_element_at_a_time_as_the_page_says(ranges: list[Range]) -> None:
+    unaligned = [one for one in ranges if one.unit == "elements"]
+    assert {one.op for one in unaligned} == {one.op for one in ranges}
+    assert all(one.kernel.endswith("_any") for one in unaligned)
+    assert {(one.first, one.last, one.threads, one.rows) for one in unaligned} == {
+        (1, 128, (32, 32), 4),
+        (129, None, (64, 512), 1),
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    assert "up to 128 columns" in text and "64 to 512 threads" in text
+
+
+def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    wanted = {
+        "activations/gated.h": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "activations/gated.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "common/row_launch.h": (r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
+        "softmax/host.cpp": (r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
+        "common/walk.h": (r"kResident = (\d+)", "640 threads", 640),
+    }
+    for file, (pattern, phrase, number) in wanted.items():
+        found = re.search(pattern, (CSRC / file).read_text(encoding="utf-8"))
+        assert found is not None and int(found[1]) == number, f"{file}: {pattern}"
+        assert phrase in text, f"launch.md does not say {phrase!r}, which is in {file}"

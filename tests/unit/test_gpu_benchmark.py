@@ -1,0 +1,130 @@
+"""``benchmarks.gpu`` without a GPU: the cases on small CPU tensors, the table, and the plots of made-up figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def made_up() -> dict[str, Any]:
+    """A copy rate of 4 GB in a millisecond, a launch of 10 us, and one op at two sizes."""
+
+    def case(moved: int, **medians: float) -> dict[str, Any]:
+        samples = {name.replace("_", " "): [0.9 * ms, ms, 1.2 * ms] for name, ms in medians.items()}
+        shape = [moved // 1_000_000, 1000]
+        absent = {"Liger-Kernel": "no peer: it has no such op"}
+        return {
+            "op": "rms_norm",
+            "shape": shape,
+            "dtype": "bfloat16",
+            "moved_bytes": moved,
+            "target": "",
+            "absent": absent,
+            "samples_ms": samples,
+        }
+
+    return {
+        "schema": 1,
+        "facts": {"gpu": "a GPU", "torch": "2.13.0", "date": "2026-11-21"},
+        "copy": {"bytes": 4_000_000_000, "samples_ms": [1.0, 1.0, 1.0]},
+        "launch": {"samples_ms": [0.01, 0.01, 0.01]},
+        "cases": [
+            case(400_000_000, precast=0.125, torch_eager=0.25),
+            case(4_000_000, precast=0.02, torch_eager=0.04),
+        ],
+    }
+
+
+def test_the_table_has_ours_beside_every_peer_as_shares_of_the_copy_rate() -> None:
+    gpu = importlib.import_module("benchmarks.gpu")
+    report = gpu.summary(made_up())
+    assert [(row.what, row.peer_name, row.ours, row.peer) for row in report.rows] == [
+        ("rms_norm 400x1000", "torch eager", pytest.approx(0.8), pytest.approx(0.4)),
+        ("rms_norm 4x1000", "torch eager", pytest.approx(0.05), pytest.approx(0.025)),
+    ]
+    assert report.rows[0].ratio == pytest.approx(2.0)
+    assert "Liger-Kernel: no peer: it has no such op" in report.notes
+
+
+def test_the_roof_is_the_copy_rate_for_large_calls_and_a_launch_for_small_ones() -> None:
+    plots = importlib.import_module("benchmarks.plots")
+    rate, launch = plots.rate_and_launch(made_up())
+    assert (rate, launch) == (pytest.approx(4e12), pytest.approx(1e-5))
+    assert plots.roof(4e12, rate, launch) == pytest.approx(rate, rel=1e-4)
+    assert plots.roof(1.0, rate, launch) == pytest.approx(1e5, rel=1e-4)
+    moved, low, middle, high = plots.points(made_up(), "rms_norm")["precast"][0]
+    assert middle == pytest.approx(moved / 0.125e-3) and low < middle < high
+
+
+@pytest.mark.matplotlib
+def test_each_op_is_a_plot_and_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
+    plots = importlib.import_module("benchmarks.plots")
+    (path,) = plots.draw(made_up(), tmp_path)
+    first = path.read_bytes()
+    assert path.name == "roofline-rms_norm.svg" and first.startswith(b"<?xml")
+    assert plots.draw(made_up(), tmp_path) == [path] and path.read_bytes() == first
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]]]:
+    """Measures a family on small CPU tensors: nothing is timed or compiled, and the twins are left out."""
+    torch = pytest.importorskip("torch")
+    gpu, cases = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu", "gpu_cases"))
+    monkeypatch.setattr(cases, "_random", lambda *shape: torch.randn(*shape, dtype=torch.bfloat16))
+    monkeypatch.setattr(cases, "_twin", lambda op, *args: {cases.TWIN: lambda: None})
+    monkeypatch.setattr(cases.liger, "installed", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    real = {name: getattr(torch, name) for name in ("rand", "ones")}
+    for name, function in real.items():
+        monkeypatch.setattr(torch, name, lambda *a, function=function, **k: function(*a, **{**k, "device": "cpu"}))
+
+    def samples(run: Callable[[], object], flush: object) -> list[float]:
+        run()
+        return [1.0, 2.0, 3.0]
+
+    monkeypatch.setattr(gpu, "samples_ms", samples)
+
+    def measure(name: str) -> list[dict[str, Any]]:
+        family = cases.FAMILIES[name]
+        shape = (2, 3, 16, 16) if len(family.first_shape) == 4 else (8, 32)
+        smaller = cases.Family(family.make, (shape,), shape)
+        return list(gpu.measure(smaller, shape, None))
+
+    return measure
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", ["norm", "layer_norm", "activations", "softmax"])
+def test_every_contestant_computes_the_same(small: Callable[[str], list[dict[str, Any]]], name: str) -> None:
+    results = small(name)
+    assert results and len({result["op"] for result in results}) == len(results)
+    for result in results:
+        wanted = {"precast", "torch eager", "torch.compile", "torch.compile, second shape", "precast, Triton twin"}
+        assert wanted <= set(result["samples_ms"])
+        assert "Liger-Kernel" in result["absent"] and result["moved_bytes"] > 0
+    json.dumps(results)
+
+
+@pytest.mark.torch
+def test_a_wrong_result_is_found_before_it_is_timed() -> None:
+    import torch
+
+    gpu, cases = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu", "gpu_cases"))
+    right, wrong = (lambda: torch.ones(4, 4)), (lambda: torch.ones(4, 4) * 1.5)
+    for name in ("precast", "torch.compile"):
+        runs = {"precast": right, "torch.compile": right, "torch eager": right, name: wrong}
+        with pytest.raises(AssertionError, match=f"rms_norm, {name}: "):
+            gpu.check(cases.Case("rms_norm", (4, 4), 32, "", runs))
