@@ -22,11 +22,11 @@ namespace norm_level = precast::rms_norm::PRECAST_CPU_LEVEL;
 int dtype_of(const torch::Tensor& t) {
   switch (t.scalar_type()) {
     case torch::kFloat:
-      return norm::kFloat32;
+      return static_cast<int>(adam::Type::kFloat32);
     case torch::kHalf:
-      return norm::kFloat16;
+      return static_cast<int>(adam::Type::kFloat16);
     case torch::kBFloat16:
-      return norm::kBFloat16;
+      return static_cast<int>(adam::Type::kBFloat16);
     default:
       TORCH_CHECK(false, "wanted float32, float16 or bfloat16, found ", t.scalar_type());
   }

@@ -98,6 +98,37 @@ def test_the_ranks_are_judged_by_pairs_so_that_one_busy_moment_does_not_decide()
     assert row.ratio == pytest.approx(1 / 1.2) and cost.ours == pytest.approx(50.0)
 
 
+def test_a_figure_of_several_processes_is_the_median_and_a_peer_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import processes
+
+    answers = iter(json.dumps({"step": {"precast": (s, 1.0), "peer": (3 * s, r)}}) for s, r in ((1, 3), (9, 2), (2, 4)))
+    monkeypatch.setattr(processes, "prebuilt_installation", lambda: ROOT)
+    monkeypatch.setattr(processes, "run", lambda *_, **__: next(answers))
+    found = processes.medians("any")
+    assert found == {"step": {"precast": (2, 1.0), "peer": (6, 3)}}
+    (row,) = processes.rows(found, "ms", {("step", "peer"): ">= 2"})
+    assert (row.ours, row.peer, row.ratio, row.target) == (2e3, 6e3, 3, ">= 2")
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_the_contestants_of_the_cpu_optimizers_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from benchmarks import cpu_optim
+
+    monkeypatch.setattr(cpu_optim, "ELEMENTS", 40)
+    for contestants in (cpu_optim.big, cpu_optim.half):
+        assert set(cpu_optim.compare(contestants(), 2)) >= {"precast"}
+    ends = []
+    for name in ("precast", cpu_optim.FUSED, cpu_optim.FOREACH):
+        params = cpu_optim.parameters(3, 64)
+        cpu_optim.adamw(params)[name]()
+        ends.append(torch.cat([param.detach() for param in params]))
+    assert torch.allclose(ends[0], ends[1], rtol=1e-6) and torch.allclose(ends[1], ends[2], rtol=1e-6)
+    assert len(cpu_optim.others(64)) == 3
+
+
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_the_pybind_peer_compiles() -> None:
