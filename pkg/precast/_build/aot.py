@@ -1,9 +1,10 @@
 """Building ahead of time, for ``setup.py``: what a wheel gets beside the Python files, and what building it requires.
 
 Three modes. Pure: sources, stable headers and a manifest that says so. Release (PRECAST_LABEL): the host libraries and
-the label's device code, by the label's exact NVRTC, or as finished parts that earlier jobs made (PRECAST_PARTS). Machine (CUDA_EXT=1): the host library and device code for the GPUs
-here. Everything is written into the build folder, nothing into the source tree; an editable install has no build
-folder, so what it builds goes into the user's build cache, where the loader finds it under the same key.
+the label's device code, by the label's exact NVRTC, or as finished parts that earlier jobs made (PRECAST_PARTS).
+Machine (CUDA_EXT=1): the host library and device code for the GPUs here. Everything is written into the build folder,
+nothing into the source tree; an editable install has no build folder, so what it builds goes into the user's build
+cache, where the loader finds it under the same key.
 """
 
 from __future__ import annotations

@@ -116,9 +116,9 @@ def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
         named = {item.member: item for item in items}
         if len(named) != len(items):
             raise ValueError("an entry comes twice")
-        return named
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
+    return named
 
 
 def _parse_item(entry: Any) -> Item:

@@ -144,9 +144,9 @@ CPU_OPTIM = Family(
     cpu=("cpu_optim/cpu.cpp",),
     ops=(
         (
-            "optimize_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second, Tensor(d!)[] third,"
-            " Tensor(e!)[] steps, Tensor(f!)[] copies, Tensor(g!) plan, Tensor numbers, float grad_scale, int rule)"
-            " -> ()"
+            "optimize_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second,"
+            " Tensor(d!)[] third, Tensor(e!)[] steps, Tensor(f!)[] copies, Tensor(g!) plan, Tensor numbers,"
+            " float grad_scale, int rule) -> ()"
         ),
     ),
     devices=("cpu",),
@@ -183,7 +183,13 @@ SOFTMAX_BACKWARD = Family(
 MULTI_TENSOR = Family(
     name="multi_tensor",
     device="multi_tensor/device.cu",
-    host=("multi_tensor/host.cpp", "multi_tensor/plan.cpp", "multi_tensor/table.cpp", "multi_tensor/lists.cpp", "multi_tensor/gradient.cpp"),
+    host=(
+        "multi_tensor/host.cpp",
+        "multi_tensor/plan.cpp",
+        "multi_tensor/table.cpp",
+        "multi_tensor/lists.cpp",
+        "multi_tensor/gradient.cpp",
+    ),
     cpu=(),
     ops=(
         (

@@ -1,7 +1,7 @@
 """The headers of torch's C++ for torch 2.4 to 2.9, pinned by one digest for each minor; a wheel carries none of them.
 
-A library for a release of torch is compiled against the pinned headers, read from the wheel on the package index by HTTP
-range. One that is built at run time is compiled against those of the torch that is installed.
+A library for a release of torch is compiled against the pinned headers, read from the wheel on the package index by
+HTTP range. One that is built at run time is compiled against those of the torch that is installed.
 """
 
 from __future__ import annotations

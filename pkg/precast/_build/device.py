@@ -114,9 +114,7 @@ def build_images(
     from precast._build import catalogue
 
     program = read_program(catalogue.get(family) if isinstance(family, str) else family)
-    return build_program(
-        program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines, watch=watch
-    )
+    return build_program(program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines, watch=watch)
 
 
 def build_program(

@@ -83,7 +83,8 @@ class Meta:
             raise NotWhole(f"{META} has schema {raw['schema']!r}, and {SCHEMA} is known")
         _want(_matches(_SHA256, raw["key"]), "key", raw["key"])
         _want(_matches(_SHA256, raw["sha256"]), "sha256", raw["sha256"])
-        _want(_matches(_PLAIN_NAME, raw["payload"]) and raw["payload"] not in {META, LOG_NAME}, "payload", raw["payload"])
+        payload = raw["payload"]
+        _want(_matches(_PLAIN_NAME, payload) and payload not in {META, LOG_NAME}, "payload", payload)
         _want(type(raw["bytes"]) is int and raw["bytes"] >= 0, "bytes", raw["bytes"])
         _want(type(raw["seconds"]) in (int, float) and 0 <= raw["seconds"] < 1e9, "seconds", raw["seconds"])
         _want(isinstance(raw["inputs"], dict), "inputs", type(raw["inputs"]).__name__)

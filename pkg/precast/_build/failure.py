@@ -12,7 +12,8 @@ from precast._version import __version__
 from precast.errors import BuildFailed
 
 _ERROR = re.compile(
-    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left).*$", re.IGNORECASE | re.MULTILINE
+    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left).*$",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 

@@ -85,7 +85,7 @@ def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
 
 
 def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
-    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned release's.
+    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned one.
 
     A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
     """

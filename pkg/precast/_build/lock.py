@@ -1,7 +1,8 @@
 """One builder at a time: a lock between the threads of a process, then flock between the processes of a machine.
 
-The lock only saves work. What makes a build safe is its own staging folder, and that it appears in one step (``cache``).
-So no trouble with a lock is ever an error: without one, or after too long a wait, the price is a duplicate build.
+The lock only saves work. What makes a build safe is its own staging folder, and that it appears in one step
+(``cache``). So no trouble with a lock is ever an error: without one, or after too long a wait, the price is a
+duplicate build.
 
 flock dies with its holder, so nothing can be stale; its file is never deleted, as that would split it in two; and it
 lies in memory of this machine, not in the cache, whose file system may have no locks, or hang while it asks for one.
@@ -99,7 +100,7 @@ def lock_file(root: Path, name: str) -> Path | None:
     for folder in _folders():
         try:
             return trust.private_folder(folder) / f"{name}{_suffix(root)}"
-        except KernelError as error:
+        except KernelError as error:  # noqa: PERF203 - the next folder is for this
             LOG.debug("no locks in %s: %s", folder.parent, error)
     return None
 

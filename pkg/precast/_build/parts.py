@@ -63,9 +63,7 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
     return True
 
 
-def take(
-    folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None
-) -> Made:
+def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None) -> Made:
     """Every part of one wheel out of ``folder``, or PartRefused; compiles nothing. ``only``: for one minor of torch."""
     abis = known.built_abis(machine, only)
     pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]

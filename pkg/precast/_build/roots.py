@@ -48,5 +48,3 @@ def _can_hold(path: Path) -> bool:
 
 def _why_not(homes: list[Path]) -> str:
     return f"{' and '.join(map(str, homes))} cannot be written" if homes else "neither XDG_CACHE_HOME nor HOME is set"
-
-

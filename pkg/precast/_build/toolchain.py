@@ -71,7 +71,7 @@ def launcher() -> tuple[str, ...]:
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing where there is none.
+    """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing without it.
 
     An ARM processor with SVE has its vector length beside it, such as "sve256".
     """
@@ -103,7 +103,8 @@ def libc_version(compiler: Compiler, machine: str) -> str:
     if machine == platform.machine():
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
     library = Path(_said(compiler.path, "-print-file-name=libc.so.6"))
-    banner = re.search(rb"GNU C Library .*release version (\d+\.\d+)", library.read_bytes() if library.is_file() else b"")
+    content = library.read_bytes() if library.is_file() else b""
+    banner = re.search(rb"GNU C Library .*release version (\d+\.\d+)", content)
     return "unknown libc" if banner is None else f"glibc {banner[1].decode()}"
 
 
@@ -173,7 +174,7 @@ def default_jobs(settings: Settings) -> int:
 
 
 def cgroups(membership: Path, root: Path) -> tuple[Path, ...]:
-    """The folders of this process' cgroup (v2) and of those around it: a batch job may have its limit in any of them."""
+    """The folders of this process' cgroup (v2) and of those around it: a batch job may have its limit in any."""
     try:
         match = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
     except OSError:  # no cgroups here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ def read_releases(torch: Table, pythons: tuple[Release, ...], machines: tuple[st
     """Every release, oldest first; a Python that the project does not support is left out."""
     found = tuple(_release(table, pythons, machines) for table in torch.tables("releases", "version"))
     minors = [release.release for release in found]
-    for before, after in zip(minors, minors[1:], strict=False):
+    for before, after in itertools.pairwise(minors):
         if before >= after:
             raise MatrixError(f"{torch.where}.releases: {after} after {before}: wanted each minor once, oldest first")
     return found
@@ -83,9 +84,7 @@ def _builds(table: Table) -> tuple[TorchBuild, ...]:
     return tuple(builds)
 
 
-def _pythons(
-    table: Table, known: tuple[Release, ...], machines: tuple[str, ...]
-) -> Mapping[str, tuple[Release, ...]]:
+def _pythons(table: Table, known: tuple[Release, ...], machines: tuple[str, ...]) -> Mapping[str, tuple[Release, ...]]:
     """A range for every architecture, or one for each."""
     if type(table.values.get("python")) is dict:
         ranges = table.table("python")

@@ -43,7 +43,7 @@ def make_private(path: Path) -> None:
     for folder in reversed(missing):
         try:
             folder.mkdir(mode=0o700)
-        except FileExistsError:  # another process was faster; a file in the way is the next step's error
+        except FileExistsError:  # noqa: PERF203 - another process was faster; a file in the way is the next step's error
             continue
 
 
