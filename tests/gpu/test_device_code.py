@@ -127,7 +127,7 @@ def test_the_profiler_has_the_names(kernels: KernelModule) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     x = torch.ones(64, device="cuda")
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as recorded:
         member(kernels, "scale<float, 4>")((1,), (64,), x, 0.5, 64)
         member(kernels, "reverse")((1,), (64,), x, torch.empty_like(x), 64, shared_bytes=256)
         torch.cuda.synchronize()

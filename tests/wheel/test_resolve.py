@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import pip
 import pytest
 
 from tests.loopback import served
@@ -131,7 +131,8 @@ def our_index(folder: Path) -> Path:
 def world(tmp_path_factory: pytest.TempPathFactory, uv: str) -> Iterator[World]:
     work = tmp_path_factory.mktemp("resolve")
     (work / "lent").mkdir()
-    (work / "lent" / "pip").symlink_to(Path(pip.__file__).parent)
+    # Not `import pip`: where setuptools is imported already, its hook for that import warns.
+    (work / "lent" / "pip").symlink_to(str(importlib.metadata.distribution("pip").locate_file("pip")))
     pypi = work / "pypi"
     for name, version in (("torch", "2.13.0"), ("ninja", "1.13.2")):
         make_wheel(pypi / name, name=name, version=version, tag="py3-none-any")
