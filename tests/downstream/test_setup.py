@@ -11,7 +11,7 @@ import pytest
 
 from precast._abi.build_info import BuildInfo
 from precast._load import downstream
-from precast.build import audit
+from precast.build import BuildExtension, StableExtension, audit
 from precast.extension.places import Places
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -32,6 +32,21 @@ def test_a_label_that_is_not_built_here_is_refused(bound_wheel: Path, setup_py: 
     root = bound_wheel.parents[1]
     done = setup_py(root, "build_ext", PRECAST_LABEL="cu121")
     assert done.returncode != 0 and "PRECAST_LABEL=cu121 is not what is built here" in done.stderr
+
+
+def test_a_subclass_that_a_plugin_of_setuptools_made_is_torchs_command_as_well() -> None:
+    from setuptools import Distribution, Extension
+    from torch.utils.cpp_extension import BuildExtension as OfTorch
+
+    class OfPlugin(BuildExtension):
+        pass
+
+    for_one_torch = Distribution({"ext_modules": [Extension("ops.fused", ["fused.cpp"])]})
+    for_every_torch = Distribution({"ext_modules": [StableExtension("ops.scale", ["scale.cpp"])]})
+    for command in (BuildExtension, OfPlugin):
+        made = command(for_one_torch)
+        assert isinstance(made, command) and isinstance(made, OfTorch)
+        assert type(command(for_every_torch)) is command
 
 
 def test_an_editable_install_loads_from_the_sources(bound_wheel: Path, setup_py: Setup, tmp_path: Path) -> None:

@@ -32,12 +32,16 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     extensions: list[Extension]
 
     def __new__(cls, distribution: Any, **options: Any) -> Any:
-        """The command that the extensions of this distribution need."""
+        """The command that the extensions of this distribution need.
+
+        ``cls`` may be a subclass: plugins of setuptools, such as scikit-build-core's, put theirs before any command.
+        """
         bound = any(not isinstance(extension, _OURS) for extension in distribution.ext_modules or ())
-        if cls is BuildExtension and bound and importlib.util.find_spec("torch") is not None:
+        if bound and importlib.util.find_spec("torch") is not None:
             from torch.utils.cpp_extension import BuildExtension as OfTorch
 
-            return object.__new__(type("BuildExtension", (BuildExtension, OfTorch), {}))
+            if not issubclass(cls, OfTorch):
+                return object.__new__(type(cls.__name__, (cls, OfTorch), {}))
         return object.__new__(cls)
 
     def build_extensions(self) -> None:
