@@ -14,10 +14,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 STEP = """
 import torch, precast
-from precast.optim import CPUAdam
-weight = torch.nn.Parameter(torch.ones(100))
-weight.grad = torch.ones(100)
-CPUAdam([weight], lr=0.5).step()
+from precast.ops import adam_
+weight, grad, first, second = torch.ones(100), torch.ones(100), torch.zeros(100), torch.zeros(100)
+beta1, beta2 = 0.9, 0.999
+adam_([weight], [grad], [first], [second], lr=0.5, beta1=beta1, beta2=beta2, eps=1e-8, weight_decay=0.0,
+      bias_correction1=1 - beta1, bias_correction2=1 - beta2)
 assert torch.allclose(weight, torch.full((100,), 0.5)), weight
 print(precast.load("adam_").host.kind)
 """
