@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import JitMode
-from precast._load import downstream
+from precast._load import downstream, prebuilt
 from precast.errors import JitDisabled, KernelIncompatible
 
 _log = logging.getLogger("precast")
@@ -68,8 +68,9 @@ class Places:
             return None
         if spec is None or not spec.origin:
             return None
-        if not spec.origin.endswith(".py"):
-            return Path(spec.origin)
+        found = Path(spec.origin)
+        if found.suffix != ".py" or not (found.parent / prebuilt.MANIFEST).is_file():
+            return found
         try:
             return downstream.library_file(self.prebuilt_module_path, self.name)
         except KernelIncompatible as error:

@@ -151,7 +151,7 @@ def test_defines_headers_and_flags_are_part_of_what_is_built(
     keys = {programs.build(one, [target], nvrtc, settings, "a test")[0].key for one in others}
     monkeypatch.setenv("PRECAST_DEBUG", "1")
     debug = probe.read_settings()
-    assert "-lineinfo" in programs.options(said, target, debug)
+    assert "-G" in programs.options(said, target, debug)
     (lined,) = programs.build(said, [target], nvrtc, debug, "a test")
     assert b".debug_line" in lined.image.code or b".nv_debug_line" in lined.image.code
     Path(extension.csrc_abs_path("include/number.h")).write_text("#define NUMBER 2\n")
