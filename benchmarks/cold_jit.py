@@ -49,7 +49,7 @@ def peer_arguments(folder: Path) -> list[str]:
 
     level, flags = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("baseline", ""))
     sources = [str(BINDING)]
-    for family in ("rms_norm", "cpu_adam"):
+    for family in ("rms_norm", "cpu_optim"):
         path = folder / f"{family}_cpu.cpp"
         path.write_text(f'#include "{family}/cpu.cpp"\n')
         sources.append(str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -141,3 +142,14 @@ def test_the_pybind_peer_compiles() -> None:
     command = ["g++", *options, *(f"-I{folder}" for folder in folders), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
+
+
+@pytest.mark.torch
+def test_the_peer_of_the_cold_build_borrows_kernels_that_are_there(tmp_path: Path) -> None:
+    from benchmarks import cold_jit
+
+    binding, *borrowed = cold_jit.peer_arguments(tmp_path)[1:]
+    assert Path(binding).is_file() and len(borrowed) == 2
+    for source in map(Path, borrowed):
+        (included,) = re.findall(r'#include "(.+)"', source.read_text())
+        assert (ROOT / "csrc" / included).is_file(), included
