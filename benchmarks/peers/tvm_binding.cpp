@@ -16,7 +16,7 @@ void forward(tvm::ffi::TensorView x, tvm::ffi::TensorView weight, tvm::ffi::Tens
   rows.y = y.data_ptr();
   rows.hidden = rows.x_stride = rows.y_stride = weight.size(0);
   rows.eps = static_cast<float>(eps);
-  rows.dtype = norm::kFloat32;
+  rows.dtype = 0;  // the number of float32 in precast::DType
   norm::PRECAST_CPU_LEVEL::forward(rows, 0, x.numel() / rows.hidden);
 }
 
