@@ -18,6 +18,13 @@ LOAD_CUDA = CUDA + "import precast; precast.load('rms_norm', 'cuda')"
 NEWER = "2.15.0"
 
 
+def without(site: Site, *modules: str) -> dict[str, str]:
+    """What makes a Python of this installation that cannot import some modules."""
+    hidden = dict.fromkeys(modules)
+    (site.home / "sitecustomize.py").write_text(f"import sys; sys.modules.update({hidden})\n")
+    return {"PYTHONPATH": f"{site.folder}:{site.home}"}
+
+
 @fault("no-compiler", "no compiler, nothing prebuilt", how="an empty PATH", lost="the op")
 def no_compiler(lab: Lab) -> str:
     said = lab.site().refusal(LOAD, env={"PATH": "/nonexistent"})
@@ -32,17 +39,22 @@ def no_compiler_wheel(lab: Lab) -> str:
     return "nothing: the prebuilt library is used"
 
 
-@fault("no-nvrtc", "no NVRTC for a GPU the wheel has no code for", how="a made-up sm_75, code for sm_90", lost="the op")
+@fault(
+    "no-nvrtc",
+    "no NVRTC for a GPU the wheel has no code for",
+    how="a made-up sm_75, code for sm_90, no Triton",
+    lost="the op",
+)
 def no_nvrtc(lab: Lab) -> str:
-    said = lab.wheel({"sm_90": fakes.cubin(90)}).refusal(LOAD_CUDA, env=lab.gpus("7.5"))
+    site = lab.wheel({"sm_90": fakes.cubin(90)})
+    said = site.refusal(LOAD_CUDA, env=lab.gpus("7.5") | without(site, "triton"))
     return line(said, "no-nvrtc")
 
 
-@fault("no-lzma", "a Python without lzma", how="_lzma cannot be imported, code for sm_90, no NVRTC", lost="the op")
+@fault("no-lzma", "a Python without lzma", how="no _lzma, code for sm_90, no NVRTC, no Triton", lost="the op")
 def no_lzma(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
-    (site.home / "sitecustomize.py").write_text("import sys; sys.modules['_lzma'] = None\n")
-    said = site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | {"PYTHONPATH": f"{site.folder}:{site.home}"})
+    said = site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | without(site, "_lzma", "triton"))
     assert "liblzma-dev" in said and "no-nvrtc" in said
     return line(said, "no-lzma", "sm_90")
 
