@@ -231,7 +231,7 @@ def test_opcheck() -> None:
     xs, ys = made(seed=1, shapes=[(5,), (3, 4)]), made(seed=2, shapes=[(5,), (3, 4)])
     torch.library.opcheck(torch.ops.precast.multi_tensor_l2norm.default, (xs,))
     found = torch.zeros((), device="cuda")
-    outs = [torch.empty_like(x) for x in xs]
+    outs = [torch.zeros_like(x) for x in xs]  # opcheck copies them before they are written
     torch.library.opcheck(torch.ops.precast.multi_tensor_axpby_.default, (outs, xs, ys, 2.0, 1.0, None, found))
 
 

@@ -49,7 +49,7 @@ def test_every_op_that_a_twin_may_stand_in_for_has_one() -> None:
 
 
 def test_every_twin_is_run(kept: Kept) -> None:
-    assert {op for op, _, _ in kept.values()} == set(TWINS)
+    assert {op for op, _, _ in kept.values()} == {op for op in TWINS if not op.startswith("multi_tensor_")}
 
 
 def test_the_numbers_are_those_of_the_op(kept: Kept, assert_accurate: Callable[..., None]) -> None:
@@ -88,11 +88,12 @@ def terms(args: list[Any], exact: Any, torchs: Any) -> Any:
 
 
 def test_a_twin_refuses_what_its_op_refuses() -> None:
+    importlib.import_module("precast.ops.multi_tensor")  # whose ops are defined only then
     checks = importlib.import_module("precast.ops._dispatch").CHECKS
     x, weight = torch.randn(4, 8), torch.randn(7)
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
         checks["rms_norm"](x, weight, 1e-6, 0)
-    assert set(TWINS) <= set(checks)
+    assert set(TWINS) - set(checks) == set(_examples.PLANNED)  # a plan checks what it is made of
 
 
 STAND_IN = """
@@ -118,6 +119,8 @@ STAND_IN = """
     probe.probe_builders = real_builders
     loaded = loader.ensure("rms_norm", "xpu")
     print("LOADED", loaded.host.kind, loaded.device, loaded.images, has_kernel())
+    loader.ensure("multi_tensor", "xpu")  # whose ops are defined only then
+    print("LISTS", torch._C._dispatch_has_kernel_for_dispatch_key("precast::multi_tensor_step_", "XPU"))
     print("AGAIN", loader.ensure("rms_norm", "xpu") is loaded, loader.load("rms_norm", "xpu") is loaded)
     try:
         loader.ensure("cpu_adam", "xpu")
@@ -134,6 +137,7 @@ def test_the_loader_registers_a_twin_where_nothing_else_can_be_had_and_says_so(r
     said = dict(line.split(" ", 1) for line in run_child(STAND_IN).splitlines())
     assert said["REFUSED"] == "True False"
     assert said["LOADED"] == "triton xpu () True"
+    assert said["LISTS"] == "True"
     assert said["AGAIN"] == "True True"
     assert said["WITHOUT"] == "cpu_adam has no xpu kernels"
     assert "Triton cannot stand in for rms_norm on cuda" in said["BY"]
@@ -148,4 +152,4 @@ def test_the_twins_compile_for_gpus_that_are_not_here(target: tuple[str, ...], t
     program = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "compile_twins.py"), *target]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) > 20
+    assert int(done.stdout) > 30

@@ -81,6 +81,7 @@ BUILD_ONLY = {
 IF_THERE = {
     "_load/progress.py": {"rich"},
     **{f"ops/_twins/{name}.py": {"triton"} for name in ("rows", "rms_norm", "layer_norm", "activations", "softmax")},
+    **{f"ops/_twins/{name}.py": {"triton"} for name in ("updates", "multi_tensor")},
 }
 
 

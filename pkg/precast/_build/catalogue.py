@@ -209,6 +209,7 @@ MULTI_TENSOR = Family(
     ),
     devices=("cuda",),
     late=True,
+    twins=TRITON,
 )
 
 FAMILIES = (

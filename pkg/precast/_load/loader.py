@@ -8,7 +8,6 @@ A first call that a prebuilt file serves is to be quick: what only a build or an
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import time
@@ -207,11 +206,7 @@ def _set_images(
 
 
 def _register(library: HostLibrary, family: catalogue.Family, key: str) -> None:
-    # The one import against the arrows, by name: no kernel may be there without the ops' formulas. Gradients would be
-    # silently missing, and formulas that come after a first call are not seen by the dispatcher.
-    importlib.import_module("precast.ops")
-    if family.late:
-        importlib.import_module(f"precast.ops.{family.name}")
+    namespace.import_formulas(family)
     namespace.refuse_foreign_kernels(family, key)
     library.register(family.name, key)
 

@@ -7,6 +7,7 @@ runs once per family and device. ``torch.compile`` and ``torch.export`` see a pl
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,16 @@ def define_late(name: str) -> None:
                 if family.name not in _late:
                     _define(made, family)
                     _late.add(family.name)
+
+
+def import_formulas(family: catalogue.Family) -> None:
+    """The one import against the arrows, by name: no kernel may be there without the ops' formulas.
+
+    Gradients would be silently missing, and formulas that come after a first call are not seen by the dispatcher.
+    """
+    importlib.import_module("precast.ops")
+    if family.late:
+        importlib.import_module(f"precast.ops.{family.name}")
 
 
 def refuse_foreign_kernels(family: catalogue.Family, key: str) -> None:

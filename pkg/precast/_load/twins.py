@@ -22,8 +22,7 @@ _log = logging.getLogger("precast")
 def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
     """Registers the Triton kernels of every op of the family for the device type, and warns for what they stand in."""
     started = time.perf_counter()
-    # Against the arrows, by name, as the loader does: the ops' formulas come first, and the twins live beside them.
-    importlib.import_module("precast.ops")
+    namespace.import_formulas(family)  # against the arrows, as the next line: the twins live beside them
     twins: Any = importlib.import_module("precast.ops._twins")
     namespace.refuse_foreign_kernels(family, device.upper())
     kernels = {name: twins.twin(name) for name in map(namespace.op_name, family.ops)}

@@ -86,6 +86,7 @@ TABLE: tuple[Row, ...] = (
     *_four("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
     Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, _LISTS, compat.multi_tensor),
+    Row("FusedOptimizerLoader", "fused_optim_triton", TwinExtension, _LISTS, compat.multi_tensor, place=0),
     Row("FusedOptimizerLoader", "fused_optim_torch", ReferenceExtension, _LISTS, compat.multi_tensor, place=LOWEST),
 )
 

@@ -16,6 +16,11 @@ from precast._load import namespace
 from precast.ops import _checks, _reference
 from precast.ops._dispatch import register
 
+# What csrc/multi_tensor numbers: Kind and Flag of args.h, and Outcome of host.cpp.
+ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
+MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
+STALE, UNCOUNTED = 0, 1
+
 
 def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The root of the sum of all squares, and the sum of squares of each tensor; both float32, on the GPU."""

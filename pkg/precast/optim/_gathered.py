@@ -100,13 +100,13 @@ def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | N
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a kernel of CUDA can have it."""
-    return tensor.is_cuda
+    """Whether kernels can have it: it is on a GPU of NVIDIA, or of AMD or Intel, for which there is a twin."""
+    return tensor.is_cuda or tensor.is_xpu
 
 
 def capturing() -> bool:
     """Whether a CUDA graph is being captured."""
-    return torch.cuda.is_current_stream_capturing()
+    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
 
 
 def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
@@ -118,7 +118,7 @@ def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) ->
         dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
         wrong = {
             f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
-            f"is on {tensor.device}; needed an NVIDIA GPU; precast.optim.CPUAdam is for parameters in CPU memory": (
+            f"is on {tensor.device}; needed a GPU; precast.optim.CPUAdam is for parameters in CPU memory": (
                 not on_gpu(tensor)
             ),
             f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE
 from precast.optim.fused_base import FusedOptimizer
-
-MAXIMIZE, DECOUPLED = 1, 2  # Flag in args.h
 
 
 class FusedAdam(FusedOptimizer):
@@ -28,7 +27,7 @@ class FusedAdam(FusedOptimizer):
     ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``; each loads the other's.
     """
 
-    kind: ClassVar[int] = 0
+    kind: ClassVar[int] = ADAM
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from torch.optim import Optimizer, optimizer
 
 from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
+from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered
 from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
 from precast.optim._watched import Watched
@@ -165,7 +166,7 @@ class FusedOptimizer(Optimizer):
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """What the op takes of all groups: a table of numbers, and the learning rates if one of them is on the GPU."""
         rates = [group["lr"] for group in self.param_groups]
-        on_gpu = any(isinstance(rate, Tensor) and rate.is_cuda for rate in rates)
+        on_gpu = any(isinstance(rate, Tensor) and _gathered.on_gpu(rate) for rate in rates)
         key = [
             (0.0 if on_gpu else float(rate), *self.numbers(group))
             for rate, group in zip(rates, self.param_groups, strict=True)
@@ -288,7 +289,7 @@ class FusedOptimizer(Optimizer):
         lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = {} if isinstance(lr, Tensor) and lr.is_cuda else {"lr": lr}  # its value stays on the GPU
+        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # its value stays on the GPU
         for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
             if name in options:
                 numbers[name] = options[name]
@@ -342,10 +343,6 @@ class FusedOptimizer(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-
-
-LAMB = 4  # Kind in args.h
-STALE, UNCOUNTED = 0, 1  # Outcome in host.cpp
 
 
 def _plain(value: Any) -> Any:

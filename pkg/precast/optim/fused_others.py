@@ -7,16 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from precast.optim.fused_adam import DECOUPLED, MAXIMIZE
-from precast.optim.fused_base import LAMB, FusedOptimizer
-
-NESTEROV, ALWAYS_ADAPT = 4, 8  # Flag in args.h
+from precast.ops.multi_tensor import ADAGRAD, ALWAYS_ADAPT, DECOUPLED, LAMB, LION, MAXIMIZE, NESTEROV, SGD
+from precast.optim.fused_base import FusedOptimizer
 
 
 class FusedSGD(FusedOptimizer):
     """``torch.optim.SGD``: momentum, dampening, nesterov, decay in the gradient. Each loads the other's state."""
 
-    kind: ClassVar[int] = 1
+    kind: ClassVar[int] = SGD
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class FusedSGD(FusedOptimizer):
 class FusedAdagrad(FusedOptimizer):
     """``torch.optim.Adagrad``. Each loads the other's state."""
 
-    kind: ClassVar[int] = 2
+    kind: ClassVar[int] = ADAGRAD
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class FusedAdagrad(FusedOptimizer):
 class FusedLion(FusedOptimizer):
     """Lion (Chen et al., 2023): a step of the learning rate along the sign of the averaged gradient."""
 
-    kind: ClassVar[int] = 3
+    kind: ClassVar[int] = LION
 
     def __init__(
         self,

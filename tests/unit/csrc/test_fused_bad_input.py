@@ -124,7 +124,7 @@ def test_parameters_that_cannot_be_one_range(list_gpu: Any, case: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         FusedAdamW(params).step()
     assert all(not param.any() for param in params)
-    assert list_gpu.launches() == []
+    list_gpu.check_launches([])
 
 
 def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:

@@ -1,0 +1,47 @@
+"""The Triton twins of the ops over lists: the tests of the optimizers and of those ops once more, over the twins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import precast
+
+pytestmark = [pytest.mark.torch, pytest.mark.triton]
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, BAD_INPUT = (f"tests/unit/csrc/test_fused_{name}.py" for name in ("optimizers", "bad_input"))
+# Each kind of update, dtypes, and what is exchanged between two steps; the interpreter takes 2 ms for a program.
+# It cuts bfloat16 instead of rounding.
+CHOSEN = (
+    "not bfloat16 and (adam-torch.float32 or torch.float16 and (adamw or amsgrad or nesterov or adagrad)"
+    " or lamb and 0.1 or clipping or groups or odd_offsets or norms_and_sums or shards or unknown_plans"
+    " or one_range or move_or_come or exchanged and (data or layout))"
+)
+
+
+def run_tests(*arguments: str, **environment: str) -> str:
+    """Runs tests in a process of its own, as Triton reads its variable when it is imported; returns what it said."""
+    paths = [str(ROOT), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    everything = {**os.environ, "PYTHONPATH": path, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=everything, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_optimizers_in_tritons_interpreter() -> None:
+    said = run_tests(STEPS, BAD_INPUT, "-k", CHOSEN, TRITON_INTERPRET="1")
+    assert int(said.rpartition(" passed")[0].split()[-1]) >= 18, said
+
+
+@pytest.mark.gpu
+@pytest.mark.compiler
+def test_the_optimizers_where_the_loader_finds_nothing_else(tmp_path: Path) -> None:
+    said = run_tests("-p", "tests.ops.only_twins", "tests/ops/test_fused_gpu.py", TRITON_CACHE_DIR=str(tmp_path))
+    assert "skipped" not in said
