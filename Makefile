@@ -31,11 +31,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act
+.PHONY: help test demo dev examples bench faults sanitize free-threaded fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo dev examples bench faults free-threaded fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test demo dev examples bench faults sanitize free-threaded fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -58,6 +58,10 @@ bench: $(READY)
 # Real faults, injected one by one, with what the user sees of each; ARGS may name some of them.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(ARGS)
+
+# The GPU tests of the optimizers under every tool of compute-sanitizer; ARGS="-- tests/ops/test_rms_norm.py": others.
+sanitize: $(READY)
+	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
 
 # What runs on a Python without its global lock, in an environment of its own; the last torch for 3.13t is 2.12.0.
 free-threaded: $(READY)

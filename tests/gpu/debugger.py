@@ -57,11 +57,11 @@ def stopped_at(said: str) -> str | None:
     return match[1] if match else None
 
 
-def find_tool() -> str | None:
-    """The debugger of PATH, else of a toolkit."""
+def find_tool(name: str) -> str | None:
+    """A program of PATH, else of a toolkit."""
     places = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
-    beside = (str(Path(place) / "bin" / "cuda-gdb") for place in places if place)
-    return shutil.which("cuda-gdb") or next((path for path in beside if os.access(path, os.X_OK)), None)
+    beside = (str(Path(place) / "bin" / name) for place in places if place)
+    return shutil.which(name) or next((path for path in beside if os.access(path, os.X_OK)), None)
 
 
 def main(arguments: list[str]) -> int:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--site", type=Path, required=True)
     parser.add_argument("--timeout", type=int, default=240, metavar="SECONDS")
     options = parser.parse_args(arguments)
-    tool = find_tool()
+    tool = find_tool("cuda-gdb")
     if tool is None:
         print("no cuda-gdb on PATH, in CUDA_HOME or in /usr/local/cuda", file=sys.stderr)
         return 3

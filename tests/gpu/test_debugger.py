@@ -40,6 +40,6 @@ def test_a_stop_is_told_with_its_line(debugger: ModuleType) -> None:
 def test_no_debugger_is_said_so(
     debugger: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(debugger, "find_tool", lambda: None)
+    monkeypatch.setattr(debugger, "find_tool", lambda name: None)
     assert debugger.main(["--site", str(tmp_path)]) == 3
     assert "no cuda-gdb" in capsys.readouterr().err
