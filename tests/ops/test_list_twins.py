@@ -28,7 +28,7 @@ def run_tests(*arguments: str, **environment: str) -> str:
     """Runs tests in a process of its own, as Triton reads its variable when it is imported; returns what it said."""
     paths = [str(ROOT), str(Path(precast.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider", *arguments]
     everything = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run(command, cwd=ROOT, env=everything, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
