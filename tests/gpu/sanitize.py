@@ -1,7 +1,10 @@
 """Runs tests under compute-sanitizer, once for each of its tools, and says what each of them found.
 
-``make sanitize``, or ``python -m tests.gpu.sanitize [--only RUN ...] [--logs FOLDER] [-- ARGUMENTS OF PYTEST]`` in the
-checkout. By default the tests of the optimizers on the GPU; after ``--`` any others, as ``-p tests.ops.only_twins
+``make sanitize``, or in the checkout, with precast to be imported:
+
+    python -m tests.gpu.sanitize [--only RUN ...] [--logs FOLDER] [--timeout SECONDS] [-- ARGUMENTS OF PYTEST]
+
+By default the tests of the optimizers on the GPU; after ``--`` any others, as ``-p tests.ops.only_twins
 tests/ops/test_fused_gpu.py`` for their Triton twins. One line for each run. Exit status: 0, every test passed and no
 tool found anything; 1, not so; 3, there is no compute-sanitizer.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,24 +66,35 @@ def command_of(tool: str, run: Run, tests: list[str]) -> list[str]:
     return [*under, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *left_out, *tests]
 
 
-def check(name: str, tool: str, tests: list[str], logs: Path) -> bool:
+def check(name: str, tool: str, tests: list[str], logs: Path, timeout: int) -> bool:
     """Makes one run, keeps what it said, and prints its line."""
     run, started = RUNS[name], time.monotonic()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path}
     if not run.caching:
         env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    done = subprocess.run(
-        command_of(tool, run, tests), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    said = done.stdout.decode(errors="replace")
     log = logs / f"{name}.log"
-    log.write_text(said, encoding="utf-8")
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command_of(tool, run, tests),
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = str(child.wait(timeout))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # the tool and what it watches
+            child.wait()
+            status = f"no end after {timeout} s"
+    said = log.read_text(encoding="utf-8", errors="replace")
     count = count_of(said)
     ended = re.findall(r"^.*(?:passed|failed|error|no tests ran).* in [\d.]+s.*$", said, re.MULTILINE)
-    good = done.returncode == 0 and count == 0
+    good = status == "0" and count == 0
     counted = "gave no count" if count is None else f"{count} errors"
-    tests_said = ended[-1] if ended else f"pytest said nothing, exit status {done.returncode}"
+    tests_said = ended[-1] if ended else f"pytest said nothing, exit status: {status}"
     seconds = time.monotonic() - started
     print(f"{'ok  ' if good else 'FAIL'} {name:16} {counted}; {tests_said}; {seconds:.0f} s; {log}", flush=True)
     return good
@@ -90,6 +105,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=RUNS, help="one of the runs; by default all", metavar="RUN")
     parser.add_argument("--logs", type=Path, help="where what each run said is kept; by default a new folder")
+    parser.add_argument("--timeout", type=int, default=900, metavar="SECONDS", help="for each run")
     parser.add_argument("tests", nargs="*", help="for pytest")
     options = parser.parse_args(arguments)
     tool = find_tool("compute-sanitizer")
@@ -98,7 +114,7 @@ def main(arguments: list[str]) -> int:
         return 3
     logs = options.logs or Path(tempfile.mkdtemp(prefix="precast-sanitize-"))
     logs.mkdir(parents=True, exist_ok=True)
-    results = [check(name, tool, options.tests or list(TESTS), logs) for name in options.only or RUNS]
+    results = [check(name, tool, options.tests or list(TESTS), logs, options.timeout) for name in options.only or RUNS]
     return 0 if all(results) else 1
 
 

@@ -77,6 +77,16 @@ def test_every_tool_is_run_and_graphs_are_left_out_where_none_can_be(tool: Path)
     assert sum(call.startswith("1") for call in calls) == 2
 
 
+def test_what_a_run_without_an_end_said_is_kept(tool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tool / "said").write_text("need gpu: met\n")
+    (tool / "status").write_text("0")
+    made = tool / "compute-sanitizer"
+    made.write_text(made.read_text().replace("exit ", "sleep 60; exit "))
+    assert sanitize.main(["--only", "racecheck", "--logs", str(tool), "--timeout", "1"]) == 1
+    assert "gave no count; pytest said nothing, exit status: no end after 1 s" in capsys.readouterr().out
+    assert (tool / "racecheck.log").read_text() == "need gpu: met\n"
+
+
 def test_no_tool_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sanitize, "find_tool", lambda name: None)
     assert sanitize.main([]) == 3

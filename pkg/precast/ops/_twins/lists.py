@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from precast.ops._twins import updates
-from precast.ops._twins.updates import COLUMNS, COPY, FIRST, FIRST_PROGRAM, GRAD, PARAM, SECOND, THIRD
+from precast.ops._twins.updates import COLUMNS, COPY, ELEMENTS, FIRST, FIRST_PROGRAM, GRAD, PARAM, SECOND, THIRD
 
 BLOCK = 1024  # elements of a program
 _MEMBERS = 6
@@ -50,13 +49,14 @@ class Plan:
         keys = [tuple(m[i].dtype if m else None for m in members) for i in range(len(params))]
         self._order = sorted(range(len(params)), key=lambda i: str(keys[i]))
         self._members = [[m[i] for i in self._order] if m else [] for m in members]
-        self._dtypes = [tensor.dtype for tensor in self._members[GRAD]]
-        self._rows = [[m[i].data_ptr() if m else 0 for m in members] for i in self._order]
-        for row, i in zip(self._rows, self._order, strict=True):
-            group, slot = (0, i) if places is None else places[i]
-            row += [params[i].numel(), 0, slot, group]
         if places is not None:
             _check_overlap(op, self._members)
+        ranked = [(0, i) if places is None else places[i] for i in self._order]
+        nothing = [0] * len(params)
+        self._columns = [_addresses(m) if m else nothing for m in self._members]
+        self._columns += [_sizes(self._members[PARAM]), nothing]
+        self._columns += [[slot for _, slot in ranked], [group for group, _ in ranked]]
+        self._grad_dtypes = [tensor.dtype for tensor in self._members[GRAD]]
         self._cut_launches([keys[i] for i in self._order])
         self._aligned: bool | None = None  # not known; likewise the table
         self._table: Tensor | None = None
@@ -66,28 +66,30 @@ class Plan:
     def _cut_launches(self, keys: list[tuple[torch.dtype | None, ...]]) -> None:
         count = len(keys)
         cuts = [i for i in range(count) if i == 0 or keys[i] != keys[i - 1]]
-        owners, at, launches = [], count * COLUMNS, []
+        first_programs: list[int] = []
+        owners, launches, at = [], [], count * COLUMNS
         for begin, end in pairwise([*cuts, count]):
-            blocks = torch.tensor([-(-row[updates.ELEMENTS] // BLOCK) for row in self._rows[begin:end]], device="cpu")
-            for row, before in zip(self._rows[begin:end], (blocks.cumsum(0) - blocks).tolist(), strict=True):
-                row[FIRST_PROGRAM] = before
-            owners.append(torch.repeat_interleave(torch.arange(begin, end, device="cpu"), blocks))
+            programs = [-(-n // BLOCK) for n in self._columns[ELEMENTS][begin:end]]
+            first_programs += [0, *accumulate(programs[:-1])]
+            rows = torch.arange(begin, end, device="cpu")
+            owners.append(torch.repeat_interleave(rows, torch.tensor(programs, device="cpu")))
             types = tuple(None if t is None else torch.empty(1, dtype=t, device=self.device) for t in keys[begin])
             launches.append(Launch(begin, end - begin, len(owners[-1]), at, types))
             at += len(owners[-1])
+        self._columns[FIRST_PROGRAM] = first_programs
         self.launches = tuple(launches)
         self._owners = torch.cat(owners)
 
     @property
     def count(self) -> int:
         """How many rows there are."""
-        return len(self._rows)
+        return len(self._order)
 
     @property
     def aligned(self) -> bool:
         """Whether every tensor begins at a multiple of 16 bytes."""
         if self._aligned is None:
-            self._aligned = not any(address % 16 for row in self._rows for address in row[:_MEMBERS])
+            self._aligned = not any(address % 16 for column in self._columns[:_MEMBERS] for address in column)
         return self._aligned
 
     def has(self, member: int) -> bool:
@@ -101,20 +103,21 @@ class Plan:
         """
         if grads and len(grads) != self.count:
             return False
-        fixed = [(member, tensors) for member, tensors in enumerate(self._members) if tensors and member != GRAD]
-        params, owners = self._members[PARAM], self._members[COPY] or self._members[PARAM]
-        for i, row in enumerate(self._rows):
-            if any(tensors[i].data_ptr() != row[member] for member, tensors in fixed):
+        params = self._members[PARAM]
+        for member, tensors in enumerate(self._members):
+            if tensors and member != GRAD and _addresses(tensors) != self._columns[member]:
                 return False
-            param = params[i]
-            grad = grads[self._order[i]] if grads else owners[i].grad
-            if param.numel() != row[updates.ELEMENTS] or grad is None or grad.dtype != self._dtypes[i]:
-                return False
-            if grad.numel() != param.numel() or grad.device != self.device or not _fits(grad, param):
-                return False
-            if grad.data_ptr() != row[GRAD]:
-                row[GRAD] = grad.data_ptr()
-                self._table = self._aligned = None
+        owners = self._members[COPY] or params
+        found = [grads[i] for i in self._order] if grads else [param.grad for param in owners]
+        now = [grad for grad in found if grad is not None and grad.device == self.device]
+        if [grad.dtype for grad in now] != self._grad_dtypes or _sizes(params) != self._columns[ELEMENTS]:
+            return False
+        if _sizes(now) != self._columns[ELEMENTS] or not all(map(_fits, now, params)):
+            return False
+        addresses = _addresses(now)
+        if addresses != self._columns[GRAD]:
+            self._columns[GRAD] = addresses
+            self._table = self._aligned = None
         return bool(grads) or all(param.grad is None for param in self._idle)
 
     def table(self) -> Tensor:
@@ -136,8 +139,17 @@ class Plan:
         return self._table
 
     def _written(self, *, pinned: bool) -> Tensor:
-        host = torch.cat([torch.tensor(self._rows, dtype=torch.int64, device="cpu").flatten(), self._owners])
+        rows = torch.tensor(self._columns, dtype=torch.int64, device="cpu").t()
+        host = torch.cat([rows.flatten(), self._owners])
         return host.pin_memory() if pinned else host
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
 
 
 def _fits(tensor: Tensor, head: Tensor) -> bool:
