@@ -27,7 +27,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "calls"))
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     monkeypatch.setattr(loader, "_state", loader._State())
-    monkeypatch.setattr(loader.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr(namespace, "import_formulas", lambda family: None)
     monkeypatch.setattr(namespace, "refuse_foreign_kernels", lambda family, key: None)
     return tmp_path / "calls"
 
