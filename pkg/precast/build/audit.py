@@ -110,6 +110,8 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
     except elf.ElfError as error:
         yield Violation("library", file.path, "a shared library", str(error))
         return
+    if facts.brings_runtime(info):
+        yield Violation("C++ runtime", file.path, "libstdc++.so.6 from where torch finds it", "one linked into it")
     bound = facts.binding(info)
     for what, wanted, found in (
         ("machine", info.machine, file.machine),
