@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from precast._abi.violation import Violation
 from precast._build import matrix
 from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
-from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict, Violation
+from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
 from tools.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,12 +25,8 @@ NOTICES = ("LICENSE", "NOTICE")
 
 def pin(wheel: zipfile.ZipFile, torch: str) -> dict[str, object]:
     """The closure of ROOTS inside one wheel, with its notices, as headers.json holds it."""
-    names = set(wheel.namelist())
-
-    def read(name: str) -> bytes | None:
-        return wheel.read(f"torch/include/{name}") if f"torch/include/{name}" in names else None
-
-    found = headers.closure(ROOTS, read)
+    names = frozenset(wheel.namelist())
+    found = headers.closure_in(wheel, ROOTS)
     licences = f"torch-{torch}.dist-info/licenses"
     notices = {name: f"{licences}/{name}" for name in NOTICES if f"{licences}/{name}" in names}
     return {

@@ -10,7 +10,6 @@ import base64
 import csv
 import hashlib
 import io
-import os
 import re
 import tempfile
 import zipfile
@@ -141,20 +140,17 @@ def write_wheel(path: Path, dist_info: str, files: Mapping[str, bytes], epoch: i
     csv.writer(rows, lineterminator="\n").writerows(
         (name, "", "") if name == record else (name, _record_hash(files[name]), len(files[name])) for name in names
     )
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as staging:
-        try:
-            with zipfile.ZipFile(staging, "w") as archive:
-                for name in names:
-                    entry = zipfile.ZipInfo(name, moment_of(epoch).timetuple()[:6])
-                    entry.create_system, entry.external_attr = _UNIX, _PERMISSIONS
-                    entry.compress_type = zipfile.ZIP_DEFLATED
-                    data = rows.getvalue().encode("utf-8") if name == record else files[name]
-                    archive.writestr(entry, data, compresslevel=_LEVEL)
-            os.fchmod(staging.fileno(), 0o644)
-            Path(staging.name).replace(path)
-        except BaseException:
-            Path(staging.name).unlink()
-            raise
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as staging:
+        staged = Path(staging, path.name)
+        with zipfile.ZipFile(staged, "w") as archive:
+            for name in names:
+                entry = zipfile.ZipInfo(name, moment_of(epoch).timetuple()[:6])
+                entry.create_system, entry.external_attr = _UNIX, _PERMISSIONS
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                data = rows.getvalue().encode("utf-8") if name == record else files[name]
+                archive.writestr(entry, data, compresslevel=_LEVEL)
+        staged.chmod(0o644)  # under any umask
+        staged.replace(path)
 
 
 def _ordered(names: Iterable[str], record: str) -> list[str]:

@@ -34,6 +34,36 @@ def test_a_label_that_is_not_built_here_is_refused(bound_wheel: Path, setup_py: 
     assert done.returncode != 0 and "PRECAST_LABEL=cu121 is not what is built here" in done.stderr
 
 
+PRINTS = """
+#include <Python.h>
+#include <sstream>
+static PyObject* text(PyObject*, PyObject*) {
+  std::ostringstream text;
+  text << "a number: " << 5L;
+  return PyUnicode_FromString(text.str().c_str());
+}
+static PyMethodDef methods[] = {{"text", text, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fused", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit_fused() { return PyModule_Create(&module); }
+"""
+
+
+def test_a_module_with_a_runtime_of_its_own_is_refused(
+    project: Callable[..., Path], setup_py: Setup, tmp_path: Path
+) -> None:
+    """Imported after torch, it would print no number, or crash."""
+    root = project("printing_ops", MODULE)
+    (root / "csrc" / "fused.cpp").write_text(PRINTS)
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    compiler.chmod(0o755)
+    done = setup_py(root, "build_ext", CXX=str(compiler))
+    assert done.returncode != 0, "it was built"
+    assert "printing_ops.fused has a C++ runtime of its own\n  found   __cxa_throw" in done.stderr
+    assert "fix     1) CXX=g++ pip install" in done.stderr
+    assert setup_py(root, "build_ext", CXX="g++").returncode == 0
+
+
 def test_a_subclass_that_a_plugin_of_setuptools_made_is_torchs_command_as_well() -> None:
     from setuptools import Distribution, Extension
     from torch.utils.cpp_extension import BuildExtension as OfTorch

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.settings import Settings
+from tests import fetched
 from tests.load.conftest import Site, make_site
 from tests.unit.load import fakes
 
@@ -80,10 +79,7 @@ class Lab:
 
     @functools.cached_property
     def headers(self) -> Path:
-        from precast._build.cache import Cache, default_root
-        from precast._build.host import stable_headers_dir
-
-        return stable_headers_dir(Cache(default_root(Settings.from_env(os.environ)))).parent
+        return fetched.stable_headers().parent
 
     @functools.cached_property
     def seed(self) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.settings import Settings
+from tests import fetched
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -81,10 +81,7 @@ class Site:
 @pytest.fixture(scope="session")
 def stable_headers() -> Path:
     """The folder that a wheel carries as csrc/torch_stable; read from the package index once per user."""
-    from precast._build.cache import Cache, default_root
-    from precast._build.host import stable_headers_dir
-
-    return stable_headers_dir(Cache(default_root(Settings.from_env(os.environ)))).parent
+    return fetched.stable_headers().parent
 
 
 @pytest.fixture(scope="session")

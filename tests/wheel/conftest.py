@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from examples import downstream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none.
@@ -139,27 +140,8 @@ def nvrtc_site(work: Path, run: Run) -> Path:
 def torch_site(work: Path) -> Path:
     """Links to this environment's torch and what it needs, and to nothing else: not to precast."""
     site = work / "torch-site"
-    site.mkdir()
-    todo, seen = ["torch", "setuptools", "ninja"], set[str]()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:  # a requirement of another system, or of an extra
-            continue
-        todo += [_bare(line) for line in distribution.requires or () if "extra ==" not in line]
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}:
-            source = Path(str(distribution.locate_file(top)))
-            if source.exists() and not (site / top).exists():
-                (site / top).symlink_to(source)
+    downstream.lend(site, ("torch", "setuptools", "ninja"))
     return site
-
-
-def _bare(requirement: str) -> str:
-    return next(part for part in requirement.replace("(", " ").replace(";", " ").split()).rstrip("<>=!~,.0123456789")
 
 
 @pytest.fixture

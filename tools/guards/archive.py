@@ -13,7 +13,8 @@ from twine.commands.check import check as twine_check
 from twine.exceptions import TwineException
 
 from precast._abi.build_info import BuildMode
-from tools.guards.subject import Audited, Violation, same
+from precast._abi.violation import Violation
+from tools.guards.subject import Audited, same
 from tools.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
 
 _TWINE = logging.getLogger("twine")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.violation import Violation
 from tools.binaries import DeviceFacts, LibraryFacts
-from tools.guards.subject import Violation, same
+from tools.guards.subject import same
 
 # CUDA toolkit -> the PTX ISA it writes (PTX ISA reference, "Release Notes").
 _PTX_ISA = {"12.1": "8.1", "12.4": "8.4", "12.6": "8.5", "12.8": "8.7", "12.9": "8.8", "13.0": "9.0", "13.2": "9.2"}

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precast._abi.label import PlatformTag
+from precast._abi.violation import Violation
 from precast._build import packing
 from tools import binaries
-from tools.guards.subject import Audited, Violation, same
+from tools.guards.subject import Audited, same
 
 # What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
 _NEEDED = {

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
+from precast._abi.violation import Violation
 from precast._build import headers, sources
 from tools import binaries
 from tools.guards.claims import host_claims
-from tools.guards.subject import Audited, Violation, same
+from tools.guards.subject import Audited, same
 from tools.wheel import MANIFEST
 
 _SOURCES = {".h", ".cpp", ".cu", ".cuh"}

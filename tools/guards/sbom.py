@@ -15,8 +15,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from precast._abi.torch_abi import Exact
+from precast._abi.violation import Violation
 from precast._build import headers
-from tools.guards.subject import Audited, Violation, same
+from tools.guards.subject import Audited, same
 
 FOLDER = "sboms"
 FILE = "precast.cdx.json"

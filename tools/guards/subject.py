@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
+from precast._abi.violation import Violation
 from precast._build import packing
 from precast._build.matrix import Matrix
 from tools import binaries
@@ -18,16 +19,6 @@ TORCH_LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 
 class NoManifest(ValueError):
     """A guard asked for the manifest of a wheel that has none; the guard of the manifest has said so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that is not as it must be: the check, the row, file or symbol, what was wanted and what was found."""
-
-    check: str
-    where: str
-    wanted: str
-    found: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from precast._abi.torch_abi import Exact, Stable, TorchAbi
 from precast._abi.version import Release
+from precast._abi.violation import Violation
 from tools import binaries
-from tools.guards.subject import Audited, Violation
+from tools.guards.subject import Audited
 
 INCLUDE = "precast/csrc/torch_stable/include/torch/csrc/"
 _SHIMS = re.compile(r"(inductor/aoti_torch/(c|generated)|stable/c)/\w*shim\w*\.h")

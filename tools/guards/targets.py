@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precast._abi.capability import TargetKind
+from precast._abi.violation import Violation
 from precast._build import catalogue, packing
 from tools import binaries, cells
 from tools.guards.claims import device_claims
-from tools.guards.subject import Audited, Violation, same
+from tools.guards.subject import Audited, same
 
 
 def check_targets(a: Audited) -> Iterator[Violation]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from precast._abi.violation import Violation
 from precast._build.matrix import Matrix
-from tools.guards.subject import Violation
 
 _RUNNER = re.compile(r"\b(?:ubuntu|debian|windows|macos)-[\w.-]*\w")
 _IMAGE = re.compile(

@@ -48,7 +48,7 @@ def load_pins(path: Path = PINS) -> Mapping[Release, ClassicPins]:
 
 def pin(wheel: zipfile.ZipFile, torch: str) -> ClassicPins:
     """What the headers of one wheel are pinned by."""
-    return _pins_of(torch, _read(wheel))
+    return _pins_of(torch, headers.closure_in(wheel, ROOTS))
 
 
 def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
@@ -63,7 +63,7 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
     try:
         url = headers.find_wheel(pins.torch)
         with headers.open_url(url) as file, zipfile.ZipFile(file) as wheel:
-            files = _read(wheel)
+            files = headers.closure_in(wheel, ROOTS)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise _unavailable(pins, headers.without_secret(str(error))) from error
     found = _pins_of(pins.torch, files)
@@ -122,15 +122,6 @@ def _pins_for(abi: Exact) -> ClassicPins:
             f"  fix     1) python -m tools headers --classic {abi.release}.0"
         )
     return known[abi.release]
-
-
-def _read(wheel: zipfile.ZipFile) -> dict[str, bytes]:
-    names = frozenset(wheel.namelist())
-
-    def read(name: str) -> bytes | None:
-        return wheel.read(f"torch/include/{name}") if f"torch/include/{name}" in names else None
-
-    return headers.closure(ROOTS, read)
 
 
 def _pins_of(torch: str, files: Mapping[str, bytes]) -> ClassicPins:

@@ -111,6 +111,16 @@ def closure(roots: Iterable[str], read: Callable[[str], bytes | None]) -> dict[s
     return found
 
 
+def closure_in(wheel: zipfile.ZipFile, roots: Iterable[str]) -> dict[str, bytes]:
+    """The same out of a wheel of torch."""
+    names = frozenset(wheel.namelist())
+
+    def read(name: str) -> bytes | None:
+        return wheel.read(f"torch/include/{name}") if f"torch/include/{name}" in names else None
+
+    return closure(roots, read)
+
+
 def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
     """The pinned files from the torch beside us, if all of them are the same; torch is not imported."""
     spec = importlib.util.find_spec("torch")

@@ -33,9 +33,9 @@ def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) ->
         )
         try:
             status = child.wait()
-        except BaseException:  # above all KeyboardInterrupt; it goes on as soon as nobody writes into the folder
-            _end(child)
-            raise
+        finally:
+            if child.returncode is None:  # an interrupt; it goes on as soon as nobody writes into the folder
+                _end(child)
     return status, log.read_text(encoding="utf-8", errors="replace")
 
 

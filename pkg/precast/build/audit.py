@@ -13,12 +13,12 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.torch_abi import Exact
+from precast._abi.violation import Violation
 from precast._build import elf
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
@@ -29,19 +29,6 @@ _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>
 # Libraries of torch, CUDA and OpenMP: a copy in a wheel is a second one in the process.
 _FOREIGN = re.compile(r"lib(torch|c10|cu[a-z]|nv|nccl|gomp|omp|iomp|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.-]*")
 _REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that is not as it must be."""
-
-    check: str
-    where: str
-    wanted: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.where}: wanted {self.wanted}; found {self.found}"
 
 
 def report(paths: Sequence[Path]) -> int:
@@ -123,6 +110,8 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
     except elf.ElfError as error:
         yield Violation("library", file.path, "a shared library", str(error))
         return
+    if facts.brings_runtime(info):
+        yield Violation("C++ runtime", file.path, "libstdc++.so.6 from where torch finds it", "one linked into it")
     bound = facts.binding(info)
     for what, wanted, found in (
         ("machine", info.machine, file.machine),

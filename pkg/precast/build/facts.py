@@ -22,6 +22,8 @@ _CLASSIC = re.compile(r"N[KVrRO]*(?:2at|3c10|6caffe2|5torch(?!6stable|10headeron
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*|THP\w+")
 _CUDART = re.compile(r"libcudart\.so\.(\d+)")
 _TORCH_CUDA = {"libtorch_cuda.so", "libc10_cuda.so"}
+# What nothing but a C++ runtime defines: that of GCC, and that of LLVM.
+_OF_A_RUNTIME = {"__cxa_throw", "__gxx_personality_v0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,15 @@ class Binding:
     python: tuple[str, ...]
     cudart: int | None
     torch_cuda: bool
+
+
+def brings_runtime(info: elf.ElfInfo) -> bool:
+    """Whether a C++ runtime is linked into a library, as -static-libstdc++ does, and bound to by others' names.
+
+    Half of it is then this one and half that of the process: they count the kinds of a locale differently, and printing
+    a number, as every check of torch's does that fails, prints nothing or ends the process.
+    """
+    return not _OF_A_RUNTIME.isdisjoint(info.exported)
 
 
 def binding(info: elf.ElfInfo) -> Binding:
@@ -73,6 +84,13 @@ def host_file(
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
         raise KernelError(f"{name}: the compiler made no usable library: {error}") from error
+    if brings_runtime(info):
+        raise KernelError(
+            f"{name} has a C++ runtime of its own\n"
+            f"  found   {', '.join(sorted(_OF_A_RUNTIME & info.exported))} in it: linked with -static-libstdc++\n"
+            f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch's is a crash\n"
+            f"  fix     1) CXX=g++ pip install --no-build-isolation .  # if CXX names a compiler that adds the option"
+        )
     bound = binding(info)
     if stable is not None and (bound.classic or bound.cudart):
         found = ", ".join(bound.classic[:3]) or f"libcudart.so.{bound.cudart}"

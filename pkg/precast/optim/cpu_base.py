@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from precast.optim import _saved
 from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, entries_of
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -174,19 +174,8 @@ class CPUOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of this class, or of torch's optimizer of the same rule."""
-        seen: dict[str, Any] = {}
-        # The last hook sees what the others made of it.
-        handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-        # The base class has cast the states to the parameters' dtype; with low-precision parameters that loses them.
         names = set(filter(None, self.state_names))
-        saved_ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
-        params = ((group, param) for group in self.param_groups for param in group["params"])
-        for saved_id, (group, param) in zip(saved_ids, params, strict=True):
-            saved = seen["state"].get(saved_id, {})
+        for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
             for name in names & saved.keys():
                 if saved[name] is not None:
                     self.state[param][name] = saved[name].to(param.device, _state_dtype(group, param), copy=True)

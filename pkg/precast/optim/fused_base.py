@@ -24,7 +24,7 @@ from torch.optim import Optimizer, optimizer
 from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
-from precast.optim import _gathered
+from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
 from precast.optim._watched import Watched
 
@@ -310,19 +310,9 @@ class FusedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of this class, or of the class of ``torch.optim`` that it stands for."""
-        seen: dict[str, Any] = {}
-        # The last hook sees what the others made of it.
-        handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
+        entries = _saved.load(self, super().load_state_dict, state_dict)
         self._drop()
-        # The base class has cast the states to the parameters' dtype; with low-precision parameters that loses them.
-        saved_ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
-        params = ((group, param) for group in self.param_groups for param in group["params"])
-        for saved_id, (group, param) in zip(saved_ids, params, strict=True):
-            saved = seen["state"].get(saved_id, {})
+        for group, param, saved in entries:
             for name in saved.keys() & {*self.state_names(group), "master_param"}:
                 value = saved[name]
                 if isinstance(value, Tensor) and param.dtype != torch.float32:

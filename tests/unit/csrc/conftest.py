@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from precast._build import catalogue
+from tests.unit.csrc.emulated import Emulated
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
@@ -75,15 +76,6 @@ def run(command: list[str]) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
 
 
-@pytest.fixture(scope="session")
-def stable_headers() -> Path:
-    from precast._abi.settings import Settings
-    from precast._build import host
-    from precast._build.cache import Cache, default_root
-
-    return host.stable_headers_dir(Cache(default_root(Settings.from_env(os.environ))))
-
-
 def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
@@ -145,55 +137,22 @@ def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Pat
     return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        import torch
-
-        from precast._build import catalogue
-
-        self.library = torch.library.Library("precast_emulated", "DEF")
-        for family in catalogue.FAMILIES:
-            if family.device is not None and family.device.split("/")[0] in NORMS:
-                for schema in family.ops:
-                    self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(b"precast_emulated")
-        self.ops = torch.ops.precast_emulated
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
 @pytest.fixture(scope="session")
 def gpu(emulated: Path) -> Emulated:
-    return Emulated(emulated)
+    device_code = [(family, family.device) for family in catalogue.FAMILIES if family.device is not None]
+    return Emulated(emulated, [family for family, device in device_code if device.split("/")[0] in NORMS])
 
 
 class EmulatedLists:
     """The emulated ops over lists of tensors, and what they launched."""
 
     def __init__(self, path: Path) -> None:
-        import torch
-
-        from precast._build import catalogue
-
-        space = "precast_emulated_lists"
-        self.library = torch.library.Library(space, "DEF")
-        for schema in catalogue.MULTI_TENSOR.ops:
-            self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(space.encode())
-        self.ops = getattr(torch.ops, space)
+        self._library = Emulated(path, [catalogue.MULTI_TENSOR])
+        self.ops = self._library.ops
 
     def launched(self) -> list[str]:
         """Since it was asked last."""
-        text: bytes = self.c.emulated_launches()
-        return [launch.partition("<")[0].removeprefix("multi_tensor_") for launch in text.decode().split()]
+        return [launch.partition("<")[0].removeprefix("multi_tensor_") for launch in self._library.launches().split()]
 
     def check_launches(self, expected: list[str]) -> None:
         assert self.launched() == expected

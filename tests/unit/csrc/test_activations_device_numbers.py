@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 from precast._build import catalogue  # noqa: E402
 from precast.ops import _reference  # noqa: E402
+from tests.unit.csrc import emulated  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -20,41 +22,12 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 KINDS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"]  # the last one: of exchanged halves
 
 
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library("precast_emulated_activations", "DEF")
-        for family in (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD):
-            for schema in family.ops:
-                self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(b"precast_emulated_activations")
-        self.forward = torch.ops.precast_emulated_activations.gated_activation
-        self.backward = torch.ops.precast_emulated_activations.gated_activation_backward
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
 @pytest.fixture(scope="module")
 def gpu(emulated_activations: Path) -> Emulated:
-    return Emulated(emulated_activations)
+    return Emulated(emulated_activations, [catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD])
 
 
-def made(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))) * 2).to(dtype)
-
-
-def unaligned(tensor: Any) -> Any:
-    """The same values one element off a 16-byte boundary."""
-    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
-    offset = next(i for i in range(8) if (room.data_ptr() + i * tensor.element_size()) % 16)
-    view = room[offset : offset + tensor.numel()].view(tensor.shape)
-    view.copy_(tensor)
-    return view
+made = functools.partial(emulated.made, scale=2.0)
 
 
 def assert_forward(ours: Any, x: Any, kind: int) -> None:
@@ -105,7 +78,7 @@ SHAPES = [
 def test_forward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], kernel: str, blocks: int, kind: int) -> None:
     x = made(*shape, dtype=dtype)
     gpu.launches()
-    y = gpu.forward(x, kind)
+    y = gpu.ops.gated_activation(x, kind)
     name = f"gated_activation_{NAMES[dtype]}_any" if kernel else f"{KINDS[kind]}_{NAMES[dtype]}"
     assert gpu.launches() == f"{name}<{blocks},128x1>"
     assert_forward(y, x, kind)
@@ -116,7 +89,7 @@ def test_forward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], kernel: str,
 def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], kernel: str, blocks: int, kind: int) -> None:
     x, grad = made(*shape, dtype=dtype), made(*shape[:-1], shape[-1] // 2, dtype=dtype, seed=1)
     gpu.launches()
-    grad_x = gpu.backward(grad, x, kind)
+    grad_x = gpu.ops.gated_activation_backward(grad, x, kind)
     name = KINDS[kind].replace("and_mul", "backward")
     name = f"gated_backward_{NAMES[dtype]}_any" if kernel else f"{name}_{NAMES[dtype]}"
     assert gpu.launches() == f"{name}<{blocks},128x1>"
@@ -128,10 +101,10 @@ def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], kernel: str
 def test_what_is_not_aligned_goes_through_the_general_kernel(gpu: Emulated, dtype: Any, kind: int) -> None:
     x, grad = made(3, 512, dtype=dtype), made(3, 256, dtype=dtype, seed=1)
     gpu.launches()
-    assert_forward(gpu.forward(unaligned(x), kind), x, kind)
+    assert_forward(gpu.ops.gated_activation(unaligned(x), kind), x, kind)
     assert gpu.launches() == f"gated_activation_{NAMES[dtype]}_any<2,128x1>"
     for one, other in ((unaligned(grad), x), (grad, unaligned(x))):
-        assert_backward(gpu.backward(one, other, kind), grad, x, kind)
+        assert_backward(gpu.ops.gated_activation_backward(one, other, kind), grad, x, kind)
         assert gpu.launches() == f"gated_backward_{NAMES[dtype]}_any<2,128x1>"
 
 
@@ -142,21 +115,21 @@ def test_strided_rows_are_read_where_they_lie(gpu: Emulated, kind: int) -> None:
     for x, aligned in ((wide[..., :64], True), (wide[..., 1:65], False), (wide[:1, :1, 16:80], True)):
         grad = grads[: x.shape[0], : x.shape[1], :32]
         gpu.launches()
-        assert_forward(gpu.forward(x, kind), x, kind)
-        assert_backward(gpu.backward(grad, x, kind), grad, x, kind)
+        assert_forward(gpu.ops.gated_activation(x, kind), x, kind)
+        assert_backward(gpu.ops.gated_activation_backward(grad, x, kind), grad, x, kind)
         assert ("any" in gpu.launches()) != aligned
     for x in (wide.transpose(0, 1)[..., :64], wide[..., ::2], wide[:, :1].expand(4, 3, 96)):
-        assert_forward(gpu.forward(x, kind), x, kind)
+        assert_forward(gpu.ops.gated_activation(x, kind), x, kind)
     one = made(4, 3, 1, dtype=torch.bfloat16).expand(4, 3, 48)
-    assert_backward(gpu.backward(one, wide, kind), one, wide, kind)
+    assert_backward(gpu.ops.gated_activation_backward(one, wide, kind), one, wide, kind)
 
 
 def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
     gpu.launches()
     for shape in ((0, 8), (3, 0), (0,), (2, 0, 8)):
         half = (*shape[:-1], shape[-1] // 2)
-        assert gpu.forward(torch.empty(shape), 0).shape == half
-        assert gpu.backward(torch.empty(half), torch.empty(shape), 0).shape == shape
+        assert gpu.ops.gated_activation(torch.empty(shape), 0).shape == half
+        assert gpu.ops.gated_activation_backward(torch.empty(half), torch.empty(shape), 0).shape == shape
     assert gpu.launches() == ""
 
 
@@ -166,10 +139,10 @@ def test_special_values(gpu: Emulated, dtype: Any, kind: int) -> None:
     gate = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 6e4, -6e4, -90.0, -200.0]).to(dtype)
     gate = gate if dtype == torch.float16 else torch.cat([gate, torch.tensor([1e30, -1e30, 3e38, -3e38]).to(dtype)])
     x = torch.cat([gate, torch.ones_like(gate)])
-    y = gpu.forward(x, kind)
+    y = gpu.ops.gated_activation(x, kind)
     right = gate * (gate > 0)  # NaN for minus infinity, as torch's formulas have it
     torch.testing.assert_close(y, right, rtol=0, atol=0, equal_nan=True)
-    grad_gate, grad_factor = gpu.backward(torch.ones_like(gate), x, kind).chunk(2)
+    grad_gate, grad_factor = gpu.ops.gated_activation_backward(torch.ones_like(gate), x, kind).chunk(2)
     torch.testing.assert_close(grad_factor, right, rtol=0, atol=0, equal_nan=True)
     finite = gate.isfinite()
     assert torch.equal(grad_gate[finite], torch.where(gate == 0, 0.5, (gate > 0).float()).to(dtype)[finite])

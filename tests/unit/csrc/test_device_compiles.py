@@ -6,7 +6,6 @@ import functools
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import GpuTarget, TargetKind
-from precast._build import catalogue, device, elf, flags, matrix, nvrtc
+from precast._abi.host import Nvrtc
+from precast._build import catalogue, device, elf, flags, nvrtc
+from tests.fetched import LABELS
 
 CSRC = Path(__file__).parents[3] / "csrc"
 WITH_DEVICE = [family for family in catalogue.FAMILIES if family.device is not None]
@@ -48,8 +49,6 @@ LAST_CALL = (
     "nvrtc: warning: architectures prior to '<compute/sm>_75' are deprecated and may be removed in a future release"
 )
 
-MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
-LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
 COMPILES = [
     pytest.param(family, label, target, id=f"{family.name}-{label}-{target}")
     for family in WITH_DEVICE
@@ -94,25 +93,9 @@ Opener = Callable[[str], nvrtc.Compiler]
 
 
 @pytest.fixture(scope="session")
-def opened(pytestconfig: pytest.Config) -> Opener:
-    """A label's own NVRTC: from this environment, else fetched once and kept beside pytest's cache."""
-
-    @functools.cache
-    def find(label: str) -> nvrtc.Compiler:
-        spec = LABELS[label]
-        assert pytestconfig.cache is not None
-        site = pytestconfig.cache.mkdir(f"nvrtc-{spec.nvrtc}")
-        places = [*(Path(entry) for entry in sys.path if entry), site]
-        found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=places)
-        if found is None:
-            wanted = f"{spec.package}=={spec.nvrtc}"
-            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
-            subprocess.run([*command, "--target", str(site), wanted], check=True)
-            found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=[site])
-        assert found is not None, looked_at
-        return nvrtc.open_nvrtc(found)
-
-    return find
+def opened(label_nvrtc: Callable[[str], Nvrtc]) -> Opener:
+    """A label's own NVRTC, opened once."""
+    return functools.cache(lambda label: nvrtc.open_nvrtc(label_nvrtc(label)))
 
 
 @pytest.mark.wheel

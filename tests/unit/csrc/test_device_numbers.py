@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops import _reference  # noqa: E402
+from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -16,19 +17,6 @@ EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 UNIT = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-
-
-def made(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
-
-
-def unaligned(tensor: Any) -> Any:
-    """The same values one element off a 16-byte boundary."""
-    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
-    offset = next(i for i in range(8) if (room.data_ptr() + i * tensor.element_size()) % 16)
-    view = room[offset : offset + tensor.numel()].view(tensor.shape)
-    view.copy_(tensor)
-    return view
 
 
 def assert_close(ours: Any, exact: Any, units: float = 1.0, floor: float = 1e-6) -> None:

@@ -9,25 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops import _reference  # noqa: E402
+from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 EPS = 1e-5
 UNIT = {torch.float32: 2**-20, torch.float16: 2**-10, torch.bfloat16: 2**-7}  # float32: several roundings, not one
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-
-def made(*shape: int, dtype: Any = F32, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
-
-
-def unaligned(tensor: Any) -> Any:
-    """The same values one element off a 16-byte boundary."""
-    room = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
-    offset = next(i for i in range(8) if (room.data_ptr() + i * tensor.element_size()) % 16)
-    view = room[offset : offset + tensor.numel()].view(tensor.shape)
-    view.copy_(tensor)
-    return view
 
 
 def wide(*tensors: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 from precast._build import catalogue  # noqa: E402
 from precast.ops import _softmax_reference as reference  # noqa: E402
+from tests.unit.csrc import emulated  # noqa: E402
+from tests.unit.csrc.emulated import Emulated  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -19,31 +21,12 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INFINITY = float("inf")
 
 
-class Emulated:
-    """The ops of the emulated library, and what they launched."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = torch.library.Library("precast_emulated_softmax", "DEF")
-        for family in (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD):
-            for schema in family.ops:
-                self.library.define(schema)
-        self.c = ctypes.CDLL(str(path))
-        self.c.emulated_launches.restype = ctypes.c_char_p
-        self.c.emulated_register(b"precast_emulated_softmax")
-        self.ops = torch.ops.precast_emulated_softmax
-
-    def launches(self) -> str:
-        text: bytes = self.c.emulated_launches()
-        return text.decode().strip()
-
-
 @pytest.fixture(scope="module")
 def gpu(emulated_softmax: Path) -> Emulated:
-    return Emulated(emulated_softmax)
+    return Emulated(emulated_softmax, [catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD])
 
 
-def made(*shape: int, dtype: Any = F32, seed: int = 0) -> Any:
-    return (3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))).to(dtype)
+made = functools.partial(emulated.made, scale=3.0)
 
 
 def masks(*shape: int, seed: int = 0) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.csrc_cpu.conftest import LEVELS
+from tests.unit.csrc_cpu.tensors import Lists, assert_same_bits, copied
 
 torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-Lists = list[list[Any]]
 
 
 def step(lists: Lists, number: int = 3, **changes: Any) -> Lists:
@@ -38,18 +38,6 @@ def made(sizes: tuple[int, ...], dtypes: tuple[Any, ...] = (F32, F32, F32, F32),
     lists = [[torch.randn(size, generator=generator).to(dtype) for size in sizes] for dtype in dtypes]
     lists[3] = [tensor.abs() for tensor in lists[3]]
     return lists if len(lists) == 5 else [*lists, []]
-
-
-def assert_same_bits(ours: Lists, others: Lists) -> None:
-    for tensors, wanted in zip(ours, others, strict=True):
-        for one, other in zip(tensors, wanted, strict=True):
-            assert one.dtype == other.dtype
-            bits = torch.int32 if one.dtype == F32 else torch.int16
-            assert torch.equal(one.view(bits), other.view(bits))
-
-
-def copied(lists: Lists) -> Lists:
-    return [[tensor.clone() for tensor in tensors] for tensors in lists]
 
 
 @pytest.mark.parametrize("decoupled", [True, False])

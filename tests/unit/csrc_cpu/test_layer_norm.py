@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.csrc_cpu.conftest import LEVELS
+from tests.unit.csrc_cpu.tensors import made
 
 torch = pytest.importorskip("torch")
 
@@ -17,11 +18,6 @@ F32 = torch.float32
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-5
 OPS = torch.ops.precast
-
-
-def made(shape: tuple[int, ...], dtype: Any, count: int = 1, seed: int = 0) -> list[Any]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
 
 
 def exact(x: Any, weight: Any, bias: Any) -> Any:

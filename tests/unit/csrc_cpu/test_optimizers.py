@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.csrc_cpu.conftest import LEVELS
+from tests.unit.csrc_cpu.tensors import Lists, assert_same_bits, copied
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +30,6 @@ RULES = {
     "lion": (3, (0,)),
 }
 PARAM, GRAD, STATE, COPY = 0, 1, 2, 5
-Lists = list[list[Any]]
 
 
 def made(rule: str, sizes: tuple[int, ...], *, param: Any = F32, grad: Any = F32, copy: Any = BF16) -> Lists:
@@ -64,17 +64,6 @@ def step(rule: str, lists: Lists, *, count: float = 4.0, scale: float = 0.5, op:
     call(*lists[:COPY], steps, lists[COPY], torch.empty(0, dtype=torch.int64), numbers, scale, number)
     assert all(float(t) == count + 1 for t in steps)
     return lists
-
-
-def copied(lists: Lists) -> Lists:
-    return [[tensor.clone() for tensor in tensors] for tensors in lists]
-
-
-def assert_same_bits(ours: Lists, others: Lists) -> None:
-    for tensors, wanted in zip(ours, others, strict=True):
-        for one, other in zip(tensors, wanted, strict=True):
-            bits = torch.int32 if one.dtype == F32 else torch.int16
-            assert torch.equal(one.view(bits), other.view(bits))
 
 
 @pytest.mark.parametrize("rule", RULES)

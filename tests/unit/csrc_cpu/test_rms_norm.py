@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.csrc_cpu.conftest import LEVELS
+from tests.unit.csrc_cpu.tensors import made
 
 torch = pytest.importorskip("torch")
 
@@ -19,11 +20,6 @@ DTYPES = [F32, F16, BF16]
 NONE, LLAMA, GEMMA = 0, 1, 2
 EPS = 1e-6
 OPS = torch.ops.precast
-
-
-def made(shape: tuple[int, ...], dtype: Any, count: int = 1, seed: int = 0) -> list[Any]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
 
 
 def exact(x: Any, weight: Any, casting: int) -> Any:

@@ -1,21 +1,14 @@
-"""A package with sources of its own, in a folder of its own, and NVRTC as a label has it."""
+"""A package with sources of its own, in a folder of its own."""
 
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from precast._abi.host import Nvrtc
-from precast._build import matrix, nvrtc
-
-MATRIX = matrix.load(Path(__file__).parents[3] / "matrix.toml")
-LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
 
 # A binding without torch's headers, which take half a minute to compile.
 BINDING = r"""
@@ -130,23 +123,3 @@ def warm(package: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     """The same module; what it builds may have been built before."""
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(kept))
     return package
-
-
-@pytest.fixture(scope="session")
-def label_nvrtc(pytestconfig: pytest.Config) -> Callable[[str], Nvrtc]:
-    """A label's own NVRTC: from this environment, else fetched once and kept beside pytest's cache."""
-
-    def find(label: str) -> Nvrtc:
-        spec = LABELS[label]
-        assert pytestconfig.cache is not None
-        site = pytestconfig.cache.mkdir(f"nvrtc-{spec.nvrtc}")
-        places = [*(Path(entry) for entry in sys.path if entry), site]
-        found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=places)
-        if found is None:
-            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
-            subprocess.run([*command, "--target", str(site), f"{spec.package}=={spec.nvrtc}"], check=True)
-            found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=[site])
-        assert found is not None, looked_at
-        return found
-
-    return find

@@ -50,6 +50,14 @@ def _derivative(gate: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _place(half: tl.tensor, block: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The row that this program has, and its columns of either half."""
+    blocks = tl.cdiv(half, block)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    return row, (tl.program_id(0) % blocks) * block + tl.arange(0, block)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(
     x: tl.tensor,
     y: tl.tensor,
@@ -60,9 +68,7 @@ def _forward(
     kind: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    blocks = tl.cdiv(half, block)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    columns = (tl.program_id(0) % blocks) * block + tl.arange(0, block)
+    row, columns = _place(half, block)
     inside = columns < half
     gate = tl.load(x + row * stride + gate_at + columns, mask=inside, other=0.0)
     factor = tl.load(x + row * stride + factor_at + columns, mask=inside, other=0.0)
@@ -84,9 +90,7 @@ def _backward(
     kind: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    blocks = tl.cdiv(half, block)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    columns = (tl.program_id(0) % blocks) * block + tl.arange(0, block)
+    row, columns = _place(half, block)
     inside = columns < half
     slope = tl.load(grad + row * grad_stride + columns, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(x + row * stride + gate_at + columns, mask=inside, other=0.0).to(tl.float32)

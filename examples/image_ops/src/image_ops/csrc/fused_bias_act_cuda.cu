@@ -1,5 +1,4 @@
-#include <cuda_runtime.h>
-
+#include "by_type.cuh"
 #include "fused_bias_act.h"
 
 namespace image_ops {
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct work) {
 }
 
 template <typename T, typename Acc>
-void launch(const BiasAct& work, cudaStream_t stream) {
+void launch(Types<T, Acc>, const BiasAct& work, cudaStream_t stream) {
   const int64_t wanted = (work.elements + kThreads - 1) / kThreads;
   const unsigned blocks = static_cast<unsigned>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
   // Half of the range, so that the last step cannot pass its end.
@@ -41,23 +40,8 @@ void launch(const BiasAct& work, cudaStream_t stream) {
 
 }  // namespace
 
-int bias_act_cuda(const BiasAct& work, Scalar type, void* opaque) {
-  const cudaStream_t stream = static_cast<cudaStream_t>(opaque);
-  switch (type) {
-    case Scalar::kFloat32:
-      launch<float, float>(work, stream);
-      break;
-    case Scalar::kFloat64:
-      launch<double, double>(work, stream);
-      break;
-    case Scalar::kFloat16:
-      launch<__half, float>(work, stream);
-      break;
-    case Scalar::kBFloat16:
-      launch<__nv_bfloat16, float>(work, stream);
-      break;
-  }
-  return cudaGetLastError();
+int bias_act_cuda(const BiasAct& work, Scalar type, void* stream) {
+  return launch_by_type(type, [&](auto types) { launch(types, work, static_cast<cudaStream_t>(stream)); });
 }
 
 }  // namespace image_ops

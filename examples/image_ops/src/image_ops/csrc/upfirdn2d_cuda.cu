@@ -1,5 +1,4 @@
-#include <cuda_runtime.h>
-
+#include "by_type.cuh"
 #include "upfirdn2d.h"
 
 namespace image_ops {
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) upfirdn2d_kernel(UpFirDn work) {
 }
 
 template <typename T, typename Acc>
-void launch(const UpFirDn& work, cudaStream_t stream) {
+void launch(Types<T, Acc>, const UpFirDn& work, cudaStream_t stream) {
   const int64_t pixels = int64_t{work.y.out} * work.x.out;
   const dim3 grid(static_cast<unsigned>((pixels + kThreads - 1) / kThreads),
                   static_cast<unsigned>(work.planes < kMaxPlanes ? work.planes : kMaxPlanes));
@@ -38,23 +37,8 @@ void launch(const UpFirDn& work, cudaStream_t stream) {
 
 }  // namespace
 
-int upfirdn2d_cuda(const UpFirDn& work, Scalar type, void* opaque) {
-  const cudaStream_t stream = static_cast<cudaStream_t>(opaque);
-  switch (type) {
-    case Scalar::kFloat32:
-      launch<float, float>(work, stream);
-      break;
-    case Scalar::kFloat64:
-      launch<double, double>(work, stream);
-      break;
-    case Scalar::kFloat16:
-      launch<__half, float>(work, stream);
-      break;
-    case Scalar::kBFloat16:
-      launch<__nv_bfloat16, float>(work, stream);
-      break;
-  }
-  return cudaGetLastError();
+int upfirdn2d_cuda(const UpFirDn& work, Scalar type, void* stream) {
+  return launch_by_type(type, [&](auto types) { launch(types, work, static_cast<cudaStream_t>(stream)); });
 }
 
 }  // namespace image_ops

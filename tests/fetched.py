@@ -1,0 +1,54 @@
+"""What tests fetch from a package index, once: torch's stable headers, and the NVRTC that a label is compiled by."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from precast._abi.host import Nvrtc
+from precast._abi.settings import Settings
+from precast._build import host, matrix, nvrtc
+from precast._build.cache import open_cache
+
+MATRIX = matrix.load(Path(__file__).parents[1] / "matrix.toml")
+LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
+
+
+def stable_headers() -> Path:
+    """The folder of includes, once per user."""
+    return host.stable_headers_dir(open_cache(Settings.from_env(os.environ)))
+
+
+def pip_install(wanted: str, site: Path) -> None:
+    """Put one package, and nothing that it requires, into a folder."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*command, "--target", str(site), wanted], check=True)
+
+
+def label_nvrtc(label: str, site: Path, install: Callable[[str, Path], None] = pip_install) -> Nvrtc:
+    """A label's own NVRTC: from this environment, else from ``site``, into which it is fetched first.
+
+    ``site`` appears in one step, so that several runs of the tests may fetch at once: the first one is kept.
+    """
+    spec = LABELS[label]
+    assert spec.requirement is not None
+    places = [*(Path(entry) for entry in sys.path if entry), site]
+    found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=places)
+    if found is None:
+        site.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=site.parent) as folder:
+            staged = Path(folder, "site")
+            install(spec.requirement, staged)
+            try:
+                staged.rename(site)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        found, looked_at = nvrtc.find_nvrtc(None, None, spec.nvrtc, site_dirs=[site])
+    assert found is not None, looked_at
+    return found
