@@ -71,9 +71,8 @@ void prefetch_parts(const void* impl) {
   __builtin_prefetch(static_cast<const char*>(impl) + 160);
 }
 
-// A handle is the address of the address of a TensorImpl.
 void prefetch_tensor(AtenTensorHandle handle) {
-  if (handle != nullptr) prefetch_parts(*reinterpret_cast<void* const*>(handle));
+  if (handle != nullptr) prefetch_parts(impl_of(handle));
 }
 
 constexpr int64_t kAhead = 4;
@@ -212,17 +211,26 @@ bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
   return true;
 }
 
+// The model's parameter, which has the gradient: the copy, where there is one.
+AtenTensorHandle Plan::owner(int64_t index) const {
+  const AtenTensorHandle* member = handles_.data() + index * kMembers;
+  return member[kCopy] != nullptr ? member[kCopy] : member[kParam];
+}
+
 bool Plan::count_change() const {
+  const VersionFunction bump_version = version_function();
+  if (bump_version == nullptr) return false;
   for (int64_t i = 0; i < count_; ++i) {
-    const AtenTensorHandle* member = handles_.data() + i * kMembers;
-    if (!bump_version(member[kCopy] != nullptr ? member[kCopy] : member[kParam])) return false;
+    if (i + kAhead < count_) __builtin_prefetch(impl_of(owner(i + kAhead)));
+    bump_version(owner(i));
   }
   return true;
 }
 
 bool Plan::current(const TensorList& grads) {
   const bool listed = grads.size() > 0;
-  if (listed ? grads.size() != count_ : !gradients_are_known()) return false;
+  const GradientFunction gradient_of = gradient_function();
+  if (listed ? grads.size() != count_ : gradient_of == nullptr) return false;
   for (int64_t i = 0; i < count_; ++i) {
     const AtenTensorHandle* member = handles_.data() + i * kMembers;
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
@@ -236,14 +244,12 @@ bool Plan::current(const TensorList& grads) {
       if (member[k] != nullptr && Borrowed(member[k])->data() != expected[k]) return false;
     }
     if (Borrowed(member[kParam])->numel() != row.n) return false;
-    // Where there is a copy, it is the model's parameter, and has the gradient.
-    const AtenTensorHandle owner = member[kCopy] != nullptr ? member[kCopy] : member[kParam];
-    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(owner);
+    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
     if (!take_grad(i, grad)) return false;
-    seen_[i] = *reinterpret_cast<void* const*>(grad);
+    seen_[i] = impl_of(grad);
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
-    if (is_defined(gradient_of(idle_[i]))) return false;
+    if (is_defined(gradient_of(impl_of(idle_[i])))) return false;
   }
   return true;
 }

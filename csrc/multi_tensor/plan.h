@@ -59,6 +59,7 @@ class Plan {
   bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
 
  private:
+  AtenTensorHandle owner(int64_t index) const;
   bool take_grad(int64_t index, AtenTensorHandle grad);
   void keep(AtenTensorHandle& tensor);
   void release();
@@ -83,13 +84,17 @@ class Plan {
   struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
 };
 
-// What a parameter has for a gradient: borrowed, undefined if there is none; null if this torch does not say.
-AtenTensorHandle gradient_of(AtenTensorHandle param);
-bool is_defined(AtenTensorHandle tensor);
-bool gradients_are_known();
+// What a handle is the address of the address of.
+inline const void* impl_of(AtenTensorHandle handle) { return *reinterpret_cast<const void* const*>(handle); }
 
-// Counts a change of a tensor, for autograd; false if this torch has no such function.
-bool bump_version(AtenTensorHandle tensor);
+// What a parameter has for a gradient: borrowed, undefined if there is none. Null if this torch has no such function.
+using GradientFunction = AtenTensorHandle (*)(const void* impl);
+GradientFunction gradient_function();
+bool is_defined(AtenTensorHandle tensor);
+
+// Counts a change of a tensor, for autograd. Null if this torch has no such function.
+using VersionFunction = void (*)(AtenTensorHandle tensor);
+VersionFunction version_function();
 
 // One float32 on the device of `beside`, which a kernel reads or writes; null for a tensor that is not there.
 const float* scalar_beside(const char* op, const char* name, const Tensor* tensor, const Tensor& beside);
