@@ -19,7 +19,7 @@ struct Gated {
   Activation activation;
   bool gate_is_second;
 
-  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  int64_t element_bytes() const { return precast::element_bytes(dtype); }
   // How many elements into a row of x each half begins.
   int64_t gate_offset() const { return gate_is_second ? columns : 0; }
   int64_t factor_offset() const { return gate_is_second ? 0 : columns; }

@@ -8,6 +8,9 @@ namespace precast {
 // Throws std::runtime_error, which torch turns into RuntimeError. The text is formatted as by printf.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
+// A number as %lld takes it.
+inline long long printable(int64_t number) { return static_cast<long long>(number); }
+
 // "(32, 4096)", to be used inside one expression: fail("... %s ...", ShapeText(sizes, dim).text).
 struct ShapeText {
   ShapeText(const int64_t* sizes, int64_t dim) __attribute__((cold));

@@ -16,7 +16,7 @@ struct Norm {
   int32_t dtype_code;
   int32_t device;
 
-  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  int64_t element_bytes() const { return precast::element_bytes(dtype); }
 };
 
 // A tensor that must have x's dtype and device, and the name that messages give it.
@@ -24,13 +24,6 @@ struct Named {
   const char* name;
   const Tensor& tensor;
 };
-
-inline long long printable(int64_t number) { return static_cast<long long>(number); }
-
-inline bool same_shape(const Tensor& a, const Tensor& b) {
-  const int64_t dim = a.dim();
-  return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
-}
 
 // `called`: the name that messages give x, here and below.
 inline void check_device(const char* op, const Named& other, const Tensor& x, const char* called = "x") {

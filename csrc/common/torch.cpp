@@ -28,8 +28,7 @@ ShapeText::ShapeText(const int64_t* sizes, int64_t dim) {
   size_t used = static_cast<size_t>(snprintf(text, sizeof(text), "("));
   for (int64_t i = 0; i < dim && used + 32 < sizeof(text); ++i) {
     const char* separator = i + 1 < dim ? ", " : (dim == 1 ? "," : "");
-    used += static_cast<size_t>(
-        snprintf(text + used, sizeof(text) - used, "%lld%s", static_cast<long long>(sizes[i]), separator));
+    used += static_cast<size_t>(snprintf(text + used, sizeof(text) - used, "%lld%s", printable(sizes[i]), separator));
   }
   snprintf(text + used, sizeof(text) - used, ")");
 }
@@ -101,8 +100,7 @@ TensorList::~TensorList() {
 
 Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like) {
   constexpr int64_t kMaxDim = 64;
-  PRECAST_CHECK(dim <= kMaxDim, "precast: a tensor has %lld dimensions; at most 64 are supported",
-                static_cast<long long>(dim));
+  PRECAST_CHECK(dim <= kMaxDim, "precast: a tensor has %lld dimensions; at most 64 are supported", printable(dim));
   int64_t strides[kMaxDim];
   int64_t stride = 1;
   for (int64_t i = dim - 1; i >= 0; --i) {

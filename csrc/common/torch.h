@@ -140,11 +140,18 @@ inline DType dtype_of(int32_t code) {
   return DType::kOther;
 }
 
+constexpr int64_t element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
 inline int32_t float32_code() { return aoti_torch_dtype_float32(); }
 inline int32_t float64_code() { return aoti_torch_dtype_float64(); }
 
 inline ShapeText shape_of(const Tensor& tensor) { return ShapeText(tensor.sizes(), tensor.dim()); }
 inline DeviceText device_of(const Tensor& tensor) { return DeviceText(tensor.device_type(), tensor.device_index()); }
+
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  const int64_t dim = a.dim();
+  return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
+}
 
 // An uninitialised contiguous tensor beside `like`: same device.
 Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like);

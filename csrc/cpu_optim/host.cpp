@@ -6,8 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "../common/lock.h"
-#include "../common/torch.h"
+#include "../common/numbered.h"
 #include "lists.h"
 
 namespace precast::cpu_optim {
@@ -180,79 +179,8 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
   for (int64_t i = 0; i < borrowed_[4].size; ++i) *counts_[i] += 1.0f;
 }
 
-// The plans that are kept, by their numbers. One that is forgotten while a step of it runs goes when that is done.
-class Kept {
- public:
-  int64_t add(std::unique_ptr<Plan> plan) {
-    const Lock lock(mutex_);
-    head_ = new Entry{std::move(plan), ++last_, head_, 1};
-    return last_;
-  }
-
-  // Calls body(plan), or fails if there is none of that number. One call at a time for each plan.
-  template <class Body>
-  void use(int64_t number, const Body& body) {
-    Entry* const entry = hold(number);
-    PRECAST_CHECK(entry != nullptr, "%s: there is no plan %lld; it was forgotten", kOp, printable(number));
-    const Held held = {*this, entry};
-    const Lock lock(entry->busy);
-    body(*entry->plan);
-  }
-
-  void forget(int64_t number) {
-    Entry* const entry = hold(number);
-    if (entry == nullptr) return;
-    {
-      const Lock lock(mutex_);
-      entry->number = 0;  // nobody finds it any more
-      --entry->holders;
-    }
-    release(entry);
-  }
-
- private:
-  struct Entry {
-    std::unique_ptr<Plan> plan;
-    int64_t number;
-    Entry* next;
-    int holders;  // this list is one
-    Mutex busy{};
-  };
-
-  struct Held {
-    Kept& kept;
-    Entry* entry;
-    ~Held() { kept.release(entry); }
-  };
-
-  Entry* hold(int64_t number) {
-    const Lock lock(mutex_);
-    for (Entry* entry = head_; entry != nullptr; entry = entry->next) {
-      if (entry->number != number) continue;
-      ++entry->holders;
-      return entry;
-    }
-    return nullptr;
-  }
-
-  void release(Entry* entry) {
-    {
-      const Lock lock(mutex_);
-      if (--entry->holders > 0) return;
-      Entry** place = &head_;
-      while (*place != entry) place = &(*place)->next;
-      *place = entry->next;
-    }
-    delete entry;
-  }
-
-  Mutex mutex_;
-  Entry* head_ = nullptr;
-  int64_t last_ = 0;
-};
-
-Kept& kept() {
-  static Kept* const all = new Kept;  // never destroyed: a step may run while the process ends
+Numbered<Plan>& plans() {
+  static auto* const all = new Numbered<Plan>;  // never destroyed: a step may run while the process ends
   return *all;
 }
 
@@ -278,10 +206,11 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
   const int64_t rows = numbers.numel() / kColumns;
   if (params.size() == 0 && number != nullptr && *number != 0) {
     if (grads.size() == 0) {
-      kept().forget(*number);
+      plans().forget(*number);
       *number = 0;
     } else {
-      kept().use(*number, [&](Plan& known) { known.step(grads, values, rows, grad_scale); });
+      const bool known = plans().use(*number, [&](Plan& plan) { plan.step(grads, values, rows, grad_scale); });
+      PRECAST_CHECK(known, "%s: there is no plan %lld; it was forgotten", kOp, printable(*number));
     }
     return;
   }
@@ -291,8 +220,8 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
   made->step(grads, values, rows, grad_scale);
   if (number == nullptr) return;
   made->own();
-  if (*number != 0) kept().forget(*number);
-  *number = kept().add(std::move(made));
+  if (*number != 0) plans().forget(*number);
+  *number = plans().add(made.release());
 }
 
 constexpr Implementation kImplementations[] = {PRECAST_IMPLEMENTATION("optimize_", "CPU", optimize_cpu)};

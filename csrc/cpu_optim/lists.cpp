@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include <algorithm>
+#include "../common/overlap.h"
 
 namespace precast::cpu_optim {
 namespace {
@@ -35,33 +35,6 @@ DType check_member(const Member& member, const Tensor& param, int64_t wanted) {
                 member.op, member.list.name, printable(member.index), shape_of(tensor).text, printable(member.index),
                 shape_of(param).text);
   return dtype;
-}
-
-bool same_layout(const Tensor& a, const Tensor& b) {
-  const int64_t dim = a.dim();
-  if (b.dim() != dim) return false;
-  const int64_t *a_sizes = a.sizes(), *b_sizes = b.sizes(), *a_strides = a.strides(), *b_strides = b.strides();
-  for (int64_t i = 0; i < dim; ++i) {
-    if (a_sizes[i] != b_sizes[i]) return false;
-    if (a_sizes[i] > 1 && a_strides[i] != b_strides[i]) return false;
-  }
-  return true;
-}
-
-// True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
-bool is_dense(const Tensor& tensor) {
-  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
-  int64_t filled = 1;
-  uint64_t taken = 0;
-  for (int64_t step = 0; step < dim; ++step) {
-    for (int64_t i = 0; i < dim && i < 64; ++i) {
-      if (sizes[i] <= 1 || (taken >> i & 1) != 0 || strides[i] != filled) continue;
-      filled *= sizes[i];
-      taken |= uint64_t{1} << i;
-      break;
-    }
-  }
-  return filled == tensor.numel();
 }
 
 // What is written must lie element beside element as the parameter does: it is updated as one flat range.
@@ -107,10 +80,6 @@ void add_states(const Lists& lists, int64_t index, const Tensor& param, DType dt
                   lists.op, first.name, printable(index), dtype_name(first[index].dtype_code()), other.name,
                   printable(index), dtype_name(other[index].dtype_code()), dtype_name(param.dtype_code()));
   }
-}
-
-bool same_shape(const Tensor& a, const Tensor& b) {
-  return a.dim() == b.dim() && std::equal(a.sizes(), a.sizes() + a.dim(), b.sizes());
 }
 
 void add_gradient(const Lists& lists, int64_t index, const Tensor& param, DType dtype, bool contiguous_param,
@@ -163,11 +132,8 @@ bool same_memory(const Slot& a, const Slot& b) {
 }
 
 Range range_of(const Stream& stream, int64_t numel) {
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(stream.data);
-  return {begin, begin + static_cast<uintptr_t>(numel) * (stream.type == Type::kFloat32 ? 4 : 2)};
+  return precast::range_of(stream.data, numel, static_cast<DType>(static_cast<int>(stream.type)));
 }
-
-constexpr auto kEarlier = [](const Range& a, const Range& b) { return a.begin < b.begin; };
 
 }  // namespace
 
@@ -207,22 +173,16 @@ int64_t sort_ranges(const char* op, const Slot* slots, int64_t count, Range* ran
     }
     if (slot.copy.data != nullptr) ranges[size++] = range_of(slot.copy, slot.numel);
   }
-  std::sort(ranges, ranges + size, kEarlier);
-  for (int64_t i = 1; i < size; ++i) {
-    PRECAST_CHECK(ranges[i - 1].end <= ranges[i].begin,
-                  "%s: two of params, states and copies share memory; each must have its own", op);
-  }
+  PRECAST_CHECK(sort_apart(ranges, size), "%s: two of params, states and copies share memory; each must have its own",
+                op);
   return size;
 }
 
-// Two tensors that share memory would be updated twice, or by two threads at once. Gradients may share with each other.
+// Gradients may share with each other.
 void check_gradients(const char* op, const Slot* slots, int64_t count, const Range* ranges, int64_t size) {
   for (int64_t i = 0; i < count; ++i) {
-    const Range grad = range_of(slots[i].grad, slots[i].numel);
-    const Range* after = std::upper_bound(ranges, ranges + size, grad, kEarlier);
-    const bool apart =
-        (after == ranges || after[-1].end <= grad.begin) && (after == ranges + size || grad.end <= after->begin);
-    PRECAST_CHECK(apart, "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
+    PRECAST_CHECK(is_apart(range_of(slots[i].grad, slots[i].numel), ranges, size),
+                  "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
   }
 }
 

@@ -1,34 +1,13 @@
 // From lists of tensors to slots: the checks, all of them before anything is written, and the memory they stand for.
 #pragma once
 
-#include <stdlib.h>
-
 #include <new>
 #include <utility>
 
-#include "../common/torch.h"
+#include "../common/lists.h"
 #include "cpu.h"
 
 namespace precast::cpu_optim {
-
-inline long long printable(int64_t number) { return static_cast<long long>(number); }
-
-// An array that is freed with its scope. Elements are plain data and come uninitialised.
-template <class T>
-class Array {
- public:
-  explicit Array(int64_t size) : data_(static_cast<T*>(malloc((static_cast<size_t>(size) + 1) * sizeof(T)))) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array() { free(data_); }
-  T* data() { return data_; }
-  T& operator[](int64_t index) { return data_[index]; }
-
- private:
-  T* data_;
-};
 
 // Tensors that somebody else owns, and the name that messages give their list. Empty where a rule has no such state.
 struct Span {
@@ -73,10 +52,6 @@ void check_lengths(const Lists& lists);
 // Makes the slots of all parameters that have elements; slot.step is the parameter's index. `before`: how many slots of
 // an earlier call are in `slots`.
 Total make_slots(const Lists& lists, Relaid& relaid, Slot* slots, int64_t before);
-
-struct Range {
-  uintptr_t begin, end;
-};
 
 // Where everything is written, sorted; `ranges` has room for all streams of all slots. Fails if two of them overlap.
 int64_t sort_ranges(const char* op, const Slot* slots, int64_t count, Range* ranges);

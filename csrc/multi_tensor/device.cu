@@ -110,11 +110,11 @@ DEVICE void advance_all(Streams& s, const Coefficients& c, const Row& row, int f
   }
 }
 
-// Four instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with
-// fewer registers, of Adam without amsgrad, where all is float32, or all but the gradients and the copies. H200, 671 M
-// elements, share of the copy rate: Adam 1.00 and with masters 0.98; of any update SGD 0.83, Adagrad 0.79, amsgrad
-// 0.90.
-enum Instance { kAny, kOfLamb, kPlainAdam, kMasterAdam };
+// Five instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with
+// fewer registers, of Adam without amsgrad, where all is float32, or all but the gradients and the copies, and of the
+// updates with one state or none, where all is float32. H200, 671 M elements, share of the copy rate: Adam 1.00 and
+// with masters 0.98, SGD, Adagrad and Lion 1.01; of any update SGD 0.82, Adagrad 0.78, amsgrad 0.90.
+enum Instance { kAny, kOfLamb, kPlainAdam, kMasterAdam, kPlainOthers };
 
 template <Instance instance>
 DEVICE void update_all(const UpdateArgs& a) {
@@ -126,6 +126,7 @@ DEVICE void update_all(const UpdateArgs& a) {
   if (c.skip != 0.0f) return;
   if (instance == kPlainAdam) row.third = row.copy = nullptr, row.types = 0;
   if (instance == kMasterAdam) row.third = nullptr;
+  if (instance == kPlainOthers) row.second = row.third = row.copy = nullptr, row.types = 0;
   const Place at(row, chunk);
   const bool lamb = instance == kOfLamb && a.kind == kLamb, apply = instance == kOfLamb && a.kind == kLambApply;
   // float32, float16 or bfloat16; with masters never the first for gradients and copies.
@@ -168,7 +169,7 @@ DEVICE void update_all(const UpdateArgs& a) {
       sizes[0] = fmaf(get(s.param, k), get(s.param, k), sizes[0]);
       sizes[1] = fmaf(get(s.third, k), get(s.third, k), sizes[1]);
     }
-  } else if (instance != kAny || a.kind == kAdam) {
+  } else if (adam || (instance == kAny && a.kind == kAdam)) {
     advance_all<kAdam>(s, c, row, a.flags);
   } else if (a.kind == kSgd) {
     advance_all<kSgd>(s, c, row, a.flags);
@@ -271,6 +272,7 @@ KERNEL(multi_tensor_update, UpdateArgs, 128, 640, update_all<kAny>)
 KERNEL(multi_tensor_lamb, UpdateArgs, 128, 640, update_all<kOfLamb>)
 KERNEL(multi_tensor_adam, UpdateArgs, 128, 1024, update_all<kPlainAdam>)
 KERNEL(multi_tensor_adam_masters, UpdateArgs, 128, precast::multi_tensor::kMasterThreads, update_all<kMasterAdam>)
+KERNEL(multi_tensor_others, UpdateArgs, 128, 1024, update_all<kPlainOthers>)
 KERNEL(multi_tensor_norm_parts, UpdateArgs, 128, 1280, norm_parts)
 KERNEL(multi_tensor_sum_each, SumArgs, 512, 1024, sum_each)
 KERNEL(multi_tensor_sum_total, SumArgs, 512, 1024, sum_total)

@@ -9,41 +9,24 @@
 #include "plan.h"
 
 namespace precast::multi_tensor {
-namespace {
 
-using Grad = AtenTensorHandle (*)(const void* impl);  // c10::TensorImpl::grad() const
-using Bump = void (*)(AtenTensorHandle tensor);       // torch::autograd::impl::bump_version(const at::Tensor&)
-
-Grad grad_function() {
-  static const auto found = reinterpret_cast<Grad>(find_loaded("libc10.so", "_ZNK3c1010TensorImpl4gradEv"));
+GradientFunction gradient_function() {
+  // c10::TensorImpl::grad() const
+  static const auto found = reinterpret_cast<GradientFunction>(find_loaded("libc10.so", "_ZNK3c1010TensorImpl4gradEv"));
   return found;
 }
 
-Bump bump_function() {
-  static const auto found =
-      reinterpret_cast<Bump>(find_loaded("libtorch_cpu.so", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
+VersionFunction version_function() {
+  // torch::autograd::impl::bump_version(const at::Tensor&)
+  static const auto found = reinterpret_cast<VersionFunction>(
+      find_loaded("libtorch_cpu.so", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
   return found;
-}
-
-}  // namespace
-
-bool gradients_are_known() { return grad_function() != nullptr; }
-
-AtenTensorHandle gradient_of(AtenTensorHandle param) {
-  const Grad grad = grad_function();
-  return grad == nullptr ? nullptr : grad(*reinterpret_cast<void**>(param));
 }
 
 bool is_defined(AtenTensorHandle tensor) {
   bool defined = false;
   PRECAST_TORCH(aoti_torch_is_defined(tensor, &defined));
   return defined;
-}
-
-bool bump_version(AtenTensorHandle tensor) {
-  const Bump bump = bump_function();
-  if (bump != nullptr) bump(tensor);
-  return bump != nullptr;
 }
 
 }  // namespace precast::multi_tensor

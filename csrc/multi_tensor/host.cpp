@@ -1,35 +1,19 @@
 // The ops of optimizer steps: a plan, the steps that use it, its end.
 #include <math.h>
 
-#include "../common/lock.h"
+#include "../common/numbered.h"
 #include "plan.h"
 
 namespace precast::multi_tensor {
 namespace {
 
-// ---- the plans of this process, each known to Python by a number that is never given twice ----
-
-struct Entered {
-  int64_t number;
-  Plan* plan;
-  Entered* next;
-};
-
-Mutex mutex;
-Entered* plans = nullptr;
-
-int64_t enter(Plan* plan) {
-  static int64_t last = 0;
-  const Lock lock(mutex);
-  plans = new Entered{++last, plan, plans};
-  return last;
+Numbered<Plan>& plans() {
+  static auto* const all = new Numbered<Plan>;  // never destroyed: a step may run while the process ends
+  return *all;
 }
 
-Entered** find(int64_t number) {
-  Entered** at = &plans;
-  while (*at != nullptr && (*at)->number != number) at = &(*at)->next;
-  PRECAST_CHECK(*at != nullptr, "multi_tensor_step_: there is no plan %lld", printable(number));
-  return at;
+void check_known(bool known, int64_t number) {
+  PRECAST_CHECK(known, "multi_tensor_step_: there is no plan %lld", printable(number));
 }
 
 int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorList& firsts, const TensorList& seconds,
@@ -43,22 +27,10 @@ int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorL
   const Lists lists = {"multi_tensor_plan",
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
                        {"params", "grads", "firsts", "seconds", "thirds", "copies"}};
-  Plan* plan = new Plan(lists, &idle, static_cast<const int32_t*>(places.data()));
-  return enter(plan);
+  return plans().add(new Plan(lists, &idle, static_cast<const int32_t*>(places.data())));
 }
 
-void forget_op(int64_t number, const Tensor&) {
-  Plan* plan = nullptr;
-  {
-    const Lock lock(mutex);
-    Entered** at = find(number);
-    Entered* entered = *at;
-    *at = entered->next;
-    plan = entered->plan;
-    delete entered;
-  }
-  delete plan;
-}
+void forget_op(int64_t number, const Tensor&) { check_known(plans().forget(number), number); }
 
 // ---- one step ----
 
@@ -77,18 +49,6 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
   group.weight_decay = static_cast<float>(numbers[4]);
   group.extra = static_cast<float>(numbers[5]);
   return group;
-}
-
-// A number on the device that a kernel reads.
-const float* scalar(const char* name, const Tensor* tensor, const Tensor& steps) {
-  if (tensor == nullptr) return nullptr;
-  PRECAST_CHECK(tensor->dtype_code() == float32_code() && tensor->numel() == 1,
-                "multi_tensor_step_: %s is %s of shape %s; one float32 is needed", name,
-                dtype_name(tensor->dtype_code()), shape_of(*tensor).text);
-  PRECAST_CHECK(tensor->device_type() == steps.device_type() && tensor->device_index() == steps.device_index(),
-                "multi_tensor_step_: %s is on %s and the parameters on %s; one device is needed", name,
-                device_of(*tensor).text, device_of(steps).text);
-  return static_cast<const float*>(tensor->data());
 }
 
 void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups,
@@ -118,8 +78,9 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) 
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
   int entry = kind == kLamb ? kLambUpdate : kUpdate;
-  if (kind == kAdam && plan.plain()) entry = kAdamUpdate;
   if (kind == kAdam && plan.masters()) entry = kMasterUpdate;
+  if (plan.plain() && kind == kAdam) entry = kAdamUpdate;
+  if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = kOthersUpdate;
   launch(kernels, plan.device(), entry, shape, arguments);
   if (kind != kLamb) return;
   SumArgs sums = {args.first, args.parts, reinterpret_cast<float*>(memory.scratch + at.sums), nullptr, args.count, 2};
@@ -143,48 +104,60 @@ enum Outcome : int64_t {
   kDone = 2,
 };
 
-int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
-                const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm,
-                int64_t kind, int64_t flags) {
-  Plan* plan = nullptr;
-  {
-    const Lock lock(mutex);
-    plan = (*find(number))->plan;
-  }
-  PRECAST_CHECK(groups.dim() == 2 && groups.sizes()[1] == kNumbers && groups.is_contiguous() &&
-                    groups.dtype_code() == float64_code() && groups.device_type() == aoti_torch_device_type_cpu(),
-                "multi_tensor_step_: groups has shape %s; (groups, %lld), float64, on the CPU is needed",
-                shape_of(groups).text, printable(kNumbers));
-  PRECAST_CHECK(rates.size() == 0 || rates.size() == groups.sizes()[0],
-                "multi_tensor_step_: %lld rates for %lld groups; one for each is needed", printable(rates.size()),
-                printable(groups.sizes()[0]));
-  for (int64_t i = 0; i < rates.size(); ++i) scalar("a learning rate", &rates[i], steps);
-  PrepareArgs args = {};
-  args.found_inf = scalar("found_inf", found_inf, steps);
-  args.grad_scale = scalar("grad_scale", grad_scale, steps);
-  if (!plan->current(grads)) return kStale;
-  if (plan->count() == 0) return kDone;
-  check_members(*plan, kind);
-  const bool clips = max_norm > 0.0;
-  const int64_t lamb_parts = kind == kLamb ? 2 * plan->blocks() : 0, norm_parts = clips ? plan->norm_blocks() : 0;
-  const Memory memory = plan->memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
-  const TableLayout& at = plan->layout();
+// What of a step does not depend on its plan, as the kernels take it.
+struct StepNumbers {
+  const Tensor &steps, &groups;
+  const TensorList& rates;
+  double max_norm;
+  int64_t kind, flags;
+};
+
+int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepNumbers& numbers) {
+  if (!plan.current(grads)) return kStale;
+  if (plan.count() == 0) return kDone;
+  check_members(plan, numbers.kind);
+  const bool clips = numbers.max_norm > 0.0;
+  const int64_t lamb_parts = numbers.kind == kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
+  const Memory memory = plan.memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
+  const TableLayout& at = plan.layout();
   if (clips) {
     float* norm = reinterpret_cast<float*>(memory.scratch + at.total);
-    launch_norm(*plan, memory, norm, reinterpret_cast<float*>(memory.scratch + at.sums));
+    launch_norm(plan, memory, norm, reinterpret_cast<float*>(memory.scratch + at.sums));
     args.norm = norm;
   }
   args.rows = reinterpret_cast<const Row*>(memory.table);
   args.slots = reinterpret_cast<const uint32_t*>(memory.table + at.slots);
   args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
-  args.steps = static_cast<float*>(steps.mutable_data());
-  args.max_norm = static_cast<float>(max_norm);
-  args.count = static_cast<uint32_t>(plan->count());
-  args.kind = static_cast<int>(kind);
-  args.flags = static_cast<int>(flags);
-  launch_prepare(*plan, args, static_cast<const double*>(groups.data()), groups.sizes()[0], rates);
-  launch_update(*plan, memory, static_cast<int>(kind), static_cast<int>(flags));
-  return grads.size() == 0 && plan->count_change() ? kDone : kUncounted;
+  args.steps = static_cast<float*>(numbers.steps.mutable_data());
+  args.max_norm = static_cast<float>(numbers.max_norm);
+  args.count = static_cast<uint32_t>(plan.count());
+  args.kind = static_cast<int>(numbers.kind);
+  args.flags = static_cast<int>(numbers.flags);
+  launch_prepare(plan, args, static_cast<const double*>(numbers.groups.data()), numbers.groups.sizes()[0],
+                 numbers.rates);
+  launch_update(plan, memory, args.kind, args.flags);
+  return grads.size() == 0 && plan.count_change() ? kDone : kUncounted;
+}
+
+int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
+                const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm,
+                int64_t kind, int64_t flags) {
+  constexpr const char* kOp = "multi_tensor_step_";
+  PRECAST_CHECK(groups.dim() == 2 && groups.sizes()[1] == kNumbers && groups.is_contiguous() &&
+                    groups.dtype_code() == float64_code() && groups.device_type() == aoti_torch_device_type_cpu(),
+                "%s: groups has shape %s; (groups, %lld), float64, on the CPU is needed", kOp, shape_of(groups).text,
+                printable(kNumbers));
+  PRECAST_CHECK(rates.size() == 0 || rates.size() == groups.sizes()[0],
+                "%s: %lld rates for %lld groups; one for each is needed", kOp, printable(rates.size()),
+                printable(groups.sizes()[0]));
+  for (int64_t i = 0; i < rates.size(); ++i) scalar_beside(kOp, "a learning rate", &rates[i], steps);
+  PrepareArgs args = {};
+  args.found_inf = scalar_beside(kOp, "found_inf", found_inf, steps);
+  args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, steps);
+  const StepNumbers numbers = {steps, groups, rates, max_norm, kind, flags};
+  int64_t outcome = kStale;
+  check_known(plans().use(number, [&](Plan& plan) { outcome = step(plan, grads, args, numbers); }), number);
+  return outcome;
 }
 
 }  // namespace

@@ -20,20 +20,13 @@ void multi_tensor_axpby(const TensorList& outs, const TensorList& xs, const Tens
   const Lists lists = {"multi_tensor_axpby_", {&outs, &xs, &ys}, {"outs", "xs", "ys"}};
   Plan plan(lists, nullptr, nullptr);
   if (plan.blocks() == 0) return;
-  for (const Tensor* scalar : {factor, found_inf}) {
-    if (scalar == nullptr) continue;
-    PRECAST_CHECK(scalar->dtype_code() == float32_code() && scalar->numel() == 1 &&
-                      scalar->device_type() == outs[0].device_type() &&
-                      scalar->device_index() == outs[0].device_index(),
-                  "multi_tensor_axpby_: %s is %s of shape %s on %s; one float32 on %s is needed",
-                  scalar == factor ? "factor" : "found_inf", dtype_name(scalar->dtype_code()), shape_of(*scalar).text,
-                  device_of(*scalar).text, device_of(outs[0]).text);
-  }
+  const float* const scale = scalar_beside(lists.op, "factor", factor, outs[0]);
+  scalar_beside(lists.op, "found_inf", found_inf, outs[0]);
   const Memory memory = plan.memory(0);
   AxpbyArgs args = {};
   args.rows = reinterpret_cast<const Row*>(memory.table);
   args.first = reinterpret_cast<const uint32_t*>(memory.table + plan.layout().first);
-  args.factor = factor == nullptr ? nullptr : static_cast<const float*>(factor->data());
+  args.factor = scale;
   args.found_inf = found_inf == nullptr ? nullptr : static_cast<float*>(found_inf->mutable_data());
   args.a = static_cast<float>(a);
   args.b = static_cast<float>(b);

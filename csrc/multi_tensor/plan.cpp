@@ -1,7 +1,7 @@
 // How a plan is made, and how it is held against the tensors before it is used.
 #include "plan.h"
 
-#include <algorithm>
+#include "../common/overlap.h"
 
 namespace precast::multi_tensor {
 namespace {
@@ -18,66 +18,25 @@ class Borrowed {
   Tensor tensor_;
 };
 
-bool same_layout(const Tensor& a, const Tensor& b) {
-  const int64_t dim = a.dim();
-  if (b.dim() != dim) return false;
-  const int64_t *a_sizes = a.sizes(), *b_sizes = b.sizes(), *a_strides = a.strides(), *b_strides = b.strides();
-  for (int64_t i = 0; i < dim; ++i) {
-    if (a_sizes[i] != b_sizes[i] || (a_sizes[i] > 1 && a_strides[i] != b_strides[i])) return false;
-  }
-  return true;
-}
+DType dtype_at(const Row& row, int shift) { return static_cast<DType>(row.types >> shift & 3); }
 
-// True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
-bool is_dense(const Tensor& tensor) {
-  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
-  int64_t filled = 1;
-  uint64_t taken = 0;
-  for (int64_t step = 0; step < dim; ++step) {
-    for (int64_t i = 0; i < dim && i < 64; ++i) {
-      if (sizes[i] <= 1 || (taken >> i & 1) != 0 || strides[i] != filled) continue;
-      filled *= sizes[i];
-      taken |= uint64_t{1} << i;
-      break;
-    }
-  }
-  return filled == tensor.numel();
-}
-
-int64_t bytes_of(int type) { return type == static_cast<int>(DType::kFloat32) ? 4 : 2; }
-
-struct Range {
-  uintptr_t begin, end;
-};
-
-// Two tensors that share memory would be updated twice, or by two blocks at once. Gradients may share with each other.
+// Gradients may share memory with each other.
 void check_overlap(const char* op, const Row* rows, int64_t count) {
   Array<Range> ranges(count * 5);
   int64_t size = 0;
-  const auto range = [](const char* data, int64_t n, int type) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
-    return Range{begin, begin + static_cast<uintptr_t>(n * bytes_of(type))};
-  };
   for (int64_t i = 0; i < count; ++i) {
     const Row& row = rows[i];
     const char* written[] = {row.param, row.first, row.second, row.third, row.copy};
-    const int types[] = {row.types & 3, row.types >> 4 & 3, row.types >> 4 & 3, row.types >> 4 & 3, row.types >> 6 & 3};
+    const DType state = dtype_at(row, 4), dtypes[] = {dtype_at(row, 0), state, state, state, dtype_at(row, 6)};
     for (int k = 0; k < 5; ++k) {
-      if (written[k] != nullptr) ranges[size++] = range(written[k], row.n, types[k]);
+      if (written[k] != nullptr) ranges[size++] = range_of(written[k], row.n, dtypes[k]);
     }
   }
-  const auto earlier = [](const Range& a, const Range& b) { return a.begin < b.begin; };
-  std::sort(ranges.data(), ranges.data() + size, earlier);
-  for (int64_t i = 1; i < size; ++i) {
-    PRECAST_CHECK(ranges[i - 1].end <= ranges[i].begin,
-                  "%s: two of the parameters and their states share memory; each must have its own", op);
-  }
+  PRECAST_CHECK(sort_apart(ranges.data(), size),
+                "%s: two of the parameters and their states share memory; each must have its own", op);
   for (int64_t i = 0; i < count; ++i) {
-    const Range grad = range(rows[i].grad, rows[i].n, rows[i].types >> 2 & 3);
-    const Range* after = std::upper_bound(ranges.data(), ranges.data() + size, grad, earlier);
-    const bool apart = (after == ranges.data() || after[-1].end <= grad.begin) &&
-                       (after == ranges.data() + size || grad.end <= after->begin);
-    PRECAST_CHECK(apart, "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
+    PRECAST_CHECK(is_apart(range_of(rows[i].grad, rows[i].n, dtype_at(rows[i], 2)), ranges.data(), size),
+                  "%s: a gradient shares memory with a tensor that is written; it must have its own", op);
   }
 }
 
@@ -104,37 +63,44 @@ int check_member(const Lists& lists, int member, int64_t index) {
   return static_cast<int>(dtype);
 }
 
-// The TensorImpl that a handle is the address of the address of: 192 bytes.
-void prefetch_lines(const void* impl) {
-  for (int line = 0; line < 3; ++line) __builtin_prefetch(static_cast<const char*>(impl) + 64 * line);
+// The parts of a TensorImpl that are looked at: its head, with the pointers to storage and version, and its tail, with
+// offset, number of elements and dtype. What is between them, sizes and strides, is rarely needed, and asking for it
+// took a fifth of the time: a thousand tensors with their storages fill the second cache.
+void prefetch_parts(const void* impl) {
+  __builtin_prefetch(impl);
+  __builtin_prefetch(static_cast<const char*>(impl) + 160);
 }
 
 void prefetch_tensor(AtenTensorHandle handle) {
-  if (handle != nullptr) prefetch_lines(*reinterpret_cast<void* const*>(handle));
+  if (handle != nullptr) prefetch_parts(impl_of(handle));
 }
 
 constexpr int64_t kAhead = 4;
 
 uint16_t aligned(const Row& row) {
-  const auto odd = [](const char* data, int type) {
-    return (reinterpret_cast<uintptr_t>(data) & static_cast<uintptr_t>(4 * bytes_of(type) - 1)) != 0;
+  const auto odd = [](const char* data, DType dtype) {
+    return (reinterpret_cast<uintptr_t>(data) & static_cast<uintptr_t>(4 * element_bytes(dtype) - 1)) != 0;
   };
-  const int state = row.types >> 4 & 3;
-  return odd(row.param, row.types & 3) || odd(row.grad, row.types >> 2 & 3) || odd(row.first, state) ||
-                 odd(row.second, state) || odd(row.third, state) || odd(row.copy, row.types >> 6 & 3)
+  const DType state = dtype_at(row, 4);
+  return odd(row.param, dtype_at(row, 0)) || odd(row.grad, dtype_at(row, 2)) || odd(row.first, state) ||
+                 odd(row.second, state) || odd(row.third, state) || odd(row.copy, dtype_at(row, 6))
              ? 0
              : 1;
 }
 
 int64_t size_of(const TensorList* list) { return list == nullptr ? 0 : list->size(); }
 
-AtenTensorHandle another_reference(const Tensor& tensor) {
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_new_tensor_handle(tensor.get(), &handle), "new_tensor_handle");
-  return handle;
-}
-
 }  // namespace
+
+const float* scalar_beside(const char* op, const char* name, const Tensor* tensor, const Tensor& beside) {
+  if (tensor == nullptr) return nullptr;
+  PRECAST_CHECK(tensor->dtype_code() == float32_code() && tensor->numel() == 1 &&
+                    tensor->device_type() == beside.device_type() && tensor->device_index() == beside.device_index(),
+                "%s: %s is %s of shape %s on %s; one float32 on %s is needed", op, name,
+                dtype_name(tensor->dtype_code()), shape_of(*tensor).text, device_of(*tensor).text,
+                device_of(beside).text);
+  return static_cast<const float*>(tensor->data());
+}
 
 Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
     : rows_(lists.member[kParam]->size()),
@@ -212,10 +178,10 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
   for (int64_t row = 0; row < count_; ++row) {
     for (int member = 0; member < kMembers; ++member) {
       if (member == kGrad || size_of(lists.member[member]) == 0) continue;
-      handles_[row * kMembers + member] = another_reference((*lists.member[member])[row]);
+      handles_[row * kMembers + member] = another((*lists.member[member])[row]).release();
     }
   }
-  for (; idle_count_ < size_of(idle); ++idle_count_) idle_[idle_count_] = another_reference((*idle)[idle_count_]);
+  for (; idle_count_ < size_of(idle); ++idle_count_) idle_[idle_count_] = another((*idle)[idle_count_]).release();
 }
 
 Plan::~Plan() {
@@ -245,23 +211,32 @@ bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
   return true;
 }
 
+// The model's parameter, which has the gradient: the copy, where there is one.
+AtenTensorHandle Plan::owner(int64_t index) const {
+  const AtenTensorHandle* member = handles_.data() + index * kMembers;
+  return member[kCopy] != nullptr ? member[kCopy] : member[kParam];
+}
+
 bool Plan::count_change() const {
+  const VersionFunction bump_version = version_function();
+  if (bump_version == nullptr) return false;
   for (int64_t i = 0; i < count_; ++i) {
-    const AtenTensorHandle* member = handles_.data() + i * kMembers;
-    if (!bump_version(member[kCopy] != nullptr ? member[kCopy] : member[kParam])) return false;
+    if (i + kAhead < count_) __builtin_prefetch(impl_of(owner(i + kAhead)));
+    bump_version(owner(i));
   }
   return true;
 }
 
 bool Plan::current(const TensorList& grads) {
   const bool listed = grads.size() > 0;
-  if (listed ? grads.size() != count_ : !gradients_are_known()) return false;
+  const GradientFunction gradient_of = gradient_function();
+  if (listed ? grads.size() != count_ : gradient_of == nullptr) return false;
   for (int64_t i = 0; i < count_; ++i) {
     const AtenTensorHandle* member = handles_.data() + i * kMembers;
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
     if (i + kAhead < count_) {
       for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
-      if (!listed) prefetch_lines(seen_[i + kAhead]);
+      if (!listed) prefetch_parts(seen_[i + kAhead]);
     }
     const Row& row = rows_[i];
     const char* expected[kMembers] = {row.param, nullptr, row.first, row.second, row.third, row.copy};
@@ -269,14 +244,12 @@ bool Plan::current(const TensorList& grads) {
       if (member[k] != nullptr && Borrowed(member[k])->data() != expected[k]) return false;
     }
     if (Borrowed(member[kParam])->numel() != row.n) return false;
-    // Where there is a copy, it is the model's parameter, and has the gradient.
-    const AtenTensorHandle owner = member[kCopy] != nullptr ? member[kCopy] : member[kParam];
-    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(owner);
+    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
     if (!take_grad(i, grad)) return false;
-    seen_[i] = *reinterpret_cast<void* const*>(grad);
+    seen_[i] = impl_of(grad);
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
-    if (is_defined(gradient_of(idle_[i]))) return false;
+    if (is_defined(gradient_of(impl_of(idle_[i])))) return false;
   }
   return true;
 }

@@ -2,34 +2,11 @@
 // compared with the tensors before every launch (current()), so that a plan is never older than what it describes.
 #pragma once
 
-#include <stdlib.h>
-
-#include <new>
-
 #include "../common/launch.h"
-#include "../common/torch.h"
+#include "../common/lists.h"
 #include "args.h"
 
 namespace precast::multi_tensor {
-
-// Plain data that comes uninitialised and is freed with its scope.
-template <class T>
-class Array {
- public:
-  explicit Array(int64_t size) : data_(static_cast<T*>(malloc((static_cast<size_t>(size) + 1) * sizeof(T)))) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array() { free(data_); }
-  T* data() { return data_; }
-  const T* data() const { return data_; }
-  T& operator[](int64_t index) { return data_[index]; }
-  const T& operator[](int64_t index) const { return data_[index]; }
-
- private:
-  T* data_;
-};
 
 // The tensors of a row, in the order of the pointers in Row.
 enum Member : int { kParam, kGrad, kFirst, kSecond, kThird, kCopy, kMembers };
@@ -82,6 +59,7 @@ class Plan {
   bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
 
  private:
+  AtenTensorHandle owner(int64_t index) const;
   bool take_grad(int64_t index, AtenTensorHandle grad);
   void keep(AtenTensorHandle& tensor);
   void release();
@@ -106,13 +84,20 @@ class Plan {
   struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
 };
 
-// What a parameter has for a gradient: borrowed, undefined if there is none; null if this torch does not say.
-AtenTensorHandle gradient_of(AtenTensorHandle param);
-bool is_defined(AtenTensorHandle tensor);
-bool gradients_are_known();
+// What a handle is the address of the address of.
+inline const void* impl_of(AtenTensorHandle handle) { return *reinterpret_cast<const void* const*>(handle); }
 
-// Counts a change of a tensor, for autograd; false if this torch has no such function.
-bool bump_version(AtenTensorHandle tensor);
+// What a parameter has for a gradient: borrowed, undefined if there is none. Null if this torch has no such function.
+using GradientFunction = AtenTensorHandle (*)(const void* impl);
+GradientFunction gradient_function();
+bool is_defined(AtenTensorHandle tensor);
+
+// Counts a change of a tensor, for autograd. Null if this torch has no such function.
+using VersionFunction = void (*)(AtenTensorHandle tensor);
+VersionFunction version_function();
+
+// One float32 on the device of `beside`, which a kernel reads or writes; null for a tensor that is not there.
+const float* scalar_beside(const char* op, const char* name, const Tensor* tensor, const Tensor& beside);
 
 // The sum of squares of each gradient, and the root of the sum of all. The plan's memory has norm_blocks() parts.
 void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums);
@@ -124,12 +109,11 @@ enum EntryIndex : int {
   kLambUpdate,
   kAdamUpdate,
   kMasterUpdate,
+  kOthersUpdate,
   kNormParts,
   kSumEach,
   kSumTotal,
   kAxpby
 };
-
-inline long long printable(int64_t number) { return static_cast<long long>(number); }
 
 }  // namespace precast::multi_tensor

@@ -6,9 +6,9 @@
 namespace precast::multi_tensor {
 
 constexpr Entry kEntries[] = {
-    {"multi_tensor_prepare"},  {"multi_tensor_update"},       {"multi_tensor_lamb"},
-    {"multi_tensor_adam"},     {"multi_tensor_adam_masters"}, {"multi_tensor_norm_parts"},
-    {"multi_tensor_sum_each"}, {"multi_tensor_sum_total"},    {"multi_tensor_axpby"},
+    {"multi_tensor_prepare"},      {"multi_tensor_update"}, {"multi_tensor_lamb"},       {"multi_tensor_adam"},
+    {"multi_tensor_adam_masters"}, {"multi_tensor_others"}, {"multi_tensor_norm_parts"}, {"multi_tensor_sum_each"},
+    {"multi_tensor_sum_total"},    {"multi_tensor_axpby"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 

@@ -15,7 +15,7 @@ struct Rows {
   DType dtype;
   int32_t device;
 
-  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  int64_t element_bytes() const { return precast::element_bytes(dtype); }
 };
 
 enum class Shape { kAny, kQueries, kSquare };

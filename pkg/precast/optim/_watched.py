@@ -1,66 +1,121 @@
-"""The state of one parameter, as a dictionary that says when an entry is exchanged."""
+"""Containers that say when they are changed.
+
+A plan stands for certain parameters and state tensors. Looking at each of them before each step would take longer than
+all else that the host does for it; instead every way of changing a container calls ``changed``. Copies and pickles are
+plain containers.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from operator import is_
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Changed = Callable[[], Any]
+_Class = TypeVar("_Class", bound="type[Any]")
+
+_OF_DICTS = ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update")
+_OF_LISTS = (
+    *("__setitem__", "__delitem__", "__iadd__", "__imul__"),
+    *("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"),
+)
 
 
-class Watched(dict[str, Any]):
-    """A plan holds the addresses of the state tensors. Looking at every entry before each step would take longer than
-    the step; instead each way of changing an entry calls ``changed``.
+def _telling(names: tuple[str, ...]) -> Callable[[_Class], _Class]:
+    """Makes methods of a class call ``changed`` afterwards, also where they fail half-way."""
 
-    Copies and pickles of it are plain dictionaries.
-    """
+    def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.changed()
+
+        return call
+
+    def decorate(cls: _Class) -> _Class:
+        for name in names:
+            setattr(cls, name, wrapper(getattr(cls, name)))
+        return cls
+
+    return decorate
+
+
+@_telling(_OF_DICTS)
+class State(dict[str, Any]):
+    """The state of one parameter."""
 
     __slots__ = ("changed",)
-    __hash__ = None
 
-    def __init__(self, values: dict[str, Any], changed: Callable[[], Any]) -> None:
-        super().__init__(values)
+    def __init__(self, values: dict[str, Any], changed: Changed) -> None:
         self.changed = changed
-
-    # Equal means the same one: the entries are tensors, which compare element by element.
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
+        super().__init__(values)
 
     def __reduce_ex__(self, _: Any) -> Any:
         return dict, (), None, None, iter(self.items())
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        self.changed()
 
-    def __delitem__(self, key: str) -> None:
-        super().__delitem__(key)
-        self.changed()
+@_telling(_OF_DICTS)
+class States(defaultdict[Tensor, Any]):
+    """The states of an optimizer."""
 
-    def __ior__(self, other: Any) -> Watched:  # type: ignore[override, misc]  # noqa: PYI034 - typing.Self is of 3.11
-        self.update(other)
-        return self
+    __slots__ = ("changed",)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        super().update(*args, **kwargs)
-        self.changed()
+    def __init__(self, values: defaultdict[Tensor, Any], changed: Changed) -> None:
+        self.changed = changed
+        super().__init__(dict, values)
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        value = super().setdefault(key, default)
-        self.changed()
-        return value
+    def copy(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """A plain one."""
+        return defaultdict(self.default_factory, self)
 
-    def pop(self, *args: Any) -> Any:
-        value = super().pop(*args)
-        self.changed()
-        return value
+    __copy__ = copy  # type: ignore[assignment]
 
-    def popitem(self) -> tuple[str, Any]:
-        item = super().popitem()
-        self.changed()
-        return item
+    def __reduce_ex__(self, _: Any) -> Any:
+        return defaultdict, (self.default_factory,), None, None, iter(self.items())
 
-    def clear(self) -> None:
-        super().clear()
-        self.changed()
+
+@_telling(_OF_LISTS)
+class Params(list[Tensor]):
+    """The parameters of one group."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, values: list[Tensor], changed: Changed) -> None:
+        self.changed = changed
+        super().__init__(values)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return list, (), None, iter(self)
+
+
+class Seen:
+    """What was in a container, to tell whether that still is so: at once, if it is one that ``changed`` belongs to."""
+
+    __slots__ = ("_container", "_items", "_watched")
+
+    def __init__(self, container: Any, changed: Changed) -> None:
+        self._container = container
+        self._items = _items(container)
+        self._watched = is_watched(container, changed)
+
+    def still(self, container: Any) -> bool:
+        """Whether this container, the same one or another, has the same things in the same order."""
+        if self._watched and container is self._container:
+            return True
+        items = _items(container)
+        return len(items) == len(self._items) and all(map(is_, items, self._items))
+
+
+def is_watched(container: Any, changed: Changed) -> bool:
+    """Whether a container says so when it is changed, and to this one."""
+    return getattr(container, "changed", None) is changed
+
+
+def _items(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)

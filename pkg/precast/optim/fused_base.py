@@ -13,7 +13,6 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -26,7 +25,7 @@ from precast.ops._dispatch import mark_written
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
-from precast.optim._watched import Watched
+from precast.optim._watched import Params, Seen, State, States, is_watched
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Imports Dynamo at the first call, where torch.compiler.disable would import it here.
@@ -80,6 +79,7 @@ class FusedOptimizer(Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
         self.max_grad_norm = max_grad_norm
+        self._changed = _dropper(self)
         self._plans: list[Plan] | None = None
         self._steps: Tensor | None = None  # of all parameters, in the order of the groups; each state has a view of one
         self._views: tuple[Tensor, ...] = ()
@@ -185,9 +185,9 @@ class FusedOptimizer(Optimizer):
         plans = self._plans
         if (
             plans is not None
-            and list(self.state.values()) == self._states
-            and sum(map(len, map(_group_params, self.param_groups))) == len(self._params)
-            and all(map(operator.is_, chain.from_iterable(map(_group_params, self.param_groups)), self._params))
+            and self._states.still(self.state)
+            and len(self.param_groups) == len(self._params)
+            and all(seen.still(group["params"]) for seen, group in zip(self._params, self.param_groups, strict=True))
             and [self._signature_of(group) for group in self.param_groups] == self._signatures
         ):
             return plans
@@ -211,8 +211,8 @@ class FusedOptimizer(Optimizer):
             if works:
                 self._prepare_steps(next(iter(works.values())).params[0].device)
             plans = [self._plan(signature, work, idle) for signature, work in works.items()]
-        self._states = list(self.state.values())
-        self._params = list(chain.from_iterable(map(_group_params, self.param_groups)))
+        self._states = Seen(self.state, self._changed)
+        self._params = [Seen(group["params"], self._changed) for group in self.param_groups]
         self._signatures = [self._signature_of(group) for group in self.param_groups]
         self._plans = plans
         return plans
@@ -263,8 +263,8 @@ class FusedOptimizer(Optimizer):
             before = state.get("step", float(bool(names) and not missing))
             view.copy_(torch.as_tensor(before, dtype=torch.float32))
             state["step"] = view
-        if type(state) is not Watched:
-            self.state[param] = Watched(state, _dropper(self))
+        if not is_watched(state, self._changed):
+            self.state[param] = State(state, self._changed)
 
     def _prepare_steps(self, device: torch.device) -> None:
         count = sum(map(len, map(_group_params, self.param_groups)))
@@ -276,6 +276,14 @@ class FusedOptimizer(Optimizer):
         """Forgets the plans, and with them the tensors that they hold."""
         self._plans = None
 
+    def _watch(self) -> None:
+        """Has the containers that are this optimizer's own say when they are changed."""
+        if not is_watched(self.state, self._changed):
+            self.state = States(self.state, self._changed)
+        for group in self.param_groups:
+            if not is_watched(group["params"], self._changed):
+                group["params"] = Params(group["params"], self._changed)
+
     # ---- what torch.optim asks of an optimizer ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -283,6 +291,7 @@ class FusedOptimizer(Optimizer):
         self.check_options({**self.defaults, **param_group})
         self._drop()
         super().add_param_group(param_group)
+        self._watch()
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raises ValueError on numbers out of range."""
@@ -328,7 +337,9 @@ class FusedOptimizer(Optimizer):
         if "_kept" not in self.__dict__:  # made by copy or pickle, without __init__
             self._plans, self._steps, self._views, self._kept = None, None, (), []
             self._numbers = (None, torch.empty(0))
+            self._changed = _dropper(self)
         super().__setstate__(state)
+        self._watch()
         self._drop()
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -340,7 +351,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dropper(owner: FusedOptimizer) -> Callable[[], None]:
-    """What a state calls when it is changed; it does not keep the optimizer alive."""
+    """What a container calls when it is changed; it does not keep the optimizer alive."""
     reference = weakref.ref(owner)
 
     def drop() -> None:

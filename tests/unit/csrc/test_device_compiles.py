@@ -36,6 +36,7 @@ BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_
 BUDGETS |= {"layer_norm_backward_columns": 64}
 BUDGETS |= {
     "multi_tensor_adam": 64,
+    "multi_tensor_others": 64,
     "multi_tensor_adam_masters": 64,
     "multi_tensor_update": 96,
     "multi_tensor_lamb": 96,

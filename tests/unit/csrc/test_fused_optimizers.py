@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,8 +75,10 @@ def test_steps_are_torchs(list_gpu: Any, kind: str, dtype: Any) -> None:
                 if name != "step" and value is not None:
                     assert_near(ours.state[param][name], value, 1.0, step)
             assert float(ours.state[param]["step"]) == step
-    plain = kind in ("adamw", "adam", "maximize")
-    name = "update" if not plain else "adam_masters" if low else "adam"
+    if kind in ("adamw", "adam", "maximize"):
+        name = "adam_masters" if low else "adam"
+    else:
+        name = "update" if low or kind == "amsgrad" else "others"
     list_gpu.check_launches(["prepare", name] * 3)
 
 
@@ -150,7 +153,7 @@ def test_lion_and_lamb(list_gpu: Any, decay: float) -> None:
             for some, wide in zip(params, exact, strict=True):
                 assert_near(some[i], wide[i], 0.02, 2 * step)
     norm = ["norm_parts", "sum_each", "sum_total"]
-    list_gpu.check_launches(["prepare", "update", *norm, "prepare", "lamb", "sum_each", "lamb"] * 2)
+    list_gpu.check_launches(["prepare", "others", *norm, "prepare", "lamb", "sum_each", "lamb"] * 2)
 
 
 def test_clipping_and_loss_scale_and_overflow(list_gpu: Any) -> None:
@@ -194,31 +197,56 @@ def test_gradients_that_move_or_come_and_go(list_gpu: Any) -> None:
     assert float(ours.state[params[2]]["step"]) == 5
 
 
-@pytest.mark.parametrize("change", ["entry", "state", "data", "group", "dtype of a gradient", "layout of a gradient"])
+def layout_of_gradient(_: Any, tensor: Any) -> None:
+    tensor.grad = tensor.grad.t().contiguous().t()
+
+
+def dtype_of_gradient(optimizer: Any, tensor: Any) -> None:
+    narrow = tensor.grad.bfloat16()
+    tensor.grad_dtype = None
+    tensor.grad = narrow if isinstance(optimizer, FusedAdamW) else narrow.float()
+
+
+def set_data(tensor: Any, factor: float) -> None:
+    tensor.data = tensor.data * factor
+
+
+# What happens to an optimizer and one of its parameters between two steps; the same objects hold other things then.
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "entry": lambda o, p: o.state[p].update(exp_avg=o.state[p]["exp_avg"] * 2),
+    "state": lambda o, p: o.state.update({p: {k: v * 2 for k, v in o.state[p].items()}}),
+    "all states": lambda o, p: setattr(o, "state", defaultdict(dict, {k: dict(v) for k, v in o.state.items()})),
+    "no states": lambda o, p: o.state.clear(),
+    "data": lambda o, p: set_data(p, 2),
+    "data of a state": lambda o, p: set_data(o.state[p]["exp_avg_sq"], 2),
+    "data of a gradient": lambda o, p: set_data(p.grad, 3),
+    "storage": lambda o, p: p.untyped_storage().resize_(1 << 20),
+    "storage of a state": lambda o, p: o.state[p]["exp_avg"].untyped_storage().resize_(1 << 20),
+    "storage of a gradient": lambda o, p: p.grad.set_(p.grad * 3),
+    "group": lambda o, p: o.param_groups[0].update(maximize=True),
+    "order": lambda o, p: o.param_groups[0]["params"].reverse(),
+    "fewer": lambda o, p: o.param_groups[0]["params"].pop(),
+    "another list": lambda o, p: o.param_groups[0].update(params=o.param_groups[0]["params"][:7]),
+    "layout of a gradient": layout_of_gradient,
+    "dtype of a gradient": dtype_of_gradient,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_is_exchanged_is_seen(list_gpu: Any, change: str) -> None:
     params, twins = made(torch.float32), made(torch.float32)
     ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(twins, lr=0.1)
     which = 5
     for step in range(1, 4):
-        give_grads(params, step)
-        for param, twin in zip(params, twins, strict=True):
-            twin.grad = param.grad.clone()
-        if step == 2:
-            for optimizer, tensor in ((ours, params[which]), (theirs, twins[which])):
-                if change == "entry":
-                    optimizer.state[tensor]["exp_avg"] = optimizer.state[tensor]["exp_avg"] * 2
-                elif change == "state":
-                    optimizer.state[tensor] = {k: v * 2 for k, v in optimizer.state[tensor].items()}
-                elif change == "data":
-                    tensor.data = tensor.data * 2
-                elif change == "group":
-                    optimizer.param_groups[0]["maximize"] = True
-                elif change == "dtype of a gradient" and optimizer is ours:
-                    tensor.grad_dtype = None
-                    tensor.grad = tensor.grad.bfloat16()
-                    twins[which].grad = tensor.grad.float()
-                elif change == "layout of a gradient" and optimizer is ours:
-                    tensor.grad = tensor.grad.t().contiguous().t()
+        for param, twin, grad in zip(params, twins, made(torch.float32, step), strict=True):
+            if step == 1:  # later ones in the same memory, so that nothing moves but what is changed
+                param.grad, twin.grad = grad, grad.clone()
+            else:
+                param.grad.copy_(grad)
+                twin.grad.copy_(grad)
+        if step == 3:
+            CHANGES[change](ours, params[which])
+            CHANGES[change](theirs, twins[which])
         ours.step()
         theirs.step()
         for param, twin in zip(params, twins, strict=True):

@@ -1,0 +1,69 @@
+// What ops over lists of tensors share: memory for their tables, and which tensors lie as one flat range.
+#pragma once
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <new>
+
+#include "torch.h"
+
+namespace precast {
+
+// An array that is freed with its scope. Elements are plain data and come uninitialised.
+template <class T>
+class Array {
+ public:
+  explicit Array(int64_t size) : data_(static_cast<T*>(malloc((static_cast<size_t>(size) + 1) * sizeof(T)))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array() { free(data_); }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](int64_t index) { return data_[index]; }
+  const T& operator[](int64_t index) const { return data_[index]; }
+
+ private:
+  T* data_;
+};
+
+// The same sizes, and the same strides wherever they matter.
+inline bool same_layout(const Tensor& a, const Tensor& b) {
+  const int64_t dim = a.dim();
+  if (b.dim() != dim) return false;
+  const int64_t *a_sizes = a.sizes(), *b_sizes = b.sizes(), *a_strides = a.strides(), *b_strides = b.strides();
+  for (int64_t i = 0; i < dim; ++i) {
+    if (a_sizes[i] != b_sizes[i] || (a_sizes[i] > 1 && a_strides[i] != b_strides[i])) return false;
+  }
+  return true;
+}
+
+// True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
+inline bool is_dense(const Tensor& tensor) {
+  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
+  int64_t filled = 1;
+  uint64_t taken = 0;
+  for (int64_t step = 0; step < dim; ++step) {
+    for (int64_t i = 0; i < dim && i < 64; ++i) {
+      if (sizes[i] <= 1 || (taken >> i & 1) != 0 || strides[i] != filled) continue;
+      filled *= sizes[i];
+      taken |= uint64_t{1} << i;
+      break;
+    }
+  }
+  return filled == tensor.numel();
+}
+
+// The memory of a tensor that is one flat range.
+struct Range {
+  uintptr_t begin, end;
+};
+
+inline Range range_of(const void* data, int64_t numel, DType dtype) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + static_cast<uintptr_t>(numel * element_bytes(dtype))};
+}
+
+}  // namespace precast

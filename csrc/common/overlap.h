@@ -1,0 +1,28 @@
+// Which ranges share memory. Two tensors that do would be updated twice, or by two threads at once.
+#pragma once
+
+#include <algorithm>
+
+#include "lists.h"
+
+namespace precast {
+
+inline bool begins_before(const Range& a, const Range& b) { return a.begin < b.begin; }
+
+// Sorts the ranges; true if no two of them overlap.
+inline bool sort_apart(Range* ranges, int64_t size) {
+  std::sort(ranges, ranges + size, begins_before);
+  for (int64_t i = 1; i < size; ++i) {
+    if (ranges[i - 1].end > ranges[i].begin) return false;
+  }
+  return true;
+}
+
+// True if a range overlaps with none of those that sort_apart() has sorted.
+inline bool is_apart(const Range& range, const Range* sorted, int64_t size) {
+  const Range* const stop = sorted + size;
+  const Range* const after = std::upper_bound(sorted, stop, range, begins_before);
+  return (after == sorted || after[-1].end <= range.begin) && (after == stop || range.end <= after->begin);
+}
+
+}  // namespace precast
