@@ -60,7 +60,7 @@ def test_a_module_with_a_runtime_of_its_own_is_refused(
     done = setup_py(root, "build_ext", CXX=str(compiler))
     assert done.returncode != 0, "it was built"
     assert "printing_ops.fused has a C++ runtime of its own\n  found   __cxa_throw" in done.stderr
-    assert "fix     1) CXX=g++ pip install" in done.stderr
+    assert "fix     1) CC=gcc CXX=g++ pip install" in done.stderr
     assert setup_py(root, "build_ext", CXX="g++").returncode == 0
 
 

@@ -37,7 +37,7 @@ class Binding:
 
 
 def brings_runtime(info: elf.ElfInfo) -> bool:
-    """Whether a C++ runtime is linked into a library, as -static-libstdc++ does, and bound to by others' names.
+    """Whether a C++ runtime is linked into a library, and its names are open to others.
 
     Half of it is then this one and half that of the process: they count the kinds of a locale differently, and printing
     a number, as every check of torch's does that fails, prints nothing or ends the process.
@@ -87,9 +87,10 @@ def host_file(
     if brings_runtime(info):
         raise KernelError(
             f"{name} has a C++ runtime of its own\n"
-            f"  found   {', '.join(sorted(_OF_A_RUNTIME & info.exported))} in it: linked with -static-libstdc++\n"
+            f"  found   {', '.join(sorted(_OF_A_RUNTIME & info.exported))} in it: libstdc++ is linked statically\n"
             f"  needed  the runtime that torch has, libstdc++.so.6: with two, a failed check of torch's is a crash\n"
-            f"  fix     1) CXX=g++ pip install --no-build-isolation .  # if CXX names a compiler that adds the option"
+            f"  fix     1) CC=gcc CXX=g++ pip install --no-build-isolation ."
+            f"  # without -static-libstdc++, and with a compiler that has a libstdc++.so beside its libstdc++.a"
         )
     bound = binding(info)
     if stable is not None and (bound.classic or bound.cudart):
