@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         multi_tensor_l2norm,
         multi_tensor_scale_,
     )
+    from precast.ops.rotary import get_cos_and_sin, rotary_embedding, rotary_embedding_
 
 __all__ = [
     "adam_",
@@ -32,12 +33,15 @@ __all__ = [
     "fused_add_rms_norm_",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "get_cos_and_sin",
     "layer_norm",
     "mul_and_silu",
     "multi_tensor_axpby_",
     "multi_tensor_l2norm",
     "multi_tensor_scale_",
     "rms_norm",
+    "rotary_embedding",
+    "rotary_embedding_",
     "scaled_aligned_causal_softmax",
     "scaled_masked_softmax",
     "scaled_softmax",
@@ -45,11 +49,17 @@ __all__ = [
     "silu_and_mul",
 ]
 
-_LATE = frozenset({"clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"})
+# What is imported at its first use, so that other first calls need not wait for it: by name, the module that has it.
+_LATE = {
+    **dict.fromkeys(
+        ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
+    ),
+    **dict.fromkeys(("get_cos_and_sin", "rotary_embedding", "rotary_embedding_"), "rotary"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the ops over lists at their first use."""
+    """Imports the module of a late op."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("precast.ops.multi_tensor"), name)
+    return getattr(importlib.import_module(f"precast.ops.{_LATE[name]}"), name)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _reference, _softmax_reference
+from precast.ops import _reference, _rotary_reference, _softmax_reference
 
 _EPS = 1e-6
+_PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours
 Arguments = tuple[Any, ...]
 
 # The ops of an optimizer's plan, which have no arguments that would mean anything by themselves.
@@ -39,6 +40,8 @@ def arguments(op: str) -> Arguments:
         "scaled_upper_triang_masked_softmax": lambda: (some(3, 33, 33), 0.5),
         "scaled_aligned_causal_softmax": lambda: (some(3, 5, 33), 0.5),
         "scaled_softmax_backward": lambda: (some(3, 5, 33), torch.softmax(some(3, 5, 33), -1), 0.5, False),
+        "rotary_embedding": lambda: (some(2, 3, 4, 33), some(2, 3, 1, 33), some(5, 7), some(5, 7), *_PAIRS, False),
+        "rotary_embedding_": lambda: (some(3, 4, 33), some(3, 1, 33), some(5, 7), some(5, 7), *_PAIRS, True),
         "adam_": lambda: (
             *([some(33)], [some(33)], [some(33)], [some(33).abs()], []),
             *(1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.5, 0.5, 1.0, True, False),
@@ -60,5 +63,6 @@ def arguments(op: str) -> Arguments:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
-    found: Callable[..., Any] = getattr(_reference, name, None) or getattr(_softmax_reference, name)
+    modules = (_reference, _softmax_reference, _rotary_reference)
+    found: Callable[..., Any] = next(getattr(module, name) for module in modules if hasattr(module, name))
     return found

@@ -81,7 +81,7 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
     host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
-    headers = [*(CSRC / "common").glob("*.cuh")]
+    headers = [*(CSRC / "common").glob("*.cuh"), CSRC / "common/division.h"]
     headers += [file for folder in folders for end in ("cuh", "h") for file in (CSRC / folder).glob(f"*.{end}")]
     for source in (*headers, *(CSRC / name for name in device_files)):
         target = work / "csrc" / source.relative_to(CSRC)
@@ -130,6 +130,12 @@ def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: P
 def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of the gated activations."""
     return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
+def emulated_rotary(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of rotary embedding."""
+    return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")
