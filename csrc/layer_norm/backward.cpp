@@ -19,6 +19,7 @@ namespace {
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
     {"layer_norm_backward_f32_any"},  // in the order of DType
+    {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f16_v2", kRingBytes},
     {"layer_norm_backward_f16_any"},
     {"layer_norm_backward_f16_v4", kRingBytes},

@@ -20,6 +20,7 @@ namespace {
 constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_v2", kRingBytes},
     {"rms_norm_backward_f32_any"},  // in the order of DType
+    {"rms_norm_backward_f32_v4", kRingBytes},
     {"rms_norm_backward_f16_v2", kRingBytes},
     {"rms_norm_backward_f16_any"},
     {"rms_norm_backward_f16_v4", kRingBytes},
