@@ -28,8 +28,7 @@ struct ForwardArgs {
   int causal;
   int uniform;            // a row whose columns are all masked: 1 / columns instead of 0
   unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
-  unsigned int tile;      // so many queries of every head in turn, for heads that share a mask; of causal rows, any
-                          // number: the first and the last query in turn. 0: in order of memory
+  unsigned int tile;      // so many queries of every head in turn, for heads that share a mask; 0: in order of memory
 };
 
 // grad_x = scale * y * (grad - sum(grad * y)).

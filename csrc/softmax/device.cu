@@ -69,12 +69,6 @@ DEVICE u32 row_of_turn(const ForwardArgs& a, u32 turn) {
   return (batch * heads + head) * queries + (tile - batch * tiles) * a.tile + (in_tile - head * a.tile);
 }
 
-// Causal rows by turns from both ends of a head: short ones beside long ones.
-DEVICE u32 row_of_pair(const ForwardArgs& a, u32 turn) {
-  const u32 queries = static_cast<u32>(a.queries), head = turn / queries, in_head = turn - head * queries;
-  return head * queries + (in_head % 2 == 0 ? in_head / 2 : queries - 1 - in_head / 2);
-}
-
 DEVICE float uniform_share(const ForwardArgs& a) {
   return a.uniform != 0 ? 1.0f / static_cast<float>(a.columns) : 0.0f;
 }
@@ -87,7 +81,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   constexpr int kPer = T::kPerVector;
   u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
-  if (a.tile != 0) row = causal ? row_of_pair(a, row) : row_of_turn(a, row);
+  if (!causal && a.tile != 0) row = row_of_turn(a, row);
   const u32 first = threadIdx.x, step = blockDim.x;
   const u32 open = static_cast<u32>(causal ? open_columns(a, row) : a.columns);
   const u32 vectors = causal ? (open + kPer - 1) / kPer : a.vectors;

@@ -55,11 +55,7 @@ RowKernel choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
 // otherwise it is read from memory once for each head.
 constexpr int64_t kTile = 64, kTurnsFrom = int64_t{12} << 20;
 
-// Causal rows wider than one warp's: from both ends of a head, 0.94 of the copy rate where in order they reach 0.91
-// (H200, 2 x 32 x 4096 x 4096; no gain at 3072 and 8192 columns, and a loss of 0.5 % at 2048).
-uint32_t choose_tile(const Rows& rows, const ForwardRows& work, const RowKernel& choice) {
-  const int kernel = choice.kernel;
-  if (kernel == kCausalV8) return choice.threads > 32 && rows.rows <= kLaunchRows ? 2 : 0;
+uint32_t choose_tile(const Rows& rows, const ForwardRows& work, int kernel) {
   if (work.mask.data == nullptr || work.mask.head != 0 || kernel == kAny) return 0;
   if (work.heads < 2 || work.queries % kTile != 0 || rows.rows > kLaunchRows) return 0;
   return work.queries * rows.columns >= kTurnsFrom ? kTile : 0;
@@ -91,7 +87,7 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.masked_value = work.masked_value;
   args.causal = work.causal;
   args.uniform = work.uniform;
-  args.tile = choose_tile(rows, work, choice);
+  args.tile = choose_tile(rows, work, choice.kernel);
   // Of an op that reads nothing else: 1 to 3 % on an H200. With a mask it costs 1 %, and of causal rows, of which half
   // is read, 10 %.
   args.prefetch = work.mask.data != nullptr || choice.kernel == kAny ? 0 : rows_ahead(row_bytes);
