@@ -150,25 +150,50 @@ struct Walk {
     row_ends();
   }
 
-  // The next row is here, and stays in shared memory until the one after it is taken.
-  DEVICE void wait() {
+  DEVICE void wait() const {
     if (ahead == 2) {
       arrived<1>();
     } else {
       arrived<0>();
     }
-    held = from;
-    from = beyond(from);
   }
-  DEVICE Vector x(int j) const { return load_shared(held + j * blockDim.x * 16); }
-  DEVICE Vector grad(int j) const { return load_shared(held + row_bytes + j * blockDim.x * 16); }
 
-  // The row that follows those under way sets out.
   DEVICE void go_on() {
+    from = beyond(from);
     fetch(left > ahead);
     --left;
   }
+
+  // The next row; the one that follows those under way sets out.
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    wait();
+    const u32 step = blockDim.x * 16;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!taken[j]) continue;
+      x[j] = load_shared(from + j * step);
+      grad[j] = load_shared(from + row_bytes + j * step);
+    }
+    go_on();
+  }
+
+  // The same where registers do not hold it: until the next call it stays in shared memory.
+  DEVICE void hold() {
+    wait();
+    held = from;
+    go_on();
+  }
+  DEVICE void take_held(int j, Vector& x, Vector& grad) const {
+    x = load_shared(held + j * blockDim.x * 16);
+    grad = load_shared(held + row_bytes + j * blockDim.x * 16);
+  }
 };
+
+// Behind the rows shared memory has room for a row of the weight: a thread's share, where registers do not hold it.
+template <class Args>
+DEVICE u32 behind_ring(const Args& a) {
+  return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
+}
 
 // A thread's sums in its worker's line of the parts.
 template <class T>

@@ -43,9 +43,10 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors) {
     walk.rows = vectors <= 64 ? 4 : 1;
     walk.workers = workers_of(kResident, walk.threads);
     const int64_t row_bytes = 2 * vectors * 16 * walk.rows;
-    const int64_t fitting = (block_shared_bytes(norm.device) - kStaticSharedBytes) / row_bytes;
+    const int64_t weight_bytes = walk.per_thread == 4 ? vectors * 16 : 0;
+    const int64_t fitting = (block_shared_bytes(norm.device) - kStaticSharedBytes - weight_bytes) / row_bytes;
     walk.stages = fitting < 2 ? 0 : fitting == 2 || walk.workers > 1 ? 2 : 3;
-    walk.shared_bytes = static_cast<uint32_t>(walk.stages * row_bytes);
+    walk.shared_bytes = static_cast<uint32_t>(walk.stages * row_bytes + weight_bytes);
     walk.vectors = static_cast<uint32_t>(vectors);
     if (walk.stages > 0) return walk;
   }

@@ -36,14 +36,18 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   next_launch_may_start();
 
   Vector w[V];
-  const auto load_weight = [&](int j) {
-    w[j] = filled<T>(1.0f);
-    if (a.weight != nullptr && first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
-  };
   float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if constexpr (kKept) load_weight(j);
+    w[j] = filled<T>(1.0f);
+    if (a.weight != nullptr && first + j * step < a.vectors) {
+      const char* share = a.weight + (first + j * step) * 16;
+      if constexpr (kKept) {
+        w[j] = load_constant(share);
+      } else {
+        copy(behind_ring(a) + j * step * 16, share);  // it is here with the first row
+      }
+    }
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
   }
@@ -53,24 +57,23 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
-    walk.wait();
-    const auto load_row = [&](int j) {
-      v[j] = walk.x(j);
-      g[j] = walk.grad(j);
-      if constexpr (!kKept) load_weight(j);
-    };
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (kKept && walk.taken[j]) load_row(j);
+    if constexpr (kKept) {
+      walk.take(v, g);
+    } else {
+      walk.hold();
     }
-    walk.go_on();
+
+    const auto load_again = [&](int j) {
+      walk.take_held(j, v[j], g[j]);
+      w[j] = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
+    };
 
     // Of d = x - around, d^2, h = g w and h d.
     const auto add = [&](float around, float (&sums)[4]) {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         if (!walk.taken[j]) continue;
-        if constexpr (!kKept) load_row(j);
+        if constexpr (!kKept) load_again(j);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
@@ -113,7 +116,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
-        if constexpr (!kKept) load_row(j);
+        if constexpr (!kKept) load_again(j);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

@@ -37,16 +37,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
-    walk.wait();
-    const auto load_row = [&](int j) {
-      v[j] = walk.x(j);
-      g[j] = walk.grad(j);
-    };
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (kKept && walk.taken[j]) load_row(j);
+    if constexpr (kKept) {
+      walk.take(v, g);
+    } else {
+      walk.hold();
     }
-    walk.go_on();
     const auto load_added = [&](int j) {
       added[j] = Vector{{0, 0, 0, 0}};
       if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
@@ -60,7 +55,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
-        if constexpr (!kKept) load_row(j);
+        if constexpr (!kKept) walk.take_held(j, v[j], g[j]);
         squares = sum_of_squares<T>(v[j], squares);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -82,7 +77,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
         if constexpr (V != 2) load_added(j);
-        if constexpr (!kKept) load_row(j);
+        if constexpr (!kKept) walk.take_held(j, v[j], g[j]);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
