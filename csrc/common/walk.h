@@ -25,7 +25,7 @@ struct Walk {
 
 // `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. Workers that share a multiprocessor
 // keep two rows, the one at hand and one on its way; a worker that has it to itself keeps three, where they fit. More
-// on their way only lets the multiprocessors that are near the memory run ahead of the others, which end later.
+// on their way only lets some multiprocessors run further ahead of the others, which then end later.
 inline Walk choose_walk(const Norm& norm, int64_t vectors) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
