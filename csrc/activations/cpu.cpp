@@ -5,6 +5,7 @@
 // overflows, and the far tails keep their relative accuracy.
 #include "cpu.h"
 
+#include "../common/row_simd.h"
 #include "functions.h"
 
 namespace precast::activations::PRECAST_CPU_LEVEL {
@@ -74,20 +75,6 @@ struct GeluTanh {
     return {x * s.below, fma(x * s.below * s.above, inner, s.below)};
   }
 };
-
-template <class T>
-PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
-  if (count >= kLanes) {
-    store(to, value);
-  } else {
-    store_part(to, value, count);
-  }
-}
 
 // Where a piece lies.
 struct Piece {
