@@ -16,11 +16,26 @@ constexpr int kComputeCapabilityMajor = 75;  // CUdevice_attribute
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kMultiprocessorCount = 16;
 constexpr int kMaxSharedMemoryPerBlockOptin = 97;
-constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
-constexpr int kCaptureNone = 0;                // CUstreamCaptureStatus
-constexpr int kCaptureModeRelaxed = 2;         // CUstreamCaptureMode
-constexpr int kModuleEagerLoading = 1;         // CUmoduleLoadingMode
+constexpr int kMaxDynamicSharedSizeBytes = 8;        // CUfunction_attribute
+constexpr int kCaptureNone = 0;                      // CUstreamCaptureStatus
+constexpr int kCaptureModeRelaxed = 2;               // CUstreamCaptureMode
+constexpr int kModuleEagerLoading = 1;               // CUmoduleLoadingMode
+constexpr int kProgrammaticStreamSerialization = 6;  // CUlaunchAttributeID
 constexpr int kDriver12_3 = 12030;
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  int padding;
+  int value[16];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], dynamic_shared_bytes;
+  CuHandle stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56, "as the driver has them");
 
 struct Driver {
   CuResult (*init)(unsigned);
@@ -45,6 +60,7 @@ struct Driver {
   CuResult (*thread_exchange_capture_mode)(int*);
   CuResult (*launch_kernel)(CuHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CuHandle,
                             void**, void**);
+  CuResult (*launch_kernel_ex)(const LaunchConfig*, CuHandle, void**, void**);
   CuResult (*func_load)(CuHandle);  // null before driver 12.4
   int version;                      // 13000 for 13.0
 };

@@ -28,6 +28,7 @@ struct Function {
 
 struct Loaded {
   CuHandle context;  // the primary context that the functions belong to
+  bool early;        // the device code waits where a launch may start early
   Function functions[1];
 };
 
@@ -205,6 +206,8 @@ const Loaded* load(const Driver& cuda, KernelFamily& family, DeviceSlot& slot, i
   Loaded* loaded = static_cast<Loaded*>(calloc(1, bytes));
   if (loaded == nullptr) throw std::bad_alloc();
   loaded->context = context;
+  // Code for older targets does not wait, and before 12.3 the driver cannot capture such a launch.
+  loaded->early = parse_target(slot.image->target, family.name).number >= 90 && cuda.version >= kDriver12_3;
   try {
     for (int i = 0; i < family.entry_count; ++i) {
       loaded->functions[i] = resolve(cuda, family, device, slot.image->library, module, family.entries[i]);
@@ -275,9 +278,20 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
   const CuHandle handle = __builtin_expect(guard.primary(), 1) ? function.function : function.kernel;
   PRECAST_CHECK(handle != nullptr, "precast: %s on cuda:%d: the entry point %s is not loaded in this context",
                 family.name, device, family.entries[entry].name);
-  const CuResult result =
-      cuda.launch_kernel(handle, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1,
-                         shape.dynamic_shared_bytes, current_stream(device), arguments, nullptr);
+  CuResult result;
+  if (shape.early && loaded.early) {
+    const LaunchAttribute attribute = {kProgrammaticStreamSerialization, 0, {1}};
+    const LaunchConfig config = {{shape.blocks_x, shape.blocks_y, 1},
+                                 {shape.threads_x, shape.threads_y, 1},
+                                 shape.dynamic_shared_bytes,
+                                 current_stream(device),
+                                 &attribute,
+                                 1};
+    result = cuda.launch_kernel_ex(&config, handle, arguments, nullptr);
+  } else {
+    result = cuda.launch_kernel(handle, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1,
+                                shape.dynamic_shared_bytes, current_stream(device), arguments, nullptr);
+  }
   driver_check(result, family.entries[entry].name, family.name, device);
 }
 

@@ -47,6 +47,7 @@ struct LaunchShape {
   uint32_t threads_x;
   uint32_t threads_y = 1;
   uint32_t dynamic_shared_bytes = 0;
+  bool early = false;  // its blocks may start while the launch before it still runs: the kernel waits by itself
 };
 
 // Starts `entry` (an index into family.entries) on torch's current stream of `device`. `arguments` holds the address of

@@ -108,7 +108,7 @@ struct Walk {
   i64 first_step, second_step;  // from one of the worker's rows to the next
   u32 left;                     // rows still to be taken
   u32 ahead;                    // rows that are on their way: two or one
-  u32 row_bytes, ring_bytes, start, to, from;
+  u32 row_bytes, ring_bytes, start, to, from, held;
   bool taken[V];  // which of the vectors there are
 
   template <class Args>
@@ -122,7 +122,7 @@ struct Walk {
     second = a.grad + worker * a.grad_stride + threadIdx.x * 16;
     ring_bytes = a.stages * 2 * row_bytes;
     start = static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + threadIdx.y * ring_bytes + threadIdx.x * 16;
-    to = from = start;
+    to = from = held = start;
 #pragma unroll
     for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < a.vectors;
 #pragma unroll 1
@@ -150,13 +150,23 @@ struct Walk {
     row_ends();
   }
 
-  // The next row; the one that follows those under way sets out.
-  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+  DEVICE void wait() const {
     if (ahead == 2) {
       arrived<1>();
     } else {
       arrived<0>();
     }
+  }
+
+  DEVICE void go_on() {
+    from = beyond(from);
+    fetch(left > ahead);
+    --left;
+  }
+
+  // The next row; the one that follows those under way sets out.
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    wait();
     const u32 step = blockDim.x * 16;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -164,11 +174,26 @@ struct Walk {
       x[j] = load_shared(from + j * step);
       grad[j] = load_shared(from + row_bytes + j * step);
     }
-    from = beyond(from);
-    fetch(left > ahead);
-    --left;
+    go_on();
+  }
+
+  // The same where registers do not hold it: until the next call it stays in shared memory.
+  DEVICE void hold() {
+    wait();
+    held = from;
+    go_on();
+  }
+  DEVICE void take_held(int j, Vector& x, Vector& grad) const {
+    x = load_shared(held + j * blockDim.x * 16);
+    grad = load_shared(held + row_bytes + j * blockDim.x * 16);
   }
 };
+
+// Behind the rows shared memory has room for a row of the weight: a thread's share, where registers do not hold it.
+template <class Args>
+DEVICE u32 behind_ring(const Args& a) {
+  return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
+}
 
 // A thread's sums in its worker's line of the parts.
 template <class T>
@@ -180,29 +205,58 @@ DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
   }
 }
 
-// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads, blockDim.y of them for each column;
-// the order of the sums is fixed.
+// ---- two launches, of which the second starts early ----
+// Its blocks take their places as those of the first leave theirs, and wait until all have.
+
+DEVICE void next_launch_may_start() {
+#if PRECAST_ARCH >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void launch_before_has_ended() {
+#if PRECAST_ARCH >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads: blockDim.x of them share a line, four
+// columns each, and blockDim.y a column. The order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[1024 + 128];
-  const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const u32 line = blockDim.x + 1;
-  float sum = 0.0f;
-  if (column < columns) {
+  __shared__ float shared[32][33];
+  launch_before_has_ended();
+  const u32 thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (columns % 4 == 0 && column < columns) {
 #pragma unroll 4
-    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) sum += parts[i * columns + column];
+    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {
+      const float4 four = *reinterpret_cast<const float4*>(parts + i * columns + column);
+      sum[0] += four.x;
+      sum[1] += four.y;
+      sum[2] += four.z;
+      sum[3] += four.w;
+    }
+  } else {
+    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += column + e < columns ? parts[i * columns + column + e] : 0.0f;
+    }
   }
-  shared[threadIdx.y * line + threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y < 8) {
-    for (u32 i = threadIdx.y + 8; i < blockDim.y; i += 8) sum += shared[i * line + threadIdx.x];
-    shared[threadIdx.y * line + threadIdx.x] = sum;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    for (u32 distance = 16; distance >= blockDim.x; distance >>= 1) {
+      sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], static_cast<int>(distance));
+    }
+    if (lane < blockDim.x) shared[warp][lane * 4 + e] = sum[e];
   }
   __syncthreads();
-  if (threadIdx.y != 0 || column >= columns) return;
-  for (u32 i = 1; i < 8; ++i) sum += shared[i * line + threadIdx.x];
-  if (dtype == kFloat32) Float32::store(result + column * 4, sum);
-  if (dtype == kFloat16) Float16::store(result + column * 2, sum);
-  if (dtype == kBFloat16) BFloat16::store(result + column * 2, sum);
+  if (warp >= blockDim.x * 4) return;  // from here on a warp has a column
+  const float total = warp_sum(shared[lane][warp]);
+  if (lane != 0 || begin + warp >= columns) return;
+  if (dtype == kFloat32) Float32::store(result + (begin + warp) * 4, total);
+  if (dtype == kFloat16) Float16::store(result + (begin + warp) * 2, total);
+  if (dtype == kBFloat16) BFloat16::store(result + (begin + warp) * 2, total);
 }
 
 }  // namespace precast

@@ -23,29 +23,30 @@ struct Walk {
   int64_t workers;  // that a multiprocessor holds at a time, 16 at most
 };
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. Three rows are kept where all workers
-// can have them, else two.
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. Workers that share a multiprocessor
+// keep two rows, the one at hand and one on its way; a worker that has it to itself keeps three, where they fit. More
+// on their way only lets some multiprocessors run further ahead of the others, which then end later.
 inline Walk choose_walk(const Norm& norm, int64_t vectors) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
   // Threads of a block of the kernel that takes four vectors per thread, which serves the rows that two do not hold.
-  constexpr int64_t kMostOfFour = 384;
+  constexpr int64_t kMostOfFour = 512;
   const auto workers_of = [](int64_t all, int64_t threads) {
     const int64_t workers = all / threads;
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   Walk walk = {};
-  const int64_t limit = norm.element_bytes() == 4 ? 2 * kResident : 4 * kMostOfFour;
-  if (vectors > 0 && vectors <= limit) {
+  if (vectors > 0 && vectors <= 4 * kMostOfFour) {
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
     walk.rows = vectors <= 64 ? 4 : 1;
     walk.workers = workers_of(kResident, walk.threads);
-    const int64_t block = block_shared_bytes(norm.device) - kStaticSharedBytes, blocks = walk.workers / walk.rows;
     const int64_t row_bytes = 2 * vectors * 16 * walk.rows;
-    walk.stages = 3 * row_bytes * blocks <= block - blocks * 1024 ? 3 : 2 * row_bytes <= block ? 2 : 0;
-    walk.shared_bytes = static_cast<uint32_t>(walk.stages * row_bytes);
+    const int64_t weight_bytes = walk.per_thread == 4 ? vectors * 16 : 0;
+    const int64_t fitting = (block_shared_bytes(norm.device) - kStaticSharedBytes - weight_bytes) / row_bytes;
+    walk.stages = fitting < 2 ? 0 : fitting == 2 || walk.workers > 1 ? 2 : 3;
+    walk.shared_bytes = static_cast<uint32_t>(walk.stages * row_bytes + weight_bytes);
     walk.vectors = static_cast<uint32_t>(vectors);
     if (walk.stages > 0) return walk;
   }
@@ -68,23 +69,26 @@ inline int64_t worker_count(const Norm& norm, const Walk& walk, int64_t lines) {
 }
 
 // Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
-// of one element at a time, and of four vectors, which float32 has not. Behind them comes the one that adds columns.
+// of one element at a time, and of four vectors. Behind them comes the one that adds columns.
 inline int walk_entry(const Norm& norm, const Walk& walk) {
-  constexpr int kFirst[] = {0, 2, 5};
-  return kFirst[static_cast<int>(norm.dtype)] + (walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1);
+  return 3 * static_cast<int>(norm.dtype) + (walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1);
 }
-constexpr int kColumnsEntry = 8;
+constexpr int kColumnsEntry = 9;
 
 inline LaunchShape walk_shape(const Walk& walk, int64_t workers) {
   return {static_cast<uint32_t>((workers + walk.rows - 1) / walk.rows), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 
-// The launch that adds `columns` columns of each of so many gradients. H200, 1320 lines of 1024 columns: 14 us with 32
-// threads for each column, 7 us with 128; 264 lines of 4096: 5 and 9 us.
+// The launch that adds `columns` columns of each of so many gradients, four in a thread; it starts while the walk ends.
+// Narrow rows have many workers, so more threads share a column.
 inline LaunchShape columns_shape(int64_t columns, int64_t gradients) {
-  const uint32_t width = columns < 2048 ? 8 : 32;
-  return {static_cast<uint32_t>((columns + width - 1) / width), static_cast<uint32_t>(gradients), width, 1024 / width,
-          0};
+  const uint32_t quads = columns < 1024 ? 2 : 8;
+  return {static_cast<uint32_t>((columns + 4 * quads - 1) / (4 * quads)),
+          static_cast<uint32_t>(gradients),
+          quads,
+          1024 / quads,
+          0,
+          true};
 }
 
 // ---- the CPU ----

@@ -13,12 +13,13 @@ namespace {
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its shares of the two parameters' gradients in
 // registers: sixteen numbers beside each vector of a row. Two vectors of 16 bytes per thread take 96 registers and
-// serve rows of up to 20 KB; four take 168, and serve up to 24 KB. The `any` kernel takes the rest one element at a
+// serve rows of up to 20 KB; four take 128, and serve up to 32 KB. The `any` kernel takes the rest one element at a
 // time and keeps its shares in memory.
 
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
     {"layer_norm_backward_f32_any"},  // in the order of DType
+    {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f16_v2", kRingBytes},
     {"layer_norm_backward_f16_any"},
     {"layer_norm_backward_f16_v4", kRingBytes},

@@ -22,8 +22,9 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
   return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
-// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. The two
-// pieces of shared memory take turns: between two writes of one lies the barrier of the other.
+// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. Where
+// four vectors of 16-bit numbers are too many for that, they are read from shared memory again, and the weight from the
+// caches. The two pieces of shared memory take turns: between two writes of one lies the barrier of the other.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
@@ -31,13 +32,22 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
   const float hidden = static_cast<float>(a.hidden);
+  constexpr bool kKept = V == 2 || T::kBytes == 4;
+  next_launch_may_start();
 
   Vector w[V];
   float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     w[j] = filled<T>(1.0f);
-    if (a.weight != nullptr && first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+    if (a.weight != nullptr && first + j * step < a.vectors) {
+      const char* share = a.weight + (first + j * step) * 16;
+      if constexpr (kKept) {
+        w[j] = load_constant(share);
+      } else {
+        copy(behind_ring(a) + j * step * 16, share);  // it is here with the first row
+      }
+    }
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
   }
@@ -47,13 +57,23 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
-    walk.take(v, g);
+    if constexpr (kKept) {
+      walk.take(v, g);
+    } else {
+      walk.hold();
+    }
+
+    const auto load_again = [&](int j) {
+      walk.take_held(j, v[j], g[j]);
+      w[j] = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
+    };
 
     // Of d = x - around, d^2, h = g w and h d.
     const auto add = [&](float around, float (&sums)[4]) {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         if (!walk.taken[j]) continue;
+        if constexpr (!kKept) load_again(j);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
@@ -96,6 +116,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
+        if constexpr (!kKept) load_again(j);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -138,6 +159,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
   const i64 first = threadIdx.x, step = blockDim.x;
   float* weight_line = a.weight_parts != nullptr ? a.weight_parts + worker * a.hidden : nullptr;
   float* bias_line = a.bias_parts != nullptr ? a.bias_parts + worker * a.hidden : nullptr;
+  next_launch_may_start();
 
   for (i64 row = worker; row < a.rows; row += a.workers) {
     const char* x = a.x + row * a.x_stride;
@@ -185,14 +207,15 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
-KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 384, 384, backward_rows<Float16, 4>)
+KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
-KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 384, 384, backward_rows<BFloat16, 4>)
+KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 1024, parameter_columns)

@@ -13,13 +13,14 @@ namespace {
 //
 // A worker (a block, or one warp of it) walks over rows and keeps its share of grad_weight in registers: sixteen
 // numbers beside the two vectors of 16 bytes of each thread, for rows of up to 20 KB, or thirty-two beside four, up to
-// 24 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory. One vector per thread was
+// 32 KB. The `any` kernel takes the rest one element at a time and keeps its share in memory. One vector per thread was
 // slower than two (0.80 and 0.71 of the copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90), and
 // four too (0.72 and 0.68).
 
 constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_v2", kRingBytes},
     {"rms_norm_backward_f32_any"},  // in the order of DType
+    {"rms_norm_backward_f32_v4", kRingBytes},
     {"rms_norm_backward_f16_v2", kRingBytes},
     {"rms_norm_backward_f16_any"},
     {"rms_norm_backward_f16_v4", kRingBytes},

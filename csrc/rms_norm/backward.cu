@@ -10,7 +10,8 @@
 namespace precast {
 namespace rms_norm {
 
-// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too.
+// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too. Where four
+// vectors of 16-bit numbers are too many for that, they are read from shared memory again.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
@@ -18,6 +19,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
+  constexpr bool kKept = V == 2 || T::kBytes == 4;
+  next_launch_may_start();
 
   Vector w[V];
   float part[V][T::kPerVector];
@@ -34,7 +37,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
-    walk.take(v, g);
+    if constexpr (kKept) {
+      walk.take(v, g);
+    } else {
+      walk.hold();
+    }
     const auto load_added = [&](int j) {
       added[j] = Vector{{0, 0, 0, 0}};
       if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
@@ -48,6 +55,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
+        if constexpr (!kKept) walk.take_held(j, v[j], g[j]);
         squares = sum_of_squares<T>(v[j], squares);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -69,6 +77,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
         if constexpr (V != 2) load_added(j);
+        if constexpr (!kKept) walk.take_held(j, v[j], g[j]);
         Vector result;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -109,6 +118,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
   const i64 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
   float* line = a.parts + worker * a.hidden;
+  next_launch_may_start();
 
   u32 parity = 0;
   for (i64 row = worker; row < a.rows; row += a.workers, parity ^= 1) {
@@ -147,14 +157,15 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
 KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
-KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 384, 384, backward_rows<Float16, 4>)
+KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
-KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 384, 384, backward_rows<BFloat16, 4>)
+KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, grad_weight_columns)

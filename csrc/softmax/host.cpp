@@ -12,7 +12,7 @@ namespace {
 // H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate that a kernel of this form reached before it took any shape:
 //
 //   masked, v4, T 64, one row per block                 0.963
-//   causal, v8, one warp per row, T 64 or 128           0.955
+//   causal, v8, one warp per row, one row per block     0.955
 //
 // A row stays in registers: four vectors of 16 bytes in each thread, or eight where four do not hold it. Causal rows
 // have kernels of their own, which pass over what they do not read; from 129 vectors on they have eight, so that one
@@ -23,7 +23,7 @@ namespace {
 //   1 to 128            v4, causal_v4   32                       4, from 65 on 2
 //   129 to 2048         v4              a fourth                 1
 //   2049 to 4096        v8              an eighth; float32: any  1
-//   129 to 256          causal_v8       32                       2
+//   129 to 256          causal_v8       32                       1
 //   257 to 4096         causal_v8       an eighth                1
 //   more, or unaligned  any             up to 512                4 if one warp, else 1
 
@@ -45,7 +45,7 @@ KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 RowKernel choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
   if (vectors <= 0 || vectors > 8 * 512) return for_any_row(kAny, columns, vectors);
   if (causal && vectors <= 128) return in_registers(kCausalV4, vectors, 4);
-  if (causal && vectors <= 256) return {kCausalV8, 32, 2, static_cast<uint32_t>(vectors)};
+  if (causal && vectors <= 256) return {kCausalV8, 32, 1, static_cast<uint32_t>(vectors)};
   if (causal) return in_registers(kCausalV8, vectors, 8);
   if (vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
   return wide ? for_any_row(kAny, columns, vectors) : in_registers(kV8, vectors, 8);

@@ -35,6 +35,7 @@ PTX_AS_CPP = {
     "ld.shared.v4": "memcpy(&v, reinterpret_cast<char*>(ring_memory) + from, 16);",
     "cp.async.commit": "",
     "cp.async.wait": "",
+    "griddepcontrol": "",
     "ex2.approx": "result = exp2f(power);",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",

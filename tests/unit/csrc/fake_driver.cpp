@@ -101,6 +101,28 @@ E int cuLaunchKernel(void* function, unsigned gx, unsigned, unsigned, unsigned b
   static_cast<void>(gx + bx + by);
   return fake.launch_result;
 }
+struct Attribute {
+  int id, padding, value[16];
+};
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned count;
+};
+E int cuLaunchKernelEx(const Config* config, void* function, void**, void**) {
+  note("launch", number(function));
+  note("in", number(current));
+  note("stream", number(config->stream));
+  for (unsigned i = 0; i < config->count; ++i) {
+    note("attribute", config->attributes[i].id);
+    note("value", config->attributes[i].value[0]);
+  }
+  note("blocks", config->grid[0] * config->grid[1] * config->grid[2]);
+  note("threads", config->block[0] * config->block[1] * config->block[2]);
+  note("shared", config->shared);
+  return fake.launch_result;
+}
 
 // The current stream of a device, as torch would give it.
 E int aoti_torch_get_current_cuda_stream(int device, void** stream) { return *stream = handle(40 + device), 0; }

@@ -31,9 +31,10 @@ int64_t register_implementations(const Family&, const char*) { return 0; }
 
 }  // namespace precast
 
-extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, char* err, size_t cap) {
+extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, int early, char* err,
+                                                                   size_t cap) {
   try {
-    precast::launch(precast::kernels, device, entry, {1, 1, 32, 1, 0}, nullptr);
+    precast::launch(precast::kernels, device, entry, {3, 2, 32, 4, 16, early != 0}, nullptr);
     return 0;
   } catch (const std::exception& error) {
     snprintf(err, cap, "%s", error.what());

@@ -24,7 +24,7 @@ IDS = [family.name for family in WITH_DEVICE]
 # The registers that leave room for as many threads as the bandwidth needs (65536 / threads on a multiprocessor). An SM
 # with room for 1024 or 1536 threads only has more for each, and there the compiler may use them.
 BUDGETS = {"add_rms_norm_v1": 32, "rms_norm_v4": 48, "rms_norm_any": 64}
-BUDGETS |= {"rms_norm_backward_v2": 96, "rms_norm_backward_v4": 168, "rms_norm_backward_any": 128}
+BUDGETS |= {"rms_norm_backward_v2": 96, "rms_norm_backward_v4": 128, "rms_norm_backward_any": 128}
 BUDGETS |= {"rms_norm_backward_columns": 64}
 BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "gated_activation_any": 64}
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
@@ -33,7 +33,7 @@ BUDGETS |= {"softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"rotary": 64, "rotary_any": 40}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
-BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64}
+BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 128, "layer_norm_backward_any": 64}
 BUDGETS |= {"layer_norm_backward_columns": 64}
 BUDGETS |= {
     "multi_tensor_adam": 64,

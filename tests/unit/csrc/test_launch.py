@@ -31,8 +31,8 @@ def call(name, *args):
     return getattr(c, name)(*args, err, size) and err.value.decode()
 def image(device, target="sm_90", cc=(9, 0), data=b"code", family="probe"):
     return call("precast_set_image", family, device, data, ctypes.c_size_t(len(data)), target, *cc)
-def launch(device=0, entry=0):
-    return call("probe_launch", device, entry)
+def launch(device=0, entry=0, early=0):
+    return call("probe_launch", device, entry, early)
 def record():
     cuda.fake_record.restype = ctypes.c_char_p
     return cuda.fake_record().decode().split()
@@ -68,6 +68,26 @@ def test_the_first_launch_loads_and_later_ones_do_not(folder: Path) -> None:
     # Nothing is current: the primary context (100) is made so and taken away again, once to load, then per launch.
     once = "set_current(100) launch(2100) in(100) stream(40) set_current(0)"
     assert out["record"] == f"retain(0) set_current(100) library(4) set_current(0) {once} {once}".split()
+
+
+@pytest.mark.parametrize(
+    ("target", "cc", "version", "starts_early"),
+    [
+        ("sm_90", (9, 0), 13000, True),
+        ("compute_90", (9, 0), 12030, True),
+        ("sm_90", (9, 0), 12020, False),  # the driver could not capture such a launch
+        ("compute_80", (9, 0), 13000, False),  # code for older GPUs does not wait
+    ],
+)
+def test_a_launch_starts_early_only_where_the_device_code_waits(
+    folder: Path, target: str, cc: tuple[int, int], version: int, starts_early: bool
+) -> None:
+    code = f"setting('version', {version})\nimage(0, {target!r}, {cc!r})\nlaunch(0, 0)\nrecord()\n"
+    out = scenario(folder, code + "out['error'] = launch(0, 0, 1)\nout['record'] = record()")
+    assert out["error"] == 0
+    told = "attribute(6) value(1) blocks(6) threads(128) shared(16) " if starts_early else ""
+    once = f"set_current(100) launch(2100) in(100) stream(40) {told}set_current(0)"
+    assert out["record"] == once.split()
 
 
 def test_prepare_leaves_nothing_to_load(folder: Path) -> None:

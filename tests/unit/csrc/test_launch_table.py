@@ -39,19 +39,22 @@ MEASURED = {
     ("fused_add_rms_norm", 33): "0.96 at 65536 x 1024, 0.98 at 32768 x 4096 and 16384 x 8192 (B)",
     ("fused_add_rms_norm", 1025): SECOND_SOURCE,
     ("rms_norm backward", 1): "as the next row; four short rows fill a block",
-    ("rms_norm backward", 65): "0.84 at 65536 x 1024, 0.89 at 32768 x 4096, 0.91 at 16384 x 8192 (B); "
-    "one vector 0.80 and 0.71, four 0.72 and 0.68 (S); 640 threads on a multiprocessor beat 768 (M)",
-    ("rms_norm backward", 1281): "what two vectors do not hold; not measured by itself",
-    ("rms_norm backward", 1537): "one element at a time; not measured by itself",
+    ("rms_norm backward", 65): "two stages: 0.88 at 65536 x 1024, 0.92 at 32768 x 4096, where three reach 0.83 and "
+    "0.88 (M); one vector 0.80 at 4096 columns, four 0.72 (S); 640 threads on a multiprocessor beat 768 (M)",
+    ("rms_norm backward", 641): "three stages: 0.90 at 16384 x 8192 (M)",
+    ("rms_norm backward", 1281): "0.86 at 8192 x 12288, 0.87 at 8192 x 16384, where the next kernel has 0.15 (M)",
+    ("rms_norm backward", 2049): "one element at a time",
     ("layer_norm", 1): "as the next row; four short rows fill a block",
     ("layer_norm", 65): "0.91 at 65536 x 1024 (B)",
     ("layer_norm", 129): "0.96 at 32768 x 4096 and 16384 x 8192 (B); two vectors 0.895 at 4096 (S)",
     ("layer_norm", 2049): SECOND_SOURCE,
     ("layer_norm backward", 1): "as the next row; four short rows fill a block",
-    ("layer_norm backward", 65): "0.71 at 65536 x 1024, 0.88 at 32768 x 4096, 0.92 at 16384 x 8192 (B); "
-    "0.64 at 16384 x 8192 without rows on their way to shared memory (M)",
-    ("layer_norm backward", 1281): "what two vectors do not hold; not measured by itself",
-    ("layer_norm backward", 1537): "one element at a time; not measured by itself",
+    ("layer_norm backward", 65): "two stages: 0.87 at 65536 x 1024, 0.90 at 32768 x 4096, where three reach 0.80 and "
+    "0.86 (M)",
+    ("layer_norm backward", 641): "three stages: 0.90 at 16384 x 8192, where two reach 0.87, and 0.64 without rows on "
+    "their way to shared memory (M)",
+    ("layer_norm backward", 1281): "0.83 at 8192 x 12288, 0.82 at 8192 x 16384, where the next kernel has 0.08 (M)",
+    ("layer_norm backward", 2049): "one element at a time",
     ("softmax", 1): "as the next row; four short rows fill a block",
     ("softmax", 65): "masked 0.97 at 8 x 32 x 1024 x 1024 (B)",
     ("softmax", 129): "masked 0.97 at 8 x 32 x 2048 x 2048, 0.93 at 2 x 32 x 4096 x 4096 (B)",
@@ -59,8 +62,8 @@ MEASURED = {
     ("softmax", 4097): SECOND_SOURCE,
     ("causal softmax", 1): "as the next row; four short rows fill a block",
     ("causal softmax", 65): "0.94 at 8 x 32 x 1024 x 1024 (B)",
-    ("causal softmax", 129): "0.95 at 8 x 32 x 2048 x 2048 (B); with the masked rows' kernel 0.78 (M)",
-    ("causal softmax", 257): "0.91 at 2 x 32 x 4096 x 4096 (B)",
+    ("causal softmax", 129): "0.955 at 8 x 32 x 2048 x 2048, 0.940 with two or four rows in a block, 0.78 with the "
+    "masked rows' kernel (M); 0.91 at 2 x 32 x 4096 x 4096 (B)",
     ("causal softmax", 4097): SECOND_SOURCE,
     ("softmax backward", 1): "as the next row; four short rows fill a block",
     ("softmax backward", 65): "masked 1.02, causal 0.96 at 8 x 32 x 1024 x 1024 (B)",
