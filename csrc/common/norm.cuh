@@ -223,9 +223,9 @@ DEVICE void launch_before_has_ended() {
 // result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads: blockDim.x of them share a line, four
 // columns each, and blockDim.y a column. The order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[32][33];
+  __shared__ float shared[32 * 129];  // a column after the other, of blockDim.y sums and a gap
   launch_before_has_ended();
-  const u32 thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const u32 line = blockDim.y + 1;
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (columns % 4 == 0 && column < columns) {
@@ -244,19 +244,22 @@ DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result
     }
   }
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    for (u32 distance = 16; distance >= blockDim.x; distance >>= 1) {
-      sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], static_cast<int>(distance));
-    }
-    if (lane < blockDim.x) shared[warp][lane * 4 + e] = sum[e];
+  for (int e = 0; e < 4; ++e) shared[(threadIdx.x * 4 + e) * line + threadIdx.y] = sum[e];
+  __syncthreads();
+  // Eight threads for each column, then one.
+  const u32 thread = threadIdx.y * blockDim.x + threadIdx.x, width = blockDim.x * 4, mine = thread % width;
+  float* of_column = shared + mine * line;
+  float total = 0.0f;
+  if (thread < width * 8) {
+    for (u32 i = thread / width; i < blockDim.y; i += 8) total += of_column[i];
+    of_column[thread / width] = total;
   }
   __syncthreads();
-  if (warp >= blockDim.x * 4) return;  // from here on a warp has a column
-  const float total = warp_sum(shared[lane][warp]);
-  if (lane != 0 || begin + warp >= columns) return;
-  if (dtype == kFloat32) Float32::store(result + (begin + warp) * 4, total);
-  if (dtype == kFloat16) Float16::store(result + (begin + warp) * 2, total);
-  if (dtype == kBFloat16) BFloat16::store(result + (begin + warp) * 2, total);
+  if (thread >= width || begin + mine >= columns) return;
+  for (u32 i = 1; i < 8; ++i) total += of_column[i];
+  if (dtype == kFloat32) Float32::store(result + (begin + mine) * 4, total);
+  if (dtype == kFloat16) Float16::store(result + (begin + mine) * 2, total);
+  if (dtype == kBFloat16) BFloat16::store(result + (begin + mine) * 2, total);
 }
 
 }  // namespace precast
