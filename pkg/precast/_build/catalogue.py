@@ -211,6 +211,22 @@ MULTI_TENSOR = Family(
     late=True,
 )
 
+# Keys and values of tokens into a paged cache, in place.
+KV_CACHE = Family(
+    name="kv_cache",
+    device="kv_cache/device.cu",
+    host=("kv_cache/host.cpp",),
+    cpu=(),
+    ops=(
+        (
+            "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
+            " Tensor slot_mapping) -> ()"
+        ),
+    ),
+    devices=("cpu", "cuda"),
+    late=True,
+)
+
 FAMILIES = (
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -223,6 +239,7 @@ FAMILIES = (
     CPU_ADAM,
     CPU_OPTIM,
     MULTI_TENSOR,
+    KV_CACHE,
 )
 
 

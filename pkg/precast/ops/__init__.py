@@ -18,6 +18,7 @@ from precast.ops.softmax import (
 )
 
 if TYPE_CHECKING:
+    from precast.ops.kv_cache import reshape_and_cache
     from precast.ops.multi_tensor import (
         clip_grad_norm_,
         multi_tensor_axpby_,
@@ -37,6 +38,7 @@ __all__ = [
     "multi_tensor_axpby_",
     "multi_tensor_l2norm",
     "multi_tensor_scale_",
+    "reshape_and_cache",
     "rms_norm",
     "scaled_aligned_causal_softmax",
     "scaled_masked_softmax",
@@ -45,11 +47,17 @@ __all__ = [
     "silu_and_mul",
 ]
 
-_LATE = frozenset({"clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"})
+# Imported at their first use: no other first call pays for them.
+_LATE = {
+    **dict.fromkeys(
+        ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
+    ),
+    "reshape_and_cache": "kv_cache",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the ops over lists at their first use."""
+    """Imports the module of an op that waits for its first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("precast.ops.multi_tensor"), name)
+    return getattr(importlib.import_module(f"precast.ops.{_LATE[name]}"), name)

@@ -1,0 +1,158 @@
+// What the ops ask of keys, values and caches, and where a cache has a token. No check writes anything.
+#pragma once
+
+#include "../common/rows.h"
+#include "args.h"
+
+namespace precast::kv_cache {
+
+// The tensors of a call, in the order of the schemas.
+struct Tensors {
+  const Tensor& key;
+  const Tensor& value;
+  const Tensor& key_cache;
+  const Tensor& value_cache;
+  const Tensor& slot_mapping;
+};
+
+// A checked call.
+struct Call {
+  int64_t tokens;
+  int64_t heads;
+  int64_t width;  // elements of a head
+  int64_t piece;  // elements of a head that lie side by side in the key cache: all, or x
+  int64_t block_size;
+  int64_t slots;
+  DType dtype;
+  int32_t device;
+
+  int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  bool is_empty() const { return tokens == 0 || heads == 0 || width == 0; }
+};
+
+inline bool has_shape(const Tensor& tensor, int64_t a, int64_t b, int64_t c, int64_t d) {
+  if (tensor.dim() != 4) return false;
+  const int64_t* sizes = tensor.sizes();
+  return sizes[0] == a && sizes[1] == b && sizes[2] == c && sizes[3] == d;
+}
+
+// Whether no two elements lie in one place: each stride steps over all that the smaller ones reach.
+inline bool is_free_of_overlap(const Tensor& tensor) {
+  constexpr int64_t kMaxDim = 5;
+  int64_t sizes[kMaxDim], strides[kMaxDim], count = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    const int64_t size = tensor.sizes()[i], stride = tensor.strides()[i];
+    if (size == 0) return true;
+    if (size == 1) continue;
+    int64_t place = count++;
+    for (; place > 0 && strides[place - 1] > stride; --place) {
+      sizes[place] = sizes[place - 1];
+      strides[place] = strides[place - 1];
+    }
+    sizes[place] = size;
+    strides[place] = stride;
+  }
+  int64_t reach = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (strides[i] <= reach) return false;
+    reach += (sizes[i] - 1) * strides[i];
+  }
+  return true;
+}
+
+// For a tensor of at most five dimensions that is written where it lies.
+inline void check_written(const char* op, const Named& written) {
+  const Tensor& tensor = written.tensor;
+  const int64_t last = tensor.dim() - 1;
+  PRECAST_CHECK((tensor.sizes()[last] <= 1 || tensor.strides()[last] == 1) && is_free_of_overlap(tensor),
+                "%s: %s is written in place and has shape %s with strides %s; needed a contiguous last dimension, and "
+                "no two elements in one place",
+                op, written.name, shape_of(tensor).text, ShapeText(tensor.strides(), tensor.dim()).text);
+}
+
+inline Call check_call(const char* op, const Tensors& t) {
+  Call call;
+  call.dtype = dtype_of(t.key.dtype_code());
+  call.device = t.key.device_index();
+  PRECAST_CHECK(call.dtype != DType::kOther, "%s: key is %s; needed float32, float16 or bfloat16", op,
+                dtype_name(t.key.dtype_code()));
+  check_kind(op, {"value", t.value}, t.key, "key");
+  const Named caches[] = {{"key_cache", t.key_cache}, {"value_cache", t.value_cache}};
+  for (const Named& cache : caches) {
+    PRECAST_CHECK(cache.tensor.dtype_code() == t.key.dtype_code(),
+                  "%s: %s is %s and key is %s; needed one dtype (there is no kernel for caches of 8 bits)", op,
+                  cache.name, dtype_name(cache.tensor.dtype_code()), dtype_name(t.key.dtype_code()));
+    check_device(op, cache, t.key, "key");
+  }
+  const int64_t dim = t.key_cache.dim();
+  bool fits = t.key.dim() == 3 && same_shape(t.key, t.value) && (dim == 4 || dim == 5);
+  if (fits) {
+    const int64_t *sizes = t.key.sizes(), *cache = t.key_cache.sizes();
+    call.tokens = sizes[0];
+    call.heads = sizes[1];
+    call.width = sizes[2];
+    call.piece = dim == 5 ? cache[4] : call.width;
+    call.block_size = cache[dim == 5 ? 3 : 1];
+    call.slots = cache[0] * call.block_size;
+    fits = dim == 5 ? cache[1] == call.heads && cache[2] * call.piece == call.width &&
+                          has_shape(t.value_cache, cache[0], call.heads, call.block_size, call.width)
+                    : has_shape(t.key_cache, cache[0], call.block_size, call.heads, call.width) &&
+                          same_shape(t.key_cache, t.value_cache);
+  }
+  PRECAST_CHECK(fits,
+                "%s: key has shape %s, value %s, key_cache %s and value_cache %s; needed (tokens, heads, width) twice, "
+                "and (blocks, block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and "
+                "(blocks, heads, block_size, width)",
+                op, shape_of(t.key).text, shape_of(t.value).text, shape_of(t.key_cache).text,
+                shape_of(t.value_cache).text);
+  PRECAST_CHECK(t.slot_mapping.dtype_code() == aoti_torch_dtype_int64(), "%s: slot_mapping is %s; needed int64", op,
+                dtype_name(t.slot_mapping.dtype_code()));
+  check_device(op, {"slot_mapping", t.slot_mapping}, t.key, "key");
+  PRECAST_CHECK(t.slot_mapping.dim() == 1 && t.slot_mapping.sizes()[0] == call.tokens,
+                "%s: slot_mapping has shape %s; needed (%lld,), a slot for each token", op,
+                shape_of(t.slot_mapping).text, printable(call.tokens));
+  for (const Named& cache : caches) check_written(op, cache);
+  PRECAST_CHECK(t.key_cache.data() == nullptr || t.key_cache.data() != t.value_cache.data(),
+                "%s: key_cache and value_cache begin at one place in memory; needed two caches", op);
+  return call;
+}
+
+// ---- tensors as the kernels see them, with strides in bytes ----
+
+// Tokens to be read where they lie, or a copy of them where the elements of a head are not side by side.
+class ReadHeads {
+ public:
+  ReadHeads(const Call& call, const Tensor& tensor) : copy_(nullptr) {
+    const Tensor* read = &tensor;
+    if (call.width > 1 && tensor.strides()[2] != 1) {
+      copy_ = contiguous(tensor);
+      read = &copy_;
+    }
+    const int64_t *strides = read->strides(), bytes = call.element_bytes();
+    heads_ = {static_cast<const char*>(read->data()), strides[0] * bytes, strides[1] * bytes};
+  }
+  const Heads& heads() const { return heads_; }
+
+ private:
+  Tensor copy_;
+  Heads heads_;
+};
+
+inline Cache key_cache_of(const Call& call, const Tensor& tensor) {
+  const int64_t *strides = tensor.strides(), bytes = call.element_bytes();
+  char* data = static_cast<char*>(tensor.mutable_data());
+  if (tensor.dim() == 4) return {data, strides[0] * bytes, strides[1] * bytes, strides[2] * bytes, 0};
+  return {data, strides[0] * bytes, strides[3] * bytes, strides[1] * bytes, strides[2] * bytes};
+}
+
+inline Cache value_cache_of(const Call& call, const Tensor& tensor, bool paged) {
+  const int64_t *strides = tensor.strides(), bytes = call.element_bytes();
+  char* data = static_cast<char*>(tensor.mutable_data());
+  return {data, strides[0] * bytes, strides[paged ? 2 : 1] * bytes, strides[paged ? 1 : 2] * bytes, 0};
+}
+
+inline Slots slots_of(const Call& call, const Tensor& slot_mapping) {
+  return {static_cast<const long long*>(slot_mapping.data()), slot_mapping.strides()[0], call.slots, call.block_size};
+}
+
+}  // namespace precast::kv_cache

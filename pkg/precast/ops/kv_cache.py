@@ -1,0 +1,134 @@
+"""Keys and values of tokens into paged caches, which are written in place. For inference: nothing here has a gradient.
+
+``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks, each
+of which has room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
+layouts are told apart by their shapes:
+
+- ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
+- ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values.
+
+Any strides will do as long as the last dimension is contiguous, so ``cache.transpose(1, 2)`` of ``(blocks, heads,
+block_size, width)`` is the first layout, and halves of one buffer are two caches. All tensors have one dtype, float32,
+float16 or bfloat16, and are on one device; caches of 8 bits are not served.
+
+``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have is
+refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two tokens
+have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
+
+from precast.ops import _kv_cache_reference as _reference
+from precast.ops._checks import FLOAT_TYPES
+from precast.ops._dispatch import AUTOGRAD_KEY, mark_written, register
+
+# Bound once, as in ops/rms_norm.py.
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+# Raises RuntimeError with the text; under a trace with unknown sizes it becomes a check of the graph.
+_require: Callable[[object, Callable[[], str]], None] = torch._check
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of the caches."""
+    if (  # the short way under autograd's Python kernel, as in rms_norm
+        not _is_compiling()
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(key, value, key_cache, value_cache, slot_mapping)
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        if _is_grad_enabled() and any(t.requires_grad for t in (key, value, key_cache, value_cache)):
+            _refuse_gradient("reshape_and_cache")
+        mark_written((key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        RESHAPE_AND_CACHE(key, value, key_cache, value_cache, slot_mapping)
+
+
+def _refuse_gradient(op: str) -> NoReturn:
+    raise RuntimeError(
+        f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but the caches are written in "
+        "place; needed torch.no_grad()"
+    )
+
+
+def _check(
+    op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """The kernels' checks, in their words and their order, but for what only memory says."""
+    _require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {_dtype(key)}; needed float32, float16 or bfloat16")
+    both = {"key_cache": key_cache, "value_cache": value_cache}
+    for name, other in {"value": value, **both}.items():
+        hint = " (there is no kernel for caches of 8 bits)" if name in both else ""
+        text = f"{op}: {name} is {_dtype(other)} and key is {_dtype(key)}; needed one dtype{hint}"
+        _require(other.dtype == key.dtype, lambda: text)  # noqa: B023 - called at once or never
+        _same_device(op, name, other, key)
+    _require(
+        _fits(key, value, key_cache, value_cache),
+        lambda: (
+            f"{op}: key has shape {tuple(key.shape)}, value {tuple(value.shape)}, key_cache {tuple(key_cache.shape)} "
+            f"and value_cache {tuple(value_cache.shape)}; needed (tokens, heads, width) twice, and (blocks, "
+            "block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and (blocks, heads, "
+            "block_size, width)"
+        ),
+    )
+    _require(slot_mapping.dtype == torch.int64, lambda: f"{op}: slot_mapping is {_dtype(slot_mapping)}; needed int64")
+    _same_device(op, "slot_mapping", slot_mapping, key)
+    _require(
+        slot_mapping.dim() == 1 and slot_mapping.shape[0] == key.shape[0],
+        lambda: (
+            f"{op}: slot_mapping has shape {tuple(slot_mapping.shape)}; needed ({key.shape[0]},), a slot for each token"
+        ),
+    )
+
+
+def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    if key.dim() != 3 or value.shape != key.shape or key_cache.dim() not in (4, 5) or value_cache.dim() != 4:
+        return False
+    _, heads, width = key.shape
+    if key_cache.dim() == 4:
+        return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
+    blocks, cache_heads, pieces, block_size, piece = key_cache.shape
+    return (
+        cache_heads == heads
+        and pieces * piece == width
+        and value_cache.shape == (blocks, heads, block_size, width)
+    )
+
+
+def _same_device(op: str, name: str, other: Tensor, key: Tensor) -> None:
+    text = f"{op}: {name} is on {other.device} and key on {key.device}; needed one device"
+    _require(other.device == key.device, lambda: text)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+RESHAPE_AND_CACHE = register(
+    "reshape_and_cache",
+    check=lambda *args: _check("reshape_and_cache", *args),
+    result=lambda *_: None,
+    reference=_reference.reshape_and_cache,
+    gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
+)
+
+# The dispatcher's own entry point, without the Python frame of OpOverload.__call__.
+_reshape_and_cache: Callable[..., Any] = RESHAPE_AND_CACHE._op
