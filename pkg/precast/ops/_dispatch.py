@@ -66,7 +66,7 @@ def register(
         if "torch.distributed.tensor" in sys.modules:  # a DTensor may be behind this call
             from precast.ops import _sharding
 
-            _sharding.register_once()
+            _sharding.register_once(name)
         check(*args)
         return result(*args)
 

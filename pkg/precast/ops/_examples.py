@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _reference, _softmax_reference
+from precast.ops import _kv_cache_reference, _reference, _softmax_reference
 
 _EPS = 1e-6
 Arguments = tuple[Any, ...]
@@ -50,6 +50,10 @@ def arguments(op: str) -> Arguments:
             *(1.0, 0),
         ),
         "multi_tensor_l2norm": lambda: ([some(33), some(5, 7)],),
+        "reshape_and_cache": lambda: (
+            *(some(5, 2, 6), some(5, 2, 6), some(3, 2, 3, 4, 2), some(3, 2, 4, 6)),
+            torch.tensor([3, -1, 11, 0, 4]),
+        ),
         "multi_tensor_axpby_": lambda: ([some(33)], [some(33)], [some(33)], 0.5, -2.0, some(1), some(1)),
     }
     if op not in make:
@@ -60,5 +64,8 @@ def arguments(op: str) -> Arguments:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
-    found: Callable[..., Any] = getattr(_reference, name, None) or getattr(_softmax_reference, name)
-    return found
+    for module in (_reference, _softmax_reference, _kv_cache_reference):
+        found: Callable[..., Any] | None = getattr(module, name, None)
+        if found is not None:
+            return found
+    raise KeyError(f"no reference for {op!r}: it wants one in precast/ops")

@@ -5,8 +5,8 @@ torch chooses among them, and redistributes what is placed otherwise. Norms, act
 every dimension but the last may be sharded; what is the same for all rows is replicated, and its gradient is a partial
 sum. Ops that write into their arguments are refused: torch could give them a redistributed copy to write into.
 
-torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where the rules
-are registered (``_dispatch.register``): at the first call on a DTensor, at no cost to anybody else.
+torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where the rule
+is registered (``_dispatch.register``): at the op's first call on a DTensor, at no cost to anybody else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from precast._build.catalogue import FAMILIES
 from precast._load import namespace
 
 Placements = list[Any]
@@ -24,15 +23,13 @@ Rule = Callable[..., Choices]
 
 
 @functools.cache
-def register_once() -> bool:
-    """Registers the rules; False where this torch takes none: its own error names the op and the missing rule."""
+def register_once(name: str) -> bool:
+    """Registers an op's rule; False where this torch takes none: its own error names the op and the missing rule."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch 2.4 and 2.5
         return False
-    # An op that is defined later than the others keeps torch's own error.
-    for name in (namespace.op_name(schema) for family in FAMILIES if not family.late for schema in family.ops):
-        register_sharding(namespace.overload(name))(RULES.get(name) or _refusal(name))
+    register_sharding(namespace.overload(name))(RULES.get(name) or _refusal(name))
     return True
 
 
