@@ -1,6 +1,8 @@
-// What host.cpp hands to the kernels of device.cu: one structure by value. Compiled on both sides, so it includes
-// nothing.
+// What host.cpp hands to the kernels of device.cu: one structure by value. Compiled on both sides.
 #pragma once
+
+#include "../common/division.h"
+#include "../rotary/angles.h"
 
 namespace precast {
 namespace kv_cache {
@@ -8,6 +10,13 @@ namespace kv_cache {
 // Keys or values of tokens. Strides are in bytes, here and below; the elements of a head lie side by side.
 struct Heads {
   const char* data;
+  long long token;
+  long long head;
+};
+
+// The same of heads that are written where they lie.
+struct WrittenHeads {
+  char* data;
   long long token;
   long long head;
 };
@@ -37,15 +46,33 @@ struct CopyArgs {
   Cache key_cache;
   Cache value_cache;
   Slots slots;
+  Division head_units;   // of a head
+  Division piece_units;  // of a piece of the key cache
   unsigned int tokens;
-  unsigned int units;        // of the key of a token, and of its value
-  unsigned int head_units;   // of a head
-  unsigned int piece_units;  // of a piece of the key cache
-  unsigned int unit_bytes;   // 16, 8, 4 or 2
+  unsigned int units;       // of the key of a token, and of its value: below 2^31
+  unsigned int unit_bytes;  // 16, 8, 4 or 2
 };
 
-static_assert(sizeof(Heads) == 24 && sizeof(Cache) == 40 && sizeof(Slots) == 32 && sizeof(CopyArgs) == 184,
-              "host and device must agree");
+// Of each token come the heads of query, those of key and those of value, and as many units in each (rotate.cuh).
+struct RotateArgs {
+  WrittenHeads query;
+  WrittenHeads key;
+  Heads value;
+  Cache key_cache;
+  Cache value_cache;
+  Slots slots;
+  rotary::Angles angles;
+  long long first_token;
+  Division heads;        // of a token, of all three
+  Division units;        // in a head
+  Division piece_bytes;  // of the key cache
+  unsigned int query_heads;
+  unsigned int rotated_heads;  // of query and key
+  unsigned int total;          // units in all: below 2^31
+  unsigned int head_bytes;
+};
+
+static_assert(sizeof(CopyArgs) == 200 && sizeof(RotateArgs) == 304, "host and device must agree");
 
 }  // namespace kv_cache
 }  // namespace precast

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/device.cuh"
+#include "../common/division.h"
 #include "args.h"
 
 namespace precast {
@@ -25,6 +26,9 @@ DEVICE char* at_place(const Cache& cache, const Place& place) {
   return cache.data + place.block * cache.block + place.position * cache.position;
 }
 
+constexpr u32 kThreads = 128;  // of a block of the kernels that rotate
+
+// Of memory that no thread of the launch writes, and of memory that this thread will write.
 template <class Unit>
 DEVICE Unit read_unit(const char* p) {
   return *reinterpret_cast<const Unit*>(p);
@@ -32,6 +36,15 @@ DEVICE Unit read_unit(const char* p) {
 template <>
 DEVICE Vector read_unit<Vector>(const char* p) {
   return load_constant(p);
+}
+
+template <class Unit>
+DEVICE Unit fetch_unit(const char* p) {
+  return *reinterpret_cast<const Unit*>(p);
+}
+template <>
+DEVICE Vector fetch_unit<Vector>(const char* p) {
+  return load(p);
 }
 
 template <class Unit>

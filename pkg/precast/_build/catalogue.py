@@ -216,11 +216,16 @@ KV_CACHE = Family(
     name="kv_cache",
     device="kv_cache/device.cu",
     host=("kv_cache/host.cpp",),
-    cpu=(),
+    cpu=("rotary/cpu.cpp",),
     ops=(
         (
             "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
             " Tensor slot_mapping) -> ()"
+        ),
+        (
+            "rotary_embedding_and_cache(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor cos, Tensor sin,"
+            " Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? positions, bool interleaved)"
+            " -> ()"
         ),
     ),
     devices=("cpu", "cuda"),
