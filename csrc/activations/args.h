@@ -1,6 +1,8 @@
 // What host.cpp and backward.cpp hand to the kernels of device.cu and backward.cu: one structure by value. Compiled on
-// both sides, so it includes nothing.
+// both sides.
 #pragma once
+
+#include "../common/division.h"
 
 namespace precast {
 namespace activations {
@@ -12,13 +14,10 @@ enum Activation : int {
   kGeluTanh = 2,  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 };
 
-// The units of one launch, row after row: vectors of 16 bytes, or single elements. The row of a unit is found without a
-// division: index / columns == index * multiplier >> shift for an index below 2^31.
+// The units of one launch, row after row: vectors of 16 bytes, or single elements.
 struct Units {
   unsigned int total;  // below 2^31
-  unsigned int columns;
-  unsigned int multiplier;
-  unsigned int shift;
+  Division columns;
 };
 
 // Strides are in bytes, from one row to the next.

@@ -75,20 +75,6 @@ struct GeluTanh {
   }
 };
 
-template <class T>
-PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
-  if (count >= kLanes) {
-    store(to, value);
-  } else {
-    store_part(to, value, count);
-  }
-}
-
 // Where a piece lies.
 struct Piece {
   int64_t row, column, count;

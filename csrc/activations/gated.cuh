@@ -13,8 +13,8 @@ struct Place {
 };
 
 DEVICE Place place_of(u32 index, const Units& units) {
-  const u32 row = static_cast<u32>(static_cast<u64>(index) * units.multiplier >> units.shift);
-  return {static_cast<i64>(row), index - row * units.columns};
+  const u32 row = quotient(index, units.columns);
+  return {static_cast<i64>(row), index - row * units.columns.divisor};
 }
 
 constexpr u32 kThreads = 128;

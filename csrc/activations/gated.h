@@ -50,16 +50,7 @@ inline Gated check_gated(const char* op, const Tensor& x, int64_t kind) {
 constexpr int64_t kLaunchUnits = int64_t{1} << 30;
 
 inline Units make_units(int64_t rows, int64_t columns) {
-  // Exact for indices below 2^31, as the multiplier is less than 1 + 2^-31 times too large.
-  unsigned bits = 0;
-  while ((int64_t{1} << bits) < columns) ++bits;
-  const uint64_t power = uint64_t{1} << (31 + bits), divisor = static_cast<uint64_t>(columns);
-  Units units;
-  units.total = static_cast<unsigned>(rows * columns);
-  units.columns = static_cast<unsigned>(columns);
-  units.multiplier = static_cast<unsigned>((power + divisor - 1) / divisor);
-  units.shift = 31 + bits;
-  return units;
+  return {static_cast<unsigned>(rows * columns), division_by(columns)};
 }
 
 // A kernel, by its place in a family's entries: for each DType one for each activation, then the one for any shape.

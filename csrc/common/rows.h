@@ -77,14 +77,12 @@ inline void check_shape(const char* op, const Named& other, const Tensor& x, con
                 shape_of(other.tensor).text, shape_of(x).text, called);
 }
 
-// The distance in elements from one row to the next, or -1: the last dimension is not contiguous, or the leading ones
-// do not merge into one. A single row has the distance `hidden`.
-inline int64_t row_stride(const Tensor& tensor) {
-  const int64_t dim = tensor.dim();
+// The distance in elements that the first `count` dimensions have as one, or -1: they do not merge. `alone` where they
+// hold a single element.
+inline int64_t merged_stride(const Tensor& tensor, int64_t count, int64_t alone) {
   const int64_t *sizes = tensor.sizes(), *strides = tensor.strides();
-  if (sizes[dim - 1] > 1 && strides[dim - 1] != 1) return -1;
   int64_t stride = -1, expected = 0;
-  for (int64_t i = dim - 2; i >= 0; --i) {
+  for (int64_t i = count - 1; i >= 0; --i) {
     if (sizes[i] == 1) continue;
     if (stride < 0) {
       stride = strides[i];
@@ -93,7 +91,19 @@ inline int64_t row_stride(const Tensor& tensor) {
     }
     expected = strides[i] * sizes[i];
   }
-  return stride < 0 ? sizes[dim - 1] : stride;
+  return stride < 0 ? alone : stride;
+}
+
+inline bool last_is_contiguous(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.sizes()[last] <= 1 || tensor.strides()[last] == 1;
+}
+
+// The distance in elements from one row to the next, or -1: the last dimension is not contiguous, or the leading ones
+// do not merge into one. A single row has the distance `hidden`.
+inline int64_t row_stride(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return last_is_contiguous(tensor) ? merged_stride(tensor, last, tensor.sizes()[last]) : -1;
 }
 
 // A tensor to be read as rows: where its own layout does not allow that, a contiguous copy, which lives as long.

@@ -226,6 +226,52 @@ PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = lane[i];
 }
 
+// All sixteen elements, or the first `count` where there are fewer.
+template <class T>
+PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
+  return count >= kLanes ? load(from) : load_part(from, count);
+}
+
+template <class T>
+PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
+  if (count >= kLanes) {
+    store(to, value);
+  } else {
+    store_part(to, value, count);
+  }
+}
+
+// Of thirty-two elements in a row, sixteen pairs: the first of each pair, and the second of each; and back.
+struct Pairs {
+  Floats first, second;
+};
+
+PRECAST_INLINE Pairs separate(Pairs x) {
+#define PRECAST_OF(k) ((k) < kLanes / PRECAST_WIDTH ? x.first : x.second).part[(k) % (kLanes / PRECAST_WIDTH)]
+#define PRECAST_PART(i) even_part(PRECAST_OF(2 * (i)), PRECAST_OF(2 * (i) + 1))
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) odd_part(PRECAST_OF(2 * (i)), PRECAST_OF(2 * (i) + 1))
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+#undef PRECAST_OF
+}
+
+PRECAST_INLINE Pairs join(Pairs x) {
+  constexpr int kParts = kLanes / PRECAST_WIDTH;
+  // The part of the result with the number k: the lower or the upper halves of two registers, lane by lane in turns.
+#define PRECAST_ZIP(k)                                                    \
+  ((k) % 2 == 0 ? low_part(x.first.part[(k) / 2], x.second.part[(k) / 2]) \
+                : high_part(x.first.part[(k) / 2], x.second.part[(k) / 2]))
+#define PRECAST_PART(i) PRECAST_ZIP(i)
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) PRECAST_ZIP((i) + kParts)
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+#undef PRECAST_ZIP
+}
+
 // The sum of the lanes by halving, in one fixed order.
 PRECAST_INLINE float sum(Floats a) {
   float lane[kLanes];

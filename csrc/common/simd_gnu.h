@@ -63,6 +63,35 @@ PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
 #endif
 }
 
+// Of the lanes of `a`, then `b`: every other one from the first, from the second; the lower or the upper halves of the
+// two in turns.
+#if PRECAST_WIDTH == 4
+#define PRECAST_EVEN 0, 2, 4, 6
+#define PRECAST_ODD 1, 3, 5, 7
+#define PRECAST_LOW 0, 4, 1, 5
+#define PRECAST_HIGH 2, 6, 3, 7
+#elif PRECAST_WIDTH == 8
+#define PRECAST_EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define PRECAST_ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define PRECAST_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define PRECAST_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define PRECAST_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define PRECAST_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define PRECAST_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define PRECAST_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#endif
+#if defined(__clang__)
+#define PRECAST_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PRECAST_LANES(a, b, ...) __builtin_shuffle(a, b, SignedPart{__VA_ARGS__})
+#endif
+
+PRECAST_INLINE FloatPart even_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_EVEN); }
+PRECAST_INLINE FloatPart odd_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_ODD); }
+PRECAST_INLINE FloatPart low_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_LOW); }
+PRECAST_INLINE FloatPart high_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_HIGH); }
+
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) {
 #if PRECAST_WIDTH > 4
   asm("vsqrtps %1, %0" : "=v"(a) : "v"(a));

@@ -44,6 +44,11 @@ PRECAST_INLINE FloatPart select(Mask mask, FloatPart yes, FloatPart no) { return
 
 PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) { return svmla_f32_x(all_lanes(), c, a, b); }
 
+PRECAST_INLINE FloatPart even_part(FloatPart a, FloatPart b) { return svuzp1_f32(a, b); }
+PRECAST_INLINE FloatPart odd_part(FloatPart a, FloatPart b) { return svuzp2_f32(a, b); }
+PRECAST_INLINE FloatPart low_part(FloatPart a, FloatPart b) { return svzip1_f32(a, b); }
+PRECAST_INLINE FloatPart high_part(FloatPart a, FloatPart b) { return svzip2_f32(a, b); }
+
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) { return svsqrt_f32_x(all_lanes(), a); }
 
 // Without the call into libm that the compiler's own square root brings along for negative numbers.

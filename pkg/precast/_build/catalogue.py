@@ -178,6 +178,26 @@ SOFTMAX_BACKWARD = Family(
     twins=TRITON,
 )
 
+# Forward, gradient and gradient of the gradient are one op: back is the same with the sines' other sign.
+ROTARY = Family(
+    name="rotary",
+    device="rotary/device.cu",
+    host=("rotary/host.cpp",),
+    cpu=("rotary/cpu.cpp",),
+    ops=(
+        (
+            "rotary_embedding(Tensor query, Tensor? key, Tensor cos, Tensor sin, Tensor? positions, bool interleaved,"
+            " bool inverse) -> (Tensor, Tensor)"
+        ),
+        (
+            "rotary_embedding_(Tensor(a!) query, Tensor(b!)? key, Tensor cos, Tensor sin, Tensor? positions,"
+            " bool interleaved, bool inverse) -> ()"
+        ),
+    ),
+    devices=("cpu", "cuda"),
+    late=True,
+)
+
 # Optimizer steps over lists of tensors on the GPU. A plan is a number that stands for the tensors of a step: their
 # table on the device is written once, and again when one of them has moved.
 MULTI_TENSOR = Family(
@@ -243,6 +263,7 @@ FAMILIES = (
     SOFTMAX_BACKWARD,
     CPU_ADAM,
     CPU_OPTIM,
+    ROTARY,
     MULTI_TENSOR,
     KV_CACHE,
 )

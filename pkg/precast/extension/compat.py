@@ -30,7 +30,7 @@ def kernel(name: str) -> Callable[..., Any]:
 
 def reference(name: str) -> Callable[..., Any]:
     """The same in plain torch, on any device."""
-    for module in ("precast.ops._reference", "precast.ops._softmax_reference"):
+    for module in ("precast.ops._reference", "precast.ops._softmax_reference", "precast.ops._rotary_reference"):
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
             return found  # type: ignore[no-any-return]

@@ -18,13 +18,14 @@ from precast.ops.softmax import (
 )
 
 if TYPE_CHECKING:
-    from precast.ops.kv_cache import reshape_and_cache
+    from precast.ops.kv_cache import reshape_and_cache, rotary_embedding_and_cache
     from precast.ops.multi_tensor import (
         clip_grad_norm_,
         multi_tensor_axpby_,
         multi_tensor_l2norm,
         multi_tensor_scale_,
     )
+    from precast.ops.rotary import get_cos_and_sin, rotary_embedding, rotary_embedding_
 
 __all__ = [
     "adam_",
@@ -33,6 +34,7 @@ __all__ = [
     "fused_add_rms_norm_",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "get_cos_and_sin",
     "layer_norm",
     "mul_and_silu",
     "multi_tensor_axpby_",
@@ -40,6 +42,9 @@ __all__ = [
     "multi_tensor_scale_",
     "reshape_and_cache",
     "rms_norm",
+    "rotary_embedding",
+    "rotary_embedding_",
+    "rotary_embedding_and_cache",
     "scaled_aligned_causal_softmax",
     "scaled_masked_softmax",
     "scaled_softmax",
@@ -47,17 +52,18 @@ __all__ = [
     "silu_and_mul",
 ]
 
-# Imported at their first use: no other first call pays for them.
+# What is imported at its first use, so that other first calls need not wait for it: by name, the module that has it.
 _LATE = {
     **dict.fromkeys(
         ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
     ),
-    "reshape_and_cache": "kv_cache",
+    **dict.fromkeys(("reshape_and_cache", "rotary_embedding_and_cache"), "kv_cache"),
+    **dict.fromkeys(("get_cos_and_sin", "rotary_embedding", "rotary_embedding_"), "rotary"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of an op that waits for its first use."""
+    """Imports the module of a late op."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"precast.ops.{_LATE[name]}"), name)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _kv_cache_reference, _reference, _softmax_reference
+from precast.ops import _kv_cache_reference, _reference, _rotary_reference, _softmax_reference
 
 _EPS = 1e-6
+_PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours
 Arguments = tuple[Any, ...]
 
 # The ops of an optimizer's plan, which have no arguments that would mean anything by themselves.
@@ -39,6 +40,8 @@ def arguments(op: str) -> Arguments:
         "scaled_upper_triang_masked_softmax": lambda: (some(3, 33, 33), 0.5),
         "scaled_aligned_causal_softmax": lambda: (some(3, 5, 33), 0.5),
         "scaled_softmax_backward": lambda: (some(3, 5, 33), torch.softmax(some(3, 5, 33), -1), 0.5, False),
+        "rotary_embedding": lambda: (some(2, 3, 4, 33), some(2, 3, 1, 33), some(5, 7), some(5, 7), *_PAIRS, False),
+        "rotary_embedding_": lambda: (some(3, 4, 33), some(3, 1, 33), some(5, 7), some(5, 7), *_PAIRS, True),
         "adam_": lambda: (
             *([some(33)], [some(33)], [some(33)], [some(33).abs()], []),
             *(1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.5, 0.5, 1.0, True, False),
@@ -54,6 +57,10 @@ def arguments(op: str) -> Arguments:
             *(some(5, 2, 6), some(5, 2, 6), some(3, 2, 3, 4, 2), some(3, 2, 4, 6)),
             torch.tensor([3, -1, 11, 0, 4]),
         ),
+        "rotary_embedding_and_cache": lambda: (
+            *(some(3, 4, 6), some(3, 2, 6), some(3, 2, 6), some(5, 2), some(5, 2)),
+            *(some(2, 4, 2, 6), some(2, 4, 2, 6), torch.tensor([7, -1, 2]), *_PAIRS),
+        ),
         "multi_tensor_axpby_": lambda: ([some(33)], [some(33)], [some(33)], 0.5, -2.0, some(1), some(1)),
     }
     if op not in make:
@@ -64,8 +71,6 @@ def arguments(op: str) -> Arguments:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
-    for module in (_reference, _softmax_reference, _kv_cache_reference):
-        found: Callable[..., Any] | None = getattr(module, name, None)
-        if found is not None:
-            return found
-    raise KeyError(f"no reference for {op!r}: it wants one in precast/ops")
+    modules = (_reference, _softmax_reference, _rotary_reference, _kv_cache_reference)
+    found: Callable[..., Any] = next(getattr(module, name) for module in modules if hasattr(module, name))
+    return found

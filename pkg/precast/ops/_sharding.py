@@ -5,8 +5,8 @@ torch chooses among them, and redistributes what is placed otherwise. Norms, act
 every dimension but the last may be sharded; what is the same for all rows is replicated, and its gradient is a partial
 sum. Ops that write into their arguments are refused: torch could give them a redistributed copy to write into.
 
-torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where the rule
-is registered (``_dispatch.register``): at the op's first call on a DTensor, at no cost to anybody else.
+torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where its rule is
+registered (``_dispatch.register``): at the first call on a DTensor, at no cost to anybody else.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ Rule = Callable[..., Choices]
 
 @functools.cache
 def register_once(name: str) -> bool:
-    """Registers an op's rule; False where this torch takes none: its own error names the op and the missing rule."""
+    """Registers the rule of an op; False where there is none, or this torch takes none: its own error names the op."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch 2.4 and 2.5
+        return False
+    if name.startswith("multi_tensor"):  # lists of GPU tensors keep torch's own error
         return False
     register_sharding(namespace.overload(name))(RULES.get(name) or _refusal(name))
     return True
@@ -58,6 +60,24 @@ def _over_rows(x: Any, kept: int, args: Sequence[Any], results: int, sums: int) 
     return choices
 
 
+def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: Any) -> Choices:
+    """Everything replicated, or leading dimensions, tokens or heads sharded; tables of a row for each token follow."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    def placed(place: Any, table: Any, position: Any) -> tuple[Placements, Placements]:
+        beside = Replicate() if key is None else place  # the result for a key that is None has no elements
+        given = [place, None if key is None else place, table, table, None if positions is None else position]
+        return [place, beside], [*given, None, None]
+
+    whole = Replicate()
+    tokens = len(query.shape) - 3
+    choices = [placed(whole, whole, whole)]
+    for dim in range(len(query.shape) - 1):
+        follows = Shard(0) if dim == tokens else whole
+        choices.append(placed(Shard(dim), whole if positions is not None else follows, follows))
+    return choices
+
+
 def _is_tensor(arg: Any) -> bool:
     """Whether torch has put the description of a tensor here; those have a shape, and numbers have none."""
     return hasattr(arg, "shape")
@@ -69,7 +89,8 @@ def _rule(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
 
 def _refusal(name: str) -> Rule:
     def refuse(*_: Any) -> Any:
-        wanted = {"fused_add_rms_norm_": "precast.ops.fused_add_rms_norm, which returns new tensors, or "}.get(name, "")
+        another = {"fused_add_rms_norm_", "rotary_embedding_"}
+        wanted = f"precast.ops.{name[:-1]}, which returns new tensors, or " if name in another else ""
         raise RuntimeError(
             f"{name}: a DTensor was given, and there is no rule for sharding this op; needed {wanted}local tensors: "
             "x.to_local()"
@@ -85,6 +106,7 @@ RULES: dict[str, Rule] = {
     "rms_norm_backward": _rule(1, sums=1),
     "fused_add_rms_norm": _rule(2),
     "fused_add_rms_norm_backward": _rule(1, sums=1),
+    "rotary_embedding": _over_heads,
     "layer_norm": _rule(1),
     "layer_norm_backward": _rule(1, sums=2),
     "gated_activation": _rule(1),

@@ -1,0 +1,54 @@
+// Rotary embedding on the GPU: every pair of a head is turned by the angle of its token; what is not rotated is copied.
+// In float32, rounded once. See host.cpp for what serves which shape.
+#include "heads.cuh"
+#include "rotate.cuh"
+
+namespace precast {
+namespace rotary {
+
+// Two vectors of 16 bytes: the pairs of one, or of both where they are neighbours.
+template <class T>
+DEVICE void rotary_vectors(const RotaryArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.total) return;
+  const Place at = place_of(a, index);
+  const Parts parts = parts_of<T, T::kPerVector>(a.angles, at.unit);
+  const bool both = parts.second < a.head_bytes;
+  Vector first = load(at.from + parts.first), second = first;
+  if (both) second = load(at.from + parts.second);
+  if (parts.rotated) {
+    const auto turn = load_turn<T, T::kPerVector>(a.angles, at.token, at.unit);
+    rotate<T>(first, second, turn, (a.angles.flags & kInterleaved) != 0);
+  }
+  store(at.to + parts.first, first);
+  if (both) store(at.to + parts.second, second);
+}
+
+// One pair of any head.
+template <class T>
+DEVICE void rotary_any(const RotaryArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.total) return;
+  const Place at = place_of(a, index);
+  const Parts parts = parts_of<T, 1>(a.angles, at.unit);
+  const bool both = parts.second < a.head_bytes;
+  float first = T::load(at.from + parts.first), second = both ? T::load(at.from + parts.second) : 0.0f;
+  if (parts.rotated) {
+    const Turn<1> turn = load_turn<T, 1>(a.angles, at.token, at.unit);
+    rotate(first, second, turn.cos[0], turn.sin[0]);
+  }
+  T::store(at.to + parts.first, first);
+  if (both) T::store(at.to + parts.second, second);
+}
+
+}  // namespace rotary
+}  // namespace precast
+
+KERNEL(rotary_f32, RotaryArgs, 128, 1024, rotary_vectors<Float32>)
+KERNEL(rotary_f32_any, RotaryArgs, 128, 1536, rotary_any<Float32>)
+
+KERNEL(rotary_f16, RotaryArgs, 128, 1024, rotary_vectors<Float16>)
+KERNEL(rotary_f16_any, RotaryArgs, 128, 1536, rotary_any<Float16>)
+
+KERNEL(rotary_bf16, RotaryArgs, 128, 1024, rotary_vectors<BFloat16>)
+KERNEL(rotary_bf16_any, RotaryArgs, 128, 1536, rotary_any<BFloat16>)

@@ -1,0 +1,46 @@
+// Which unit of which head a thread has, and the form of the entry points.
+#pragma once
+
+#include "../common/device.cuh"
+#include "args.h"
+
+namespace precast {
+namespace rotary {
+
+constexpr u32 kThreads = 128;
+
+struct Place {
+  const char* from;  // the first byte of the head
+  char* to;
+  i64 token;
+  u32 unit;
+};
+
+// Both tensors' numbers are read and one is kept: an address that is chosen would make a copy of the arguments.
+DEVICE Place place_of(const RotaryArgs& a, u32 index) {
+  const u32 row = quotient(index, a.units), local = quotient(row, a.heads), number = row - local * a.heads.divisor;
+  const bool is_query = number < a.query_heads;
+  const i64 outer = a.first_outer + blockIdx.y, token = a.first_token + local;
+  const i64 head = is_query ? number : number - a.query_heads;
+  const Heads &q = a.query, &k = a.key;
+  const char* from = is_query ? q.from : k.from;
+  from += outer * (is_query ? q.from_outer : k.from_outer) + token * (is_query ? q.from_token : k.from_token) +
+          head * (is_query ? q.from_head : k.from_head);
+  char* to = is_query ? q.to : k.to;
+  to += outer * (is_query ? q.to_outer : k.to_outer) + token * (is_query ? q.to_token : k.to_token) +
+        head * (is_query ? q.to_head : k.to_head);
+  return {from, to, token, index - row * a.units.divisor};
+}
+
+}  // namespace rotary
+}  // namespace precast
+
+// An entry point for blocks of 128 threads. `resident` is how many threads a multiprocessor should hold at a time,
+// which sets the budget: 65536 / resident registers for each.
+#define KERNEL(name, Args, threads, resident, ...)                                         \
+  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
+      name(const precast::rotary::Args a) {                                                \
+    using namespace precast;                                                               \
+    using namespace precast::rotary;                                                       \
+    __VA_ARGS__(a);                                                                        \
+  }

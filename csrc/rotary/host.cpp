@@ -1,0 +1,192 @@
+// Rotary embedding: checks, allocation, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "cpu.h"
+#include "in_place.h"
+#include "rotate.h"
+
+namespace precast::rotary {
+namespace {
+
+// ---- which kernel serves which shape ----
+//
+//   heads and tables                                             kernel    a thread has
+//   half of the rotated part, the rest, strides and pointers     rotary    two vectors of 16 bytes, and of the pairs in
+//   at multiples of 16 bytes                                               them the cosines and sines
+//   anything else (odd widths, unaligned views)                  any       one pair
+//
+// Always blocks of 128 threads, as many as it takes, numbered through the heads of all tokens: a head need not fill a
+// block, and query and key share a launch.
+
+constexpr Entry kEntries[] = {
+    {"rotary_f32"}, {"rotary_f32_any"}, {"rotary_f16"}, {"rotary_f16_any"}, {"rotary_bf16"}, {"rotary_bf16_any"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"rotary", kEntries, kEntryCount};
+
+constexpr uint32_t kThreads = 128;
+// The most units of one launch: their numbers, and the threads behind the last one, stay below 2^31. grid.y has 65535.
+constexpr int64_t kLaunchUnits = int64_t{1} << 30, kLaunchOuter = 65535;
+
+// ---- the two devices ----
+
+uint64_t misalignment(const Heads& heads) {
+  const int64_t strides =
+      heads.from_outer | heads.from_token | heads.from_head | heads.to_outer | heads.to_token | heads.to_head;
+  return precast::misalignment(heads.from, strides) | precast::misalignment(heads.to, 0);
+}
+
+void check_size(const char* op, const Work& work) {
+  PRECAST_CHECK(work.heads * work.width < kLaunchUnits,
+                "%s: a token has %lld heads of %lld elements; needed fewer than "
+                "2^30 elements",
+                op, printable(work.heads), printable(work.width));
+}
+
+void rotate_cuda(const Work& work, int32_t device) {
+  const Angles& angles = work.angles;
+  const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
+  const int64_t half = angles.half, rest = work.in_place ? 0 : work.width - 2 * half;
+  const uint64_t misaligned =
+      misalignment(work.query) | misalignment(work.key) | precast::misalignment(angles.cos, angles.cos_stride) |
+      precast::misalignment(angles.sin, angles.sin_stride) | (static_cast<uint64_t>(half * bytes | rest * bytes) & 15);
+  const int64_t pairs = misaligned == 0 ? 16 / bytes : 1;
+  const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
+  if (units == 0) return;  // nothing is rotated, in place
+  RotaryArgs args;
+  args.query = work.query;
+  args.key = work.key;
+  args.angles = angles;
+  args.heads = division_by(work.heads);
+  args.units = division_by(units);
+  args.query_heads = static_cast<unsigned>(work.query_heads);
+  args.head_bytes = static_cast<unsigned>(work.width * bytes);
+  const int entry = 2 * work.dtype + (misaligned == 0 ? 0 : 1);
+  const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
+  void* arguments[] = {&args};
+  for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {
+    const int64_t height = work.outer - outer < kLaunchOuter ? work.outer - outer : kLaunchOuter;
+    for (int64_t token = 0; token < work.tokens; token += most) {
+      const int64_t tokens = work.tokens - token < most ? work.tokens - token : most;
+      args.first_outer = outer;
+      args.first_token = token;
+      args.total = static_cast<unsigned>(tokens * per_token);
+      const uint32_t blocks = (args.total + kThreads - 1) / kThreads;
+      launch(kernels, device, entry, {blocks, static_cast<uint32_t>(height), kThreads, 1, 0}, arguments);
+    }
+  }
+}
+
+void rotate_cpu(const Work& work) {
+  const RotateFunction rotate = PRECAST_AT_CPU_LEVEL(rotary, rotate_heads);
+  parallel_for(0, work.outer * work.tokens * work.heads, grain_rows(work.width),
+               [&](int64_t begin, int64_t end) { rotate(work, begin, end); });
+}
+
+// ---- the ops, the same for both devices ----
+
+struct Cpu {
+  static void check(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }
+  static void rotate(const Work& work, int32_t) { rotate_cpu(work); }
+};
+
+struct Cuda {
+  static void check(const char* op, const Work& work) { check_size(op, work); }
+  static void rotate(const Work& work, int32_t device) { rotate_cuda(work, device); }
+};
+
+// A checked call; its work has no tensors yet. A key that is not there has no heads.
+struct Call {
+  Call(const char* op, const Tensor& query, const Tensor* key, const Tables& tables, bool interleaved, bool inverse)
+      : query_shape(check_heads(op, {"query", query})),
+        key_heads(key != nullptr ? check_more_heads(op, {"key", *key}, {"query", query}).heads : 0),
+        angles(check_tables(op, tables, query_shape, {"query", query}), interleaved, inverse) {
+    work.angles = angles.angles();
+    work.outer = query_shape.outer;
+    work.tokens = query_shape.tokens;
+    work.query_heads = query_shape.heads;
+    work.heads = query_shape.heads + key_heads;
+    work.width = query_shape.width;
+    work.dtype = static_cast<int>(query_shape.dtype);
+  }
+  bool is_nothing() const { return work.outer * work.tokens * work.heads * work.width == 0; }
+
+  HeadsShape query_shape;
+  int64_t key_heads;
+  ReadAngles angles;
+  Work work = {};
+};
+
+void read_from(Heads& heads, const void* data, const HeadStrides& strides, int64_t bytes) {
+  heads.from = static_cast<const char*>(data);
+  heads.from_outer = strides.outer * bytes;
+  heads.from_token = strides.token * bytes;
+  heads.from_head = strides.head * bytes;
+}
+
+void write_to(Heads& heads, void* data, const HeadStrides& strides, int64_t bytes) {
+  heads.to = static_cast<char*>(data);
+  heads.to_outer = strides.outer * bytes;
+  heads.to_token = strides.token * bytes;
+  heads.to_head = strides.head * bytes;
+}
+
+template <class Device>
+TensorPair rotary_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                     const Tensor* positions, bool interleaved, bool inverse) {
+  constexpr const char* kOp = "rotary_embedding";
+  Call call(kOp, query, key, {cos, sin, positions}, interleaved, inverse);
+  Device::check(kOp, call.work);
+  constexpr int64_t kNothing[] = {0};
+  TensorPair result(empty_contiguous_like(query),
+                    key != nullptr ? empty_contiguous_like(*key) : empty(kNothing, 1, query.dtype_code(), query));
+  if (call.is_nothing()) return result;
+  const int64_t bytes = call.query_shape.element_bytes();
+  const ReadHeads query_heads(query), key_heads(key != nullptr ? *key : query);
+  read_from(call.work.query, query_heads.data(), query_heads.strides(), bytes);
+  write_to(call.work.query, result.first.mutable_data(), head_strides(result.first), bytes);
+  if (key != nullptr) {
+    read_from(call.work.key, key_heads.data(), key_heads.strides(), bytes);
+    write_to(call.work.key, result.second.mutable_data(), head_strides(result.second), bytes);
+  }
+  Device::rotate(call.work, call.query_shape.device);
+  return result;
+}
+
+template <class Device>
+void rotary_in_place_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                        const Tensor* positions, bool interleaved, bool inverse) {
+  constexpr const char* kOp = "rotary_embedding_";
+  const Tables tables = {cos, sin, positions};
+  Call call(kOp, query, key, tables, interleaved, inverse);
+  Device::check(kOp, call.work);
+  if (call.is_nothing()) return;
+  call.work.in_place = true;
+  const WrittenHeads query_heads(kOp, {"query", query}, call.query_shape);
+  check_apart(kOp, query_heads, {"query", query}, tables);
+  read_from(call.work.query, query_heads.data, query_heads.strides, query_heads.bytes);
+  write_to(call.work.query, query_heads.data, query_heads.strides, query_heads.bytes);
+  if (key != nullptr) {
+    HeadsShape key_shape = call.query_shape;
+    key_shape.heads = call.key_heads;
+    const WrittenHeads key_heads(kOp, {"key", *key}, key_shape);
+    check_apart(kOp, key_heads, {"key", *key}, tables);
+    PRECAST_CHECK(!overlap(query_heads, key_heads),
+                  "rotary_embedding_: query and key overlap in memory; needed two that do not, as both are written");
+    read_from(call.work.key, key_heads.data, key_heads.strides, key_heads.bytes);
+    write_to(call.work.key, key_heads.data, key_heads.strides, key_heads.bytes);
+  }
+  Device::rotate(call.work, call.query_shape.device);
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("rotary_embedding", "CPU", rotary_op<Cpu>),
+    PRECAST_IMPLEMENTATION("rotary_embedding_", "CPU", rotary_in_place_op<Cpu>),
+    PRECAST_IMPLEMENTATION("rotary_embedding", "CUDA", rotary_op<Cuda>),
+    PRECAST_IMPLEMENTATION("rotary_embedding_", "CUDA", rotary_in_place_op<Cuda>),
+};
+PRECAST_FAMILY(rotary, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::rotary

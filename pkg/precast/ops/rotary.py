@@ -1,0 +1,185 @@
+"""Rotary position embedding: pairs of elements of each head turn by an angle of their token (Su and others, 2021).
+
+``query`` is ``(..., tokens, heads, head_dim)``; ``key`` the same with as many heads as it likes, or None. The first
+``rotary_dim`` elements of a head are rotated, the others stay what they are. ``cos`` and ``sin`` have ``rotary_dim / 2``
+columns: a row for each token, or, with ``positions`` (int32 or int64, one for each token), for each position there is.
+They are float32 or of the dtype of ``query``. Pair ``i`` is elements ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama);
+with ``interleaved`` elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic is in float32, rounded once.
+
+A position outside of the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
+there, and what would have been rotated by it is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._load import namespace
+from precast.ops import _rotary_checks, _rotary_reference
+from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register, without_autograd
+
+# Bound once, as in ops/rms_norm.py.
+_is_grad_enabled = torch.is_grad_enabled
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+Both = tuple[Tensor, Tensor]
+
+
+def rotary_embedding(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``query`` and ``key`` with their pairs rotated, as new contiguous tensors; None for a key that is None.
+
+    Differentiable in ``query`` and ``key`` to any order; ``cos`` and ``sin`` must not require grad.
+    """
+    if is_plain(query, key, cos, sin, positions):
+        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
+            both = _recorded(_rotary_below, query, key, cos, sin, positions, interleaved, False)
+        else:
+            _set_excluded(AUTOGRAD_KEY, True)
+            try:
+                both = _rotary(query, key, cos, sin, positions, interleaved, False)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        both = ROTARY_EMBEDDING(query, key, cos, sin, positions, interleaved, False)
+    return both[0], None if key is None else both[1]
+
+
+def rotary_embedding_(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`rotary_embedding` in place; returns ``(query, key)``. Both may be parts of one packed projection.
+
+    For inference: it raises where a gradient is wanted.
+    """
+    if is_plain(query, key, cos, sin, positions):
+        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
+            _refuse_gradient()
+        mark_written((query,) if key is None else (query, key))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _rotary_in_place(query, key, cos, sin, positions, interleaved, False)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        ROTARY_EMBEDDING_(query, key, cos, sin, positions, interleaved, False)
+    return query, key
+
+
+def get_cos_and_sin(
+    lengths: Tensor, cos_table: Tensor, sin_table: Tensor, *, is_prompts: bool, tokens: int | None = None
+) -> Both:
+    """The rows of the tables for sequences that are packed one after the other: what ``cos`` and ``sin`` above may be.
+
+    ``lengths`` has the length of each sequence. With ``is_prompts`` all of its tokens are there, at positions from 0 on;
+    else only its last one is. ``tokens`` is the sum of ``lengths``, for callers who know it: asking a GPU makes it wait.
+    """
+    if is_prompts:
+        total = int(lengths.sum()) if tokens is None else tokens
+        starts = lengths.cumsum(0) - lengths
+        starts = torch.repeat_interleave(starts, lengths, output_size=total)
+        positions = torch.arange(total, device=lengths.device) - starts
+    else:
+        positions = lengths - 1
+    return cos_table[positions], sin_table[positions]
+
+
+def _wants_gradient(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+    return query.requires_grad or (key is not None and key.requires_grad) or cos.requires_grad or sin.requires_grad
+
+
+class _Rotary(torch.autograd.Function):
+    """``compute`` is what computes below autograd: it depends on where the call came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Both],
+        query: Tensor,
+        key: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        interleaved: bool,
+        inverse: bool,
+    ) -> Both:
+        if cos.requires_grad or sin.requires_grad:
+            name = "cos" if cos.requires_grad else "sin"
+            raise RuntimeError(
+                f"rotary_embedding: {name} requires grad, and the tables have no gradient; needed cos.detach() and "
+                "sin.detach()"
+            )
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.options = (interleaved, not inverse)
+        both = compute(query, key, cos, sin, positions, interleaved, inverse)
+        if key is None:
+            ctx.mark_non_differentiable(both[1])
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, grad_query: Tensor | None, grad_key: Tensor | None) -> tuple[Any, ...]:
+        # Turned back. It is the op itself, so that the gradient of a gradient is recorded, too.
+        query = grad_query if ctx.needs_input_grad[1] else None
+        key = grad_key if ctx.needs_input_grad[2] else None
+        found: tuple[Tensor | None, Tensor | None] = (None, None)
+        if query is not None:
+            both = ROTARY_EMBEDDING(query, key, *ctx.saved_tensors, *ctx.options)
+            found = (both[0], None if key is None else both[1])
+        elif key is not None:
+            found = (None, ROTARY_EMBEDDING(key, None, *ctx.saved_tensors, *ctx.options)[0])
+        return None, *found, *(None,) * 5
+
+
+def _refuse_gradient(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "rotary_embedding_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would be "
+        "written over; needed precast.ops.rotary_embedding, or torch.no_grad()"
+    )
+
+
+def _like(query: Tensor, key: Tensor | None, *_: Any) -> Both:
+    made = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if key is None:
+        return made, query.new_empty(0)
+    return made, torch.empty_like(key, memory_format=torch.contiguous_format)
+
+
+namespace.define_late("rotary_embedding")
+ROTARY_EMBEDDING = register(
+    "rotary_embedding",
+    check=lambda *args: _rotary_checks.inputs("rotary_embedding", *args),
+    result=_like,
+    reference=_rotary_reference.rotary_embedding,
+    gradient=_Rotary.apply,
+)
+ROTARY_EMBEDDING_ = register(
+    "rotary_embedding_",
+    check=lambda *args: _rotary_checks.inputs("rotary_embedding_", *args),
+    result=lambda *_: None,
+    reference=_rotary_reference.rotary_embedding_,
+    gradient=_refuse_gradient,
+)
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
+_rotary: Callable[..., Both] = ROTARY_EMBEDDING._op
+_rotary_in_place: Callable[..., None] = ROTARY_EMBEDDING_._op
+_recorded: Callable[..., Both] = _Rotary.apply
+_rotary_below = without_autograd(_rotary)
