@@ -2,11 +2,12 @@
 #pragma once
 
 #include "../common/rows.h"
+#include "../rotary/rotate.h"
 #include "args.h"
 
 namespace precast::kv_cache {
 
-// The tensors of a call, in the order of the schemas.
+// The tensors that every call has, in the order of the schemas.
 struct Tensors {
   const Tensor& key;
   const Tensor& value;
@@ -25,9 +26,10 @@ struct Call {
   int64_t slots;
   DType dtype;
   int32_t device;
+  bool paged;
 
   int64_t element_bytes() const { return dtype == DType::kFloat32 ? 4 : 2; }
-  bool is_empty() const { return tokens == 0 || heads == 0 || width == 0; }
+  bool is_nothing() const { return tokens == 0 || heads == 0 || width == 0; }
 };
 
 inline bool has_shape(const Tensor& tensor, int64_t a, int64_t b, int64_t c, int64_t d) {
@@ -60,14 +62,24 @@ inline bool is_free_of_overlap(const Tensor& tensor) {
   return true;
 }
 
-// For a tensor of at most five dimensions that is written where it lies.
-inline void check_written(const char* op, const Named& written) {
-  const Tensor& tensor = written.tensor;
-  const int64_t last = tensor.dim() - 1;
-  PRECAST_CHECK((tensor.sizes()[last] <= 1 || tensor.strides()[last] == 1) && is_free_of_overlap(tensor),
-                "%s: %s is written in place and has shape %s with strides %s; needed a contiguous last dimension, and "
-                "no two elements in one place",
-                op, written.name, shape_of(tensor).text, ShapeText(tensor.strides(), tensor.dim()).text);
+// What the shapes say, or that they do not fit together.
+inline bool read_shapes(const Tensors& t, Call* call) {
+  const int64_t dim = t.key_cache.dim();
+  if (t.key.dim() != 3 || !same_shape(t.key, t.value) || (dim != 4 && dim != 5)) return false;
+  const int64_t *sizes = t.key.sizes(), *cache = t.key_cache.sizes();
+  call->tokens = sizes[0];
+  call->heads = sizes[1];
+  call->width = sizes[2];
+  call->paged = dim == 5;
+  call->piece = call->paged ? cache[4] : call->width;
+  call->block_size = cache[call->paged ? 3 : 1];
+  call->slots = cache[0] * call->block_size;
+  if (call->paged) {
+    return cache[1] == call->heads && cache[2] * call->piece == call->width &&
+           has_shape(t.value_cache, cache[0], call->heads, call->block_size, call->width);
+  }
+  return has_shape(t.key_cache, cache[0], call->block_size, call->heads, call->width) &&
+         same_shape(t.key_cache, t.value_cache);
 }
 
 inline Call check_call(const char* op, const Tensors& t) {
@@ -84,22 +96,7 @@ inline Call check_call(const char* op, const Tensors& t) {
                   cache.name, dtype_name(cache.tensor.dtype_code()), dtype_name(t.key.dtype_code()));
     check_device(op, cache, t.key, "key");
   }
-  const int64_t dim = t.key_cache.dim();
-  bool fits = t.key.dim() == 3 && same_shape(t.key, t.value) && (dim == 4 || dim == 5);
-  if (fits) {
-    const int64_t *sizes = t.key.sizes(), *cache = t.key_cache.sizes();
-    call.tokens = sizes[0];
-    call.heads = sizes[1];
-    call.width = sizes[2];
-    call.piece = dim == 5 ? cache[4] : call.width;
-    call.block_size = cache[dim == 5 ? 3 : 1];
-    call.slots = cache[0] * call.block_size;
-    fits = dim == 5 ? cache[1] == call.heads && cache[2] * call.piece == call.width &&
-                          has_shape(t.value_cache, cache[0], call.heads, call.block_size, call.width)
-                    : has_shape(t.key_cache, cache[0], call.block_size, call.heads, call.width) &&
-                          same_shape(t.key_cache, t.value_cache);
-  }
-  PRECAST_CHECK(fits,
+  PRECAST_CHECK(read_shapes(t, &call),
                 "%s: key has shape %s, value %s, key_cache %s and value_cache %s; needed (tokens, heads, width) twice, "
                 "and (blocks, block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and "
                 "(blocks, heads, block_size, width)",
@@ -111,7 +108,13 @@ inline Call check_call(const char* op, const Tensors& t) {
   PRECAST_CHECK(t.slot_mapping.dim() == 1 && t.slot_mapping.sizes()[0] == call.tokens,
                 "%s: slot_mapping has shape %s; needed (%lld,), a slot for each token", op,
                 shape_of(t.slot_mapping).text, printable(call.tokens));
-  for (const Named& cache : caches) check_written(op, cache);
+  for (const Named& cache : caches) {
+    PRECAST_CHECK(last_is_contiguous(cache.tensor) && is_free_of_overlap(cache.tensor),
+                  "%s: %s is written in place and has shape %s with strides %s; needed a contiguous last dimension, "
+                  "and no two elements in one place",
+                  op, cache.name, shape_of(cache.tensor).text,
+                  ShapeText(cache.tensor.strides(), cache.tensor.dim()).text);
+  }
   PRECAST_CHECK(t.key_cache.data() == nullptr || t.key_cache.data() != t.value_cache.data(),
                 "%s: key_cache and value_cache begin at one place in memory; needed two caches", op);
   return call;
@@ -119,40 +122,38 @@ inline Call check_call(const char* op, const Tensors& t) {
 
 // ---- tensors as the kernels see them, with strides in bytes ----
 
-// Tokens to be read where they lie, or a copy of them where the elements of a head are not side by side.
-class ReadHeads {
- public:
-  ReadHeads(const Call& call, const Tensor& tensor) : copy_(nullptr) {
-    const Tensor* read = &tensor;
-    if (call.width > 1 && tensor.strides()[2] != 1) {
-      copy_ = contiguous(tensor);
-      read = &copy_;
-    }
-    const int64_t *strides = read->strides(), bytes = call.element_bytes();
-    heads_ = {static_cast<const char*>(read->data()), strides[0] * bytes, strides[1] * bytes};
-  }
-  const Heads& heads() const { return heads_; }
+inline Heads heads_of(const Call& call, const rotary::ReadHeads& heads) {
+  const int64_t bytes = call.element_bytes();
+  return {heads.data(), heads.strides().token * bytes, heads.strides().head * bytes};
+}
 
- private:
-  Tensor copy_;
-  Heads heads_;
+// The two caches and what leads to a place in them, as both devices see them.
+struct Target {
+  Target(const Call& call, const Tensors& t) {
+    const int64_t *key = t.key_cache.strides(), *value = t.value_cache.strides(), bytes = call.element_bytes();
+    char* keys = static_cast<char*>(t.key_cache.mutable_data());
+    key_cache = call.paged ? Cache{keys, key[0] * bytes, key[3] * bytes, key[1] * bytes, key[2] * bytes}
+                           : Cache{keys, key[0] * bytes, key[1] * bytes, key[2] * bytes, 0};
+    value_cache = {static_cast<char*>(t.value_cache.mutable_data()), value[0] * bytes,
+                   value[call.paged ? 2 : 1] * bytes, value[call.paged ? 1 : 2] * bytes, 0};
+    slots = {static_cast<const long long*>(t.slot_mapping.data()), t.slot_mapping.strides()[0], call.slots,
+             call.block_size};
+  }
+
+  // Not zero where something is not aligned to 16 bytes: its lowest bit says to how many.
+  uint64_t misaligned(const Call& call) const {
+    uint64_t bits = static_cast<uint64_t>(call.piece * call.element_bytes());
+    for (const Cache& cache : {key_cache, value_cache}) {
+      bits |= misalignment(cache.data, cache.block | cache.position | cache.head | cache.piece);
+    }
+    return bits & 15;
+  }
+
+  Cache key_cache;
+  Cache value_cache;
+  Slots slots;
 };
 
-inline Cache key_cache_of(const Call& call, const Tensor& tensor) {
-  const int64_t *strides = tensor.strides(), bytes = call.element_bytes();
-  char* data = static_cast<char*>(tensor.mutable_data());
-  if (tensor.dim() == 4) return {data, strides[0] * bytes, strides[1] * bytes, strides[2] * bytes, 0};
-  return {data, strides[0] * bytes, strides[3] * bytes, strides[1] * bytes, strides[2] * bytes};
-}
-
-inline Cache value_cache_of(const Call& call, const Tensor& tensor, bool paged) {
-  const int64_t *strides = tensor.strides(), bytes = call.element_bytes();
-  char* data = static_cast<char*>(tensor.mutable_data());
-  return {data, strides[0] * bytes, strides[paged ? 2 : 1] * bytes, strides[paged ? 1 : 2] * bytes, 0};
-}
-
-inline Slots slots_of(const Call& call, const Tensor& slot_mapping) {
-  return {static_cast<const long long*>(slot_mapping.data()), slot_mapping.strides()[0], call.slots, call.block_size};
-}
+inline uint64_t misaligned(const Heads& heads) { return misalignment(heads.data, heads.token | heads.head); }
 
 }  // namespace precast::kv_cache

@@ -98,8 +98,12 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
   // All numbers are read and some are kept: an address that is chosen would make a copy of the arguments.
   const i64 head = is_query ? number : number - (is_value ? a.rotated_heads : a.query_heads);
   const char* from = is_query ? a.query.data : is_value ? a.value.data : a.key.data;
-  from += token * (is_query ? a.query.token : is_value ? a.value.token : a.key.token) +
-          head * (is_query ? a.query.head : is_value ? a.value.head : a.key.head);
+  from += token * (is_query   ? a.query.token
+                   : is_value ? a.value.token
+                              : a.key.token) +
+          head * (is_query   ? a.query.head
+                  : is_value ? a.value.head
+                             : a.key.head);
   const bool both = parts.second < a.head_bytes;
   Unit first = fetch_unit<Unit>(from + parts.first), second = first;
   if (both) second = fetch_unit<Unit>(from + parts.second);

@@ -208,24 +208,30 @@ BAD: dict[str, tuple[str, dict[int, Callable[[Any], Any]], str]] = {
 }
 
 
+def traced(function: Callable[..., Any], args: list[Any]) -> Any:
+    with torch._subclasses.FakeTensorMode() as mode:
+        return function(*(mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in args))
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "kernel": lambda function, args: function(*args),
+    "traced": traced,
+    "transformed": lambda function, args: torch.func.functionalize(function)(*args),
+}
+
+
 def damaged(case: str, device: str) -> list[Any]:
     layout, changes, _ = BAD[case]
     return [changes.get(place, lambda t: t)(tensor) for place, tensor in enumerate(inputs(device, layout))]
 
 
-@pytest.mark.parametrize("way", ["kernel", "traced", "transformed"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_error(case: str, way: str, device: str) -> None:
     args = damaged(case, device)
     kept = [t.clone() for t in args]
     with pytest.raises(RuntimeError, match="reshape_and_cache: " + BAD[case][2]):
-        if way == "traced":
-            with torch._subclasses.FakeTensorMode() as mode:
-                ops.reshape_and_cache(*map(mode.from_tensor, args))
-        elif way == "transformed":
-            torch.func.functionalize(ops.reshape_and_cache)(*args)
-        else:
-            ops.reshape_and_cache(*args)
+        WAYS[way](ops.reshape_and_cache, args)
     assert all(a.is_meta or torch.equal(a, b) for a, b in zip(args, kept, strict=True) if a.dtype != torch.float8_e5m2)
 
 

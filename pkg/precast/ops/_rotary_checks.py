@@ -19,9 +19,7 @@ def inputs(
     inverse: bool,
 ) -> None:
     """Raises unless the heads of both belong to the same tokens, and the tables and positions to them."""
-    _require(
-        query.dtype in FLOAT_TYPES, lambda: f"{op}: query is {_dtype(query)}; needed float32, float16 or bfloat16"
-    )
+    _require(query.dtype in FLOAT_TYPES, lambda: f"{op}: query is {_dtype(query)}; needed float32, float16 or bfloat16")
     _require(
         query.dim() >= 3, lambda: f"{op}: query has shape {tuple(query.shape)}; needed (..., tokens, heads, head_dim)"
     )
@@ -77,9 +75,7 @@ def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor) -> None:
         lambda: f"{op}: cos is {_dtype(cos)} and query is {_dtype(query)}; needed float32, or that dtype",
     )
     _one_device(op, "cos", cos, query)
-    _require(
-        sin.dtype == cos.dtype, lambda: f"{op}: sin is {_dtype(sin)} and cos is {_dtype(cos)}; needed one dtype"
-    )
+    _require(sin.dtype == cos.dtype, lambda: f"{op}: sin is {_dtype(sin)} and cos is {_dtype(cos)}; needed one dtype")
     _one_device(op, "sin", sin, cos, "cos")
     _require(
         cos.dim() == 2,

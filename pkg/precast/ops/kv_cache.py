@@ -1,7 +1,7 @@
 """Keys and values of tokens into paged caches, which are written in place. For inference: nothing here has a gradient.
 
-``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks, each
-of which has room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
+``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks,
+each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
 layouts are told apart by their shapes:
 
 - ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
@@ -11,47 +11,33 @@ Any strides will do as long as the last dimension is contiguous, so ``cache.tran
 block_size, width)`` is the first layout, and halves of one buffer are two caches. All tensors have one dtype, float32,
 float16 or bfloat16, and are on one device; caches of 8 bits are not served.
 
-``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have is
-refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two tokens
-have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
+``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have
+is refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two
+tokens have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
 
 from precast.ops import _kv_cache_reference as _reference
-from precast.ops._checks import FLOAT_TYPES
-from precast.ops._dispatch import AUTOGRAD_KEY, mark_written, register
+from precast.ops import _rotary_checks
+from precast.ops._checks import FLOAT_TYPES, _dtype, _require
+from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register
 
 # Bound once, as in ops/rms_norm.py.
 _is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-
-# Raises RuntimeError with the text; under a trace with unknown sizes it becomes a check of the graph.
-_require: Callable[[object, Callable[[], str]], None] = torch._check
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of the caches."""
-    if (  # the short way under autograd's Python kernel, as in rms_norm
-        not _is_compiling()
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_variadic(key, value, key_cache, value_cache, slot_mapping)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        if _is_grad_enabled() and any(t.requires_grad for t in (key, value, key_cache, value_cache)):
-            _refuse_gradient("reshape_and_cache")
+    if is_plain(key, value, key_cache, value_cache, slot_mapping):
+        _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
         mark_written((key_cache, value_cache))
         _set_excluded(AUTOGRAD_KEY, True)
         try:
@@ -62,6 +48,45 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         RESHAPE_AND_CACHE(key, value, key_cache, value_cache, slot_mapping)
 
 
+def rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_embedding_` of ``query`` and ``key``, then :func:`reshape_and_cache`: their bits, in one launch.
+
+    ``query`` and ``key`` are rotated in place and returned, also those of a token that is left out of the caches.
+    ``query`` is ``(tokens, query_heads, width)``; ``cos``, ``sin`` and ``positions`` are as for
+    :func:`rotary_embedding`.
+    """
+    if is_plain(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions):
+        _no_gradient("rotary_embedding_and_cache", query, key, value, cos, sin, key_cache, value_cache)
+        mark_written((query, key, key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _rotary_and_cache(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        ROTARY_EMBEDDING_AND_CACHE(
+            query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved
+        )
+    return query, key
+
+
+def _no_gradient(op: str, *tensors: Tensor) -> None:
+    if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        _refuse_gradient(op)
+
+
 def _refuse_gradient(op: str) -> NoReturn:
     raise RuntimeError(
         f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but the caches are written in "
@@ -69,9 +94,7 @@ def _refuse_gradient(op: str) -> NoReturn:
     )
 
 
-def _check(
-    op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """The kernels' checks, in their words and their order, but for what only memory says."""
     _require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {_dtype(key)}; needed float32, float16 or bfloat16")
     both = {"key_cache": key_cache, "value_cache": value_cache}
@@ -106,11 +129,7 @@ def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) ->
     if key_cache.dim() == 4:
         return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
     blocks, cache_heads, pieces, block_size, piece = key_cache.shape
-    return (
-        cache_heads == heads
-        and pieces * piece == width
-        and value_cache.shape == (blocks, heads, block_size, width)
-    )
+    return cache_heads == heads and pieces * piece == width and value_cache.shape == (blocks, heads, block_size, width)
 
 
 def _same_device(op: str, name: str, other: Tensor, key: Tensor) -> None:
@@ -118,8 +137,21 @@ def _same_device(op: str, name: str, other: Tensor, key: Tensor) -> None:
     _require(other.device == key.device, lambda: text)
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _check_rotary(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    interleaved: bool,
+) -> None:
+    op = "rotary_embedding_and_cache"
+    _check(op, key, value, key_cache, value_cache, slot_mapping)
+    _rotary_checks.inputs(op, query, key, cos, sin, positions, interleaved, False)
 
 
 RESHAPE_AND_CACHE = register(
@@ -129,6 +161,14 @@ RESHAPE_AND_CACHE = register(
     reference=_reference.reshape_and_cache,
     gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
 )
+ROTARY_EMBEDDING_AND_CACHE = register(
+    "rotary_embedding_and_cache",
+    check=_check_rotary,
+    result=lambda *_: None,
+    reference=_reference.rotary_embedding_and_cache,
+    gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
+)
 
-# The dispatcher's own entry point, without the Python frame of OpOverload.__call__.
-_reshape_and_cache: Callable[..., Any] = RESHAPE_AND_CACHE._op
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
+_reshape_and_cache: Callable[..., None] = RESHAPE_AND_CACHE._op
+_rotary_and_cache: Callable[..., None] = ROTARY_EMBEDDING_AND_CACHE._op

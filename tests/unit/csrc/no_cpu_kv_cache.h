@@ -1,4 +1,11 @@
-// For emulated_ops.cpp: the ops on paged caches have no kernels of their own for the CPU.
+// For emulated_ops.cpp: what the host files of the paged caches link to, without the kernels.
 #pragma once
 
-#define NO_CPU_LEVEL(level)
+#include <stdlib.h>
+
+#include "rotary/cpu.h"
+
+#define NO_CPU_LEVEL(level)                                     \
+  namespace rotary::level {                                     \
+  void rotate_heads(const Work&, int64_t, int64_t) { abort(); } \
+  }
