@@ -42,7 +42,7 @@ BUDGETS |= {
 }
 BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
-BUDGETS |= {"reshape_and_cache": 64}
+BUDGETS |= {"reshape_and_cache": 64, "rotary_and_cache": 64, "rotary_and_cache_any": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 # What NVRTC 12.8 and 12.9 say of every program for Volta.
 LAST_CALL = (

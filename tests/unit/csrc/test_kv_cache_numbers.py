@@ -136,11 +136,16 @@ def test_offsets_have_64_bits(gpu: Emulated) -> None:
         assert torch.equal(cache[0, 3], rows[0]) and torch.equal(cache[-1, -1], rows[1])
 
 
-def test_a_token_of_more_than_31_bits_of_bytes_is_refused(gpu: Emulated) -> None:
+def test_a_token_of_2_to_the_30_elements_is_refused(gpu: Emulated) -> None:
     key = torch.zeros(1, 1, 1, dtype=BF16).expand(1, 1 << 30, 1)
     cache = torch.empty(2, 1, 1, 1 << 30, 1, dtype=BF16)
-    with pytest.raises(RuntimeError, match=r"the key of a token has 2147483648 bytes; needed less than 2\^31"):
+    wanted = r"{}: a token has {} heads of 1 elements; needed fewer than 2\^30 in all"
+    with pytest.raises(RuntimeError, match=wanted.format("reshape_and_cache", 1 << 30)):
         gpu.ops.reshape_and_cache(key, key, *cache, torch.tensor([0]))
+    query, table = torch.empty(1, 1 << 30, 1, dtype=BF16), torch.zeros(1, 0)
+    args = (made(1, 1, 1, dtype=BF16), made(1, 1, 1, dtype=BF16), table, table, *cache[:, :, :, :1], torch.tensor([0]))
+    with pytest.raises(RuntimeError, match=wanted.format("rotary_embedding_and_cache", (1 << 30) + 2)):
+        gpu.ops.rotary_embedding_and_cache(query, *args, None, False)
 
 
 def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
@@ -149,4 +154,93 @@ def test_nothing_is_launched_for_nothing(gpu: Emulated) -> None:
     gpu.ops.reshape_and_cache(made(0, 2, 8), made(0, 2, 8), *pair, none)
     gpu.ops.reshape_and_cache(made(2, 2, 8), made(2, 2, 8), *(cache[:0] for cache in pair), slots(2))
     gpu.ops.reshape_and_cache(made(2, 2, 0), made(2, 2, 0), *(cache[..., :0] for cache in pair), slots(2))
+    key, table = made(0, 2, 8), made(0, 4)
+    gpu.ops.rotary_embedding_and_cache(made(0, 4, 8), key, key, table, table, *pair, none, None, False)
     assert gpu.launches() == ""
+
+
+# ---- rotated on their way ----
+
+ROWS = 9  # of the tables
+
+
+def rotate(
+    gpu: Emulated,
+    heads: tuple[int, int],
+    width: int,
+    half: int,
+    x: int | None,
+    dtype: Any,
+    interleaved: bool,
+    table: Any,
+) -> str:
+    """Parts of one projection, beside the reference, which may round the other way. Returns the launches."""
+    queries, keys = heads
+    packed = made(5, queries + 2 * keys, width, dtype=dtype)
+    tables = [made(ROWS, half, dtype=table, seed=seed) for seed in (3, 4)]
+    positions = torch.tensor([8, 0, 3, 3, 5])
+    both = [(packed.clone(), *caches(keys, width, x, dtype)) for _ in range(2)]
+    gpu.launches()
+    for (qkv, *pair), call in zip(
+        both, (gpu.ops.rotary_embedding_and_cache, reference.rotary_embedding_and_cache), strict=True
+    ):
+        call(*qkv.split((queries, keys, keys), 1), *tables, *pair, slots(5), positions, interleaved)
+    unit = torch.finfo(dtype).eps
+    for ours, right in zip(*both, strict=True):
+        torch.testing.assert_close(ours, right, rtol=2 * unit, atol=2e-6)
+    value = both[0][0][:, queries + keys :]
+    assert torch.equal(value, packed[:, queries + keys :])
+    kept = slots(5) >= 0
+    at = slots(5)[kept]
+    rotated = both[0][0][:, queries : queries + keys][kept]
+    for cache, rows in ((both[0][1], rotated), (both[0][2], value[kept])):
+        by_slot = cache if x is None else cache.movedim(3 if cache.dim() == 5 else 2, 1)
+        assert torch.equal(by_slot[at // SIZE, at % SIZE].reshape(rows.shape), rows)
+    return gpu.launches()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "width", "half", "x", "launch"),
+    [
+        (BF16, (4, 2), 64, 32, None, "bf16<2,128x1>"),
+        (BF16, (4, 2), 64, 16, 8, "bf16<2,128x1>"),  # a part is not rotated
+        (BF16, (3, 3), 48, 16, 16, "bf16<2,128x1>"),
+        (F16, (4, 1), 32, 16, 8, "f16<1,128x1>"),
+        (F16, (4, 1), 32, 16, 4, "f16_any<4,128x1>"),  # pieces of 8 bytes
+        (F16, (2, 2), 24, 4, None, "f16_any<3,128x1>"),
+        (F32, (4, 2), 16, 8, 4, "f32<1,128x1>"),
+        (F32, (4, 2), 16, 4, 8, "f32<1,128x1>"),
+        (F32, (3, 1), 7, 3, 7, "f32_any<1,128x1>"),
+        (F32, (3, 1), 5, 0, 1, "f32_any<1,128x1>"),
+    ],
+    ids=str,
+)
+def test_rotated(
+    gpu: Emulated,
+    dtype: Any,
+    heads: tuple[int, int],
+    width: int,
+    half: int,
+    x: int | None,
+    launch: str,
+    interleaved: bool,
+) -> None:
+    for table in {dtype, F32}:
+        said = rotate(gpu, heads, width, half, x, dtype, interleaved, table)
+        assert said == f"rotary_and_cache_{launch}"
+
+
+def test_rotated_outside_of_everything(gpu: Emulated) -> None:
+    """NaN where a position is not in the tables; nothing is written where a slot is not in the caches."""
+    room = made(2, BLOCKS + 2, SIZE, 1, 8)
+    kept = room.clone()
+    query, key, value = (made(4, 1, 8, seed=seed) for seed in (1, 2, 3))
+    table = made(ROWS, 4)
+    mapping = torch.tensor([2**40, BLOCKS * SIZE, -1, 1])
+    args = (query, key, value, table, table, *room[:, 1:-1], mapping, torch.tensor([0, 1, -1, ROWS]), False)
+    gpu.ops.rotary_embedding_and_cache(*args)
+    assert query[2:].isnan().all() and key[2:].isnan().all() and not key[:2].isnan().any()
+    assert room[0, 1, 1].isnan().all() and torch.equal(room[1, 1, 1], value[3])
+    room[:, 1, 1] = kept[:, 1, 1]
+    assert torch.equal(room, kept)
