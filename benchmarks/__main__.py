@@ -29,6 +29,7 @@ NAMES = (
     "activations",
     "softmax",
     "fused_adam",
+    "kv_cache",
 )
 
 

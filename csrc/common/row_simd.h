@@ -9,20 +9,6 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-template <class T>
-PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
-  if (count >= kLanes) {
-    store(to, value);
-  } else {
-    store_part(to, value, count);
-  }
-}
-
 // result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end). No
 // chunk: 0.
 template <class T>

@@ -50,6 +50,17 @@ RANK = """
         "scaled_masked_softmax": (masked, (x,)),
         "scaled_aligned_causal_softmax": (lambda t: ops.scaled_aligned_causal_softmax(t, 0.5), (x,)),
     }
+    key, cos, sin = torch.randn(3, 5, 16), torch.randn(3, 8), torch.randn(3, 8)  # as many tokens as heads
+    rows = torch.tensor([2, 0, 1])
+    heads = torch.randn(3, 3, 16)
+    beside = lambda t, *tensors: [placed(s, Replicate()) if isinstance(t, DTensor) else s for s in tensors]
+    turned = lambda q, k=None: ops.rotary_embedding(q, k, *beside(q, cos, sin))
+    taken = lambda q: ops.rotary_embedding(q, None, *beside(q, cos, sin), positions=beside(q, rows)[0])
+    CASES |= {
+        "rotary_embedding": (turned, (heads, key)),
+        "rotary_embedding of key": (lambda q, k: turned(q, k)[1], (heads, key)),
+        "rotary_embedding by positions": (taken, (heads,)),
+    }
     found = {"before": before}
     for name, (function, tensors) in CASES.items():
         for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
@@ -75,6 +86,8 @@ RANK = """
     sharded, whole = placed(x, Shard(0)), placed(weight, Replicate())
     kept = [sharded.full_tensor(), whole.full_tensor()]
     found["in place"] = refusal(ops.fused_add_rms_norm_, sharded, placed(residual, Shard(0)), whole)
+    tables = [placed(t, Replicate()) for t in (cos, sin)]
+    found["heads in place"] = refusal(ops.rotary_embedding_, placed(heads, Shard(0)), None, *tables)
     lists = [[placed(t.clone(), Shard(0))] for t in (x, x, x, x)]
     found["lists"] = refusal(torch.ops.precast.adam_, *lists, [], 0.1, 0.9, 0.99, 1e-8, 0.0, 0.5, 0.5, 1.0, True, False)
     assert torch.equal(sharded.full_tensor(), kept[0])
@@ -126,7 +139,18 @@ def test_a_row_is_never_split_and_a_causal_one_not_taken_from_its_place(found: l
     assert found[0]["scaled_aligned_causal_softmax S(0)"][0] == "S(0)"
 
 
-@pytest.mark.parametrize(("case", "op"), [("in place", "fused_add_rms_norm_"), ("lists", "adam_")])
+def test_heads_and_tokens_stay_where_they_are(found: list[dict[str, Any]]) -> None:
+    where = found[0]
+    for name in ("rotary_embedding", "rotary_embedding of key"):
+        for placement in ("S(0)", "S(1)", "R"):
+            assert where[f"{name} {placement}"] == [placement] * 3
+    assert where["rotary_embedding by positions S(0)"] == ["S(0)", "S(0)"]
+
+
+@pytest.mark.parametrize(
+    ("case", "op"),
+    [("in place", "fused_add_rms_norm_"), ("heads in place", "rotary_embedding_"), ("lists", "adam_")],
+)
 def test_what_writes_into_its_arguments_is_refused_in_one_sentence(
     found: list[dict[str, Any]], case: str, op: str
 ) -> None:

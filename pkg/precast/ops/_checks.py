@@ -193,14 +193,18 @@ def list_inputs(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
                 _require(not is_wrong, lambda: f"{label} {text}")  # noqa: B023
 
 
-def _same_kind(op: str, name: str, other: Tensor, x: Tensor) -> None:
+def _same_kind(op: str, name: str, other: Tensor, x: Tensor, called: str = "x") -> None:
     _require(
         other.dtype == x.dtype,
-        lambda: f"{op}: {name} is {_dtype(other)} and x is {_dtype(x)}; needed one dtype",
+        lambda: f"{op}: {name} is {_dtype(other)} and {called} is {_dtype(x)}; needed one dtype",
     )
+    _same_device(op, name, other, x, called)
+
+
+def _same_device(op: str, name: str, other: Tensor, x: Tensor, called: str = "x") -> None:
     _require(
         other.device == x.device,
-        lambda: f"{op}: {name} is on {other.device} and x on {x.device}; needed one device",
+        lambda: f"{op}: {name} is on {other.device} and {called} on {x.device}; needed one device",
     )
 
 

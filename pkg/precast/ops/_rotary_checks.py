@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from precast.ops._checks import FLOAT_TYPES, _dtype, _require
+from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device, _same_kind, _same_shape
 
 
 def inputs(
@@ -31,8 +31,8 @@ def inputs(
         _require(
             cos.shape[0] == tokens,
             lambda: (
-                f"{op}: cos has shape {tuple(cos.shape)} and query has {tuple(query.shape)}; needed one row for each of "
-                f"{tokens} tokens, or positions"
+                f"{op}: cos has shape {tuple(cos.shape)} and query has {tuple(query.shape)}; needed one row for each "
+                f"of {tokens} tokens, or positions"
             ),
         )
         return
@@ -40,12 +40,12 @@ def inputs(
         positions.dtype in (torch.int32, torch.int64),
         lambda: f"{op}: positions is {_dtype(positions)}; needed int32 or int64",
     )
-    _one_device(op, "positions", positions, query)
+    _same_device(op, "positions", positions, query, "query")
     _require(
         positions.dim() == 1 and positions.shape[0] == tokens,
         lambda: (
-            f"{op}: positions has shape {tuple(positions.shape)} and query has {tuple(query.shape)}; needed ({tokens},), "
-            "one for each token"
+            f"{op}: positions has shape {tuple(positions.shape)} and query has {tuple(query.shape)}; needed "
+            f"({tokens},), one for each token"
         ),
     )
     _require(
@@ -55,11 +55,7 @@ def inputs(
 
 
 def _key(op: str, key: Tensor, query: Tensor) -> None:
-    _require(
-        key.dtype == query.dtype,
-        lambda: f"{op}: key is {_dtype(key)} and query is {_dtype(query)}; needed one dtype",
-    )
-    _one_device(op, "key", key, query)
+    _same_kind(op, "key", key, query, "query")
     _require(
         key.dim() == query.dim() and key.shape[:-2] == query.shape[:-2] and key.shape[-1] == query.shape[-1],
         lambda: (
@@ -74,28 +70,18 @@ def _tables(op: str, cos: Tensor, sin: Tensor, query: Tensor) -> None:
         cos.dtype in (torch.float32, query.dtype),
         lambda: f"{op}: cos is {_dtype(cos)} and query is {_dtype(query)}; needed float32, or that dtype",
     )
-    _one_device(op, "cos", cos, query)
-    _require(sin.dtype == cos.dtype, lambda: f"{op}: sin is {_dtype(sin)} and cos is {_dtype(cos)}; needed one dtype")
-    _one_device(op, "sin", sin, cos, "cos")
+    _same_device(op, "cos", cos, query, "query")
+    _same_kind(op, "sin", sin, cos, "cos")
     _require(
         cos.dim() == 2,
         lambda: f"{op}: cos has shape {tuple(cos.shape)}; needed (tokens or positions, rotary_dim / 2)",
     )
-    _require(
-        sin.shape == cos.shape, lambda: f"{op}: sin has shape {tuple(sin.shape)}; needed {tuple(cos.shape)}, as cos"
-    )
+    _same_shape(op, "sin", sin, "cos", cos)
     most = query.shape[-1] // 2
     _require(
         cos.shape[1] <= most,
         lambda: (
-            f"{op}: cos has shape {tuple(cos.shape)} and query has {tuple(query.shape)}; needed at most {most} columns, "
-            "half of a head"
+            f"{op}: cos has shape {tuple(cos.shape)} and query has {tuple(query.shape)}; needed at most {most} "
+            "columns, half of a head"
         ),
-    )
-
-
-def _one_device(op: str, name: str, tensor: Tensor, like: Tensor, like_name: str = "query") -> None:
-    _require(
-        tensor.device == like.device,
-        lambda: f"{op}: {name} is on {tensor.device} and {like_name} on {like.device}; needed one device",
     )

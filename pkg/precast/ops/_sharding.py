@@ -5,8 +5,8 @@ torch chooses among them, and redistributes what is placed otherwise. Norms, act
 every dimension but the last may be sharded; what is the same for all rows is replicated, and its gradient is a partial
 sum. Ops that write into their arguments are refused: torch could give them a redistributed copy to write into.
 
-torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where its rule is
-registered (``_dispatch.register``): at the first call on a DTensor, at no cost to anybody else.
+torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where its rule
+is registered (``_dispatch.register``): at the first call on a DTensor, at no cost to anybody else.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from precast.ops import _kv_cache_reference as _reference
 from precast.ops import _rotary_checks
-from precast.ops._checks import FLOAT_TYPES, _dtype, _require
+from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device
 from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register
 
 # Bound once, as in ops/rms_norm.py.
@@ -102,7 +102,7 @@ def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: 
         hint = " (there is no kernel for caches of 8 bits)" if name in both else ""
         text = f"{op}: {name} is {_dtype(other)} and key is {_dtype(key)}; needed one dtype{hint}"
         _require(other.dtype == key.dtype, lambda: text)  # noqa: B023 - called at once or never
-        _same_device(op, name, other, key)
+        _same_device(op, name, other, key, "key")
     _require(
         _fits(key, value, key_cache, value_cache),
         lambda: (
@@ -113,7 +113,7 @@ def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: 
         ),
     )
     _require(slot_mapping.dtype == torch.int64, lambda: f"{op}: slot_mapping is {_dtype(slot_mapping)}; needed int64")
-    _same_device(op, "slot_mapping", slot_mapping, key)
+    _same_device(op, "slot_mapping", slot_mapping, key, "key")
     _require(
         slot_mapping.dim() == 1 and slot_mapping.shape[0] == key.shape[0],
         lambda: (
@@ -130,11 +130,6 @@ def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) ->
         return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
     blocks, cache_heads, pieces, block_size, piece = key_cache.shape
     return cache_heads == heads and pieces * piece == width and value_cache.shape == (blocks, heads, block_size, width)
-
-
-def _same_device(op: str, name: str, other: Tensor, key: Tensor) -> None:
-    text = f"{op}: {name} is on {other.device} and key on {key.device}; needed one device"
-    _require(other.device == key.device, lambda: text)
 
 
 def _check_rotary(

@@ -1,10 +1,11 @@
 """Rotary position embedding: pairs of elements of each head turn by an angle of their token (Su and others, 2021).
 
 ``query`` is ``(..., tokens, heads, head_dim)``; ``key`` the same with as many heads as it likes, or None. The first
-``rotary_dim`` elements of a head are rotated, the others stay what they are. ``cos`` and ``sin`` have ``rotary_dim / 2``
-columns: a row for each token, or, with ``positions`` (int32 or int64, one for each token), for each position there is.
-They are float32 or of the dtype of ``query``. Pair ``i`` is elements ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama);
-with ``interleaved`` elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic is in float32, rounded once.
+``rotary_dim`` elements of a head are rotated, the others stay what they are. ``cos`` and ``sin`` have
+``rotary_dim / 2`` columns: a row for each token, or, with ``positions`` (int32 or int64, one for each token), for each
+position there is. They are float32 or of the dtype of ``query``. Pair ``i`` is elements ``i`` and
+``i + rotary_dim / 2`` (GPT-NeoX, Llama); with ``interleaved`` elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic
+is in float32, rounded once.
 
 A position outside of the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
 there, and what would have been rotated by it is NaN.
@@ -88,8 +89,9 @@ def get_cos_and_sin(
 ) -> Both:
     """The rows of the tables for sequences that are packed one after the other: what ``cos`` and ``sin`` above may be.
 
-    ``lengths`` has the length of each sequence. With ``is_prompts`` all of its tokens are there, at positions from 0 on;
-    else only its last one is. ``tokens`` is the sum of ``lengths``, for callers who know it: asking a GPU makes it wait.
+    ``lengths`` has the length of each sequence. With ``is_prompts`` all of its tokens are there, at positions from 0
+    on; else only its last one is. ``tokens`` is the sum of ``lengths``, for callers who know it: asking a GPU makes it
+    wait.
     """
     if is_prompts:
         total = int(lengths.sum()) if tokens is None else tokens

@@ -30,6 +30,7 @@ BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, 
 BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_causal_v4": 64, "softmax_causal_v8": 128}
 BUDGETS |= {"softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
+BUDGETS |= {"rotary": 64, "rotary_any": 40}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 168, "layer_norm_backward_any": 64}
 BUDGETS |= {"layer_norm_backward_columns": 64}
@@ -170,6 +171,7 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
         ("softmax/backward.cpp", catalogue.SOFTMAX_BACKWARD),
         ("layer_norm/host.cpp", catalogue.LAYER_NORM),
         ("layer_norm/backward.cpp", catalogue.LAYER_NORM_BACKWARD),
+        ("rotary/host.cpp", catalogue.ROTARY),
         ("multi_tensor/table.cpp", catalogue.MULTI_TENSOR),
         ("kv_cache/host.cpp", catalogue.KV_CACHE),
     ):
