@@ -28,6 +28,7 @@ NAMES = (
     "layer_norm",
     "activations",
     "softmax",
+    "rotary",
     "fused_adam",
     "kv_cache",
 )

@@ -1,7 +1,7 @@
 """What ``python -m benchmarks.gpu`` measures: each op at one shape, with everybody who computes it.
 
-The contestants are those of the modules norm, layer_norm, activations and softmax; Liger-Kernel and the Triton twins
-are added here.
+The contestants are those of the modules norm, layer_norm, activations, softmax and rotary; Liger-Kernel and the Triton
+twins are added here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import activations, layer_norm, liger, norm, softmax
+from benchmarks import activations, layer_norm, liger, norm, rotary, softmax
 from benchmarks.norm import Compile
 
 if TYPE_CHECKING:
@@ -166,9 +166,21 @@ def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
             yield Case(f"{op} softmax {way}", shape, int(moved), target, runs, absent)
 
 
+def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """Rotary embedding of query and key, and its gradient."""
+    tokens, heads, key_heads, width = shape
+    absent = {
+        liger.NAME: "no peer: its kernel writes over its inputs" if liger.installed() else liger.ABSENT,
+        TWIN: "no peer: there is no twin",
+    }
+    for op, moved, runs in rotary.cases((tokens, heads, key_heads, width), compiled, _random):
+        yield Case(op, shape, moved, rotary.TARGETS.get(tokens, ""), runs, absent)
+
+
 FAMILIES: dict[str, Family] = {
     "norm": Family(norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
     "layer_norm": Family(layer_norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
     "activations": Family(gated, (activations.SHAPES[0], activations.SHAPES[-1]), (8192, 2048)),
     "softmax": Family(softmaxes, (softmax.SHAPES[0],), (2, 16, 1024, 1024)),
+    "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.DECODE[0]), (2048, 32, 8, 128)),
 }

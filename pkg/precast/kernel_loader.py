@@ -34,6 +34,7 @@ __all__ = [
     "LayerNormLoader",
     "MoeLoader",
     "RMSNormLoader",
+    "RotaryLoader",
     "ScaledMaskedSoftmaxLoader",
     "ScaledUpperTriangleMaskedSoftmaxLoader",
     "SoftmaxLoader",
@@ -266,6 +267,12 @@ class SoftmaxLoader(KernelLoader):
     REGISTRY = [*builtin.of("SoftmaxLoader")]  # noqa: RUF012
 
 
+class RotaryLoader(KernelLoader):
+    """Rotary embedding: ``rotary_embedding``, ``rotary_embedding_``, ``get_cos_and_sin``."""
+
+    REGISTRY = [*builtin.of("RotaryLoader")]  # noqa: RUF012
+
+
 class ScaledMaskedSoftmaxLoader(KernelLoader):
     """The softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
@@ -279,7 +286,7 @@ class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
 
 
 class InferenceOpsLoader(KernelLoader):
-    """What there is of the inference kernels: the RMS norms and ``silu_and_mul``."""
+    """What there is of the inference kernels: the RMS norms, ``silu_and_mul``, and rotary embedding."""
 
     REGISTRY = [*builtin.of("InferenceOpsLoader")]  # noqa: RUF012
 

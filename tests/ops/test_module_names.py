@@ -142,6 +142,17 @@ def test_inference_ops(kind: str) -> None:
         close(found, wanted.reshape(found.shape))
     with pytest.raises(ValueError, match="needed an even first dimension"):
         module.silu_and_mul(torch.ones(3, 2))
+    angle = torch.randn(10, 4)
+    cos, sin = torch.empty(4, 4), torch.empty(4, 4)
+    for lengths, is_prompts, rows in (([1, 3], True, [0, 0, 1, 2]), ([4, 10, 1, 7], False, [3, 9, 0, 6])):
+        module.get_cos_and_sin(angle.cos(), angle.sin(), cos, sin, torch.tensor(lengths), max(lengths), is_prompts)
+        assert torch.equal(cos, angle.cos()[rows]) and torch.equal(sin, angle.sin()[rows])
+    query, key = torch.randn(4, 3, 8), torch.randn(4, 1, 8)
+    wide = [(one.double(), cos.double().unsqueeze(1), sin.double().unsqueeze(1)) for one in (query, key)]
+    module.rotary_embedding(query, key, cos, sin, True)
+    for found, (one, c, s) in zip((query, key), wide, strict=True):
+        a, b = one.chunk(2, -1)
+        close(found, torch.cat([a * c - b * s, b * c + a * s], -1))
     with pytest.raises(AttributeError, match="has no 'convert_fp8'; it has"):
         _ = module.convert_fp8
 

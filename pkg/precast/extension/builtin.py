@@ -52,7 +52,7 @@ def _merged(*parts: Callable[[Find], Members]) -> Callable[[Find], Members]:
 
 
 def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callable[[Find], Members]) -> tuple[Row, ...]:
-    """The kernels on the GPU, the Triton twins that stand in for them, the kernels on the CPU, and plain torch."""
+    """The kernels on the GPU, their Triton twins where there are any, the kernels on the CPU, and plain torch."""
     kinds: tuple[tuple[str, Builtin, int], ...] = (
         ("cuda", DeviceExtension, 1),
         ("triton", TwinExtension, 0),
@@ -60,7 +60,12 @@ def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callab
         ("torch", ReferenceExtension, LOWEST),
     )
     made = _merged(*members)
-    return tuple(Row(loader, f"{stem}_{suffix}", kind, families, made, place=place) for suffix, kind, place in kinds)
+    has_twins = all(family.twins for family in families)
+    return tuple(
+        Row(loader, f"{stem}_{suffix}", kind, families, made, place=place)
+        for suffix, kind, place in kinds
+        if has_twins or kind is not TwinExtension
+    )
 
 
 _ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
@@ -68,6 +73,7 @@ _RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
 _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
 _SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
+_ROTARY = (catalogue.ROTARY,)
 _LISTS = (catalogue.MULTI_TENSOR,)
 _INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
 _CAUSAL = "scaled_upper_triangle_masked_softmax"
@@ -80,6 +86,7 @@ TABLE: tuple[Row, ...] = (
     *_four("LayerNormLoader", "layer_norm", _LAYER_NORM, public.layer_norm, compat.layer_norm),
     *_four("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
     *_four("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
+    *_four("RotaryLoader", "rotary", _ROTARY, public.rotary),
     # The modules of the loader that this one stands in for, with its functions.
     *_four("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
     *_four("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),

@@ -60,6 +60,36 @@ def softmax(find: Find) -> Members:
     return {"scaled_masked_softmax": masked, **{name: functools.partial(plain, name) for name in _SOFTMAX}}
 
 
+def rotary(find: Find) -> Members:
+    """Rotary embedding, and the rows of its tables."""
+    names = ("rotary_embedding", "rotary_embedding_", "get_cos_and_sin")
+    if find is kernel:
+        return _ours(*names)
+
+    def plain(
+        query: Tensor,
+        key: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        positions: Tensor | None = None,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``precast.ops.rotary_embedding`` in plain torch."""
+        both = reference("rotary_embedding")(query, key, cos, sin, positions, interleaved, False)
+        return both[0], None if key is None else both[1]
+
+    def plain_(query: Tensor, key: Tensor | None, *args: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """The same in place."""
+        turned = plain(query, key, *args, **kwargs)
+        query.copy_(turned[0])
+        if key is not None and turned[1] is not None:
+            key.copy_(turned[1])
+        return query, key
+
+    return {**_ours(names[-1]), names[0]: plain, names[1]: plain_}
+
+
 def _ours(*names: str) -> Members:
     """Functions of a room above this one, so it is entered by name, when a function is called."""
 

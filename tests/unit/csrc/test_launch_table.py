@@ -162,6 +162,8 @@ def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
     wanted = {
         "activations/gated.h": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
         "activations/gated.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "rotary/host.cpp": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "rotary/heads.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
         "common/row_launch.h": (r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
         "softmax/host.cpp": (r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
         "common/walk.h": (r"kResident = (\d+)", "640 threads", 640),
