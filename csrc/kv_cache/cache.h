@@ -39,7 +39,7 @@ inline bool has_shape(const Tensor& tensor, int64_t a, int64_t b, int64_t c, int
 }
 
 // Whether no two elements lie in one place: each stride steps over all that the smaller ones reach.
-inline bool is_free_of_overlap(const Tensor& tensor) {
+__attribute__((noinline)) inline bool is_free_of_overlap(const Tensor& tensor) {
   constexpr int64_t kMaxDim = 5;
   int64_t sizes[kMaxDim], strides[kMaxDim], count = 0;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -82,7 +82,7 @@ inline bool read_shapes(const Tensors& t, Call* call) {
          same_shape(t.key_cache, t.value_cache);
 }
 
-inline Call check_call(const char* op, const Tensors& t) {
+__attribute__((noinline)) inline Call check_call(const char* op, const Tensors& t) {
   Call call;
   call.dtype = dtype_of(t.key.dtype_code());
   call.device = t.key.device_index();

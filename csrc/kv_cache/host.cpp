@@ -108,15 +108,21 @@ void copy_cpu(const char* op, const Call& call, const Copy& copy) {
   });
 }
 
-template <void (*copy)(const char* op, const Call&, const Copy&)>
-void reshape_and_cache_op(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
-                          const Tensor& slot_mapping) {
+// Once for both devices: a copy of the checks for each would be a tenth of a megabyte of all the wheel's libraries.
+using CopyFunction = void (*)(const char* op, const Call&, const Copy&);
+
+__attribute__((noinline)) void reshape_and_cache(const Tensors& tensors, CopyFunction copy) {
   constexpr const char* kOp = "reshape_and_cache";
-  const Tensors tensors = {key, value, key_cache, value_cache, slot_mapping};
   const Call call = check_call(kOp, tensors);
   if (call.is_nothing()) return;
-  const rotary::ReadHeads keys(key), values(value);
+  const rotary::ReadHeads keys(tensors.key), values(tensors.value);
   copy(kOp, call, {heads_of(call, keys), heads_of(call, values), Target(call, tensors)});
+}
+
+template <CopyFunction copy>
+void reshape_and_cache_op(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+                          const Tensor& slot_mapping) {
+  reshape_and_cache({key, value, key_cache, value_cache, slot_mapping}, copy);
 }
 
 // ---- rotated ----
@@ -195,16 +201,15 @@ void rotate_cpu(const char* op, const Call& call, const Rotation& rotation) {
   copy_cpu(op, call, {{key.data, key.token, key.head}, rotation.value, rotation.target});
 }
 
-template <void (*rotate)(const char* op, const Call&, const Rotation&)>
-void rotary_and_cache_op(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
-                         const Tensor& sin, const Tensor& key_cache, const Tensor& value_cache,
-                         const Tensor& slot_mapping, const Tensor* positions, bool interleaved) {
+using RotateFunction = void (*)(const char* op, const Call&, const Rotation&);
+
+__attribute__((noinline)) void rotary_and_cache(const Tensor& query, const Tensors& tensors,
+                                                const rotary::Tables& tables, bool interleaved, RotateFunction rotate) {
   constexpr const char* kOp = "rotary_embedding_and_cache";
-  const Tensors tensors = {key, value, key_cache, value_cache, slot_mapping};
+  const Tensor &key = tensors.key, &value = tensors.value;
   const Call call = check_call(kOp, tensors);
   const rotary::HeadsShape query_shape = rotary::check_heads(kOp, {"query", query});
   const rotary::HeadsShape key_shape = rotary::check_more_heads(kOp, {"key", key}, {"query", query});
-  const rotary::Tables tables = {cos, sin, positions};
   rotary::check_tables(kOp, tables, query_shape, {"query", query});
   if (call.tokens == 0 || call.width == 0 || query_shape.heads + call.heads == 0) return;
   const rotary::ReadAngles angles(tables, interleaved, false);
@@ -224,6 +229,14 @@ void rotary_and_cache_op(const Tensor& query, const Tensor& key, const Tensor& v
                   "%s: value begins at one place in memory with query or key, which are written; needed its own", kOp);
   }
   rotate(kOp, call, rotation);
+}
+
+template <RotateFunction rotate>
+void rotary_and_cache_op(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
+                         const Tensor& sin, const Tensor& key_cache, const Tensor& value_cache,
+                         const Tensor& slot_mapping, const Tensor* positions, bool interleaved) {
+  rotary_and_cache(query, {key, value, key_cache, value_cache, slot_mapping}, {cos, sin, positions}, interleaved,
+                   rotate);
 }
 
 constexpr Implementation kImplementations[] = {
