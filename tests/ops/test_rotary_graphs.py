@@ -99,7 +99,6 @@ def test_compile_in_a_fresh_process(
 
     parts = [packed[:, :3].clone(), packed[:, 3:].clone()], [packed[:, :3].clone(), packed[:, 3:].clone()]
     with torch.no_grad():
-        torch.testing.assert_close(compiled(packed, angle, rows), by_hand(packed, angle, rows))
         ours = torch.compile(in_place, backend={backend!r}, fullgraph=True, dynamic={dynamic})(*parts[0], angle)
         torch.testing.assert_close(ours, in_place(*parts[1], angle))
     torch.testing.assert_close(*parts)

