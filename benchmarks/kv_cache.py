@@ -38,17 +38,17 @@ def contestants(tokens: int, device: str = "cuda") -> dict[str, Callable[[], obj
     positions = torch.randint(POSITIONS, (tokens,), device=device)
     pair = made(2, blocks, BLOCK_SIZE, HEADS, WIDTH).unbind()
 
-    def ours(packed: torch.Tensor, *pair: torch.Tensor) -> None:
+    def ours(packed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         query, key, value = packed.split((QUERY_HEADS, HEADS, HEADS), 1)
-        precast.ops.rotary_embedding_and_cache(query, key, value, cos, sin, *pair, slots, positions=positions)
+        precast.ops.rotary_embedding_and_cache(query, key, value, cos, sin, keys, values, slots, positions=positions)
 
-    def theirs(packed: torch.Tensor, *pair: torch.Tensor) -> None:
+    def theirs(packed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """What a torch user writes: the halves turned in float32, then one assignment by index for each cache."""
         heads = packed[:, : QUERY_HEADS + HEADS]
         first, second = heads.float().chunk(2, -1)
         c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
         heads.copy_(torch.cat((first * c - second * s, second * c + first * s), -1))
-        for cache, rows in zip(pair, (packed[:, QUERY_HEADS:-HEADS], packed[:, -HEADS:]), strict=True):
+        for cache, rows in zip((keys, values), (packed[:, QUERY_HEADS:-HEADS], packed[:, -HEADS:]), strict=True):
             cache.view(-1, HEADS, WIDTH)[slots] = rows
 
     functions = {"precast": ours, "torch eager": theirs, "torch.compile": torch.compile(theirs, dynamic=False)}
@@ -87,7 +87,7 @@ def gpu_us(call: Callable[[], object]) -> float:
         graph.replay()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3 / IN_GRAPH
+    return statistics.median(float(begin.elapsed_time(end)) for begin, end in pairs) * 1e3 / IN_GRAPH
 
 
 def wall_us(call: Callable[[], object]) -> float:
@@ -122,7 +122,7 @@ def main() -> Report:
     title = "Rotary embedding and the write to a paged KV cache on the GPU, bf16"
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return Report("kv_cache", title, skipped="torch sees no NVIDIA GPU")
-    found = []
+    found: list[Row] = []
     for tokens in TOKENS:
         torch.compiler.reset()  # a fresh compilation of a fixed shape: what torch.compile is best at
         found += rows(tokens)
