@@ -18,7 +18,7 @@ Shape = tuple[int, int, int, int]
 # Tokens, heads of query and of key, head_dim: what one GPU has of a prompt, and one step of so many sequences.
 PREFILL: tuple[Shape, ...] = ((16384, 32, 8, 128), (8192, 32, 8, 128), (4096, 32, 8, 128))
 DECODE: tuple[Shape, ...] = ((64, 32, 8, 128), (16, 32, 8, 128), (1, 32, 8, 128))
-TARGETS = {16384: "share >= 0.93"}
+TARGETS = {16384: "share >= 0.91"}
 COPY = "copy_ of as many bytes"
 
 

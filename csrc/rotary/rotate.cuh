@@ -70,9 +70,9 @@ DEVICE void load_table(const char* row, u32 unit, bool wide, float (&value)[kPai
   }
 }
 
+// `row` is what table_row() gave: ask for it before the heads are loaded, as the tables must wait for it.
 template <class T, int kPairs>
-DEVICE Turn<kPairs> load_turn(const Angles& a, i64 token, u32 unit) {
-  const i64 row = table_row(a, token);
+DEVICE Turn<kPairs> load_turn_of_row(const Angles& a, i64 row, u32 unit) {
   if (row < 0) return no_turn<kPairs>();
   const bool wide = (a.flags & kWideTable) != 0;
   Turn<kPairs> turn;
@@ -83,6 +83,11 @@ DEVICE Turn<kPairs> load_turn(const Angles& a, i64 token, u32 unit) {
     for (int i = 0; i < kPairs; ++i) turn.sin[i] = -turn.sin[i];
   }
   return turn;
+}
+
+template <class T, int kPairs>
+DEVICE Turn<kPairs> load_turn(const Angles& a, i64 token, u32 unit) {
+  return load_turn_of_row<T, kPairs>(a, table_row(a, token), unit);
 }
 
 // One pair. Every kernel, and the CPU's with fused multiply-add, rounds alike.

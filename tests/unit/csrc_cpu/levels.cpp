@@ -20,6 +20,7 @@
 #include "cpu_optim/cpu.h"
 #include "layer_norm/cpu.h"
 #include "rms_norm/cpu.h"
+#include "rotary/cpu.h"
 #include "softmax/cpu.h"
 
 void precast::fail(const char* format, ...) {  // torch.cpp has the product's
@@ -215,6 +216,32 @@ void activations(int type, int64_t width, const std::string& end) {
   }
 }
 
+void rotary(int type, int64_t width, const std::string& end) {
+  const int half = static_cast<int>(width / 2 - 1);  // something is not rotated
+  const int64_t bytes = width * kSize[type];
+  for (int flags = 0; flags < 8; ++flags) {  // neighbours, back, tables of float32
+    const int table = (flags & precast::rotary::kWideTable) != 0 || type == 0 ? 0 : type;
+    const int kept = type == 0 ? flags | precast::rotary::kWideTable : flags;
+    const Bytes x = numbers(type, kRows * width), cos = numbers(table, kRows * half),
+                sin = numbers(table, kRows * half);
+    Bytes y(x.size());
+    precast::rotary::Work work = {};
+    work.query = {reinterpret_cast<const char*>(x.data()), reinterpret_cast<char*>(y.data()), 0, bytes, 0, 0, bytes, 0};
+    const long long stride = static_cast<long long>(half) * kSize[table];
+    work.angles = {reinterpret_cast<const char*>(cos.data()),
+                   reinterpret_cast<const char*>(sin.data()),
+                   nullptr,
+                   stride,
+                   stride,
+                   kRows,
+                   half,
+                   kept};
+    work.outer = work.query_heads = work.heads = 1, work.tokens = kRows, work.width = width, work.dtype = type;
+    PRECAST_AT_CPU_LEVEL(rotary, rotate_heads)(work, 0, kRows);
+    write("rotary." + std::to_string(flags) + end, type, y);
+  }
+}
+
 #if defined(__x86_64__)
 constexpr Update kLast = PRECAST_AT(cpu_optim, avx512, update);
 #else
@@ -229,6 +256,7 @@ void everything() {
       const std::string end = "." + std::to_string(type) + "." + std::to_string(width);
       rms_norm(type, width, end), layer_norm(type, width, end);
       softmax(type, width, end), activations(type, width, end);
+      if (width > 1) rotary(type, width, end);
     }
   }
 }
