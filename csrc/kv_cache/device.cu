@@ -95,6 +95,7 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
   if (is_query && !parts.rotated) return;  // it is there already
   const i64 token = a.first_token + local;
   const i64 slot = is_query ? -1 : a.slots.data[token * a.slots.stride];
+  const i64 table = parts.rotated ? rotary::table_row(a.angles, token) : -1;
   // All numbers are read and some are kept: an address that is chosen would make a copy of the arguments.
   const i64 head = is_query ? number : number - (is_value ? a.rotated_heads : a.query_heads);
   const char* from = is_query ? a.query.data : is_value ? a.value.data : a.key.data;
@@ -105,10 +106,11 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
                   : is_value ? a.value.head
                              : a.key.head);
   const bool both = parts.second < a.head_bytes;
-  Unit first = fetch_unit<Unit>(from + parts.first), second = first;
-  if (both) second = fetch_unit<Unit>(from + parts.second);
+  // Without a branch, so that one load does not wait for the other.
+  Unit first = fetch_unit<Unit>(from + parts.first);
+  Unit second = fetch_unit<Unit>(from + (both ? parts.second : parts.first));
   if (parts.rotated) {
-    const auto turn = rotary::load_turn<T, kPairs>(a.angles, token, unit);
+    const auto turn = rotary::load_turn_of_row<T, kPairs>(a.angles, table, unit);
     rotate_unit<T>(first, second, turn, (a.angles.flags & rotary::kInterleaved) != 0);
     char* to = const_cast<char*>(from);
     write_unit(to + parts.first, first);
