@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,16 @@ def launch_ms(flush: torch.Tensor) -> list[float]:
     return samples_ms(lambda: target.copy_(source), flush)
 
 
-def measure(family: Family, shape: Shape, flush: torch.Tensor) -> Iterator[Json]:
-    """All cases at one shape: first with torch.compile for it alone, then once it has seen another."""
+def measure(family: Family, shape: Shape, flush: torch.Tensor, *, compiled: bool) -> Iterator[Json]:
+    """All cases at one shape: first with torch.compile for it alone, then once it has seen another; or without it."""
     import torch
     from torch._functorch import config
 
+    if not compiled:
+        for case in family.make(shape, lambda function: function):
+            case.runs.pop(STATIC, None)
+            yield measured(case, flush)
+        return
     with config.patch(donated_buffer=False):
         torch.compiler.reset()
         found = [measured(case, flush) for case in family.make(shape, compiled_for_one_shape)]
@@ -84,7 +89,7 @@ def measure(family: Family, shape: Shape, flush: torch.Tensor) -> Iterator[Json]
         for case in family.make(family.first_shape, torch.compile):
             case.runs[STATIC]()
         for result, case in zip(found, family.make(shape, torch.compile), strict=True):
-            result["samples_ms"][SECOND] = samples_ms(case.runs[STATIC], flush)
+            result["samples_ms"][SECOND] = samples(case.runs[STATIC], flush)
             yield result
 
 
@@ -94,20 +99,28 @@ def measured(case: Case, flush: torch.Tensor) -> Json:
     return {
         "op": case.op,
         "shape": list(case.shape),
-        "dtype": "bfloat16",
+        "dtype": case.dtype,
         "moved_bytes": case.moved_bytes,
         "target": case.target,
         "absent": case.absent,
-        "samples_ms": {name: samples_ms(run, flush) for name, run in case.runs.items()},
+        "samples_ms": {name: samples(run, flush) for name, run in case.runs.items()},
+        "cached_samples_ms": {name: samples(run, None) for name, run in case.runs.items()},
     }
 
 
+def samples(run: Callable[[], object], flush: torch.Tensor | None) -> list[float]:
+    """Times in milliseconds, to a tenth of a microsecond: CUDA's events resolve half of one."""
+    return [round(ms, 4) for ms in samples_ms(run, flush)]
+
+
 def check(case: Case) -> None:
-    """Raises unless ours, and what torch.compile makes, agree with torch's eager result within what bfloat16 allows."""
+    """Raises unless ours, and what torch.compile makes, agree with the reference within what bfloat16 allows."""
     import torch
 
-    theirs = case.runs["torch eager"]()
+    theirs = case.runs[case.reference]()
     for name in (OURS, STATIC):
+        if name not in case.runs:
+            continue
         result = case.runs[name]()
         for one, other in zip(result, theirs, strict=True) if isinstance(result, tuple) else ((result, theirs),):
             atol = 2e-2 * float(other.abs().max())
@@ -120,16 +133,16 @@ def summary(results: Json) -> Report:
     rows = []
     for case in results["cases"]:
         shares = {name: case["moved_bytes"] / statistics.median(s) / rate for name, s in case["samples_ms"].items()}
-        what = f"{case['op']} {'x'.join(map(str, case['shape']))}"
+        what = f"{case['op']} {'x'.join(map(str, case['shape']))} {case['dtype']}"
         for name, share in shares.items():
             if name != OURS:
                 rows.append(Row(what, shares[OURS], "share", name, share, higher_is_better=True, target=case["target"]))
     missing = {f"{name}: {why}" for case in results["cases"] for name, why in case["absent"].items()}
     notes = (f"The copy rate is {rate * 1e-6:,.0f} GB/s.", *sorted(missing))
-    return Report("gpu", "GPU kernels: share of the copy rate, bf16", tuple(rows), notes=notes)
+    return Report("gpu", "GPU kernels: share of the copy rate", tuple(rows), notes=notes)
 
 
-def run(names: list[str], wheel: Path | None) -> Json:
+def run(names: list[str], wheel: Path | None, *, compiled: bool) -> Json:
     """Measure the named families at their shapes."""
     import torch
 
@@ -145,8 +158,9 @@ def run(names: list[str], wheel: Path | None) -> Json:
         "cases": [],
     }
     for name in names:
-        for shape in FAMILIES[name].shapes:
-            results["cases"] += measure(FAMILIES[name], shape, flush)
+        family = FAMILIES[name]
+        for shape in (*family.shapes, *family.others):
+            results["cases"] += measure(family, shape, flush, compiled=compiled and shape in family.shapes)
             torch.cuda.empty_cache()
     return results
 
@@ -158,13 +172,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, metavar="DIR", help="where gpu.json and the plots go")
     parser.add_argument("--wheel", type=Path, help="the wheel that was installed, for its name and SHA-256")
     parser.add_argument("--site", type=Path, help="measure what is installed in this folder (pip install --target)")
+    parser.add_argument(
+        "--without-compile", action="store_true", help="leave torch.compile out, which takes most of the time"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in FAMILIES]
     if unknown:
         parser.error(f"no GPU benchmark is called {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as folder:
         child.use_installation((options.site or child.build_installation(Path(folder))).resolve())
-        results = run(options.names or list(FAMILIES), options.wheel)
+        results = run(options.names or list(FAMILIES), options.wheel, compiled=not options.without_compile)
     options.json.mkdir(parents=True, exist_ok=True)
     path = options.json / "gpu.json"
     path.write_text(json.dumps(results) + "\n", encoding="utf-8")

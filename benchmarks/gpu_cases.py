@@ -1,7 +1,7 @@
 """What ``python -m benchmarks.gpu`` measures: each op at one shape, with everybody who computes it.
 
-The contestants are those of the modules norm, layer_norm, activations, softmax and rotary; Liger-Kernel and the Triton
-twins are added here.
+The contestants are those of the modules norm, layer_norm, activations, softmax, rotary and fused_adam; Liger-Kernel and
+the Triton twins are added here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import activations, layer_norm, liger, norm, rotary, softmax
+from benchmarks import activations, fused_adam, layer_norm, liger, norm, rotary, softmax
 from benchmarks.norm import Compile
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ Run = Callable[[], Any]
 Shape = tuple[int, ...]
 
 OURS, STATIC, SECOND, TWIN = "precast", "torch.compile", "torch.compile, second shape", "precast, Triton twin"
+EAGER, FUSED = "torch eager", "torch fused"
 EPS = 1e-6
 
 
@@ -34,15 +35,21 @@ class Case:
     target: str
     runs: dict[str, Run]
     absent: dict[str, str] = field(default_factory=dict)
+    dtype: str = "bfloat16"
+    reference: str = EAGER  # whose result the others are compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the cases of a benchmark are made at a shape, and its shapes: the large one of the claim, and a small one."""
+    """How the cases of a benchmark are made at a shape, and its shapes: the large one of the claim, and a small one.
+
+    ``others`` are measured without torch.compile, since compiling takes most of the time.
+    """
 
     make: Callable[[Shape, Compile], Iterator[Case]]
     shapes: tuple[Shape, ...]
     first_shape: Shape  # what torch.compile has seen before, for its second shape
+    others: tuple[Shape, ...] = ()
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -177,10 +184,42 @@ def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
         yield Case(op, shape, moved, rotary.TARGETS.get(tokens, ""), runs, absent)
 
 
+def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
+    """A step of AdamW over so many parameters of so many elements: float32, then bfloat16 with float32 masters."""
+    import torch
+
+    from precast.optim import FusedAdamW
+
+    (count, elements), options = shape, fused_adam.OPTIONS
+    for low in (False, True):
+        dtype = torch.bfloat16 if low else torch.float32
+        makers: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+            OURS: functools.partial(FusedAdamW, master_weights=low, **options),
+            FUSED: fused_adam.MastersOfTorch if low else functools.partial(torch.optim.AdamW, fused=True, **options),
+        }
+        runs: dict[str, Run] = {}
+        for name, make in makers.items():
+            torch.manual_seed(0)  # the same parameters and gradients for everybody
+            params = fused_adam.parameters(count, elements, dtype)
+            runs[name] = functools.partial(_step, make(params), params[-1])
+        op = "AdamW with masters" if low else "AdamW"
+        target = f"share >= {fused_adam.TARGETS[low]}"
+        moved, dtype_name = fused_adam.BYTES * count * elements, str(dtype).removeprefix("torch.")
+        yield Case(op, shape, moved, target, runs, dtype=dtype_name, reference=FUSED)
+
+
+def _step(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torch.Tensor:
+    optimizer.step()
+    return param.detach()
+
+
 FAMILIES: dict[str, Family] = {
-    "norm": Family(norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
-    "layer_norm": Family(layer_norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048)),
-    "activations": Family(gated, (activations.SHAPES[0], activations.SHAPES[-1]), (8192, 2048)),
-    "softmax": Family(softmaxes, (softmax.SHAPES[0],), (2, 16, 1024, 1024)),
-    "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.DECODE[0]), (2048, 32, 8, 128)),
+    "norm": Family(norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048), norm.SHAPES[1:-1]),
+    "layer_norm": Family(layer_norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048), norm.SHAPES[1:-1]),
+    "activations": Family(
+        gated, (activations.SHAPES[0], activations.SHAPES[-1]), (8192, 2048), activations.SHAPES[1:-1]
+    ),
+    "softmax": Family(softmaxes, (softmax.SHAPES[0],), (2, 16, 1024, 1024), softmax.SHAPES[1:]),
+    "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.DECODE[0]), (2048, 32, 8, 128), (rotary.PREFILL[-1],)),
+    "optimizers": Family(optimizers, (), (1, 4096), ((fused_adam.LARGE, fused_adam.LARGE_ELEMENTS),)),
 }

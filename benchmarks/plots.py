@@ -50,6 +50,11 @@ def points(results: Json, op: str) -> dict[str, list[tuple[float, float, float, 
     return found
 
 
+def title(results: Json, op: str) -> str:
+    """The op and the dtype of its cases."""
+    return f"{op}, {', '.join(dict.fromkeys(case['dtype'] for case in results['cases'] if case['op'] == op))}"
+
+
 def draw(results: Json, folder: Path) -> list[Path]:
     """One SVG for each op; returns their paths."""
     import matplotlib as mpl
@@ -75,7 +80,7 @@ def draw(results: Json, folder: Path) -> list[Path]:
             axes.errorbar(
                 xs, [y * 1e-9 for y in middles], yerr=spread, fmt=mark, label=name, capsize=3, markersize=5, alpha=0.8
             )
-        axes.set(xscale="log", yscale="log", xlabel="bytes that must move", ylabel="GB/s", title=f"{op}, bf16")
+        axes.set(xscale="log", yscale="log", xlabel="bytes that must move", ylabel="GB/s", title=title(results, op))
         axes.grid(visible=True, which="both", alpha=0.2)
         axes.legend(fontsize=7, loc="lower right")
         figure.text(0.01, 0.01, f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}", fontsize=6)

@@ -5,6 +5,7 @@
 // overflows, and the far tails keep their relative accuracy.
 #include "cpu.h"
 
+#include "../common/row_simd.h"
 #include "functions.h"
 
 namespace precast::activations::PRECAST_CPU_LEVEL {

@@ -132,7 +132,7 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
-// The greater of two, or NaN where `a` is NaN.
+// The greater of two; `a` where `a` is NaN, and where `b` is.
 PRECAST_INLINE Floats greater(Floats a, Floats b) {
 #define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), b.part[i], a.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};

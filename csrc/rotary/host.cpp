@@ -16,7 +16,10 @@ namespace {
 //   anything else (odd widths, unaligned views)                  any       one pair
 //
 // Always blocks of 128 threads, as many as it takes, numbered through the heads of all tokens: a head need not fill a
-// block, and query and key share a launch.
+// block, and query and key share a launch. H200, bf16, 32 + 8 heads of 128: 0.92 of the copy rate at 16384 tokens (a
+// copy_ of as many bytes 0.97), backward 0.93, in place 0.92, of a packed projection 0.93, neighbours 0.91, by
+// positions in no order 0.85, `any` 0.37; 0.75 at 4096 tokens (copy_ 0.79); one step of 64 sequences 5.5 us, of one 5.0
+// us. Two or four heads for each thread, which share the cosines and sines, or 256 threads: 0.915 to 0.922.
 
 constexpr Entry kEntries[] = {
     {"rotary_f32"}, {"rotary_f32_any"}, {"rotary_f16"}, {"rotary_f16_any"}, {"rotary_bf16"}, {"rotary_bf16_any"},

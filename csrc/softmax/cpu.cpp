@@ -46,13 +46,6 @@ PRECAST_INLINE Floats exponential(Floats a) {
 #undef PRECAST_PART
 }
 
-// The larger of each two; `b` where `a` is NaN.
-PRECAST_INLINE Floats larger(Floats a, Floats b) {
-#define PRECAST_PART(i) select(is_less(b.part[i], a.part[i]), a.part[i], b.part[i])
-  return {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
-}
-
 PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
   const FloatPart other = value - FloatPart{};
 #define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, a.part[i])
@@ -126,12 +119,12 @@ PRECAST_RARE float keep(const Row<T>& row, float* kept) {
   for (; i + kLanes <= row.open; i += kLanes) {
     const Floats z = row.at(i);
     store(kept + i, z);
-    largest = larger(z, largest);
+    largest = greater(largest, z);
   }
   if (i < row.open) {
     const Floats z = row.last(i);
     store(kept + i, z);
-    largest = larger(z, largest);
+    largest = greater(largest, z);
   }
   return largest_lane(largest);
 }

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops.optimize import optimize  # noqa: E402
+from precast.ops.cpu_optim import optimize  # noqa: E402
 from precast.optim import CPUSGD, CPUAdam, cpu_plan  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

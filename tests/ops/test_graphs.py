@@ -106,7 +106,7 @@ def test_opcheck_of_adam(copies: bool) -> None:
 
 @pytest.mark.parametrize("rule", range(4))
 def test_opcheck_of_optimize(rule: int) -> None:
-    from precast.ops import optimize  # noqa: F401 - it registers the formulas, as precast.optim does
+    from precast.ops import cpu_optim  # noqa: F401 - it registers the formulas, as precast.optim does
 
     def tensors(*dtypes: Any) -> list[Any]:
         return [torch.rand(5, 3).to(dtypes[0]), torch.rand(7).to(dtypes[-1])]

@@ -51,8 +51,8 @@ def test_the_table_has_ours_beside_every_peer_as_shares_of_the_copy_rate() -> No
     gpu = importlib.import_module("benchmarks.gpu")
     report = gpu.summary(made_up())
     assert [(row.what, row.peer_name, row.ours, row.peer) for row in report.rows] == [
-        ("rms_norm 400x1000", "torch eager", pytest.approx(0.8), pytest.approx(0.4)),
-        ("rms_norm 4x1000", "torch eager", pytest.approx(0.05), pytest.approx(0.025)),
+        ("rms_norm 400x1000 bfloat16", "torch eager", pytest.approx(0.8), pytest.approx(0.4)),
+        ("rms_norm 4x1000 bfloat16", "torch eager", pytest.approx(0.05), pytest.approx(0.025)),
     ]
     assert report.rows[0].ratio == pytest.approx(2.0)
     assert "Liger-Kernel: no peer: it has no such op" in report.notes
@@ -78,7 +78,7 @@ def test_each_op_is_a_plot_and_the_same_figures_give_the_same_file(tmp_path: Pat
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]]]:
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Measures a family on small CPU tensors: nothing is timed or compiled, and the twins are left out."""
     torch = pytest.importorskip("torch")
     gpu, cases = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu", "gpu_cases"))
@@ -96,24 +96,31 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any
 
     monkeypatch.setattr(gpu, "samples_ms", samples)
 
-    def measure(name: str) -> list[dict[str, Any]]:
+    def measure(name: str, *, compiled: bool) -> list[dict[str, Any]]:
         family = cases.FAMILIES[name]
         shape = (2, 3, 16, 16) if len(family.first_shape) == 4 else (8, 32)
         smaller = cases.Family(family.make, (shape,), shape)
-        return list(gpu.measure(smaller, shape, None))
+        return list(gpu.measure(smaller, shape, None, compiled=compiled))
 
     return measure
 
 
 @pytest.mark.torch
 @pytest.mark.compiler
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("name", ["norm", "layer_norm", "activations", "softmax", "rotary"])
-def test_every_contestant_computes_the_same(small: Callable[[str], list[dict[str, Any]]], name: str) -> None:
-    results = small(name)
+def test_every_contestant_computes_the_same(
+    small: Callable[..., list[dict[str, Any]]], name: str, compiled: bool
+) -> None:
+    results = small(name, compiled=compiled)
     assert results and len({result["op"] for result in results}) == len(results)
+    wanted = {"precast", "torch eager", "precast, Triton twin"}
+    compilers = {"torch.compile", "torch.compile, second shape"}
     for result in results:
-        wanted = {"precast", "torch eager", "torch.compile", "torch.compile, second shape", "precast, Triton twin"}
-        assert wanted <= {*result["samples_ms"], *result["absent"]}
+        without = set(result["absent"])  # there is no twin
+        found = set(result["samples_ms"]) - {"copy_ of as many bytes"}
+        assert found == (wanted | compilers if compiled else wanted) - without
+        assert set(result["cached_samples_ms"]) == set(result["samples_ms"]) - {"torch.compile, second shape"}
         assert "Liger-Kernel" in result["absent"] and result["moved_bytes"] > 0
     json.dumps(results)
 

@@ -150,6 +150,7 @@ CPU_OPTIM = Family(
         ),
     ),
     devices=("cpu",),
+    late=True,
 )
 
 SOFTMAX = Family(

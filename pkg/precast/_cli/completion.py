@@ -24,9 +24,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the script."""
-    from precast._cli.parser import make_parser
-
-    print(script(make_parser(), options.shell))
+    print(script(options.parser, options.shell))
     return status.GOOD
 
 

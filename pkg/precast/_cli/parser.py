@@ -27,6 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")
+    parser.set_defaults(parser=parser)  # for the verb that prints what the others are
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for module in verbs_here():
         module.add(verbs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops.optimize import ADAGRAD
+from precast.ops.cpu_optim import ADAGRAD
 from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from precast.extension.compat import CPUAdamOptimizer
-from precast.ops.optimize import ADAM
+from precast.ops.cpu_optim import ADAM
 from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
 from precast.optim.cpu_plan import Group, Row
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from precast.ops._dispatch import mark_written
-from precast.ops.optimize import COLUMNS, forget, optimize
+from precast.ops.cpu_optim import COLUMNS, forget, optimize
 
 Group: TypeAlias = "dict[str, Any]"
 Row: TypeAlias = "tuple[float, ...]"
