@@ -20,11 +20,7 @@ void rotate_all(const Work& work, int64_t begin, int64_t end) {
     T* to =
         reinterpret_cast<T*>(tensor.to + outer * tensor.to_outer + token * tensor.to_token + number * tensor.to_head);
     rotate_head(from, to, token, work.angles);
-    if (!work.in_place) {
-      for (int64_t k = rotated; k < work.width; k += kLanes) {
-        store_upto(to + k, load_upto(from + k, work.width - k), work.width - k);
-      }
-    }
+    if (!work.in_place) __builtin_memcpy(to + rotated, from + rotated, (work.width - rotated) * sizeof(T));
     if (++head < work.heads) continue;
     head = 0;
     if (++token < work.tokens) continue;

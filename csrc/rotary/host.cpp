@@ -81,7 +81,9 @@ void rotate_cuda(const Work& work, int32_t device) {
   }
 }
 
-void rotate_cpu(const Work& work) {
+void check_work_positions(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }
+
+void rotate_cpu(const Work& work, int32_t) {
   const RotateFunction rotate = PRECAST_AT_CPU_LEVEL(rotary, rotate_heads);
   parallel_for(0, work.outer * work.tokens * work.heads, grain_rows(work.width),
                [&](int64_t begin, int64_t end) { rotate(work, begin, end); });
@@ -89,15 +91,13 @@ void rotate_cpu(const Work& work) {
 
 // ---- the ops, the same for both devices ----
 
-struct Cpu {
-  static void check(const char* op, const Work& work) { check_positions(op, work.angles, work.tokens); }
-  static void rotate(const Work& work, int32_t) { rotate_cpu(work); }
+// Function pointers, as an instance of the ops for each device would be another three kilobytes.
+struct Device {
+  void (*check)(const char* op, const Work& work);
+  void (*rotate)(const Work& work, int32_t index);
 };
 
-struct Cuda {
-  static void check(const char* op, const Work& work) { check_size(op, work); }
-  static void rotate(const Work& work, int32_t device) { rotate_cuda(work, device); }
-};
+constexpr Device kCpu = {check_work_positions, rotate_cpu}, kCuda = {check_size, rotate_cuda};
 
 // A checked call; its work has no tensors yet. A key that is not there has no heads.
 struct Call {
@@ -135,12 +135,11 @@ void write_to(Heads& heads, void* data, const HeadStrides& strides, int64_t byte
   heads.to_head = strides.head * bytes;
 }
 
-template <class Device>
-TensorPair rotary_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
-                     const Tensor* positions, bool interleaved, bool inverse) {
+TensorPair rotated(const Device& on, const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                   const Tensor* positions, bool interleaved, bool inverse) {
   constexpr const char* kOp = "rotary_embedding";
   Call call(kOp, query, key, {cos, sin, positions}, interleaved, inverse);
-  Device::check(kOp, call.work);
+  on.check(kOp, call.work);
   constexpr int64_t kNothing[] = {0};
   TensorPair result(empty_contiguous_like(query),
                     key != nullptr ? empty_contiguous_like(*key) : empty(kNothing, 1, query.dtype_code(), query));
@@ -153,17 +152,16 @@ TensorPair rotary_op(const Tensor& query, const Tensor* key, const Tensor& cos, 
     read_from(call.work.key, key_heads.data(), key_heads.strides(), bytes);
     write_to(call.work.key, result.second.mutable_data(), head_strides(result.second), bytes);
   }
-  Device::rotate(call.work, call.query_shape.device);
+  on.rotate(call.work, call.query_shape.device);
   return result;
 }
 
-template <class Device>
-void rotary_in_place_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
-                        const Tensor* positions, bool interleaved, bool inverse) {
+void rotate_in_place(const Device& on, const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                     const Tensor* positions, bool interleaved, bool inverse) {
   constexpr const char* kOp = "rotary_embedding_";
   const Tables tables = {cos, sin, positions};
   Call call(kOp, query, key, tables, interleaved, inverse);
-  Device::check(kOp, call.work);
+  on.check(kOp, call.work);
   if (call.is_nothing()) return;
   call.work.in_place = true;
   const WrittenHeads query_heads(kOp, {"query", query}, call.query_shape);
@@ -180,14 +178,26 @@ void rotary_in_place_op(const Tensor& query, const Tensor* key, const Tensor& co
     read_from(call.work.key, key_heads.data, key_heads.strides, key_heads.bytes);
     write_to(call.work.key, key_heads.data, key_heads.strides, key_heads.bytes);
   }
-  Device::rotate(call.work, call.query_shape.device);
+  on.rotate(call.work, call.query_shape.device);
+}
+
+template <const Device& on>
+TensorPair rotary_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                     const Tensor* positions, bool interleaved, bool inverse) {
+  return rotated(on, query, key, cos, sin, positions, interleaved, inverse);
+}
+
+template <const Device& on>
+void rotary_in_place_op(const Tensor& query, const Tensor* key, const Tensor& cos, const Tensor& sin,
+                        const Tensor* positions, bool interleaved, bool inverse) {
+  rotate_in_place(on, query, key, cos, sin, positions, interleaved, inverse);
 }
 
 constexpr Implementation kImplementations[] = {
-    PRECAST_IMPLEMENTATION("rotary_embedding", "CPU", rotary_op<Cpu>),
-    PRECAST_IMPLEMENTATION("rotary_embedding_", "CPU", rotary_in_place_op<Cpu>),
-    PRECAST_IMPLEMENTATION("rotary_embedding", "CUDA", rotary_op<Cuda>),
-    PRECAST_IMPLEMENTATION("rotary_embedding_", "CUDA", rotary_in_place_op<Cuda>),
+    PRECAST_IMPLEMENTATION("rotary_embedding", "CPU", rotary_op<kCpu>),
+    PRECAST_IMPLEMENTATION("rotary_embedding_", "CPU", rotary_in_place_op<kCpu>),
+    PRECAST_IMPLEMENTATION("rotary_embedding", "CUDA", rotary_op<kCuda>),
+    PRECAST_IMPLEMENTATION("rotary_embedding_", "CUDA", rotary_in_place_op<kCuda>),
 };
 PRECAST_FAMILY(rotary, kImplementations, &kernels);
 

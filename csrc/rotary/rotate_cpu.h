@@ -17,48 +17,41 @@ PRECAST_INLINE int64_t table_row(const Angles& a, int64_t token) {
   return *reinterpret_cast<const int32_t*>(at);
 }
 
-// What stands before the sines.
-PRECAST_INLINE Floats sign_of_sine(const Angles& a) { return broadcast((a.flags & kInverse) != 0 ? -1.0f : 1.0f); }
-
 // Rounds as the GPU does; a product is never left for the compiler to fuse.
 PRECAST_INLINE Pairs rotate(Pairs x, Floats cos, Floats sin) {
   const Floats minus = broadcast(-1.0f);
   return {fma(x.first, cos, x.second * sin * minus), fma(x.second, cos, x.first * sin)};
 }
 
-// The pairs of one head, which may be written where they are read.
-template <class T, class Table>
-PRECAST_INLINE void rotate_head(const T* from, T* to, const Table* cos, const Table* sin, const Angles& a) {
-  const Floats sign = sign_of_sine(a);
-  const int64_t half = a.half;
-  if ((a.flags & kInterleaved) != 0) {
-    for (int64_t i = 0; i < half; i += kLanes) {
-      const int64_t rest = half - i, begin = 2 * i, upper = begin + kLanes, over = 2 * rest - kLanes;
-      const Pairs x = {load_upto(from + begin, 2 * rest), over > 0 ? load_upto(from + upper, over) : broadcast(0)};
-      const Pairs y = join(rotate(separate(x), load_upto(cos + i, rest), load_upto(sin + i, rest) * sign));
-      store_upto(to + begin, y.first, 2 * rest);
-      if (over > 0) store_upto(to + upper, y.second, over);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < half; i += kLanes) {
-    const int64_t rest = half - i;
-    const Pairs x = {load_upto(from + i, rest), load_upto(from + half + i, rest)};
-    const Pairs y = rotate(x, load_upto(cos + i, rest), load_upto(sin + i, rest) * sign);
-    store_upto(to + i, y.first, rest);
-    store_upto(to + half + i, y.second, rest);
-  }
+// Numbers of a table: float32, or of the dtype of the heads.
+template <class T>
+PRECAST_INLINE Floats load_table(const char* row, int64_t first, int64_t count, bool wide) {
+  return wide ? load_upto(reinterpret_cast<const float*>(row) + first, count)
+              : load_upto(reinterpret_cast<const T*>(row) + first, count);
+}
+template <>
+PRECAST_METHOD Floats load_table<float>(const char* row, int64_t first, int64_t count, bool) {
+  return load_upto(reinterpret_cast<const float*>(row) + first, count);
 }
 
-// The same for tables of float32, or of the dtype of the heads, as the angles say.
+// The pairs of one head, which may be written where they are read. One loop for all kinds, as each would be there for
+// every dtype and level: what differs are branches that go the same way every time.
 template <class T>
 PRECAST_INLINE void rotate_head(const T* from, T* to, int64_t token, const Angles& a) {
-  const int64_t row = table_row(a, token);
+  const int64_t row = table_row(a, token), half = a.half;
   const char *cos = a.cos + row * a.cos_stride, *sin = a.sin + row * a.sin_stride;
-  if ((a.flags & kWideTable) != 0) {
-    rotate_head(from, to, reinterpret_cast<const float*>(cos), reinterpret_cast<const float*>(sin), a);
-  } else {
-    rotate_head(from, to, reinterpret_cast<const T*>(cos), reinterpret_cast<const T*>(sin), a);
+  const bool interleaved = (a.flags & kInterleaved) != 0, wide = (a.flags & kWideTable) != 0;
+  const Floats sign = broadcast((a.flags & kInverse) != 0 ? -1.0f : 1.0f);
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t rest = half - i;
+    const int64_t first = interleaved ? 2 * i : i, first_count = interleaved ? 2 * rest : rest;
+    const int64_t second = first + (interleaved ? kLanes : half), second_count = interleaved ? 2 * rest - kLanes : rest;
+    Pairs x = {load_upto(from + first, first_count), load_upto(from + second, second_count)};
+    if (interleaved) x = separate(x);
+    Pairs y = rotate(x, load_table<T>(cos, i, rest, wide), load_table<T>(sin, i, rest, wide) * sign);
+    if (interleaved) y = join(y);
+    store_upto(to + first, y.first, first_count);
+    store_upto(to + second, y.second, second_count);
   }
 }
 
