@@ -146,6 +146,12 @@ def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Pat
 
 
 @pytest.fixture(scope="session")
+def emulated_rotary(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of rotary embedding."""
+    return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
 def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of the ops on paged caches."""
     return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"), stable_headers)
