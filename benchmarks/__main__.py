@@ -30,6 +30,7 @@ NAMES = (
     "softmax",
     "rotary",
     "fused_adam",
+    "kv_cache",
 )
 
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/division.h"
-#include "angles.h"
+#include "../rotary/angles.h"
 
 namespace precast {
 namespace rotary {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/device.cuh"
-#include "angles.h"
+#include "../rotary/angles.h"  // by one name everywhere: NVRTC takes two names for two files
 
 namespace precast {
 namespace rotary {
@@ -22,6 +22,12 @@ struct Parts {
   u32 first, second;
   bool rotated;
 };
+
+// Of a head that is not rotated.
+template <class T, int kPairs>
+DEVICE Parts plain_parts(u32 unit) {
+  return {2 * unit * kPairs * T::kBytes, (2 * unit + 1) * kPairs * T::kBytes, false};
+}
 
 template <class T, int kPairs>
 DEVICE Parts parts_of(const Angles& a, u32 unit) {

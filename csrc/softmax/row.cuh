@@ -9,12 +9,6 @@ namespace softmax {
 
 DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 
-// Without the slow division of 64-bit numbers where both fit 32.
-DEVICE u64 divided(u64 a, u64 b) {
-  if ((a | b) >> 32 == 0) return static_cast<u32>(a) / static_cast<u32>(b);
-  return a / b;
-}
-
 // How many columns of a row take part: all, or those up to the diagonal.
 template <class Args>
 DEVICE i64 open_columns(const Args& a, u32 row) {

@@ -30,6 +30,7 @@ __all__ = [
     "FlashAttentionWithCustomMaskLoader",
     "FusedOptimizerLoader",
     "InferenceOpsLoader",
+    "KVCacheLoader",
     "KernelLoader",
     "LayerNormLoader",
     "MoeLoader",
@@ -273,6 +274,12 @@ class RotaryLoader(KernelLoader):
     REGISTRY = [*builtin.of("RotaryLoader")]  # noqa: RUF012
 
 
+class KVCacheLoader(KernelLoader):
+    """Paged caches: ``reshape_and_cache``, ``rotary_embedding_and_cache``."""
+
+    REGISTRY = [*builtin.of("KVCacheLoader")]  # noqa: RUF012
+
+
 class ScaledMaskedSoftmaxLoader(KernelLoader):
     """The softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
@@ -286,7 +293,7 @@ class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
 
 
 class InferenceOpsLoader(KernelLoader):
-    """What there is of the inference kernels: the RMS norms, ``silu_and_mul``, and rotary embedding."""
+    """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches. Attention is others'."""
 
     REGISTRY = [*builtin.of("InferenceOpsLoader")]  # noqa: RUF012
 

@@ -124,8 +124,9 @@ def test_every_op_is_checked(device: str) -> None:
 
     names = {schema.partition("(")[0] for family in catalogue.FAMILIES for schema in family.ops}
     # test_fused_gpu.py checks the lists; a plan is a number, which no graph can hold, so its ops are never traced.
-    # test_rotary_graphs.py checks the heads.
-    others = {schema.partition("(")[0] for schema in (*catalogue.MULTI_TENSOR.ops, *catalogue.ROTARY.ops)}
+    # test_rotary_graphs.py checks the heads, test_kv_cache_graphs.py the caches.
+    elsewhere = (catalogue.MULTI_TENSOR, catalogue.ROTARY, catalogue.KV_CACHE)
+    others = {schema.partition("(")[0] for family in elsewhere for schema in family.ops}
     assert names == {op.__name__ for op, _ in samples(device).values()} | {"adam_", "optimize_"} | others
 
 

@@ -87,6 +87,11 @@ RANK = """
     kept = [sharded.full_tensor(), whole.full_tensor()]
     found["in place"] = refusal(ops.fused_add_rms_norm_, sharded, placed(residual, Shard(0)), whole)
     tables = [placed(t, Replicate()) for t in (cos, sin)]
+    rows = [placed(torch.randn(4, 2, 8), Shard(1)) for _ in range(3)]
+    pair, slots = [placed(torch.zeros(2, 4, 2, 8), Shard(2)) for _ in range(2)], placed(torch.arange(4), Replicate())
+    found["caches"] = refusal(ops.reshape_and_cache, *rows[1:], *pair, slots)
+    whole_tables = [placed(torch.randn(4, 4), Replicate()) for _ in range(2)]
+    found["heads and caches"] = refusal(ops.rotary_embedding_and_cache, *rows, *whole_tables, *pair, slots)
     found["heads in place"] = refusal(ops.rotary_embedding_, placed(heads, Shard(0)), None, *tables)
     lists = [[placed(t.clone(), Shard(0))] for t in (x, x, x, x)]
     found["lists"] = refusal(torch.ops.precast.adam_, *lists, [], 0.1, 0.9, 0.99, 1e-8, 0.0, 0.5, 0.5, 1.0, True, False)
@@ -147,7 +152,13 @@ def test_heads_and_tokens_stay_where_they_are(found: list[dict[str, Any]]) -> No
 
 @pytest.mark.parametrize(
     ("case", "op"),
-    [("in place", "fused_add_rms_norm_"), ("heads in place", "rotary_embedding_"), ("lists", "adam_")],
+    [
+        ("in place", "fused_add_rms_norm_"),
+        ("heads in place", "rotary_embedding_"),
+        ("lists", "adam_"),
+        ("caches", "reshape_and_cache"),
+        ("heads and caches", "rotary_embedding_and_cache"),
+    ],
 )
 def test_what_writes_into_its_arguments_is_refused_in_one_sentence(
     found: list[dict[str, Any]], case: str, op: str

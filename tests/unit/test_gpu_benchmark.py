@@ -135,3 +135,21 @@ def test_a_wrong_result_is_found_before_it_is_timed() -> None:
         runs = {"precast": right, "torch.compile": right, "torch eager": right, name: wrong}
         with pytest.raises(AssertionError, match=f"rms_norm, {name}: "):
             gpu.check(cases.Case("rms_norm", (4, 4), 32, "", runs))
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_everybody_writes_the_same_to_a_paged_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    kv_cache = importlib.import_module("benchmarks.kv_cache")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    calls = kv_cache.contestants(3, "cpu")
+    assert list(calls) == ["precast", "torch eager", "torch.compile"]
+    for call in calls.values():
+        call()
+    right, wrong = (lambda packed, *pair: pair[0].fill_(1)), (lambda packed, *pair: pair[0].fill_(2))
+    given = (torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
+    kv_cache.check({"precast": right, "torch eager": right}, *given)
+    with pytest.raises(AssertionError, match="not close"):
+        kv_cache.check({"precast": right, "torch eager": wrong}, *given)

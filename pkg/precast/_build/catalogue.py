@@ -233,6 +233,27 @@ MULTI_TENSOR = Family(
     twins=TRITON,
 )
 
+# Keys and values of tokens into a paged cache, in place.
+KV_CACHE = Family(
+    name="kv_cache",
+    device="kv_cache/device.cu",
+    host=("kv_cache/host.cpp",),
+    cpu=("rotary/cpu.cpp",),
+    ops=(
+        (
+            "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
+            " Tensor slot_mapping) -> ()"
+        ),
+        (
+            "rotary_embedding_and_cache(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor cos, Tensor sin,"
+            " Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? positions, bool interleaved)"
+            " -> ()"
+        ),
+    ),
+    devices=("cpu", "cuda"),
+    late=True,
+)
+
 FAMILIES = (
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -246,6 +267,7 @@ FAMILIES = (
     CPU_OPTIM,
     ROTARY,
     MULTI_TENSOR,
+    KV_CACHE,
 )
 
 

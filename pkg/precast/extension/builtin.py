@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from precast._build import catalogue
 from precast._build.catalogue import Family
-from precast.extension import compat, flash_attention, public
+from precast.extension import compat, flash_attention, inference, public
 from precast.extension.base import Extension
 from precast.extension.compat import Find, Members
 from precast.extension.families import (
@@ -74,6 +74,7 @@ _LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
 _ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
 _SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
 _ROTARY = (catalogue.ROTARY,)
+_KV_CACHE = (catalogue.KV_CACHE,)
 _LISTS = (catalogue.MULTI_TENSOR,)
 _INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
 _CAUSAL = "scaled_upper_triangle_masked_softmax"
@@ -87,10 +88,11 @@ TABLE: tuple[Row, ...] = (
     *_four("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
     *_four("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
     *_four("RotaryLoader", "rotary", _ROTARY, public.rotary),
+    *_four("KVCacheLoader", "kv_cache", _KV_CACHE, public.kv_cache),
     # The modules of the loader that this one stands in for, with its functions.
     *_four("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
     *_four("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
-    *_four("InferenceOpsLoader", "inference_ops", _INFERENCE, compat.inference),
+    *_four("InferenceOpsLoader", "inference_ops", _INFERENCE, inference.members),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
     Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, _LISTS, compat.multi_tensor),
     Row("FusedOptimizerLoader", "fused_optim_triton", TwinExtension, _LISTS, compat.multi_tensor, place=0),

@@ -30,7 +30,12 @@ def kernel(name: str) -> Callable[..., Any]:
 
 def reference(name: str) -> Callable[..., Any]:
     """The same in plain torch, on any device."""
-    for module in ("precast.ops._reference", "precast.ops._softmax_reference", "precast.ops._rotary_reference"):
+    for module in (
+        "precast.ops._reference",
+        "precast.ops._softmax_reference",
+        "precast.ops._rotary_reference",
+        "precast.ops._kv_cache_reference",
+    ):
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
             return found  # type: ignore[no-any-return]
@@ -241,53 +246,6 @@ def _softmax_backward(find: Find, causal: bool) -> Callable[..., Tensor]:
         return grad
 
     return backward
-
-
-def inference(find: Find) -> Members:
-    """What there is of the older inference kernels: the norms, ``silu_and_mul`` along dimension 0, rotary embedding."""
-
-    def silu_and_mul(ins: Tensor) -> Tensor:
-        """``silu(first half) * second half`` of the first dimension, which goes if nothing is left of it."""
-        import torch
-
-        if ins.dim() == 0 or ins.shape[0] % 2:
-            raise ValueError(f"ins has shape {tuple(ins.shape)}; needed an even first dimension")
-        half = ins.shape[0] // 2
-        shape = (half, *ins.shape[1:]) if half != 1 else ins.shape[1:]
-        with torch.no_grad():  # the halves of one long row
-            y: Tensor = find("gated_activation")(ins.reshape(1, -1), 0)
-        return y.reshape(shape)
-
-    def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, high_precision: bool = False) -> None:
-        """Rotates the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
-        import torch
-
-        importlib.import_module("precast.ops.rotary")  # which defines the op: no other first call pays for it
-        with torch.no_grad():
-            find("rotary_embedding_")(query, key, cos, sin, None, False, False)
-
-    def get_cos_and_sin(
-        cos_cache: Tensor,
-        sin_cache: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        sequence_lengths: Tensor,
-        max_seq_len_in_batch: int,
-        is_prompts: bool,
-    ) -> None:
-        """Fills ``cos`` and ``sin`` with the caches' rows: of all tokens of prompts, else of each sequence's last."""
-        rows = importlib.import_module("precast.ops.rotary").get_cos_and_sin(
-            sequence_lengths, cos_cache, sin_cache, is_prompts=is_prompts, tokens=cos.shape[0]
-        )
-        for given, found in zip((cos, sin), rows, strict=True):
-            given.copy_(found)
-
-    return {
-        **norms(find),
-        "silu_and_mul": silu_and_mul,
-        "rotary_embedding": rotary_embedding,
-        "get_cos_and_sin": get_cos_and_sin,
-    }
 
 
 def multi_tensor(find: Find) -> Members:

@@ -90,6 +90,26 @@ def rotary(find: Find) -> Members:
     return {**_ours(names[-1]), names[0]: plain, names[1]: plain_}
 
 
+def kv_cache(find: Find) -> Members:
+    """What writes keys and values into paged caches."""
+    names = ("reshape_and_cache", "rotary_embedding_and_cache")
+    if find is kernel:
+        return _ours(*names)
+
+    def plain(
+        query: Tensor, key: Tensor, *args: Tensor, positions: Tensor | None = None, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """``precast.ops.rotary_embedding_and_cache`` in plain torch."""
+        reference(names[1])(query, key, *args, positions, interleaved)
+        return query, key
+
+    def plain_copy(*args: Tensor) -> None:
+        """``precast.ops.reshape_and_cache`` in plain torch."""
+        reference(names[0])(*args)
+
+    return {names[0]: plain_copy, names[1]: plain}
+
+
 def _ours(*names: str) -> Members:
     """Functions of a room above this one, so it is entered by name, when a function is called."""
 

@@ -18,6 +18,7 @@ from precast.ops.softmax import (
 )
 
 if TYPE_CHECKING:
+    from precast.ops.kv_cache import reshape_and_cache, rotary_embedding_and_cache
     from precast.ops.multi_tensor import (
         clip_grad_norm_,
         multi_tensor_axpby_,
@@ -39,9 +40,11 @@ __all__ = [
     "multi_tensor_axpby_",
     "multi_tensor_l2norm",
     "multi_tensor_scale_",
+    "reshape_and_cache",
     "rms_norm",
     "rotary_embedding",
     "rotary_embedding_",
+    "rotary_embedding_and_cache",
     "scaled_aligned_causal_softmax",
     "scaled_masked_softmax",
     "scaled_softmax",
@@ -54,6 +57,7 @@ _LATE = {
     **dict.fromkeys(
         ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
     ),
+    **dict.fromkeys(("reshape_and_cache", "rotary_embedding_and_cache"), "kv_cache"),
     **dict.fromkeys(("get_cos_and_sin", "rotary_embedding", "rotary_embedding_"), "rotary"),
 }
 

@@ -21,12 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 from precast._load import namespace
 
 # The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
 # excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
 AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
+
+# Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
+_is_compiling = torch.compiler.is_compiling
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def _bumps_many() -> bool:
@@ -122,6 +128,20 @@ def without_autograd(entry: Callable[..., Any]) -> Callable[..., Any]:
             torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOGRAD_KEY, False)
 
     return call
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether nothing can ask for a tangent, a transform or a graph: then a call passes under autograd's Python kernel.
+
+    What that would have done is done by the caller. Every other call leads through it, as does a direct call of the op.
+    """
+    return (
+        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function(tensors)
+        and not _is_excluded(AUTOGRAD_KEY)
+    )
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _reference, _rotary_reference, _softmax_reference
+from precast.ops import _kv_cache_reference, _reference, _rotary_reference, _softmax_reference
 
 _EPS = 1e-6
 _PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours
@@ -53,6 +53,14 @@ def arguments(op: str) -> Arguments:
             *(1.0, 0),
         ),
         "multi_tensor_l2norm": lambda: ([some(33), some(5, 7)],),
+        "reshape_and_cache": lambda: (
+            *(some(5, 2, 6), some(5, 2, 6), some(3, 2, 3, 4, 2), some(3, 2, 4, 6)),
+            torch.tensor([3, -1, 11, 0, 4]),
+        ),
+        "rotary_embedding_and_cache": lambda: (
+            *(some(3, 4, 6), some(3, 2, 6), some(3, 2, 6), some(5, 2), some(5, 2)),
+            *(some(2, 4, 2, 6), some(2, 4, 2, 6), torch.tensor([7, -1, 2]), *_PAIRS),
+        ),
         "multi_tensor_axpby_": lambda: ([some(33)], [some(33)], [some(33)], 0.5, -2.0, some(1), some(1)),
     }
     if op not in make:
@@ -63,6 +71,6 @@ def arguments(op: str) -> Arguments:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
-    modules = (_reference, _softmax_reference, _rotary_reference)
+    modules = (_reference, _softmax_reference, _rotary_reference, _kv_cache_reference)
     found: Callable[..., Any] = next(getattr(module, name) for module in modules if hasattr(module, name))
     return found

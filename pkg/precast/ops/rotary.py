@@ -18,18 +18,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function
 
 from precast._load import namespace
 from precast.ops import _rotary_checks, _rotary_reference
-from precast.ops._dispatch import AUTOGRAD_KEY, mark_written, register, without_autograd
+from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register, without_autograd
 
 # Bound once, as in ops/rms_norm.py.
 _is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 Both = tuple[Tensor, Tensor]
@@ -48,7 +43,7 @@ def rotary_embedding(
 
     Differentiable in ``query`` and ``key`` to any order; ``cos`` and ``sin`` must not require grad.
     """
-    if _is_plain(query, key, cos, sin, positions):
+    if is_plain(query, key, cos, sin, positions):
         if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
             both = _recorded(_rotary_below, query, key, cos, sin, positions, interleaved, False)
         else:
@@ -75,7 +70,7 @@ def rotary_embedding_(
 
     For inference: it raises where a gradient is wanted.
     """
-    if _is_plain(query, key, cos, sin, positions):
+    if is_plain(query, key, cos, sin, positions):
         if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
             _refuse_gradient()
         mark_written((query,) if key is None else (query, key))
@@ -106,20 +101,6 @@ def get_cos_and_sin(
     else:
         positions = lengths - 1
     return cos_table[positions], sin_table[positions]
-
-
-def _is_plain(*tensors: Tensor | None) -> bool:
-    """Whether nothing can ask for a tangent, a transform or a graph: then a call passes under autograd's Python kernel.
-
-    What that would have done is done by the caller. Every other call leads through it, as does a direct call of the op.
-    """
-    return (
-        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function(tensors)
-        and not _is_excluded(AUTOGRAD_KEY)
-    )
 
 
 def _wants_gradient(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor) -> bool:

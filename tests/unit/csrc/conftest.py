@@ -82,8 +82,8 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
     host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
-    headers = [*(CSRC / "common").glob("*.cuh"), CSRC / "common/division.h"]
-    headers += [file for folder in folders for end in ("cuh", "h") for file in (CSRC / folder).glob(f"*.{end}")]
+    headers = [file for end in ("cuh", "h") for file in CSRC.glob(f"*/*.{end}")]  # a family may rest on another's
+    headers = [file for file in headers if not file.name.startswith("simd")]  # vectors of the CPU
     for source in (*headers, *(CSRC / name for name in device_files)):
         target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,15 +134,21 @@ def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_header
 
 
 @pytest.fixture(scope="session")
+def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of the ops over lists of tensors."""
+    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
+
+
+@pytest.fixture(scope="session")
 def emulated_rotary(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
     """The library of rotary embedding."""
     return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")
-def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
-    """The library of the ops over lists of tensors."""
-    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
+def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+    """The library of the ops on paged caches."""
+    return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"), stable_headers)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ BUDGETS |= {
 }
 BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
+BUDGETS |= {"reshape_and_cache": 64, "rotary_and_cache": 64, "rotary_and_cache_any": 64}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 # What NVRTC 12.8 and 12.9 say of every program for Volta.
 LAST_CALL = (
@@ -156,6 +157,7 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
         ("layer_norm/backward.cpp", catalogue.LAYER_NORM_BACKWARD),
         ("rotary/host.cpp", catalogue.ROTARY),
         ("multi_tensor/table.cpp", catalogue.MULTI_TENSOR),
+        ("kv_cache/host.cpp", catalogue.KV_CACHE),
     ):
         table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)

@@ -1,0 +1,70 @@
+// What the kernels share: the place of a token in a cache, and units of memory.
+#pragma once
+
+#include "../common/device.cuh"
+#include "../common/division.h"
+#include "args.h"
+
+namespace precast {
+namespace kv_cache {
+
+// A token's place, or that it has none.
+struct Place {
+  i64 block;
+  i64 position;
+  bool inside;
+};
+
+DEVICE Place place_of(const Slots& slots, i64 slot) {
+  if (slot < 0 || slot >= slots.count) return {0, 0, false};
+  const u64 number = static_cast<u64>(slot), size = static_cast<u64>(slots.block_size);
+  const u64 block = divided(number, size);
+  return {static_cast<i64>(block), static_cast<i64>(number - block * size), true};
+}
+
+DEVICE char* at_place(const Cache& cache, const Place& place) {
+  return cache.data + place.block * cache.block + place.position * cache.position;
+}
+
+constexpr u32 kThreads = 128;  // of a block of the kernels that rotate
+
+// Of memory that no thread of the launch writes, and of memory that this thread will write.
+template <class Unit>
+DEVICE Unit read_unit(const char* p) {
+  return *reinterpret_cast<const Unit*>(p);
+}
+template <>
+DEVICE Vector read_unit<Vector>(const char* p) {
+  return load_constant(p);
+}
+
+template <class Unit>
+DEVICE Unit fetch_unit(const char* p) {
+  return *reinterpret_cast<const Unit*>(p);
+}
+template <>
+DEVICE Vector fetch_unit<Vector>(const char* p) {
+  return load(p);
+}
+
+template <class Unit>
+DEVICE void write_unit(char* p, Unit unit) {
+  *reinterpret_cast<Unit*>(p) = unit;
+}
+template <>
+DEVICE void write_unit<Vector>(char* p, Vector unit) {
+  store(p, unit);
+}
+
+}  // namespace kv_cache
+}  // namespace precast
+
+// An entry point for blocks of up to `threads`. `resident` is how many threads a multiprocessor should hold at a time,
+// which sets the budget: 65536 / resident registers for each.
+#define KERNEL(name, Args, threads, resident, ...)                                         \
+  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
+      name(const precast::kv_cache::Args a) {                                              \
+    using namespace precast;                                                               \
+    using namespace precast::kv_cache;                                                     \
+    __VA_ARGS__(a);                                                                        \
+  }

@@ -1,0 +1,143 @@
+// Keys and values of tokens into a paged cache on the GPU, as they are, or rotated on their way. See host.cpp for which
+// kernel serves what. What a slot would put outside of the caches is never written.
+#include "../rotary/rotate.cuh"
+#include "cache.cuh"
+
+namespace precast {
+namespace kv_cache {
+
+// ---- as they are: bytes without a dtype ----
+// A row of threads has a token, and each of them the same units of its key and of its value.
+
+template <class Unit>
+struct Pair {
+  Unit key, value;
+};
+
+template <class Unit>
+DEVICE Pair<Unit> read_pair(const CopyArgs& a, i64 token, i64 head, i64 byte) {
+  return {read_unit<Unit>(a.key.data + token * a.key.token + head * a.key.head + byte),
+          read_unit<Unit>(a.value.data + token * a.value.token + head * a.value.head + byte)};
+}
+
+template <class Unit>
+DEVICE void copy_token(const CopyArgs& a) {
+  constexpr u32 kBytes = sizeof(Unit);
+  const u32 token = blockIdx.x * blockDim.y + threadIdx.y;
+  u32 unit = threadIdx.x;
+  if (token >= a.tokens || unit >= a.units) return;
+  const i64 slot = a.slots.data[token * a.slots.stride];
+  u32 head = quotient(unit, a.head_units), within = unit - head * a.head_units.divisor;
+  Pair<Unit> pair = read_pair<Unit>(a, token, head, within * kBytes);  // on its way while the slot is
+  const Place place = place_of(a.slots, slot);
+  if (!place.inside) return;
+  char *key_cache = at_place(a.key_cache, place), *value_cache = at_place(a.value_cache, place);
+  for (;;) {
+    const u32 piece = quotient(within, a.piece_units), of_piece = within - piece * a.piece_units.divisor;
+    write_unit(key_cache + head * a.key_cache.head + piece * a.key_cache.piece + of_piece * kBytes, pair.key);
+    write_unit(value_cache + head * a.value_cache.head + within * kBytes, pair.value);
+    unit += blockDim.x;
+    if (unit >= a.units) return;
+    head = quotient(unit, a.head_units);
+    within = unit - head * a.head_units.divisor;
+    pair = read_pair<Unit>(a, token, head, within * kBytes);
+  }
+}
+
+DEVICE void copy_units(const CopyArgs& a) {
+  if (a.unit_bytes == 16) return copy_token<Vector>(a);
+  if (a.unit_bytes == 8) return copy_token<u64>(a);
+  if (a.unit_bytes == 4) return copy_token<u32>(a);
+  copy_token<u16>(a);
+}
+
+// ---- rotated on their way ----
+// A thread has one unit of one head of query, key or value: two vectors of 16 bytes, or two elements. Query and key are
+// rotated where they lie, by the kernels' one rotation; the key's result and the value go to the cache as well.
+
+template <class T, int kPairs>
+struct UnitOf {
+  using type = Vector;
+};
+template <class T>
+struct UnitOf<T, 1> {
+  using type = u16;
+};
+template <>
+struct UnitOf<Float32, 1> {
+  using type = u32;
+};
+
+template <class T>
+DEVICE void rotate_unit(Vector& first, Vector& second, const rotary::Turn<T::kPerVector>& turn, bool interleaved) {
+  rotary::rotate<T>(first, second, turn, interleaved);
+}
+
+// The bits of two elements.
+template <class T, class Bits>
+DEVICE void rotate_unit(Bits& first, Bits& second, const rotary::Turn<1>& turn, bool) {
+  float x = T::load(reinterpret_cast<const char*>(&first)), y = T::load(reinterpret_cast<const char*>(&second));
+  rotary::rotate(x, y, turn.cos[0], turn.sin[0]);
+  T::store(reinterpret_cast<char*>(&first), x);
+  T::store(reinterpret_cast<char*>(&second), y);
+}
+
+template <class T, int kPairs>
+DEVICE void rotate_and_cache(const RotateArgs& a) {
+  using Unit = typename UnitOf<T, kPairs>::type;
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.total) return;
+  const u32 row = quotient(index, a.units), unit = index - row * a.units.divisor;
+  const u32 local = quotient(row, a.heads), number = row - local * a.heads.divisor;
+  const bool is_query = number < a.query_heads, is_value = number >= a.rotated_heads;
+  const rotary::Parts parts =
+      is_value ? rotary::plain_parts<T, kPairs>(unit) : rotary::parts_of<T, kPairs>(a.angles, unit);
+  if (is_query && !parts.rotated) return;  // it is there already
+  const i64 token = a.first_token + local;
+  const i64 slot = is_query ? -1 : a.slots.data[token * a.slots.stride];
+  const i64 table = parts.rotated ? rotary::table_row(a.angles, token) : -1;
+  // All numbers are read and some are kept: an address that is chosen would make a copy of the arguments.
+  const i64 head = is_query ? number : number - (is_value ? a.rotated_heads : a.query_heads);
+  const char* from = is_query ? a.query.data : is_value ? a.value.data : a.key.data;
+  from += token * (is_query   ? a.query.token
+                   : is_value ? a.value.token
+                              : a.key.token) +
+          head * (is_query   ? a.query.head
+                  : is_value ? a.value.head
+                             : a.key.head);
+  const bool both = parts.second < a.head_bytes;
+  // Without a branch, so that one load does not wait for the other.
+  Unit first = fetch_unit<Unit>(from + parts.first);
+  Unit second = fetch_unit<Unit>(from + (both ? parts.second : parts.first));
+  if (parts.rotated) {
+    const auto turn = rotary::load_turn_of_row<T, kPairs>(a.angles, table, unit);
+    rotate_unit<T>(first, second, turn, (a.angles.flags & rotary::kInterleaved) != 0);
+    char* to = const_cast<char*>(from);
+    write_unit(to + parts.first, first);
+    write_unit(to + parts.second, second);
+  }
+  const Place place = place_of(a.slots, slot);
+  if (!place.inside) return;
+  char* to = is_value ? at_place(a.value_cache, place) : at_place(a.key_cache, place);
+  to += head * (is_value ? a.value_cache.head : a.key_cache.head);
+  const auto offset = [&](u32 byte) {
+    const u32 piece = is_value ? 0 : quotient(byte, a.piece_bytes);
+    return piece * a.key_cache.piece + (byte - piece * a.piece_bytes.divisor);
+  };
+  write_unit(to + offset(parts.first), first);
+  if (both) write_unit(to + offset(parts.second), second);
+}
+
+}  // namespace kv_cache
+}  // namespace precast
+
+KERNEL(reshape_and_cache, CopyArgs, 256, 1024, copy_units)
+
+KERNEL(rotary_and_cache_f32, RotateArgs, 128, 1024, rotate_and_cache<Float32, 4>)
+KERNEL(rotary_and_cache_f32_any, RotateArgs, 128, 1024, rotate_and_cache<Float32, 1>)
+
+KERNEL(rotary_and_cache_f16, RotateArgs, 128, 1024, rotate_and_cache<Float16, 8>)
+KERNEL(rotary_and_cache_f16_any, RotateArgs, 128, 1024, rotate_and_cache<Float16, 1>)
+
+KERNEL(rotary_and_cache_bf16, RotateArgs, 128, 1024, rotate_and_cache<BFloat16, 8>)
+KERNEL(rotary_and_cache_bf16_any, RotateArgs, 128, 1024, rotate_and_cache<BFloat16, 1>)

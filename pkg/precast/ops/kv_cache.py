@@ -1,0 +1,169 @@
+"""Keys and values of tokens into paged caches, which are written in place. For inference: nothing here has a gradient.
+
+``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks,
+each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
+layouts are told apart by their shapes:
+
+- ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
+- ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values.
+
+Any strides will do as long as the last dimension is contiguous, so ``cache.transpose(1, 2)`` of ``(blocks, heads,
+block_size, width)`` is the first layout, and halves of one buffer are two caches. All tensors have one dtype, float32,
+float16 or bfloat16, and are on one device; caches of 8 bits are not served.
+
+``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have
+is refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two
+tokens have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from precast.ops import _kv_cache_reference as _reference
+from precast.ops import _rotary_checks
+from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device
+from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register
+
+# Bound once, as in ops/rms_norm.py.
+_is_grad_enabled = torch.is_grad_enabled
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of the caches."""
+    if is_plain(key, value, key_cache, value_cache, slot_mapping):
+        _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
+        mark_written((key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        RESHAPE_AND_CACHE(key, value, key_cache, value_cache, slot_mapping)
+
+
+def rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_embedding_` of ``query`` and ``key``, then :func:`reshape_and_cache`: their bits, in one launch.
+
+    ``query`` and ``key`` are rotated in place and returned, also those of a token that is left out of the caches.
+    ``query`` is ``(tokens, query_heads, width)``; ``cos``, ``sin`` and ``positions`` are as for
+    :func:`rotary_embedding`.
+    """
+    if is_plain(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions):
+        _no_gradient("rotary_embedding_and_cache", query, key, value, cos, sin, key_cache, value_cache)
+        mark_written((query, key, key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _rotary_and_cache(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        ROTARY_EMBEDDING_AND_CACHE(
+            query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved
+        )
+    return query, key
+
+
+def _no_gradient(op: str, *tensors: Tensor) -> None:
+    if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        _refuse_gradient(op)
+
+
+def _refuse_gradient(op: str) -> NoReturn:
+    raise RuntimeError(
+        f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but the caches are written in "
+        "place; needed torch.no_grad()"
+    )
+
+
+def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """The kernels' checks, in their words and their order, but for what only memory says."""
+    _require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {_dtype(key)}; needed float32, float16 or bfloat16")
+    both = {"key_cache": key_cache, "value_cache": value_cache}
+    for name, other in {"value": value, **both}.items():
+        hint = " (there is no kernel for caches of 8 bits)" if name in both else ""
+        text = f"{op}: {name} is {_dtype(other)} and key is {_dtype(key)}; needed one dtype{hint}"
+        _require(other.dtype == key.dtype, lambda: text)  # noqa: B023 - called at once or never
+        _same_device(op, name, other, key, "key")
+    _require(
+        _fits(key, value, key_cache, value_cache),
+        lambda: (
+            f"{op}: key has shape {tuple(key.shape)}, value {tuple(value.shape)}, key_cache {tuple(key_cache.shape)} "
+            f"and value_cache {tuple(value_cache.shape)}; needed (tokens, heads, width) twice, and (blocks, "
+            "block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and (blocks, heads, "
+            "block_size, width)"
+        ),
+    )
+    _require(slot_mapping.dtype == torch.int64, lambda: f"{op}: slot_mapping is {_dtype(slot_mapping)}; needed int64")
+    _same_device(op, "slot_mapping", slot_mapping, key, "key")
+    _require(
+        slot_mapping.dim() == 1 and slot_mapping.shape[0] == key.shape[0],
+        lambda: (
+            f"{op}: slot_mapping has shape {tuple(slot_mapping.shape)}; needed ({key.shape[0]},), a slot for each token"
+        ),
+    )
+
+
+def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    if key.dim() != 3 or value.shape != key.shape or key_cache.dim() not in (4, 5) or value_cache.dim() != 4:
+        return False
+    _, heads, width = key.shape
+    if key_cache.dim() == 4:
+        return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
+    blocks, cache_heads, pieces, block_size, piece = key_cache.shape
+    return cache_heads == heads and pieces * piece == width and value_cache.shape == (blocks, heads, block_size, width)
+
+
+def _check_rotary(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    interleaved: bool,
+) -> None:
+    op = "rotary_embedding_and_cache"
+    _check(op, key, value, key_cache, value_cache, slot_mapping)
+    _rotary_checks.inputs(op, query, key, cos, sin, positions, interleaved, False)
+
+
+RESHAPE_AND_CACHE = register(
+    "reshape_and_cache",
+    check=lambda *args: _check("reshape_and_cache", *args),
+    result=lambda *_: None,
+    reference=_reference.reshape_and_cache,
+    gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
+)
+ROTARY_EMBEDDING_AND_CACHE = register(
+    "rotary_embedding_and_cache",
+    check=_check_rotary,
+    result=lambda *_: None,
+    reference=_reference.rotary_embedding_and_cache,
+    gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
+)
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
+_reshape_and_cache: Callable[..., None] = RESHAPE_AND_CACHE._op
+_rotary_and_cache: Callable[..., None] = ROTARY_EMBEDDING_AND_CACHE._op

@@ -1,0 +1,132 @@
+"""The older inference kernels by their names: block tables, lengths and packed sequences, by kernels and by torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from precast.errors import KernelUnavailable
+from precast.kernel_loader import InferenceOpsLoader, KVCacheLoader
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+HEADS, WIDTH, X, SIZE, BLOCKS = 2, 8, 4, 4, 9
+LENGTHS = [6, 1, 8]
+TABLES = [[7, 2, -1], [5, -1, -1], [0, 8, -1]]
+
+
+@pytest.fixture(params=["cpu", "torch"])
+def module(request: pytest.FixtureRequest) -> Any:
+    loaded = InferenceOpsLoader().load(ext_name=f"inference_ops_{request.param}")
+    assert (loaded.source.kind == "torch") == (request.param == "torch")
+    return loaded
+
+
+def caches() -> tuple[Any, Any]:
+    return torch.randn(BLOCKS, HEADS, WIDTH // X, SIZE, X), torch.randn(BLOCKS, HEADS, SIZE, WIDTH)
+
+
+def put(key_cache: Any, value_cache: Any, key: Any, value: Any, sequence: int, position: int) -> None:
+    """One token at its place, as the table of its sequence says."""
+    block = TABLES[sequence][position // SIZE]
+    if block >= 0:
+        key_cache[block, :, :, position % SIZE] = key.unflatten(-1, (WIDTH // X, X))
+        value_cache[block, :, position % SIZE] = value
+
+
+def ints(values: Any) -> Any:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_the_last_token_of_each_sequence(module: Any) -> None:
+    torch.manual_seed(0)
+    key, value = torch.randn(2, 4, HEADS, WIDTH)
+    lengths, tables = [*LENGTHS, 9], [*TABLES, [3, 4, -1]]  # the last one has no block for its token
+    ours, right = caches(), caches()
+    for one, other in zip(ours, right, strict=True):
+        other.copy_(one)
+    module.decode_kv_cache_memcpy(key, value, *ours, ints(lengths), ints(tables))
+    for i, length in enumerate(LENGTHS):
+        put(*right, key[i], value[i], i, length - 1)
+    assert all(map(torch.equal, ours, right))
+
+
+def test_all_tokens_of_packed_sequences(module: Any) -> None:
+    """A token that is behind its sequence's length, or behind all sequences, is left out."""
+    torch.manual_seed(0)
+    ends = [0, 6, 8, 16]  # the second one has room for a token more
+    key, value = torch.randn(2, 18, HEADS, WIDTH)
+    ours, right = caches(), caches()
+    for one, other in zip(ours, right, strict=True):
+        other.copy_(one)
+    module.context_kv_cache_memcpy(key, value, *ours, ints(LENGTHS), ints(ends), ints(TABLES), max(LENGTHS))
+    for i, length in enumerate(LENGTHS):
+        for position in range(length):
+            put(*right, key[ends[i] + position], value[ends[i] + position], i, position)
+    assert all(map(torch.equal, ours, right))
+    module.context_kv_cache_memcpy(key[:0], value[:0], *ours, ints([]), ints([0]), ints(TABLES)[:0], 0)
+    assert all(map(torch.equal, ours, right))
+
+
+@pytest.mark.parametrize("columns", [WIDTH // 2, WIDTH])
+def test_rotated_and_written(module: Any, columns: int) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 5, WIDTH), torch.randn(3, HEADS, WIDTH), torch.randn(3, HEADS, WIDTH)
+    cos, sin = torch.randn(2, 3, columns)
+    ours, right = caches(), caches()
+    for one, other in zip(ours, right, strict=True):
+        other.copy_(one)
+    turned = []
+    for x in (query, key):
+        first, second = x.double().chunk(2, -1)
+        c, s = (table[:, None, : WIDTH // 2].double() for table in (cos, sin))
+        turned.append(torch.cat([first * c - second * s, second * c + first * s], -1).float())
+    again = [query.clone(), key.clone()]
+    module.rotary_embedding_and_cache_copy(
+        query, key, value, cos, sin, *ours, ints(LENGTHS), ints(TABLES), high_precision=True
+    )
+    for i, length in enumerate(LENGTHS):
+        put(*right, turned[1][i], value[i], i, length - 1)
+    for found, wanted in zip((query, key, *ours), (*turned, *right), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    module.rotary_embedding(*again, cos, sin, False)
+    assert torch.equal(again[0], query) and torch.equal(again[1], key)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_eight_bits(module: Any, dtype: Any) -> None:
+    x = torch.randn(5, 7).to(dtype)
+    narrow, wide = torch.empty(5, 7, dtype=torch.uint8), torch.empty_like(x)
+    module.convert_fp8(x, narrow)
+    module.convert_fp8(narrow, wide)
+    assert torch.equal(wide, x.to(torch.float8_e5m2).to(dtype))
+    for bad in ((x, wide), (narrow, narrow), (x, narrow[:4])):
+        with pytest.raises(ValueError, match="needed one shape, and uint8 for one of them alone"):
+            module.convert_fp8(*bad)
+    pair = [cache.byte() for cache in caches()]
+    with pytest.raises(RuntimeError, match=r"no kernel for caches of 8 bits|dtypes match"):  # by torch: its own words
+        module.decode_kv_cache_memcpy(*torch.randn(2, 3, HEADS, WIDTH), *pair, ints(LENGTHS), ints(TABLES))
+
+
+def test_attention_is_refused_by_its_name(module: Any) -> None:
+    with pytest.raises(KernelUnavailable, match="flash_decoding_attention is not written\n  found   no kernel"):
+        module.flash_decoding_attention(torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "torch"])
+def test_the_loader_of_the_caches(kind: str) -> None:
+    torch.manual_seed(0)
+    loaded = KVCacheLoader().load(ext_name=f"kv_cache_{kind}")
+    pair = [torch.zeros(2, SIZE, HEADS, WIDTH) for _ in range(2)]
+    query, key, value = torch.randn(3, 2, HEADS, WIDTH)
+    slots, table = torch.tensor([5, 0]), torch.ones(2, WIDTH // 2)
+    loaded.reshape_and_cache(key, value, *pair, slots)
+    assert torch.equal(pair[0].flatten(0, 1)[slots], key) and torch.equal(pair[1].flatten(0, 1)[slots], value)
+    positions = torch.tensor([1, 0])
+    both = loaded.rotary_embedding_and_cache(
+        query, key, value, table, table, *pair, slots, positions=positions, interleaved=True
+    )
+    assert both[0] is query and both[1] is key
+    assert torch.equal(pair[0].flatten(0, 1)[slots], key) and not torch.equal(pair[0].flatten(0, 1)[slots], value)

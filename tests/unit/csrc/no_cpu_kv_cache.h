@@ -1,0 +1,11 @@
+// For emulated_ops.cpp: what the host files of the paged caches link to, without the kernels.
+#pragma once
+
+#include <stdlib.h>
+
+#include "rotary/cpu.h"
+
+#define NO_CPU_LEVEL(level)                                     \
+  namespace rotary::level {                                     \
+  void rotate_heads(const Work&, int64_t, int64_t) { abort(); } \
+  }
