@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
-from precast._build.catalogue import FAMILIES  # noqa: E402
-from precast._load.namespace import op_name  # noqa: E402
 from precast.ops import _examples  # noqa: E402
+from tests.ops.tensors import ON_ROWS  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -23,7 +22,6 @@ pytestmark = [
 ]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
-ON_ROWS = [op_name(schema) for family in FAMILIES if family.twins for schema in family.ops]
 LOW = torch.bfloat16
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
