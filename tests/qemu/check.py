@@ -54,6 +54,25 @@ def causal(x: Any) -> Any:
     return (x * 0.5).masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
 
 
+TOKENS, PAIRS = 33, 9
+COS, SIN = numbers(11, TOKENS, PAIRS) / 4, numbers(12, TOKENS, PAIRS) / 4
+
+
+def turned(x: Any) -> Any:
+    """The rotary embedding of the leading elements of each head in plain torch."""
+    cos, sin = (table[:, None].to(x.dtype) for table in (COS, SIN))
+    a, b, rest = x.split((PAIRS, PAIRS, x.shape[-1] - 2 * PAIRS), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def paired(x: Any) -> Any:
+    """The same where neighbours are a pair."""
+    order = torch.cat(
+        (torch.arange(0, 2 * PAIRS, 2), torch.arange(1, 2 * PAIRS, 2), torch.arange(2 * PAIRS, x.shape[-1]))
+    )
+    return turned(x[..., order])[..., order.argsort()]
+
+
 MASK = (numbers(9, 2, 1, 33, 65) > 2).to(torch.uint8)
 
 # What is computed, by what, the shapes of its inputs, and the same in plain torch.
@@ -86,6 +105,16 @@ CASES: dict[str, tuple[Call, tuple[tuple[int, ...], ...], Call]] = {
         lambda x: ops.scaled_upper_triang_masked_softmax(x, 0.5),
         ((3, 65, 65),),
         causal,
+    ),
+    "rotary_embedding": (
+        lambda x: ops.rotary_embedding(x, None, COS, SIN)[0],
+        ((2, TOKENS, 3, 37),),
+        turned,
+    ),
+    "rotary_embedding.interleaved": (
+        lambda x: ops.rotary_embedding(x, None, COS, SIN, interleaved=True)[0],
+        ((2, TOKENS, 3, 37),),
+        paired,
     ),
 }
 
@@ -127,6 +156,19 @@ def check_ops(check: Check) -> None:
                 # A fused sum is rounded before its norm, and so the gradient is taken at another point.
                 if name != "fused_add_rms_norm" or dtype == torch.float32:
                     check.keep(f"{label}.grad{index}", tensor.grad, wanted.grad)
+
+
+def check_caches(check: Check) -> None:
+    """Keys and values in a paged cache, the keys rotated on their way."""
+    slots = torch.arange(TOKENS - 1, -1, -1)
+    for dtype in FORMATS:
+        query, key, value = (numbers(seed, TOKENS, heads, 37, dtype=dtype) for seed, heads in ((1, 4), (2, 2), (3, 2)))
+        caches = [torch.zeros(5, 7, 2, 37, dtype=dtype) for _ in range(2)]
+        wanted = (turned(key.double()), value.double())
+        ops.rotary_embedding_and_cache(query, key, value, COS, SIN, *caches, slots)
+        for name, cache, exact in zip(("keys", "values"), caches, wanted, strict=True):
+            label = f"cached_{name}.{str(dtype).removeprefix('torch.')}"
+            check.keep(label, cache.view(35, 2, 37)[slots], exact)
 
 
 def check_adam(check: Check, member: Call) -> None:
@@ -207,6 +249,7 @@ def main(extension: str, path: str) -> None:
     check_adam(check, module.CPUAdamOptimizer)
     check_optimizers(check)
     check_ops(check)
+    check_caches(check)
     check.close()
     facts = {
         "torch": torch.__version__,
