@@ -25,6 +25,7 @@ from typing import Any
 
 from precast._abi.build_info import BuildInfo
 from precast._abi.label import PlatformTag
+from precast._abi.torch_abi import TorchAbi
 from precast._build import matrix
 from precast.errors import KernelError
 from tools import arm_root, results
@@ -132,6 +133,14 @@ def unpacked(wheel: Wheel, folder: Path) -> Path:
     return folder
 
 
+def mapped_abi(info: BuildInfo, library: str) -> TorchAbi:
+    """The torch ABI of the host library that a run says it has mapped; RanWrong if the wheel has no such file."""
+    for host in info.host:
+        if Path(library).parts[-2:] == Path(host.path).parts[-2:]:
+            return host.abi
+    raise RanWrong(f"{library} was mapped, and is none of the wheel's: {', '.join(host.path for host in info.host)}")
+
+
 def evidence(arm: Wheel, ran: Sequence[Ran], command: str) -> str:
     """The record of the ARM wheel, in the form of docs/evidence."""
     info = BuildInfo.from_json(arm.files[MANIFEST].decode("utf-8"))
@@ -144,7 +153,7 @@ def evidence(arm: Wheel, ran: Sequence[Ran], command: str) -> str:
         "build": "cpu",
         "python": ".".join(facts["python"].split(".")[:2]),
         "machine": arm_root.MACHINE,
-        "host": str(info.host[0].abi),
+        "host": str(mapped_abi(info, facts["library"])),
         "wheel": str(info.label) or matrix.DEFAULT,
         "device": "cpu",
         "hardware": f"qemu-aarch64 {version}: {', '.join(one.processor for one in emulated)}",

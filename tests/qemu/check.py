@@ -256,6 +256,7 @@ def main(extension: str, path: str) -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "host": str(precast.load("rms_norm").host),
+        "library": str(precast.load("rms_norm").host.path),
         "refused": refused(others[extension]),
         "results": len(check.errors),
         "furthest": max(check.errors, key=lambda name: check.errors[name]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.abi.examples import build_info, host_file
 from tools import arm_root, qemu, results
 
 NAN = 0x7FC00001
@@ -75,3 +76,11 @@ def test_a_crash_and_a_library_that_was_not_prebuilt_are_refused(tmp_path: Path)
     facts[2] = facts[2].replace("jit", "prebuilt")
     with pytest.raises(qemu.RanWrong, match="more than one unit in the last place"):
         qemu._check("here", "neon", facts, path, {}, reference)
+
+
+def test_the_record_names_the_library_that_was_mapped(tmp_path: Path) -> None:
+    info = build_info("", host_files=(host_file("torch-2.4-cxx0"), host_file("torch-stable-2.10")))
+    library = tmp_path / "precast" / "_C" / "host" / "torch-stable-2.10.so"
+    assert str(qemu.mapped_abi(info, str(library))) == "torch-stable-2.10"
+    with pytest.raises(qemu.RanWrong, match=r"cache/x\.so was mapped, and is none of the wheel's: host/torch-2"):
+        qemu.mapped_abi(info, "/cache/x.so")
