@@ -152,7 +152,9 @@ def test_a_failure_shows_its_log_and_starts_nothing_more(project: Path) -> None:
 def test_an_interrupted_release_ends_what_it_started(project: Path) -> None:
     said = project / "pid"
     code = (
-        "import os, sys; from pathlib import Path; from tools import schedule\n"
+        "import os, signal, sys; from pathlib import Path; from tools import schedule\n"
+        # A shell's background job has it ignored, and hands that on.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "root, said = map(Path, sys.argv[1:])\n"
         "step = schedule.Step('long', 'kind', ('sleep', str(said)), root / 'none')\n"
         "runner = schedule.Runner(root, root.parent / 'logs', os.environ)\n"
