@@ -28,6 +28,7 @@ struct Slot {
   Stream param, grad, state[kStates], copy;
   int64_t numel;
   int64_t first_unit;  // where this slot begins in the range that all slots form together, in units
+  int64_t index;       // of the parameter in its list
   int64_t step;        // which of the steps' numbers are for it
 };
 

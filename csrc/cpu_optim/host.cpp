@@ -1,11 +1,13 @@
 // The optimize_ op: one step of any rule over all parameters of all groups, in one parallel region. Lists that come
 // with a place to note a number are kept, and the next step names that number instead of handing over the lists: with a
-// thousand small tensors, handing them over takes longer than updating them.
+// thousand small tensors, handing them over takes longer than updating them. optimize_again_ is a step with nothing but
+// that number: the gradients are those that the parameters have.
 #include <math.h>
 
 #include <memory>
 #include <utility>
 
+#include "../common/autograd.h"
 #include "../common/numbered.h"
 #include "lists.h"
 
@@ -15,7 +17,7 @@ namespace {
 constexpr const char* kOp = "optimize_";
 
 // The columns of `numbers`; a row is for so many parameters, in their order.
-enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlag, kMaximize, kParams, kColumns };
+enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlag, kMaximize, kCount, kColumns };
 // kBeta1 is SGD's momentum; kExtra its dampening, or Adagrad's lr_decay; kFlag says decoupled, or nesterov.
 
 // What one call works on, and what is kept from one to the next.
@@ -30,9 +32,11 @@ class Plan {
         slots_(params.size()),
         ranges_(params.size() * kMostRanges),
         steps_(params.size()),
-        counts_(params.size()) {
+        counts_(params.size()),
+        seen_(params.size()) {
     const TensorList* lists[] = {&params, &first, &second, &third, &steps, &copies};
     for (int i = 0; i < kLists; ++i) borrowed_[i].data = &(*lists[i])[0];
+    for (int64_t i = 0; i < params.size(); ++i) seen_[i] = nullptr;
   }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -52,22 +56,33 @@ class Plan {
     }
   }
 
+  // Checks everything before anything is written.
   void step(const TensorList& grads, const double* numbers, int64_t rows, double grad_scale);
 
+  // A step with the gradients that the parameters have, of which autograd is told. Only for a plan that owns its lists.
+  // False, and nothing is done, unless all tensors are where and what they were; gradients may lie elsewhere.
+  bool step_again(const double* numbers, int64_t rows, double grad_scale);
+
  private:
-  static constexpr int kLists = 6;
+  enum List : int { kParams, kFirst, kSecond, kThird, kSteps, kCopies, kLists };
 
   void check_states() const;
+  void find_counts();
+  bool is_current();
+  bool take_gradient(const Tensor& grad, Slot& slot) const;
   void make_steps(const double* numbers, int64_t rows, double grad_scale);
+  void update(const double* numbers, int64_t rows, double grad_scale);
   double count_of(int64_t index) const;
 
   const Rule rule_;
-  Span borrowed_[kLists];  // params, first, second, third, steps, copies
+  Span borrowed_[kLists];
   Array<Slot> slots_;
   Array<Range> ranges_;
   Array<Step> steps_;
-  Array<float*> counts_;  // where the parameters' steps are counted
+  Array<float*> counts_;     // where the parameters' steps are counted
+  Array<const void*> seen_;  // where the gradients' TensorImpls were: only ever looked at ahead of time
   int64_t slot_count_ = 0, range_count_ = 0;
+  Total total_ = {};
   std::unique_ptr<Array<Tensor>> owned_;
   int64_t owned_size_ = 0;
 };
@@ -81,7 +96,7 @@ constexpr bool may_lack(Rule rule, int list) {
 }
 
 void Plan::check_states() const {
-  const int64_t params = borrowed_[0].size;
+  const int64_t params = borrowed_[kParams].size;
   for (int i = 0; i < kStates + 1; ++i) {
     const Span& list = borrowed_[1 + i];
     const bool taken = kTaken[static_cast<int>(rule_)][i];
@@ -91,13 +106,19 @@ void Plan::check_states() const {
   }
 }
 
+void Plan::find_counts() {
+  for (int64_t i = 0; i < borrowed_[kSteps].size; ++i) {
+    const Tensor& tensor = borrowed_[kSteps][i];
+    PRECAST_CHECK(tensor.device_type() == aoti_torch_device_type_cpu() && tensor.dtype_code() == float32_code() &&
+                      tensor.numel() == 1,
+                  "%s: steps[%lld] is no single float32 on the cpu", kOp, printable(i));
+    counts_[i] = static_cast<float*>(tensor.mutable_data());
+  }
+}
+
 // The number of the step that is to come.
 double Plan::count_of(int64_t index) const {
-  const Tensor& tensor = borrowed_[4][index];
-  PRECAST_CHECK(tensor.device_type() == aoti_torch_device_type_cpu() && tensor.dtype_code() == float32_code() &&
-                    tensor.numel() == 1,
-                "%s: steps[%lld] is no single float32 on the cpu", kOp, printable(index));
-  const double count = static_cast<double>(*static_cast<const float*>(tensor.data())) + 1.0;
+  const double count = static_cast<double>(*counts_[index]) + 1.0;
   PRECAST_CHECK(count >= 1.0 && count < 0x1p53 && count == static_cast<double>(static_cast<int64_t>(count)),
                 "%s: steps[%lld] is %g; a whole number from 0 on is needed", kOp, printable(index), count - 1.0);
   return count;
@@ -139,13 +160,12 @@ void Plan::make_steps(const double* numbers, int64_t rows, double grad_scale) {
   int64_t slot = 0, param = 0, made = -1, made_for = -1;
   double made_count = 0.0;
   for (int64_t row = 0; row < rows; ++row, numbers += kColumns) {
-    const int64_t stop = param + static_cast<int64_t>(numbers[kParams]);
-    PRECAST_CHECK(stop >= param && stop <= borrowed_[0].size, "%s: numbers are for %lld params; there are %lld", kOp,
-                  printable(stop), printable(borrowed_[0].size));
+    const int64_t stop = param + static_cast<int64_t>(numbers[kCount]);
+    PRECAST_CHECK(stop >= param && stop <= borrowed_[kParams].size, "%s: numbers are for %lld params; there are %lld",
+                  kOp, printable(stop), printable(borrowed_[kParams].size));
     for (; param < stop; ++param) {
-      const double count = borrowed_[4].size > 0 ? count_of(param) : 1.0;
-      if (borrowed_[4].size > 0) counts_[param] = static_cast<float*>(borrowed_[4][param].mutable_data());
-      if (slot == slot_count_ || slots_[slot].step != param) continue;  // no elements
+      const double count = borrowed_[kSteps].size > 0 ? count_of(param) : 1.0;
+      if (slot == slot_count_ || slots_[slot].index != param) continue;  // no elements
       if (made_for != row || made_count != count) {
         steps_[++made] = make_step(rule_, numbers, count, grad_scale);
         made_for = row, made_count = count;
@@ -153,16 +173,22 @@ void Plan::make_steps(const double* numbers, int64_t rows, double grad_scale) {
       slots_[slot++].step = made;
     }
   }
-  PRECAST_CHECK(param == borrowed_[0].size, "%s: numbers are for %lld params; there are %lld", kOp, printable(param),
-                printable(borrowed_[0].size));
+  PRECAST_CHECK(param == borrowed_[kParams].size, "%s: numbers are for %lld params; there are %lld", kOp,
+                printable(param), printable(borrowed_[kParams].size));
+}
+
+void Plan::update(const double* numbers, int64_t rows, double grad_scale) {
+  make_steps(numbers, rows, grad_scale);
+  if (slot_count_ > 0) run(slots_.data(), total_, steps_.data(), rule_);
+  for (int64_t i = 0; i < borrowed_[kSteps].size; ++i) *counts_[i] += 1.0f;
 }
 
 void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, double grad_scale) {
   const Lists lists = {kOp,
-                       borrowed_[0],
+                       borrowed_[kParams],
                        span("grads", grads),
-                       {borrowed_[1], borrowed_[2], borrowed_[3]},
-                       borrowed_[5],
+                       {borrowed_[kFirst], borrowed_[kSecond], borrowed_[kThird]},
+                       borrowed_[kCopies],
                        true,
                        {may_lack(rule_, 0), may_lack(rule_, 1), may_lack(rule_, 2), true}};
   check_states();
@@ -170,13 +196,59 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
   Relaid relaid(grads.size());
   const int64_t before = slot_count_;
   slot_count_ = 0;  // until all checks are passed
-  const Total total = make_slots(lists, relaid, slots_.data(), before);
-  if (total.moved) range_count_ = sort_ranges(kOp, slots_.data(), total.slots, ranges_.data());
-  check_gradients(kOp, slots_.data(), total.slots, ranges_.data(), range_count_);
-  slot_count_ = total.slots;
-  make_steps(numbers, rows, grad_scale);
-  if (total.slots > 0) run(slots_.data(), total, steps_.data(), rule_);
-  for (int64_t i = 0; i < borrowed_[4].size; ++i) *counts_[i] += 1.0f;
+  total_ = make_slots(lists, relaid, slots_.data(), before);
+  if (total_.moved) range_count_ = sort_ranges(kOp, slots_.data(), total_.slots, ranges_.data());
+  check_gradients(kOp, slots_.data(), total_.slots, ranges_.data(), range_count_);
+  find_counts();
+  slot_count_ = total_.slots;
+  update(numbers, rows, grad_scale);
+}
+
+// Whether a gradient is what that of the slot was; its new place is then taken over. No gradient at all has no dtype.
+bool Plan::take_gradient(const Tensor& grad, Slot& slot) const {
+  if (static_cast<Type>(static_cast<int>(dtype_of(grad.dtype_code()))) != slot.grad.type) return false;
+  if (grad.numel() != slot.numel || !grad.is_contiguous()) return false;
+  const void* const data = grad.data();
+  if (data == slot.grad.data) return true;
+  if (grad.device_type() != aoti_torch_device_type_cpu()) return false;
+  const Range range = range_of(data, slot.numel, static_cast<DType>(static_cast<int>(slot.grad.type)));
+  if (!is_apart(range, ranges_.data(), range_count_)) return false;
+  slot.grad.data = const_cast<void*>(data);
+  return true;
+}
+
+bool Plan::is_current() {
+  const GradientFunction gradient_of = gradient_function();
+  if (gradient_of == nullptr || version_function() == nullptr) return false;
+  if (owned_ == nullptr || slot_count_ != borrowed_[kParams].size) return false;  // parameters without elements
+  constexpr int64_t kAhead = 4;
+  for (int64_t i = 0; i < slot_count_; ++i) {
+    // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
+    for (int k = 0; k < kLists && i + kAhead < slot_count_; ++k) {
+      if (borrowed_[k].size > 0) prefetch_tensor(borrowed_[k][i + kAhead].get());
+      prefetch_parts(seen_[i + kAhead]);
+    }
+    Slot& slot = slots_[i];
+    const void* const expected[kLists] = {slot.param.data,    slot.state[0].data, slot.state[1].data,
+                                          slot.state[2].data, counts_[i],         slot.copy.data};
+    for (int k = 0; k < kLists; ++k) {
+      if (borrowed_[k].size > 0 && borrowed_[k][i].data() != expected[k]) return false;
+    }
+    const Tensor& param = borrowed_[kParams][i];
+    if (param.numel() != slot.numel || !param.is_contiguous()) return false;
+    const Borrowed grad(gradient_of(impl_of(param.get())));
+    if (!take_gradient(*grad, slot)) return false;
+    seen_[i] = impl_of(grad->get());
+  }
+  return true;
+}
+
+bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale) {
+  if (!is_current()) return false;
+  update(numbers, rows, grad_scale);
+  const VersionFunction bump_version = version_function();
+  for (int64_t i = 0; i < owned_size_; ++i) bump_version((*owned_)[i].get());
+  return true;
 }
 
 Numbered<Plan>& plans() {
@@ -193,38 +265,64 @@ int64_t* number_in(const Tensor& plan) {
   return plan.numel() == 0 ? nullptr : static_cast<int64_t*>(plan.mutable_data());
 }
 
+struct Numbers {
+  const double* values;
+  int64_t rows;
+};
+
+Numbers numbers_in(const Tensor& numbers) {
+  PRECAST_CHECK(numbers.device_type() == aoti_torch_device_type_cpu() && numbers.dtype_code() == float64_code() &&
+                    numbers.is_contiguous() && numbers.numel() % kColumns == 0,
+                "%s: numbers is %s of shape %s; rows of %d float64 on the cpu are needed", kOp,
+                dtype_name(numbers.dtype_code()), shape_of(numbers).text, static_cast<int>(kColumns));
+  return {static_cast<const double*>(numbers.data()), numbers.numel() / kColumns};
+}
+
+void check_known(bool known, int64_t number) {
+  PRECAST_CHECK(known, "%s: there is no plan %lld; it was forgotten", kOp, printable(number));
+}
+
+bool optimize_again(const Tensor& plan, const Tensor& numbers, double grad_scale) {
+  const int64_t* const number = number_in(plan);
+  PRECAST_CHECK(number != nullptr && *number != 0, "%s: a step without tensors, and without a plan", kOp);
+  const Numbers numbered = numbers_in(numbers);
+  bool done = false;
+  check_known(
+      plans().use(*number, [&](Plan& known) { done = known.step_again(numbered.values, numbered.rows, grad_scale); }),
+      *number);
+  return done;
+}
+
 void optimize_cpu(const TensorList& params, const TensorList& grads, const TensorList& first, const TensorList& second,
                   const TensorList& third, const TensorList& steps, const TensorList& copies, const Tensor& plan,
                   const Tensor& numbers, double grad_scale, int64_t rule) {
   int64_t* const number = number_in(plan);
   PRECAST_CHECK(rule >= 0 && rule < kRules, "%s: rule is %lld; needed 0, 1, 2 or 3", kOp, printable(rule));
-  PRECAST_CHECK(numbers.device_type() == aoti_torch_device_type_cpu() && numbers.dtype_code() == float64_code() &&
-                    numbers.is_contiguous() && numbers.numel() % kColumns == 0,
-                "%s: numbers is %s of shape %s; rows of %d float64 on the cpu are needed", kOp,
-                dtype_name(numbers.dtype_code()), shape_of(numbers).text, static_cast<int>(kColumns));
-  const double* const values = static_cast<const double*>(numbers.data());
-  const int64_t rows = numbers.numel() / kColumns;
+  const Numbers numbered = numbers_in(numbers);
   if (params.size() == 0 && number != nullptr && *number != 0) {
     if (grads.size() == 0) {
       plans().forget(*number);
       *number = 0;
     } else {
-      const bool known = plans().use(*number, [&](Plan& plan) { plan.step(grads, values, rows, grad_scale); });
-      PRECAST_CHECK(known, "%s: there is no plan %lld; it was forgotten", kOp, printable(*number));
+      const auto step = [&](Plan& known) { known.step(grads, numbered.values, numbered.rows, grad_scale); };
+      check_known(plans().use(*number, step), *number);
     }
     return;
   }
   if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, to keep or to forget
   auto made =
       std::make_unique<Plan>(params, first, second, third, steps, copies, static_cast<Rule>(static_cast<int>(rule)));
-  made->step(grads, values, rows, grad_scale);
+  made->step(grads, numbered.values, numbered.rows, grad_scale);
   if (number == nullptr) return;
   made->own();
   if (*number != 0) plans().forget(*number);
   *number = plans().add(made.release());
 }
 
-constexpr Implementation kImplementations[] = {PRECAST_IMPLEMENTATION("optimize_", "CPU", optimize_cpu)};
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("optimize_", "CPU", optimize_cpu),
+    PRECAST_IMPLEMENTATION("optimize_again_", "CPU", optimize_again),
+};
 PRECAST_FAMILY(cpu_optim, kImplementations, nullptr);
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <math.h>
 
-#include "../common/overlap.h"
-
 namespace precast::cpu_optim {
 namespace {
 
@@ -101,7 +99,7 @@ Slot make_slot(const Lists& lists, int64_t index, Relaid& relaid) {
   const Tensor& param = lists.params[index];
   Slot slot = {};
   slot.numel = param.numel();
-  slot.step = index;
+  slot.index = index;
   const DType dtype = check_member({lists.op, lists.params, index}, param, slot.numel);
   const DType grad_dtype = check_member({lists.op, lists.grads, index}, param, slot.numel);
   const bool contiguous_param = param.is_contiguous();

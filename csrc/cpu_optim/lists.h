@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../common/lists.h"
+#include "../common/overlap.h"
 #include "cpu.h"
 
 namespace precast::cpu_optim {
@@ -49,7 +50,7 @@ struct Total {
 
 void check_lengths(const Lists& lists);
 
-// Makes the slots of all parameters that have elements; slot.step is the parameter's index. `before`: how many slots of
+// Makes the slots of all parameters that have elements; which step they take is left open. `before`: how many slots of
 // an earlier call are in `slots`.
 Total make_slots(const Lists& lists, Relaid& relaid, Slot* slots, int64_t before);
 

@@ -6,18 +6,6 @@
 namespace precast::multi_tensor {
 namespace {
 
-// Somebody else's reference, for as long as it is looked at.
-class Borrowed {
- public:
-  explicit Borrowed(AtenTensorHandle handle) : tensor_(handle) {}
-  ~Borrowed() { tensor_.release(); }
-  const Tensor& operator*() const { return tensor_; }
-  const Tensor* operator->() const { return &tensor_; }
-
- private:
-  Tensor tensor_;
-};
-
 DType dtype_at(const Row& row, int shift) { return static_cast<DType>(row.types >> shift & 3); }
 
 // Gradients may share memory with each other.
@@ -61,18 +49,6 @@ int check_member(const Lists& lists, int member, int64_t index) {
                 "contiguous tensors are needed, or dense ones with the same sizes and strides",
                 lists.op, name, printable(index), shape_of(tensor).text, lists.name[kParam], printable(index));
   return static_cast<int>(dtype);
-}
-
-// The parts of a TensorImpl that are looked at: its head, with the pointers to storage and version, and its tail, with
-// offset, number of elements and dtype. What is between them, sizes and strides, is rarely needed, and asking for it
-// took a fifth of the time: a thousand tensors with their storages fill the second cache.
-void prefetch_parts(const void* impl) {
-  __builtin_prefetch(impl);
-  __builtin_prefetch(static_cast<const char*>(impl) + 160);
-}
-
-void prefetch_tensor(AtenTensorHandle handle) {
-  if (handle != nullptr) prefetch_parts(impl_of(handle));
 }
 
 constexpr int64_t kAhead = 4;

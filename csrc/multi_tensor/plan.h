@@ -2,6 +2,7 @@
 // compared with the tensors before every launch (current()), so that a plan is never older than what it describes.
 #pragma once
 
+#include "../common/autograd.h"
 #include "../common/launch.h"
 #include "../common/lists.h"
 #include "args.h"
@@ -83,18 +84,6 @@ class Plan {
   AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
   struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
 };
-
-// What a handle is the address of the address of.
-inline const void* impl_of(AtenTensorHandle handle) { return *reinterpret_cast<const void* const*>(handle); }
-
-// What a parameter has for a gradient: borrowed, undefined if there is none. Null if this torch has no such function.
-using GradientFunction = AtenTensorHandle (*)(const void* impl);
-GradientFunction gradient_function();
-bool is_defined(AtenTensorHandle tensor);
-
-// Counts a change of a tensor, for autograd. Null if this torch has no such function.
-using VersionFunction = void (*)(AtenTensorHandle tensor);
-VersionFunction version_function();
 
 // One float32 on the device of `beside`, which a kernel reads or writes; null for a tensor that is not there.
 const float* scalar_beside(const char* op, const char* name, const Tensor* tensor, const Tensor& beside);

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops.cpu_optim import optimize  # noqa: E402
+from precast.ops.cpu_optim import optimize, optimize_again  # noqa: E402
 from precast.optim import CPUSGD, CPUAdam, cpu_plan  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -19,9 +19,12 @@ BF16 = torch.bfloat16
 
 
 class Run:
-    """A small optimizer, its gradients and copies. ``forgetful``: nothing is known from the step before."""
+    """A small optimizer, its gradients and copies.
 
-    def __init__(self, forgetful: bool) -> None:
+    ``forgetful``: nothing is known from the step before. ``handed``: gradients are given to the step, in a list.
+    """
+
+    def __init__(self, forgetful: bool, handed: bool = False) -> None:
         generator = torch.Generator().manual_seed(0)
         self.params = [
             torch.randn(size, generator=generator).requires_grad_() for size in ((5, 7), (33,), (1, 4, 2, 3))
@@ -30,7 +33,7 @@ class Run:
             [{"params": self.params[:2]}, {"params": self.params[2:], "amsgrad": True}], lr=1e-2, weight_decay=0.1
         )
         self.copies: Any = None
-        self.forgetful = forgetful
+        self.forgetful, self.handed = forgetful, handed
         self.count = 0
 
     def step(self) -> None:
@@ -43,7 +46,8 @@ class Run:
     def again(self) -> None:
         if self.forgetful:
             self.optimizer._known = None
-        self.optimizer.step(copies=self.copies)
+        grads = [p.grad for group in self.optimizer.param_groups for p in group["params"]] if self.handed else None
+        self.optimizer.step(grads=grads, copies=self.copies)
 
     def everything(self) -> list[Any]:
         states = [t for values in self.optimizer.state.values() for t in values.values()]
@@ -133,9 +137,10 @@ CHANGES: list[Callable[[Run], None]] = [
 ]
 
 
+@pytest.mark.parametrize("handed", [False, True], ids=["own", "handed"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_every_change_between_two_steps_is_seen(change: Callable[[Run], None]) -> None:
-    runs = [Run(forgetful) for forgetful in (False, True)]
+def test_every_change_between_two_steps_is_seen(change: Callable[[Run], None], handed: bool) -> None:
+    runs = [Run(forgetful, handed) for forgetful in (False, True)]
     for run in runs:
         run.step(), run.step()
         change(run)
@@ -144,8 +149,9 @@ def test_every_change_between_two_steps_is_seen(change: Callable[[Run], None]) -
         assert torch.equal(one, other)
 
 
-def test_changed_copies_and_gradients_are_seen() -> None:
-    runs = [Run(forgetful) for forgetful in (False, True)]
+@pytest.mark.parametrize("handed", [False, True], ids=["own", "handed"])
+def test_changed_copies_and_gradients_are_seen(handed: bool) -> None:
+    runs = [Run(forgetful, handed) for forgetful in (False, True)]
     for run in runs:
         with_copies(run)
         run.step(), run.step()
@@ -162,28 +168,86 @@ def test_changed_copies_and_gradients_are_seen() -> None:
         assert torch.equal(one, other)
 
 
-def test_later_steps_hand_over_the_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed: list[bool] = []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What each step handed over: everything, the gradients, or nothing."""
+    seen: list[str] = []
 
     def spy(grads: Any, lists: Any, *rest: Any) -> None:
-        handed.append(lists is not None)
+        seen.append("gradients" if lists is None else "everything")
         optimize(grads, lists, *rest)
 
+    def spy_again(*args: Any) -> bool:
+        done = optimize_again(*args)
+        seen.append("nothing" if done else "refused")
+        return done
+
     monkeypatch.setattr(cpu_plan, "optimize", spy)
+    monkeypatch.setattr(cpu_plan, "optimize_again", spy_again)
+    return seen
+
+
+def test_later_steps_hand_over_as_little_as_they_can(calls: list[str]) -> None:
     run = Run(forgetful=False)
     for _ in range(3):
-        run.step()
-    assert handed == [True, False, False]
+        run.step()  # each has gradients in new places
+    assert calls == ["everything", "nothing", "nothing"]
     with_some_copies(run)
     run.step(), run.step()
     run.params[0].grad = None
     run.again()
-    assert handed[3:] == [True, False, True]
-    sparse = torch.zeros(4, 8)[:, ::2]  # with gaps: updated in a copy, and never known
+    assert calls[3:] == ["everything", "nothing", "refused", "everything"]
+    run.again()
+    run.params[0].grad = torch.ones(5, 7)  # Python asks those that had none
+    run.again()
+    assert calls[7:] == ["nothing", "everything"]
+
+
+def test_gradients_that_are_given_are_handed_over(calls: list[str]) -> None:
+    run = Run(forgetful=False, handed=True)
+    run.step(), run.step()
+    run.handed = False
+    run.step()
+    assert calls == ["everything", "gradients", "nothing"]
+
+
+def test_gradients_in_another_layout_are_handed_over(calls: list[str]) -> None:
+    run = Run(forgetful=False)
+    run.step()
+    run.params[2].grad = torch.ones(1, 4, 2, 3).to(memory_format=torch.channels_last)
+    run.again(), run.step()
+    assert calls == ["everything", "refused", "gradients", "nothing"]
+
+
+def test_what_is_too_sparse_is_never_known(calls: list[str]) -> None:
+    sparse = torch.zeros(4, 8)[:, ::2]  # with gaps: updated in a copy
     optimizer = CPUAdam([sparse])
     for _ in range(2):
         optimizer.step(grads=[torch.ones(4, 4)])
-    assert handed[6:] == [True, True]
+    assert calls == ["everything", "everything"]
+
+
+def test_tensors_of_inference_mode_have_no_version_and_are_updated_all_the_same(calls: list[str]) -> None:
+    with torch.inference_mode():
+        param = torch.ones(3)
+        optimizer = CPUSGD([param], lr=0.5)
+        for _ in range(2):
+            optimizer.step(grads=[torch.ones(3)])
+        param.grad = torch.ones(3)
+        optimizer.step()
+    assert param.tolist() == [-0.5] * 3
+    assert calls == ["everything", "gradients", "gradients"]
+
+
+def test_every_step_counts_the_changes_of_all_that_it_writes() -> None:
+    run = Run(forgetful=False)
+    with_copies(run)
+    run.step()
+    for handed in (False, True):
+        run.handed = handed
+        before = [t._version for t in run.everything()]
+        run.step()
+        assert all(t._version > version for t, version in zip(run.everything(), before, strict=True))
 
 
 BAD: dict[str, tuple[Callable[[Run], Any], str]] = {
@@ -252,11 +316,16 @@ def test_a_plan_is_let_go_with_its_optimizer_and_when_another_takes_its_place() 
     gc.collect()
     with pytest.raises(RuntimeError, match=r"there is no plan .*; it was forgotten"):
         optimize(grads, None, first, numbers, 1.0, 0)
+    with pytest.raises(RuntimeError, match=r"there is no plan .*; it was forgotten"):
+        optimize_again(first, numbers, 1.0)
     optimize(grads, None, second, run.optimizer._known.plan._numbers, 1.0, 0)
+    assert optimize_again(second, run.optimizer._known.plan._numbers, 1.0)
     del run.optimizer
     gc.collect()
     with pytest.raises(RuntimeError, match="it was forgotten"):
         optimize(grads, None, second, numbers, 1.0, 0)
+    with pytest.raises(RuntimeError, match="a step without tensors, and without a plan"):
+        optimize_again(torch.zeros(0, dtype=torch.int64), numbers, 1.0)
 
 
 def test_an_optimizer_may_be_collected_in_the_middle_of_anything() -> None:

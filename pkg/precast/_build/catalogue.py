@@ -148,6 +148,7 @@ CPU_OPTIM = Family(
             " Tensor(d!)[] third, Tensor(e!)[] steps, Tensor(f!)[] copies, Tensor(g!) plan, Tensor numbers,"
             " float grad_scale, int rule) -> ()"
         ),
+        "optimize_again_(Tensor(a!) plan, Tensor numbers, float grad_scale) -> bool",
     ),
     devices=("cpu",),
     late=True,
@@ -209,7 +210,6 @@ MULTI_TENSOR = Family(
         "multi_tensor/plan.cpp",
         "multi_tensor/table.cpp",
         "multi_tensor/lists.cpp",
-        "multi_tensor/gradient.cpp",
     ),
     cpu=(),
     ops=(

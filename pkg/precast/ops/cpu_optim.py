@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from precast._load import namespace
 from precast.ops import _checks
 from precast.ops._dispatch import register, without_autograd
 
@@ -36,6 +37,11 @@ OPTIMIZE_ = register(
     gradient=_refuse_derivative,
 )
 _call = without_autograd(OPTIMIZE_)
+
+# One step by plan, numbers and scale, with the gradients that the parameters have; False, and nothing is done, if a
+# tensor is not what it was. It counts the changes itself. Like the plan, it means nothing in a trace.
+optimize_again: Callable[[Tensor, Tensor, float], bool] = namespace.overload("optimize_again_")._op
+
 _NO_LISTS: Lists = ((), (), (), (), (), ())
 _NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

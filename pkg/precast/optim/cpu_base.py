@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
-from torch.optim import Optimizer
 
 from precast.optim import _saved
-from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, entries_of
+from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
+from precast.optim._watched import State, is_watched
+from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -21,12 +21,8 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
 Number: TypeAlias = "float | Tensor | None"
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-# Imports Dynamo at the first call, where torch.compiler.disable would import it here.
-_outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
 
-
-class CPUOptimizer(Optimizer):
+class CPUOptimizer(PlannedOptimizer):
     """An optimizer over float32, float16 or bfloat16 parameters in CPU memory; subclasses say by which rule.
 
     All parameters of all groups are updated in one pass over memory and one parallel region; the arithmetic is float32
@@ -45,7 +41,11 @@ class CPUOptimizer(Optimizer):
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    @_outside_dynamo
+    def _drop(self) -> None:
+        self._known = None
+
+    @light
+    @outside_dynamo
     def step(
         self,
         closure: Callable[[], Any] | None = None,
@@ -72,65 +72,54 @@ class CPUOptimizer(Optimizer):
             if found is not None and float(found) != 0:
                 return loss
         scale = _factor(grad_scale, getattr(self, "grad_scale", None), clip_coef)
-        params = [param for group in self.param_groups for param in group["params"]]
-        given = [param.grad for param in params] if grads is None else self._per_parameter("grads", grads, params)
-        targets = None if copies is None else self._per_parameter("copies", copies, params)
-        if all(grad is None for grad in given):
-            return loss
-        kinds = [self._names(group) for group in self.param_groups]
         known, self._known = self._known, None
-        if known is None or not self._step_again(known, params, given, targets, kinds, scale):
-            known = self._first_step(params, given, targets, kinds, scale)
-        if not known.plan.passing:
+        if known is None or not self._step_again(known, grads, copies, scale):
+            known = self._first_step(grads, copies, scale)
+        if known is not None and not known.plan.passing:
             self._known = known
         return loss
 
-    def _step_again(
-        self,
-        known: Known,
-        params: list[Tensor],
-        given: Sequence[Tensor | None],
-        targets: Sequence[Tensor | None] | None,
-        kinds: Sequence[object],
-        scale: float,
-    ) -> bool:
+    def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
         """A step with what is known, if that is still true; else nothing has happened."""
-        if not known.fits(params, given, targets, self.state, kinds):
+        if not self._looks_same() or self._kinds() != known.kinds:
+            return False
+        params = known.params
+        if not same(self._given("copies", copies, params), known.copies):
             return False
         try:
+            if grads is None and known.plan.run_again(self._row, scale, known.idle):
+                return True
+            given = self._given("grads", grads, params)
+            if [grad is None for grad in given] != known.missing:
+                return False
             known.plan.run(self.rule, self._row, given, scale)
         except RuntimeError:  # a tensor is not what it was: the first step makes the best of it, or says what is wrong
             return False
         return True
 
     @torch.no_grad()
-    def _first_step(
-        self,
-        params: list[Tensor],
-        given: Sequence[Tensor | None],
-        targets: Sequence[Tensor | None] | None,
-        kinds: Sequence[object],
-        scale: float,
-    ) -> Known:
-        """A step with a plan made for it. States that are new are kept if it succeeds."""
+    def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
+        """A step with a plan made for it. States that are new are kept if it succeeds. None without any gradient."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
         items = list(self._items(params, given, targets))
+        if not items:
+            return None
         plan = Plan(items)
         plan.run(self.rule, self._row, given, scale)
         for item in items:
-            if item.fresh:
-                self.state[item.param] = item.state
-        missing = [grad is None for grad in given]
-        keys, states = list(self.state), list(self.state.values())
-        copies = None if targets is None else list(targets)
-        return Known(plan, params, copies, missing, keys, states, entries_of(items), kinds)
+            if item.fresh or (item.state and not is_watched(item.state, self._changed)):
+                self.state[item.param] = State(item.state, self._changed)
+        self._look()
+        return Known(plan, params, targets, [grad is None for grad in given], self._kinds())
 
     def _items(
-        self, params: Sequence[Tensor], given: Sequence[Tensor | None], targets: Sequence[Tensor | None] | None
+        self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
     ) -> Iterator[Item]:
         """Every parameter with a gradient, checked. Nothing is changed here, so that an error leaves all as it was."""
         groups = (group for group in self.param_groups for _ in group["params"])
-        copies = targets or [None] * len(params)
-        for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, copies, strict=True)):
+        targets = copies or [None] * len(params)
+        for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
             if grad is None:
                 continue
             for tensor in (param, grad) if copy is None else (param, grad, copy):
@@ -182,16 +171,20 @@ class CPUOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._known = None
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
             for param in group["params"]:
                 values = self.state.get(param, {})
                 if "step" in values:  # a number in states saved long ago; on the GPU in those of capturable optimizers
                     values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu").clone()
 
-    def _per_parameter(self, name: str, values: PerParameter, params: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def _kinds(self) -> list[tuple[str | None, ...]]:
+        """What decides which states there are, group by group."""
+        return [self._names(group) for group in self.param_groups]
+
+    def _given(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
+        """``grads`` or ``copies``, one for each parameter. Without: the parameters' own gradients, and no copies."""
+        if values is None:
+            return [param.grad for param in params] if name == "grads" else []
         what = f"{type(self).__name__}.step"
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))

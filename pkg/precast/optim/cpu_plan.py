@@ -1,24 +1,26 @@
 """What one step of a CPU optimizer works on, and what stays known of it for the next step.
 
 With a thousand small tensors, looking at them takes longer than updating them. So the kernel keeps the lists of a plan
-by a number, and every later step names the number and hands over the gradients alone. The kernel asks each tensor anew
-where it lies and what it is; that the optimizer still means the same tensors is for ``Known.fits`` to say.
+by a number, and a later step names that number alone; the gradients are handed over only where they are not simply
+those of the parameters. The kernel asks each tensor anew where it lies and what it is; that the optimizer still means
+the same tensors is for the optimizer to say (``_planned.py``).
 """
 
 from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import is_, itemgetter
+from itertools import compress
+from operator import is_
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from precast.ops._dispatch import mark_written
-from precast.ops.cpu_optim import COLUMNS, forget, optimize
+from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
 Row: TypeAlias = "tuple[float, ...]"
@@ -47,6 +49,7 @@ class Plan:
 
     __slots__ = (
         "__weakref__",
+        "_alone",
         "_known",
         "_number",
         "_numbers",
@@ -76,6 +79,8 @@ class Plan:
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
         self._number = torch.zeros(0 if self.passing else 1, dtype=torch.int64)
         self._known = False
+        # A tensor of inference mode has no version that could be counted.
+        self._alone = not self.passing and not any(tensor.is_inference() for tensor in self._written)
         if not self.passing:
             weakref.finalize(self, forget, self._number).atexit = False
 
@@ -100,10 +105,7 @@ class Plan:
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
         """One step with the gradients of ``given``, which are multiplied by ``scale``."""
-        values, at = self._values, 0
-        for group, fresh, count in self.rows:
-            values[at : at + COLUMNS] = array("d", (*row(group, fresh), count))
-            at += COLUMNS
+        self._fill(row)
         grads = given if len(given) == len(self.positions) else [given[i] for i in self.positions]
         optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)
         if not self._known:
@@ -113,57 +115,37 @@ class Plan:
         for tensor, dense in self.passing:
             tensor.copy_(dense)
 
+    def run_again(self, row: Callable[[Group, bool], Row], scale: float, idle: Iterable[Tensor]) -> bool:
+        """One step with the gradients that the parameters have, which autograd is told of.
+
+        False, and nothing is done, if they cannot be taken as they are, or ``idle`` parameters have one as well.
+        """
+        if not self._alone or any(param.grad is not None for param in idle):
+            return False
+        self._fill(row)
+        return optimize_again(self._number, self._numbers, scale)
+
+    def _fill(self, row: Callable[[Group, bool], Row]) -> None:
+        values, at = self._values, 0
+        for group, fresh, count in self.rows:
+            values[at : at + COLUMNS] = array("d", (*row(group, fresh), count))
+            at += COLUMNS
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The plan of the last step, and what the optimizer looked like then."""
+    """The plan of the last step, and what the optimizer was given then."""
 
     plan: Plan
     params: Sequence[Tensor]
-    copies: Sequence[Tensor | None] | None
+    copies: Sequence[Tensor | None]
     missing: Sequence[bool]  # which parameters had no gradient
-    keys: Sequence[Tensor]
-    states: Sequence[dict[str, Any]]
-    entries: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[Tensor]]]
-    shapes: Sequence[object]  # what decides which states there are, group by group
+    kinds: Sequence[object]  # what decides which states there are, group by group
 
-    def fits(
-        self,
-        params: Sequence[Tensor],
-        given: Sequence[Tensor | None],
-        copies: Sequence[Tensor | None] | None,
-        state: Mapping[Tensor, dict[str, Any]],
-        shapes: Sequence[object],
-    ) -> bool:
-        """Whether a step now is about the very same tensors."""
-        return (
-            _same(params, self.params)
-            and [grad is None for grad in given] == self.missing
-            and _same(copies or (), self.copies or ())
-            and shapes == self.shapes
-            and len(state) == len(self.keys)
-            and all(map(is_, state, self.keys))
-            and all(map(is_, state.values(), self.states))
-            and all(self._holds(name, *pair) for name, pair in self.entries.items())
-        )
-
-    @staticmethod
-    def _holds(name: str, states: Sequence[dict[str, Any]], tensors: Sequence[Tensor]) -> bool:
-        try:
-            return all(map(is_, map(itemgetter(name), states), tensors))
-        except KeyError:
-            return False
-
-
-def entries_of(items: Iterable[Item]) -> dict[str, tuple[list[dict[str, Any]], list[Tensor]]]:
-    """Every state tensor that the items use, by its name."""
-    entries: dict[str, tuple[list[dict[str, Any]], list[Tensor]]] = {}
-    for item in items:
-        for name in (*filter(None, item.names), *(("step",) if "step" in item.state else ())):
-            states, tensors = entries.setdefault(name, ([], []))
-            states.append(item.state)
-            tensors.append(item.state[name])
-    return entries
+    @property
+    def idle(self) -> Iterable[Tensor]:
+        """The parameters that had no gradient."""
+        return compress(self.params, self.missing)
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:
@@ -177,7 +159,8 @@ def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:
     return rows
 
 
-def _same(these: Sequence[object], those: Sequence[object]) -> bool:
+def same(these: Sequence[object], those: Sequence[object]) -> bool:
+    """Whether these are the very same things in the same order."""
     return len(these) == len(those) and all(map(is_, these, those))
 
 

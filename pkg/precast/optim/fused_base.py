@@ -8,54 +8,24 @@ a CUDA graph can capture ``step`` as it is.
 
 from __future__ import annotations
 
-import functools
 import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
-from torch.optim import Optimizer, optimizer
 
 from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
-from precast.optim._watched import Params, Seen, State, States, is_watched
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-# Imports Dynamo at the first call, where torch.compiler.disable would import it here.
-outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
+from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
+from precast.optim._watched import State, is_watched
 
 _group_params = operator.itemgetter("params")
-_profiler_enabled: Callable[[], bool] = cast("Any", torch.autograd)._profiler_enabled
-
-
-def light(step: _Function) -> _Function:
-    """A step in the wrapper that ``torch.optim`` gives it, for hooks and the profiler, only while there are any.
-
-    The wrapper makes a record for the profiler whether one runs or not: a third of the host's time for a step.
-    """
-    recorded = cast("Any", Optimizer).profile_hook_step(step)
-
-    @functools.wraps(step)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            _profiler_enabled()
-            or self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or optimizer._global_optimizer_pre_hooks
-            or optimizer._global_optimizer_post_hooks
-        ):
-            return recorded(self, *args, **kwargs)
-        return step(self, *args, **kwargs)
-
-    cast("Any", call).hooked = True  # torch then leaves it as it is
-    return cast("_Function", call)
 
 
 @dataclass(frozen=True, eq=False)  # without slots: a weak reference says when it is not used any more
@@ -69,7 +39,7 @@ class Plan:
     locals: tuple[Tensor, ...]  # of the parameters, where they are listed
 
 
-class FusedOptimizer(Optimizer):
+class FusedOptimizer(PlannedOptimizer):
     """The base. A subclass names its states and says which numbers its kernel takes."""
 
     kind: ClassVar[int]
@@ -79,7 +49,6 @@ class FusedOptimizer(Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
         self.max_grad_norm = max_grad_norm
-        self._changed = _dropper(self)
         self._plans: list[Plan] | None = None
         self._steps: Tensor | None = None  # of all parameters, in the order of the groups; each state has a view of one
         self._views: tuple[Tensor, ...] = ()
@@ -185,9 +154,7 @@ class FusedOptimizer(Optimizer):
         plans = self._plans
         if (
             plans is not None
-            and self._states.still(self.state)
-            and len(self.param_groups) == len(self._params)
-            and all(seen.still(group["params"]) for seen, group in zip(self._params, self.param_groups, strict=True))
+            and self._looks_same()
             and [self._signature_of(group) for group in self.param_groups] == self._signatures
         ):
             return plans
@@ -211,8 +178,7 @@ class FusedOptimizer(Optimizer):
             if works:
                 self._prepare_steps(next(iter(works.values())).params[0].device)
             plans = [self._plan(signature, work, idle) for signature, work in works.items()]
-        self._states = Seen(self.state, self._changed)
-        self._params = [Seen(group["params"], self._changed) for group in self.param_groups]
+        self._look()
         self._signatures = [self._signature_of(group) for group in self.param_groups]
         self._plans = plans
         return plans
@@ -276,22 +242,12 @@ class FusedOptimizer(Optimizer):
         """Forgets the plans, and with them the tensors that they hold."""
         self._plans = None
 
-    def _watch(self) -> None:
-        """Has the containers that are this optimizer's own say when they are changed."""
-        if not is_watched(self.state, self._changed):
-            self.state = States(self.state, self._changed)
-        for group in self.param_groups:
-            if not is_watched(group["params"], self._changed):
-                group["params"] = Params(group["params"], self._changed)
-
     # ---- what torch.optim asks of an optimizer ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
         self.check_options({**self.defaults, **param_group})
-        self._drop()
         super().add_param_group(param_group)
-        self._watch()
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raises ValueError on numbers out of range."""
@@ -311,11 +267,6 @@ class FusedOptimizer(Optimizer):
             raise ValueError(
                 f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """As ``torch.optim``'s; the states are plain dictionaries."""
-        result = super().state_dict()
-        return {**result, "state": {key: _plain(value) for key, value in result["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of this class, or of the class of ``torch.optim`` that it stands for."""
@@ -337,26 +288,4 @@ class FusedOptimizer(Optimizer):
         if "_kept" not in self.__dict__:  # made by copy or pickle, without __init__
             self._plans, self._steps, self._views, self._kept = None, None, (), []
             self._numbers = (None, torch.empty(0))
-            self._changed = _dropper(self)
         super().__setstate__(state)
-        self._watch()
-        self._drop()
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value
-
-
-def _dropper(owner: FusedOptimizer) -> Callable[[], None]:
-    """What a container calls when it is changed; it does not keep the optimizer alive."""
-    reference = weakref.ref(owner)
-
-    def drop() -> None:
-        alive = reference()
-        if alive is not None:
-            alive._drop()
-
-    return drop
