@@ -11,8 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
-from precast.ops import _examples  # noqa: E402
-from tests.ops.tensors import ON_ROWS  # noqa: E402
+from precast._build.catalogue import KV_CACHE, ROTARY  # noqa: E402
+from precast._load.namespace import op_name  # noqa: E402
+from precast.ops import _examples, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
+from precast.optim import CPUAdam, FusedAdam  # noqa: E402
+from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -23,6 +26,7 @@ pytestmark = [
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
 LOW = torch.bfloat16
+ON_HEADS = tuple(op_name(schema) for family in (ROTARY, KV_CACHE) for schema in family.ops)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 
@@ -40,7 +44,7 @@ def tensors(values: Any) -> list[Any]:
 
 
 @EVERY_TYPE
-@pytest.mark.parametrize("op", ON_ROWS)
+@pytest.mark.parametrize("op", [*ON_ROWS, *ON_HEADS])
 def test_an_op_gives_the_same_bits_under_autocast(op: str, dtype: Any, device: str) -> None:
     call = getattr(torch.ops.precast, op)
     plain, cast = given(op, device, dtype), given(op, device, dtype)
@@ -68,6 +72,42 @@ def test_gradients_and_tangents_have_the_dtype_of_the_input(op: str, dtype: Any,
         found.append((grad, tangent.to(dtype)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def under_autocast(device: str, compute: Any) -> None:
+    """What is computed has the same bits and dtypes under autocast."""
+    expected = compute()
+    with torch.autocast(device, dtype=LOW):
+        found = compute()
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@EVERY_TYPE
+def test_ops_over_lists_keep_the_dtype_of_each_tensor(dtype: Any) -> None:
+    def compute() -> list[Any]:
+        xs = [made(33, dtype=dtype, device="cuda"), made(5, 7, device="cuda", seed=1)]
+        outs = [torch.empty_like(x) for x in xs]
+        ops.multi_tensor_scale_(outs, xs, 0.5)
+        ops.multi_tensor_axpby_(outs, outs, xs, 0.5, -2.0)
+        return [*outs, *ops.multi_tensor_l2norm(outs)]
+
+    under_autocast("cuda", compute)
+
+
+@EVERY_TYPE
+def test_a_step_of_an_optimizer_keeps_the_dtype_of_each_tensor(dtype: Any, device: str) -> None:
+    def compute() -> list[Any]:
+        param = made(33, dtype=dtype, device=device).requires_grad_()
+        optimizer = (CPUAdam if device == "cpu" else FusedAdam)([param], lr=0.1)
+        for seed in (1, 2):
+            param.grad = made(33, dtype=dtype, device=device, seed=seed)
+            optimizer.step()
+        return [param.detach(), *optimizer.state[param].values()]
+
+    under_autocast(device, compute)
 
 
 @pytest.mark.parametrize("module", [nn.RMSNorm, nn.LayerNorm])

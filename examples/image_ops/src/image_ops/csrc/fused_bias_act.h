@@ -27,7 +27,9 @@ struct BiasAct {
 template <typename Acc>
 IMAGE_OPS_BOTH Acc bias_act_element(Acc u, Acc at, int act, int grad, Acc alpha, Acc scale) {
   if (grad == 2) return Acc(0);
-  return (act == kLinear || at > Acc(0) ? u : u * alpha) * scale;
+  // A choice between numbers, not between products: that is what a compiler can vectorize.
+  const Acc slope = at > Acc(0) ? Acc(1) : act == kLinear ? Acc(1) : alpha;
+  return u * slope * scale;
 }
 
 #ifdef WITH_CUDA
