@@ -15,7 +15,7 @@ _PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that 
 Arguments = tuple[Any, ...]
 
 # The ops of an optimizer's plan, which have no arguments that would mean anything by themselves.
-PLANNED = ("multi_tensor_plan", "multi_tensor_step_", "multi_tensor_forget")
+PLANNED = ("multi_tensor_plan", "multi_tensor_step_", "multi_tensor_forget", "optimize_again_")
 
 
 def arguments(op: str) -> Arguments:
