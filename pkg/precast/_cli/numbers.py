@@ -44,11 +44,12 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
 
 def _check_step(device: str) -> str | None:
     """The ops of a plan mean something together only: two steps of an optimizer beside torch's own in float64."""
-    from precast.optim import FusedAdamW
+    from precast.optim import CPUAdam, FusedAdamW
 
     (exact,) = _examples.arguments("multi_tensor_l2norm")[0][:1]
     mine, exact = exact.to(device, copy=True), exact.double()
-    steppers = FusedAdamW([mine], lr=0.1), torch.optim.AdamW([exact], lr=0.1)
+    ours = CPUAdam if device == "cpu" else FusedAdamW
+    steppers = ours([mine], lr=0.1, weight_decay=0.01), torch.optim.AdamW([exact], lr=0.1, weight_decay=0.01)
     for stepper, tensor in zip(steppers, (mine, exact), strict=True):
         for _ in range(2):
             tensor.grad = tensor.detach().cos()
