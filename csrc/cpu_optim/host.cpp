@@ -224,8 +224,10 @@ bool Plan::is_current() {
   constexpr int64_t kAhead = 4;
   for (int64_t i = 0; i < slot_count_; ++i) {
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
-    for (int k = 0; k < kLists && i + kAhead < slot_count_; ++k) {
-      if (borrowed_[k].size > 0) prefetch_tensor(borrowed_[k][i + kAhead].get());
+    if (i + kAhead < slot_count_) {
+      for (const Span& list : borrowed_) {
+        if (list.size > 0) prefetch_tensor(list[i + kAhead].get());
+      }
       prefetch_parts(seen_[i + kAhead]);
     }
     Slot& slot = slots_[i];
@@ -245,9 +247,10 @@ bool Plan::is_current() {
 
 bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale) {
   if (!is_current()) return false;
-  update(numbers, rows, grad_scale);
+  // First: whoever is told of an error here may take it that nothing was written.
   const VersionFunction bump_version = version_function();
   for (int64_t i = 0; i < owned_size_; ++i) bump_version((*owned_)[i].get());
+  update(numbers, rows, grad_scale);
   return true;
 }
 

@@ -239,6 +239,25 @@ def test_tensors_of_inference_mode_have_no_version_and_are_updated_all_the_same(
     assert calls == ["everything", "gradients", "gradients"]
 
 
+def test_the_optimizers_may_be_imported_in_inference_mode(run_child: Callable[[str], str]) -> None:
+    said = run_child(
+        """
+        import torch
+        with torch.inference_mode():
+            from precast.optim import CPUSGD
+        params = [torch.ones(3, requires_grad=True) for _ in range(2)]
+        copies = [torch.zeros(3, dtype=torch.bfloat16), None]
+        optimizer = CPUSGD(params, lr=0.25)
+        for param in params:
+            param.grad = torch.ones(3)
+        for _ in range(3):
+            optimizer.step(copies=copies)
+        print(params[0].tolist(), params[1].tolist(), copies[0].tolist())
+        """
+    )
+    assert said.strip() == " ".join(["[0.25, 0.25, 0.25]"] * 3)
+
+
 def test_every_step_counts_the_changes_of_all_that_it_writes() -> None:
     run = Run(forgetful=False)
     with_copies(run)

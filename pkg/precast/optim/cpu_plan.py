@@ -41,7 +41,9 @@ class Item:
     fresh: bool  # the state was made for this step
 
 
-_NONE = torch.empty(0)  # what stands for a tensor that one parameter has and another has not
+# What stands for a tensor that one parameter has and another has not. It has a version wherever this is imported.
+with torch.inference_mode(False):
+    _NONE = torch.empty(0)
 
 
 class Plan:
