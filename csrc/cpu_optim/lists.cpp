@@ -188,8 +188,10 @@ Factor factor(double value) {
   float high = static_cast<float>(value);
   if (fabs(static_cast<double>(high)) > fabs(value)) high = nextafterf(high, 0.0f);
   float low = static_cast<float>(value - static_cast<double>(high));
-  // Never zero beside a high part: zero times an infinite parameter would be NaN, where value * infinity is not.
-  if (low == 0.0f && high != 0.0f) low = copysignf(1e-38f, high);
+  // Never zero beside a high part: zero times an infinite parameter would be NaN, where value * infinity is not. The
+  // least normal number: a subnormal one is a zero to a thread that flushes them, and costs Intel's processors some 200
+  // cycles in every multiplication.
+  if (low == 0.0f && high != 0.0f) low = copysignf(0x1p-126f, high);
   return {high, low};
 }
 

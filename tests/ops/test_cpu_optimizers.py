@@ -247,3 +247,17 @@ def test_copies_go_into_pinned_memory(rule: str) -> None:
 def test_options_out_of_range(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind([torch.zeros(3)], **options)
+
+
+@pytest.mark.parametrize("make", [CPUSGD, CPUAdam, CPUAdagrad], ids=lambda make: make.__name__)
+def test_no_factor_is_a_subnormal_number(make: Any) -> None:
+    """A thread that flushes such numbers takes one for zero, and zero times an infinite parameter is NaN."""
+    param = torch.tensor([float("inf"), 1.0])
+    optimizer = make([param], lr=0.5)
+    assert torch.set_flush_denormal(True)
+    try:
+        optimizer.step(grads=[torch.ones(2)])
+    finally:
+        torch.set_flush_denormal(False)
+    assert param[0].isposinf()
+    assert param[1] < 1

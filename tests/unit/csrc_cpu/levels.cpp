@@ -276,7 +276,7 @@ void huge() {
   Slot slot = {};
   slot.param = {param, Type::kFloat32}, slot.grad = {grad, Type::kFloat32}, slot.numel = kCount;
   Step plain = {};
-  plain.grad_scale = 1.0f, plain.minus_step_size = -1.0f, plain.decay = {1.0f, 1e-38f};
+  plain.grad_scale = 1.0f, plain.minus_step_size = -1.0f, plain.decay = {1.0f, 0x1p-126f};
   for (const int64_t unit : {int64_t{0}, kMiddle / kUnit - 1, kMiddle / kUnit, units(kCount) - 1}) {
     const int64_t begin = unit * kUnit, end = begin + kUnit < kCount ? begin + kUnit : kCount;
     for (int64_t i = begin; i < end; ++i) grad[i] = static_cast<float>(i % 7 + 1);
