@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hypothesis import strategies as st
 
 from precast._abi.build_info import MAX_CONTENT_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, device_path
@@ -38,6 +40,14 @@ def targets(draw: st.DrawFn, of: st.SearchStrategy[ComputeCapability] = capabili
     capability = draw(of)
     suffixes = ["", *("a" for _ in range(capability.major >= 9)), *("f" for _ in range(capability.major >= 10))]
     return GpuTarget(draw(st.sampled_from(TargetKind)), capability, draw(st.sampled_from(suffixes)))  # type: ignore[arg-type]
+
+
+def with_suffix(suffix: Literal["a", "f"]) -> st.SearchStrategy[GpuTarget]:
+    """Targets with this suffix, of the generations that have it."""
+    oldest = {"a": 9, "f": 10}[suffix]
+    known = st.sampled_from([capability for capability in CAPABILITIES if capability.major >= oldest])
+    unknown = st.builds(ComputeCapability, st.integers(oldest, 99), st.integers(0, 9))
+    return st.builds(GpuTarget, st.sampled_from(TargetKind), known | unknown, st.just(suffix))
 
 
 pre_releases = st.one_of(
