@@ -219,7 +219,8 @@ bool Plan::current(const TensorList& grads) {
     for (int k = 0; k < kMembers; ++k) {
       if (member[k] != nullptr && Borrowed(member[k])->data() != expected[k]) return false;
     }
-    if (Borrowed(member[kParam])->numel() != row.n) return false;
+    const Borrowed param(member[kParam]);
+    if (param->numel() != row.n || param->is_contiguous() != (contiguous_[i] != 0)) return false;
     const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
     if (!take_grad(i, grad)) return false;
     seen_[i] = impl_of(grad);

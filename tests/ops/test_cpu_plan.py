@@ -69,6 +69,13 @@ def other_layout(run: Run) -> None:
     run.params[2].data = run.params[2].data.to(memory_format=torch.channels_last)
 
 
+def turned(run: Run) -> None:
+    """Other sizes and strides, in the same memory."""
+    states = run.optimizer.state[run.params[0]]
+    for tensor in (run.params[0], states["exp_avg"], states["exp_avg_sq"]):
+        tensor.data = tensor.data.t()
+
+
 def new_moment(run: Run) -> None:
     run.optimizer.state[run.params[0]]["exp_avg"] = torch.ones(5, 7)
 
@@ -122,6 +129,7 @@ CHANGES: list[Callable[[Run], None]] = [
     new_data,
     other_shape,
     other_layout,
+    turned,
     new_moment,
     new_state,
     no_state,
@@ -304,6 +312,29 @@ def test_what_went_bad_since_the_last_step_is_refused_before_any_write(case: str
         run.again()
     for now, was in zip(tensors, before, strict=True):
         assert torch.equal(now.nan_to_num(7.0), was.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("where", [0, 150, 299])
+def test_hundreds_of_parameters_are_looked_at_by_all_threads(calls: list[str], where: int) -> None:
+    params = [torch.ones(4, requires_grad=True) for _ in range(300)]
+    optimizer = CPUSGD(params, lr=0.5)
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.ones(4)
+        optimizer.step()
+    assert calls == ["everything", "nothing", "nothing"]
+    versions = [param._version for param in params]
+    params[where].grad = params[where].detach()
+    with pytest.raises(RuntimeError, match="a gradient shares memory"):
+        optimizer.step()
+    params[where].grad = torch.ones(4)
+    params[where].data = torch.zeros(4)
+    optimizer.step()
+    found = torch.stack([param.detach()[0] for param in params])
+    wanted = torch.full((300,), -1.0)
+    wanted[where] = -0.5
+    assert torch.equal(found, wanted)
+    assert all(param._version > version for param, version in zip(params, versions, strict=True))
 
 
 def test_a_gradient_of_another_shape_is_refused_on_a_known_plan() -> None:

@@ -280,3 +280,19 @@ def test_storage_offset_of_one_and_channels_last() -> None:
         theirs.step()
         for param, twin in zip(params, twins, strict=True):
             assert_near(param, twin, 0.5, step)
+
+
+def test_a_parameter_turned_in_place_is_seen() -> None:
+    ours, theirs = (torch.arange(32.0, device="cuda").view(4, 8) for _ in range(2))
+    optimizers = [FusedAdamW([ours], lr=0.1), torch.optim.AdamW([theirs], lr=0.1)]
+    generator = torch.Generator("cuda").manual_seed(0)
+    for shape in ((4, 8), (4, 8), (8, 4)):
+        grad = torch.randn(shape, generator=generator, device="cuda")
+        for param, optimizer in zip((ours, theirs), optimizers, strict=True):
+            if param.shape != shape:
+                states = optimizer.state[param]
+                for tensor in (param, states["exp_avg"], states["exp_avg_sq"]):
+                    tensor.data = tensor.data.t()  # other sizes and strides, in the same memory
+            param.grad = grad.clone()
+            optimizer.step()
+    assert_near(ours, theirs, 0.5, 3)

@@ -93,7 +93,7 @@ def test_a_twin_refuses_what_its_op_refuses() -> None:
     x, weight = torch.randn(4, 8), torch.randn(7)
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
         checks["rms_norm"](x, weight, 1e-6, 0)
-    assert set(TWINS) - set(checks) == set(_examples.PLANNED) & set(TWINS)  # a plan checks what it is made of
+    assert set(TWINS) - set(checks) == set(_examples.PLANNED) - {"optimize_again_"}  # a plan checks what it is made of
 
 
 STAND_IN = """
