@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmarks.norm import FLUSH_BYTES, copy_rate, median_ms
+from benchmarks.norm import FLUSH_BYTES, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ def rows_of(op: str, x: torch.Tensor, rate: float, flush: torch.Tensor) -> list[
     torch.testing.assert_close(ours(x), theirs(x))
     rows = []
     for way, moved in (("", x.nbytes * 3 // 2), (" backward", x.nbytes * 5 // 2)):
-        shares = {}
-        for name, function in functions.items():
-            run = backward_of(function, x) if way else (lambda function=function: function(x))
-            shares[name] = moved / (median_ms(run, flush) * 1e-3) / rate
+        runs: dict[str, Callable[[], object]] = {
+            name: backward_of(function, x) if way else functools.partial(function, x)
+            for name, function in functions.items()
+        }
+        shares = {name: moved / (ms * 1e-3) / rate for name, ms in medians_ms(runs, flush).items()}
         target = TARGETS.get((op + way, x.shape[0]), "")
         what = f"{op}{way} {x.shape[0]}x{x.shape[1] // 2}"
         for peer in ("torch eager", "torch.compile"):

@@ -84,6 +84,15 @@ def big() -> Contestants:
     return contestants
 
 
+def many() -> Contestants:
+    """Small tensors, beside what rewriting as many bytes in one piece takes: nobody can be faster."""
+    import torch
+
+    count, size = 1000, 4096
+    block = torch.ones(7 * count * size // 2)  # four bytes in and four out, where a step moves 28
+    return {**adamw(parameters(count, size)), REWRITE: lambda: block.mul_(1.0000001)}
+
+
 def half() -> Contestants:
     """Gradients come in bf16, copies go out in bf16; the peers take a pass for each."""
     import torch
@@ -136,7 +145,7 @@ def measure() -> Found:
     found = {
         BIG: compare(big(), ROUNDS),
         HALF: compare(half(), ROUNDS),
-        MANY: compare(adamw(parameters(1000, 4096)), SMALL_ROUNDS),
+        MANY: compare(many(), SMALL_ROUNDS),
         ONE: compare(adamw(parameters(1, 64)), SMALL_ROUNDS, calls=20),
     }
     return {**found, **{what: compare(contestants, ROUNDS) for what, contestants in others(ELEMENTS).items()}}

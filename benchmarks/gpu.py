@@ -15,13 +15,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import child, liger
-from benchmarks.gpu_cases import FAMILIES, OURS, SECOND, STATIC, Case, Family, Shape
-from benchmarks.norm import COPY_ELEMENTS, FLUSH_BYTES, compiled_for_one_shape, samples_ms
+from benchmarks.gpu_cases import FAMILIES, OURS, SECOND, STATIC, Case, Family, Shape, copy_of
+from benchmarks.norm import COPY, COPY_ELEMENTS, FLUSH_BYTES, compiled_for_one_shape, in_turns_ms, samples_ms
 from benchmarks.report import Report, Row, host_facts, print_report
 
 if TYPE_CHECKING:
@@ -89,13 +89,14 @@ def measure(family: Family, shape: Shape, flush: torch.Tensor, *, compiled: bool
         for case in family.make(family.first_shape, torch.compile):
             case.runs[STATIC]()
         for result, case in zip(found, family.make(shape, torch.compile), strict=True):
-            result["samples_ms"][SECOND] = samples(case.runs[STATIC], flush)
+            result["samples_ms"].update(samples({SECOND: case.runs[STATIC]}, flush))
             yield result
 
 
 def measured(case: Case, flush: torch.Tensor) -> Json:
-    """The samples of one case, once ours has been compared with torch's."""
+    """The samples of one case, once ours has been compared with torch's, beside a copy of as many bytes."""
     check(case)
+    runs = {**case.runs, COPY: copy_of(case.moved_bytes)}
     return {
         "op": case.op,
         "shape": list(case.shape),
@@ -103,14 +104,14 @@ def measured(case: Case, flush: torch.Tensor) -> Json:
         "moved_bytes": case.moved_bytes,
         "target": case.target,
         "absent": case.absent,
-        "samples_ms": {name: samples(run, flush) for name, run in case.runs.items()},
-        "cached_samples_ms": {name: samples(run, None) for name, run in case.runs.items()},
+        "samples_ms": samples(runs, flush),
+        "cached_samples_ms": samples(runs, None),
     }
 
 
-def samples(run: Callable[[], object], flush: torch.Tensor | None) -> list[float]:
+def samples(runs: Mapping[str, Callable[[], object]], flush: torch.Tensor | None) -> dict[str, list[float]]:
     """Times in milliseconds, to a tenth of a microsecond: CUDA's events resolve half of one."""
-    return [round(ms, 4) for ms in samples_ms(run, flush)]
+    return {name: [round(ms, 4) for ms in found] for name, found in in_turns_ms(runs, flush).items()}
 
 
 def check(case: Case) -> None:

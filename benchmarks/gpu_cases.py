@@ -58,6 +58,12 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
+def copy_of(moved_bytes: int) -> Run:
+    """A ``copy_`` that reads and writes so many bytes together."""
+    target, source = (_random(moved_bytes // 4) for _ in range(2))
+    return functools.partial(target.copy_, source)
+
+
 def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict[str, str]]:
     """Liger-Kernel's run of an op, or why there is none."""
     import torch
@@ -94,8 +100,7 @@ def norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
         op, _, way = name.partition(" ")
         args = (x, residual, weight) if op == "fused_add_rms_norm" else (x, weight)
         peers, absent = _peers(op, way, *args)
-        copy, source = (_random(norm.STREAMS[name] * x.numel() // 2) for _ in range(2))
-        runs = {**runs, **peers, **twins[name], "copy_ of as many bytes": functools.partial(copy.copy_, source)}
+        runs = {**runs, **peers, **twins[name]}
         yield Case(name, shape, norm.STREAMS[name] * x.nbytes, norm.TARGETS[name], runs, absent)
 
 

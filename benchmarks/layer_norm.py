@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmarks.norm import FLUSH_BYTES, SHAPES, Compile, compiled_for_one_shape, copy_rate, median_ms
+from benchmarks.norm import FLUSH_BYTES, SHAPES, Compile, compiled_for_one_shape, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -60,11 +60,10 @@ def main() -> Report:
         x, grad = (torch.randn(rows_count, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         columns = [torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         leaves = [t.requires_grad_() for t in (x, *columns)]
-        shares: dict[str, dict[str, float]] = {op: {} for op in STREAMS}
-        for name, function in contestants(width).items():
-            for op, run in runs(function, leaves, grad).items():
-                shares[op][name] = STREAMS[op] * grad.nbytes / (median_ms(run, flush) * 1e-3) / rate
-        for op, found in shares.items():
+        everybody = {name: runs(function, leaves, grad) for name, function in contestants(width).items()}
+        for op, streams in STREAMS.items():
+            times = medians_ms({name: both[op] for name, both in everybody.items()}, flush)
+            found = {name: streams * grad.nbytes / (ms * 1e-3) / rate for name, ms in times.items()}
             target = TARGETS[op] if rows_count * width >= 1 << 27 else ""
             what = f"{op} {rows_count}x{width}"
             rows += [

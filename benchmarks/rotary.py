@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.norm import FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, median_ms
+from benchmarks.norm import COPY, FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ Shape = tuple[int, int, int, int]
 PREFILL: tuple[Shape, ...] = ((16384, 32, 8, 128), (8192, 32, 8, 128), (4096, 32, 8, 128))
 DECODE: tuple[Shape, ...] = ((64, 32, 8, 128), (16, 32, 8, 128), (1, 32, 8, 128))
 TARGETS = {16384: "share >= 0.91"}
-COPY = "copy_ of as many bytes"
 
 
 def by_torch(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -99,8 +98,7 @@ def main() -> Report:
         torch.compiler.reset()
         with config.patch(donated_buffer=False):  # or a compiled backward runs only once
             for op, moved, runs in cases(shape, compiled_for_one_shape, random_on_gpu):
-                times = {name: median_ms(run, flush) for name, run in runs.items()}
-                rows += rows_of(op, shape, times, moved / rate * 1e3)
+                rows += rows_of(op, shape, medians_ms(runs, flush), moved / rate * 1e3)
     notes = (
         f"The copy rate is {rate * 1e-9:,.0f} GB/s: copy_ of 4.3 GB, read and written bytes together.",
         "Shapes are tokens, heads of query, heads of key, head_dim. Tables: float32 for precast, bf16 for torch.",

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmarks.norm import FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, median_ms
+from benchmarks.norm import FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ def measure(shape: tuple[int, int, int, int], flush: torch.Tensor, rate: float) 
     for op, functions in contestants(mask, behind).items():
         part = 0.5 if op == "causal" else 1.0
         for way, moved in (("forward", x.nbytes * (1 + part)), ("backward", x.nbytes * (1 + 2 * part))):
-            shares = {}
-            for name, function in functions.items():
-                run = backward_of(function, x, grad) if way == "backward" else functools.partial(function, x)
-                shares[name] = moved / (median_ms(run, flush) * 1e-3) / rate
+            runs: dict[str, Callable[[], object]] = {
+                name: backward_of(function, x, grad) if way == "backward" else functools.partial(function, x)
+                for name, function in functions.items()
+            }
+            shares = {name: moved / (ms * 1e-3) / rate for name, ms in medians_ms(runs, flush).items()}
             target = (TARGETS[op] if way == "forward" else BACKWARD_TARGET) if shape == SHAPES[0] else ""
             what = f"{op} softmax, {way}, {'x'.join(map(str, shape))}"
             for peer in ("torch eager", "torch.compile"):
