@@ -73,7 +73,7 @@ class Plan {
   void check_states() const;
   void find_counts();
   bool is_current();
-  bool are_current(GradientFunction gradient_of, int64_t begin, int64_t end);
+  bool slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end);
   bool take_gradient(const Tensor& grad, Slot& slot) const;
   void make_steps(const double* numbers, int64_t rows, double grad_scale);
   void update(const double* numbers, int64_t rows, double grad_scale);
@@ -222,7 +222,7 @@ bool Plan::take_gradient(const Tensor& grad, Slot& slot) const {
   return true;
 }
 
-bool Plan::are_current(GradientFunction gradient_of, int64_t begin, int64_t end) {
+bool Plan::slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end) {
   constexpr int64_t kAhead = 4;
   for (int64_t i = begin; i < end; ++i) {
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
@@ -253,7 +253,7 @@ bool Plan::is_current() {
   if (owned_ == nullptr || slot_count_ != borrowed_[kParams].size) return false;  // parameters without elements
   std::atomic<bool> current{true};
   parallel_for(0, slot_count_, kGrainSlots, [&](int64_t begin, int64_t end) {
-    if (!are_current(gradient_of, begin, end)) current.store(false, std::memory_order_relaxed);
+    if (!slots_are_current(gradient_of, begin, end)) current.store(false, std::memory_order_relaxed);
   });
   return current;
 }

@@ -113,7 +113,7 @@ struct StepNumbers {
 };
 
 int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepNumbers& numbers) {
-  if (!plan.current(grads)) return kStale;
+  if (!plan.is_current(grads)) return kStale;
   if (plan.count() == 0) return kDone;
   check_members(plan, numbers.kind);
   const bool clips = numbers.max_norm > 0.0;

@@ -169,7 +169,7 @@ Plan::~Plan() {
 }
 
 // Whether a gradient still is what it was, wherever it is now. No gradient at all has another dtype.
-bool Plan::take_grad(int64_t index, AtenTensorHandle handle) {
+bool Plan::take_gradient(int64_t index, AtenTensorHandle handle) {
   const Borrowed grad(handle);
   Row& row = rows_[index];
   if (grad->dtype_code() != grad_dtype_[index] || grad->numel() != row.n) return false;
@@ -203,7 +203,7 @@ bool Plan::count_change() const {
   return true;
 }
 
-bool Plan::current(const TensorList& grads) {
+bool Plan::is_current(const TensorList& grads) {
   const bool listed = grads.size() > 0;
   const GradientFunction gradient_of = gradient_function();
   if (listed ? grads.size() != count_ : gradient_of == nullptr) return false;
@@ -222,7 +222,7 @@ bool Plan::current(const TensorList& grads) {
     const Borrowed param(member[kParam]);
     if (param->numel() != row.n || param->is_contiguous() != (contiguous_[i] != 0)) return false;
     const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
-    if (!take_grad(i, grad)) return false;
+    if (!take_gradient(i, grad)) return false;
     seen_[i] = impl_of(grad);
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {

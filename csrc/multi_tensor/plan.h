@@ -1,5 +1,5 @@
 // A plan: which tensors a launch goes over, checked, with the table of them on the device. What is checked once here is
-// compared with the tensors before every launch (current()), so that a plan is never older than what it describes.
+// compared with the tensors before every launch (is_current()), so that a plan is never older than what it describes.
 #pragma once
 
 #include "../common/autograd.h"
@@ -40,7 +40,7 @@ class Plan {
 
   // True when every tensor is where and what it was, but for gradients, which may have moved: their new places are then
   // taken over. They are `grads`, or, if that is empty, what the parameters have for gradients.
-  bool current(const TensorList& grads);
+  bool is_current(const TensorList& grads);
 
   // Tells autograd that the parameters have changed; false if this torch has to be told through Python.
   bool count_change() const;
@@ -61,7 +61,7 @@ class Plan {
 
  private:
   AtenTensorHandle owner(int64_t index) const;
-  bool take_grad(int64_t index, AtenTensorHandle grad);
+  bool take_gradient(int64_t index, AtenTensorHandle grad);
   void keep(AtenTensorHandle& tensor);
   void release();
 

@@ -82,6 +82,20 @@ def test_steps_are_torchs(list_gpu: Any, kind: str, dtype: Any) -> None:
     list_gpu.check_launches(["prepare", name] * 3)
 
 
+def test_a_parameter_turned_in_place_is_seen(list_gpu: Any) -> None:
+    ours, theirs = (torch.arange(32.0).view(4, 8) for _ in range(2))
+    optimizers = [FusedAdamW([ours], lr=0.1), torch.optim.AdamW([theirs], lr=0.1)]
+    for step, shape in enumerate(((4, 8), (4, 8), (8, 4))):
+        for param, optimizer in zip((ours, theirs), optimizers, strict=True):
+            if param.shape != shape:
+                states = optimizer.state[param]
+                for tensor in (param, states["exp_avg"], states["exp_avg_sq"]):
+                    tensor.data = tensor.data.t()  # other sizes and strides, in the same memory
+            give_grads([param], step)
+            optimizer.step()
+    assert_near(ours, theirs, 0.5, 3)
+
+
 def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
     params = [torch.nn.Parameter(p) for p in made(torch.float32)]
     ours = FusedAdamW(params)
