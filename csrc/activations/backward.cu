@@ -108,17 +108,17 @@ DEVICE void backward_any(const BackwardArgs& a) {
 }  // namespace activations
 }  // namespace precast
 
-KERNEL(silu_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, SiluSlope>)
-KERNEL(gelu_backward_f32, BackwardArgs, 128, 1280, backward_vectors<Float32, GeluSlope>)
-KERNEL(gelu_tanh_backward_f32, BackwardArgs, 128, 1536, backward_vectors<Float32, GeluTanhSlope>)
-KERNEL(gated_backward_f32_any, BackwardArgs, 128, 1024, backward_any<Float32>)
+KERNEL(silu_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, SiluSlope>)
+KERNEL(gelu_backward_f32, BackwardArgs, 64, 1280, backward_vectors<Float32, GeluSlope>)
+KERNEL(gelu_tanh_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, GeluTanhSlope>)
+KERNEL(gated_backward_f32_any, BackwardArgs, 64, 1024, backward_any<Float32>)
 
-KERNEL(silu_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, SiluSlope>)
-KERNEL(gelu_backward_f16, BackwardArgs, 128, 1280, backward_vectors<Float16, GeluSlope>)
-KERNEL(gelu_tanh_backward_f16, BackwardArgs, 128, 1536, backward_vectors<Float16, GeluTanhSlope>)
-KERNEL(gated_backward_f16_any, BackwardArgs, 128, 1024, backward_any<Float16>)
+KERNEL(silu_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, SiluSlope>)
+KERNEL(gelu_backward_f16, BackwardArgs, 64, 1280, backward_vectors<Float16, GeluSlope>)
+KERNEL(gelu_tanh_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, GeluTanhSlope>)
+KERNEL(gated_backward_f16_any, BackwardArgs, 64, 1024, backward_any<Float16>)
 
-KERNEL(silu_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, SiluSlope>)
-KERNEL(gelu_backward_bf16, BackwardArgs, 128, 1280, backward_vectors<BFloat16, GeluSlope>)
-KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 128, 1536, backward_vectors<BFloat16, GeluTanhSlope>)
-KERNEL(gated_backward_bf16_any, BackwardArgs, 128, 1024, backward_any<BFloat16>)
+KERNEL(silu_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, SiluSlope>)
+KERNEL(gelu_backward_bf16, BackwardArgs, 64, 1280, backward_vectors<BFloat16, GeluSlope>)
+KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, GeluTanhSlope>)
+KERNEL(gated_backward_bf16_any, BackwardArgs, 64, 1024, backward_any<BFloat16>)

@@ -65,17 +65,17 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace activations
 }  // namespace precast
 
-KERNEL(silu_and_mul_f32, ForwardArgs, 128, 2048, forward_vectors<Float32, Silu>)
-KERNEL(gelu_and_mul_f32, ForwardArgs, 128, 1536, forward_vectors<Float32, Gelu>)
-KERNEL(gelu_tanh_and_mul_f32, ForwardArgs, 128, 2048, forward_vectors<Float32, GeluTanh>)
-KERNEL(gated_activation_f32_any, ForwardArgs, 128, 1024, forward_any<Float32>)
+KERNEL(silu_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, Silu>)
+KERNEL(gelu_and_mul_f32, ForwardArgs, 64, 1536, forward_vectors<Float32, Gelu>)
+KERNEL(gelu_tanh_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, GeluTanh>)
+KERNEL(gated_activation_f32_any, ForwardArgs, 64, 1024, forward_any<Float32>)
 
-KERNEL(silu_and_mul_f16, ForwardArgs, 128, 2048, forward_vectors<Float16, Silu>)
-KERNEL(gelu_and_mul_f16, ForwardArgs, 128, 1536, forward_vectors<Float16, Gelu>)
-KERNEL(gelu_tanh_and_mul_f16, ForwardArgs, 128, 2048, forward_vectors<Float16, GeluTanh>)
-KERNEL(gated_activation_f16_any, ForwardArgs, 128, 1024, forward_any<Float16>)
+KERNEL(silu_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, Silu>)
+KERNEL(gelu_and_mul_f16, ForwardArgs, 64, 1536, forward_vectors<Float16, Gelu>)
+KERNEL(gelu_tanh_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, GeluTanh>)
+KERNEL(gated_activation_f16_any, ForwardArgs, 64, 1024, forward_any<Float16>)
 
-KERNEL(silu_and_mul_bf16, ForwardArgs, 128, 2048, forward_vectors<BFloat16, Silu>)
-KERNEL(gelu_and_mul_bf16, ForwardArgs, 128, 1536, forward_vectors<BFloat16, Gelu>)
-KERNEL(gelu_tanh_and_mul_bf16, ForwardArgs, 128, 2048, forward_vectors<BFloat16, GeluTanh>)
-KERNEL(gated_activation_bf16_any, ForwardArgs, 128, 1024, forward_any<BFloat16>)
+KERNEL(silu_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, Silu>)
+KERNEL(gelu_and_mul_bf16, ForwardArgs, 64, 1536, forward_vectors<BFloat16, Gelu>)
+KERNEL(gelu_tanh_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, GeluTanh>)
+KERNEL(gated_activation_bf16_any, ForwardArgs, 64, 1024, forward_any<BFloat16>)

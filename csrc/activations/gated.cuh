@@ -17,7 +17,7 @@ DEVICE Place place_of(u32 index, const Units& units) {
   return {static_cast<i64>(row), index - row * units.columns.divisor};
 }
 
-constexpr u32 kThreads = 128;
+constexpr u32 kThreads = 64;
 
 // Elements of one thread of an `any` kernel, kThreads apart: loaded before the first of them is used.
 constexpr int kElements = 4;
@@ -25,7 +25,7 @@ constexpr int kElements = 4;
 }  // namespace activations
 }  // namespace precast
 
-// An entry point for blocks of 128 threads. `resident` is how many threads a multiprocessor should hold at a time,
+// An entry point for blocks of 64 threads. `resident` is how many threads a multiprocessor should hold at a time,
 // which sets the budget: 65536 / resident registers for each.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \

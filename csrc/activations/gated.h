@@ -60,7 +60,7 @@ struct Chosen {
   int64_t block_units;
 };
 
-constexpr uint32_t kThreads = 128;
+constexpr uint32_t kThreads = 64;
 
 inline Chosen choose(const Gated& gated, uint64_t misaligned) {
   constexpr int kAny = 3, kKernels = 4;

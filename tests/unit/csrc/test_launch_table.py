@@ -163,8 +163,8 @@ def test_what_is_not_aligned_goes_one_element_at_a_time_as_the_page_says(ranges:
 def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     wanted = {
-        "activations/gated.h": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        "activations/gated.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        "activations/gated.h": (r"kThreads = (\d+)", "blocks of 64 threads", 64),
+        "activations/gated.cuh": (r"kThreads = (\d+)", "blocks of 64 threads", 64),
         "rotary/host.cpp": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
         "rotary/heads.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
         "common/row_launch.h": (r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
