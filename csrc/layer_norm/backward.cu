@@ -96,9 +96,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     row_sums(sums, shared[parity]);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
-    // Numbers that lie far from zero, beside how far they lie apart: the differences above have lost digits, and a
-    // float32 mean as well. Once more around the mean.
-    if (mean * mean * hidden > 8.0f * squares) {
+    // Once more around the mean, which in float32 may have lost digits as well.
+    if (far_from_zero(mean, squares, hidden)) {
       if constexpr (T::kBytes == 4) {
         shift<T>(v, mean, a.vectors);
         mean = 0.0f;

@@ -2,8 +2,8 @@
 //
 //   r = rsqrt(mean((x - mean(x))^2) + eps)    y = (x - mean(x)) r weight + bias
 //
-// All arithmetic is in float32. A row is read once and stays in registers over the two sums, one barrier each, unless
-// it is too wide or cannot be moved by 16 bytes: the `any` kernels take every row, and read it three times.
+// All arithmetic is in float32. A row is read once and stays in registers over its sums, unless it is too wide or
+// cannot be moved by 16 bytes: the `any` kernels take every row, and read it three times.
 #include "row.cuh"
 
 namespace precast {
@@ -43,7 +43,7 @@ DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight,
 }
 
 // One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
-template <class T, int V, bool kExactSums = false>
+template <class T, int V>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -61,30 +61,29 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
 
   const float hidden = static_cast<float>(a.hidden);
-  float sum = 0.0f;
+  // Of d = x - around, and d^2.
+  const auto add = [&](float around, float (&sums)[2]) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) for_elements<T>(v[j], [&](int, float p) { sum += p; });
-  }
-  float mean = divided(row_sum(sum, shared[0]), hidden, a.inverse_hidden);
-  float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) {
+    for (int j = 0; j < V; ++j) {
+      if (first + j * step >= a.vectors) continue;
       for_elements<T>(v[j], [&](int, float p) {
-        const float d = p - mean;
-        if (!kExactSums) sums[0] += d;
+        const float d = p - around;
+        sums[0] += d;
         sums[1] = fmaf(d, d, sums[1]);
       });
     }
-  }
-  float squares;
-  if constexpr (kExactSums) {
-    squares = row_sum(sums[1], shared[1]);
-  } else {
-    row_sums(sums, shared[1]);
-    const float rest = divided(sums[0], hidden, a.inverse_hidden);
-    squares = fmaf(-rest, sums[0], sums[1]);
+  };
+  float sums[2] = {0.0f, 0.0f};
+  add(0.0f, sums);
+  row_sums(sums, shared[0]);
+  float mean = divided(sums[0], hidden, a.inverse_hidden);
+  float squares = fmaf(-mean, sums[0], sums[1]);
+  if (far_from_zero(mean, squares, hidden)) {
+    float again[2] = {0.0f, 0.0f};
+    add(mean, again);
+    row_sums(again, shared[1]);
+    const float rest = divided(again[0], hidden, a.inverse_hidden);
+    squares = fmaf(-rest, again[0], again[1]);
     mean += rest;
   }
   const float r = inverse_deviation(squares, a.inverse_hidden, a.eps);
@@ -159,5 +158,5 @@ KERNEL(layer_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 
-KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4, true>)
+KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)

@@ -21,15 +21,18 @@ DEVICE Vector filled(float value) {
 
 // ---- the statistics of a row ----
 //
-// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. In bfloat16
-// the sum of up to 65536 equal numbers is exact. Elsewhere it may be rounded, so the deviations from the mean have a
-// mean of their own, which is taken out again.
+// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. Their sum may
+// be rounded, so the deviations from the mean have a mean of their own, which is taken out again.
 
 // The quotient of a sum and a count, rounded once: the product with the inverse count is off by up to two units.
 DEVICE float divided(float sum, float count, float inverse) {
   const float quotient = sum * inverse;
   return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
 }
+
+// Whether numbers lie far from zero, beside how far they lie apart: the difference of the sum of squares and the square
+// of the sum has then lost digits, and must be found once more around the mean. Also where it is no finite number.
+DEVICE bool far_from_zero(float mean, float squares, float hidden) { return !(mean * mean * hidden < 8.0f * squares); }
 
 // Takes a number near the mean from all elements of a float32 row, where they are.
 template <class T, int V>

@@ -168,6 +168,17 @@ def test_a_row_of_equal_numbers_is_its_bias(gpu: Any, hidden: int) -> None:
         assert torch.equal(y, bias.expand(2, hidden)), value
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_equal_numbers_whose_squares_are_infinite(gpu: Any, dtype: Any) -> None:
+    x, grad, weight = torch.full((2, 128), 3e20, dtype=dtype), made(2, 128, dtype=dtype), made(128, dtype=dtype, seed=1)
+    assert not gpu.ops.layer_norm(x, weight, None, EPS).any()
+    ours = gpu.ops.layer_norm_backward(grad, x, weight, EPS, True, True)
+    exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, True, True)
+    assert_close(ours[0], exact[0], floor=2e-4)  # r is 316
+    assert not ours[1].any()
+    assert_close(ours[2], exact[2])
+
+
 def test_a_large_mean_costs_no_more_than_its_own_rounding(gpu: Any) -> None:
     x = made(3, 4096) + 1e4
     exact = _reference.layer_norm(x.double(), None, None, EPS)
