@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from benchmarks.asked import asked
 from benchmarks.norm import FLUSH_BYTES, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
@@ -13,13 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))  # of the result
-TARGETS = {
-    ("silu_and_mul", 32768): "share >= 0.99",
-    ("silu_and_mul", 16384): "share >= 0.99",
-    ("silu_and_mul", 65536): "share >= 0.96",
-    ("silu_and_mul backward", 32768): "share >= 0.95",
-    ("silu_and_mul backward", 16384): "share >= 0.95",
-}
 
 
 def formulas() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -69,7 +63,7 @@ def rows_of(op: str, x: torch.Tensor, rate: float, flush: torch.Tensor) -> list[
             for name, function in functions.items()
         }
         shares = {name: moved / (ms * 1e-3) / rate for name, ms in medians_ms(runs, flush).items()}
-        target = TARGETS.get((op + way, x.shape[0]), "")
+        target = asked(op + way, (x.shape[0], x.shape[1] // 2)).share_text
         what = f"{op}{way} {x.shape[0]}x{x.shape[1] // 2}"
         for peer in ("torch eager", "torch.compile"):
             rows.append(Row(what, shares["precast"], "share", peer, shares[peer], higher_is_better=True, target=target))

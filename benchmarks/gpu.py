@@ -12,17 +12,16 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import child, liger
-from benchmarks.gpu_cases import FAMILIES, OURS, SECOND, STATIC, Case, Family, Shape, copy_of
-from benchmarks.norm import COPY, COPY_ELEMENTS, FLUSH_BYTES, compiled_for_one_shape, in_turns_ms, samples_ms
-from benchmarks.report import Report, Row, host_facts, print_report
+from benchmarks import child, gpu_table, liger
+from benchmarks.gpu_cases import FAMILIES, OURS, SECOND, STATIC, Case, Family, Shape
+from benchmarks.norm import COPY, COPY_ELEMENTS, FLUSH_BYTES, compiled_for_one_shape, copy_of, in_turns_ms, samples_ms
+from benchmarks.report import host_facts
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +86,11 @@ def measure(family: Family, shape: Shape, flush: torch.Tensor, *, compiled: bool
         found = [measured(case, flush) for case in family.make(shape, compiled_for_one_shape)]
         torch.compiler.reset()
         for case in family.make(family.first_shape, torch.compile):
-            case.runs[STATIC]()
+            if STATIC in case.runs:
+                case.runs[STATIC]()
         for result, case in zip(found, family.make(shape, torch.compile), strict=True):
-            result["samples_ms"].update(samples({SECOND: case.runs[STATIC]}, flush))
+            if STATIC in case.runs:
+                result["samples_ms"].update(samples({SECOND: case.runs[STATIC]}, flush))
             yield result
 
 
@@ -102,7 +103,6 @@ def measured(case: Case, flush: torch.Tensor) -> Json:
         "shape": list(case.shape),
         "dtype": case.dtype,
         "moved_bytes": case.moved_bytes,
-        "target": case.target,
         "absent": case.absent,
         "samples_ms": samples(runs, flush),
         "cached_samples_ms": samples(runs, None),
@@ -128,21 +128,6 @@ def check(case: Case) -> None:
             torch.testing.assert_close(one, other, rtol=2e-2, atol=atol, msg=lambda text: f"{case.op}, {name}: {text}")  # noqa: B023 - called at once
 
 
-def summary(results: Json) -> Report:
-    """The table: ours beside the best peer of each case, as shares of the copy rate."""
-    rate = results["copy"]["bytes"] / statistics.median(results["copy"]["samples_ms"])
-    rows = []
-    for case in results["cases"]:
-        shares = {name: case["moved_bytes"] / statistics.median(s) / rate for name, s in case["samples_ms"].items()}
-        what = f"{case['op']} {'x'.join(map(str, case['shape']))} {case['dtype']}"
-        for name, share in shares.items():
-            if name != OURS:
-                rows.append(Row(what, shares[OURS], "share", name, share, higher_is_better=True, target=case["target"]))
-    missing = {f"{name}: {why}" for case in results["cases"] for name, why in case["absent"].items()}
-    notes = (f"The copy rate is {rate * 1e-6:,.0f} GB/s.", *sorted(missing))
-    return Report("gpu", "GPU kernels: share of the copy rate", tuple(rows), notes=notes)
-
-
 def run(names: list[str], wheel: Path | None, *, compiled: bool) -> Json:
     """Measure the named families at their shapes."""
     import torch
@@ -160,8 +145,8 @@ def run(names: list[str], wheel: Path | None, *, compiled: bool) -> Json:
     }
     for name in names:
         family = FAMILIES[name]
-        for shape in (*family.shapes, *family.others):
-            results["cases"] += measure(family, shape, flush, compiled=compiled and shape in family.shapes)
+        for shape in family.shapes:
+            results["cases"] += measure(family, shape, flush, compiled=compiled)
             torch.cuda.empty_cache()
     return results
 
@@ -186,7 +171,7 @@ def main() -> int:
     options.json.mkdir(parents=True, exist_ok=True)
     path = options.json / "gpu.json"
     path.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    print_report(summary(results))
+    print("\n".join(gpu_table.table([results])))
     print(f"\nThe samples are in {path}.")
     if importlib.util.find_spec("matplotlib") is None:
         print(f"No plots: matplotlib is not installed; python -m benchmarks.plots {path} draws them where it is.")

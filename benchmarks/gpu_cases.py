@@ -32,7 +32,6 @@ class Case:
     op: str
     shape: Shape
     moved_bytes: int
-    target: str
     runs: dict[str, Run]
     absent: dict[str, str] = field(default_factory=dict)
     dtype: str = "bfloat16"
@@ -41,27 +40,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the cases of a benchmark are made at a shape, and its shapes: the large one of the claim, and a small one.
-
-    ``others`` are measured without torch.compile, since compiling takes most of the time.
-    """
+    """How the cases of a benchmark are made at a shape, and its shapes."""
 
     make: Callable[[Shape, Compile], Iterator[Case]]
     shapes: tuple[Shape, ...]
     first_shape: Shape  # what torch.compile has seen before, for its second shape
-    others: tuple[Shape, ...] = ()
 
 
 def _random(*shape: int) -> torch.Tensor:
     import torch
 
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
-def copy_of(moved_bytes: int) -> Run:
-    """A ``copy_`` that reads and writes so many bytes together."""
-    target, source = (_random(moved_bytes // 4) for _ in range(2))
-    return functools.partial(target.copy_, source)
 
 
 def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict[str, str]]:
@@ -101,7 +90,7 @@ def norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
         args = (x, residual, weight) if op == "fused_add_rms_norm" else (x, weight)
         peers, absent = _peers(op, way, *args)
         runs = {**runs, **peers, **twins[name]}
-        yield Case(name, shape, norm.STREAMS[name] * x.nbytes, norm.TARGETS[name], runs, absent)
+        yield Case(name, shape, norm.STREAMS[name] * x.nbytes, runs, absent)
 
 
 def layer_norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -119,7 +108,7 @@ def layer_norms(shape: Shape, compiled: Compile) -> Iterator[Case]:
     for name, found in runs.items():
         peers, absent = _peers("layer_norm", name.partition(" ")[2], *plain)
         moved = layer_norm.STREAMS[name] * grad.nbytes
-        yield Case(name, shape, moved, layer_norm.TARGETS[name], {**found, **peers}, absent)
+        yield Case(name, shape, moved, {**found, **peers}, absent)
 
 
 def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -146,8 +135,7 @@ def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
             }
         twin = _twin("gated_activation_backward", halves[0], x, 0) if way else _twin("gated_activation", x, 0)
         peers, absent = _peers(op, way.strip(), *halves)
-        target = activations.TARGETS.get((op + way, rows), "")
-        yield Case(op + way, shape, moved, target, {**runs, **peers, **twin}, absent)
+        yield Case(op + way, shape, moved, {**runs, **peers, **twin}, absent)
 
 
 def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -172,10 +160,9 @@ def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
                 for name, function in functions.items()
             }
             back = _twin("scaled_softmax_backward", grad, y, softmax.SCALE, op == "causal")
-            target = softmax.BACKWARD_TARGET if way == "backward" else softmax.TARGETS[op]
             absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
             runs = {**runs, **(back if way == "backward" else twins[op])}
-            yield Case(f"{op} softmax {way}", shape, int(moved), target, runs, absent)
+            yield Case(f"{op} softmax {way}", shape, int(moved), runs, absent)
 
 
 def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
@@ -186,7 +173,7 @@ def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
         TWIN: "no peer: there is no twin",
     }
     for op, moved, runs in rotary.cases((tokens, heads, key_heads, width), compiled, _random):
-        yield Case(op, shape, moved, rotary.TARGETS.get(tokens, ""), runs, absent)
+        yield Case(op, shape, moved, runs, absent)
 
 
 def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
@@ -202,15 +189,16 @@ def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
             OURS: functools.partial(FusedAdamW, master_weights=low, **options),
             FUSED: fused_adam.MastersOfTorch if low else functools.partial(torch.optim.AdamW, fused=True, **options),
         }
+        if not low:
+            makers[STATIC] = fused_adam.Compiled
         runs: dict[str, Run] = {}
         for name, make in makers.items():
             torch.manual_seed(0)  # the same parameters and gradients for everybody
             params = fused_adam.parameters(count, elements, dtype)
             runs[name] = functools.partial(_step, make(params), params[-1])
         op = "AdamW with masters" if low else "AdamW"
-        target = f"share >= {fused_adam.TARGETS[low]}"
         moved, dtype_name = fused_adam.BYTES * count * elements, str(dtype).removeprefix("torch.")
-        yield Case(op, shape, moved, target, runs, dtype=dtype_name, reference=FUSED)
+        yield Case(op, shape, moved, runs, dtype=dtype_name, reference=FUSED)
 
 
 def _step(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torch.Tensor:
@@ -219,12 +207,10 @@ def _step(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torch.Tensor
 
 
 FAMILIES: dict[str, Family] = {
-    "norm": Family(norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048), norm.SHAPES[1:-1]),
-    "layer_norm": Family(layer_norms, (norm.SHAPES[0], norm.SHAPES[-1]), (8192, 2048), norm.SHAPES[1:-1]),
-    "activations": Family(
-        gated, (activations.SHAPES[0], activations.SHAPES[-1]), (8192, 2048), activations.SHAPES[1:-1]
-    ),
-    "softmax": Family(softmaxes, (softmax.SHAPES[0],), (2, 16, 1024, 1024), softmax.SHAPES[1:]),
-    "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.DECODE[0]), (2048, 32, 8, 128), (rotary.PREFILL[-1],)),
-    "optimizers": Family(optimizers, (), (1, 4096), ((fused_adam.LARGE, fused_adam.LARGE_ELEMENTS),)),
+    "norm": Family(norms, norm.SHAPES, (8192, 2048)),
+    "layer_norm": Family(layer_norms, norm.SHAPES, (8192, 2048)),
+    "activations": Family(gated, activations.SHAPES, (8192, 2048)),
+    "softmax": Family(softmaxes, softmax.SHAPES, (2, 16, 1024, 1024)),
+    "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.PREFILL[-1], rotary.DECODE[0]), (2048, 32, 8, 128)),
+    "optimizers": Family(optimizers, ((fused_adam.LARGE, fused_adam.LARGE_ELEMENTS),), (1, 4096)),
 }

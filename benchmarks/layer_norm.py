@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from benchmarks.asked import asked
 from benchmarks.norm import FLUSH_BYTES, SHAPES, Compile, compiled_for_one_shape, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 # x read and y written; in backward x and the gradient read, and x's gradient written.
 STREAMS = {"layer_norm": 2, "layer_norm backward": 3}
-TARGETS = {"layer_norm": "share >= 0.95", "layer_norm backward": "share >= 0.92"}
 
 
 def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[str, Norm]:
@@ -64,7 +64,7 @@ def main() -> Report:
         for op, streams in STREAMS.items():
             times = medians_ms({name: both[op] for name, both in everybody.items()}, flush)
             found = {name: streams * grad.nbytes / (ms * 1e-3) / rate for name, ms in times.items()}
-            target = TARGETS[op] if rows_count * width >= 1 << 27 else ""
+            target = asked(op, (rows_count, width)).share_text
             what = f"{op} {rows_count}x{width}"
             rows += [
                 Row(what, found["precast"], "share", peer, share, higher_is_better=True, target=target)

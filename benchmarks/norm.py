@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.asked import asked
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ REPEATS, ROUNDS, WARM_UP = 60, 3, 5
 FLUSH_BYTES = 512 << 20  # several times any GPU's second-level cache
 COPY_ELEMENTS = 1 << 31  # 4.3 GB of bf16 read, and as much written
 COPY = "copy_ of as many bytes"
-TARGETS = {"rms_norm": "share >= 0.95", "fused_add_rms_norm": "share >= 0.97", "rms_norm backward": "share >= 0.92"}
 # How often as many bytes as x has are moved: x and y; both addends, their sum and y; x, y's gradient and x's.
 STREAMS = {"rms_norm": 2, "fused_add_rms_norm": 4, "rms_norm backward": 3}
 
@@ -72,6 +72,14 @@ def compiled_for_one_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
     return compiled
+
+
+def copy_of(moved_bytes: int) -> Callable[[], object]:
+    """A ``copy_`` of random data that reads and writes so many bytes together."""
+    import torch
+
+    target = torch.empty(moved_bytes // 2, dtype=torch.int8, device="cuda")
+    return functools.partial(target.copy_, torch.randint_like(target, 100))
 
 
 def copy_rate(flush: torch.Tensor) -> float:
@@ -143,10 +151,8 @@ def main() -> Report:
         weight = torch.randn(width, device="cuda", dtype=torch.bfloat16)
         for op, functions in contestants(x, residual, weight).items():
             moved = x.nbytes * STREAMS[op]
-            same = torch.empty(moved // 2, dtype=torch.int8, device="cuda")
-            source = torch.randint_like(same, 100)
-            target = TARGETS[op] if rows_count * width >= 1 << 27 else ""
-            runs: dict[str, Callable[[], object]] = {**functions, COPY: functools.partial(same.copy_, source)}
+            target = asked(op, (rows_count, width)).share_text
+            runs = {**functions, COPY: copy_of(moved)}
             shares = {name: moved / (ms * 1e-3) / rate for name, ms in medians_ms(runs, flush).items()}
             for peer, share in shares.items():
                 if peer != "precast":

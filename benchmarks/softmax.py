@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from benchmarks.asked import asked
 from benchmarks.norm import FLUSH_BYTES, Compile, compiled_for_one_shape, copy_rate, medians_ms
 from benchmarks.report import Report, Row
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 SHAPES = ((8, 32, 2048, 2048), (8, 32, 1024, 1024), (2, 32, 4096, 4096))
 SCALE = 0.125
-TARGETS = {"masked": "share >= 0.96", "causal": "share >= 0.95"}
-BACKWARD_TARGET = "share >= 0.92"
 
 Function = Callable[["torch.Tensor"], "torch.Tensor"]
 
@@ -75,7 +74,7 @@ def measure(shape: tuple[int, int, int, int], flush: torch.Tensor, rate: float) 
                 for name, function in functions.items()
             }
             shares = {name: moved / (ms * 1e-3) / rate for name, ms in medians_ms(runs, flush).items()}
-            target = (TARGETS[op] if way == "forward" else BACKWARD_TARGET) if shape == SHAPES[0] else ""
+            target = asked(f"{op} softmax {way}", shape).share_text
             what = f"{op} softmax, {way}, {'x'.join(map(str, shape))}"
             for peer in ("torch eager", "torch.compile"):
                 ours, theirs = shares["precast"], shares[peer]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+COPY, SECOND = "copy_ of as many bytes", "torch.compile, second shape"
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def made_up() -> dict[str, Any]:
     """A copy rate of 4 GB in a millisecond, a launch of 10 us, and one op at two sizes."""
 
     def case(moved: int, **medians: float) -> dict[str, Any]:
-        samples = {name.replace("_", " "): [0.9 * ms, ms, 1.2 * ms] for name, ms in medians.items()}
+        samples = {name.replace("torch_eager", "torch eager"): [0.9 * ms, ms, 1.2 * ms] for name, ms in medians.items()}
         shape = [moved // 1_000_000, 1000]
         absent = {"Liger-Kernel": "no peer: it has no such op"}
         return {
@@ -30,32 +31,53 @@ def made_up() -> dict[str, Any]:
             "shape": shape,
             "dtype": "bfloat16",
             "moved_bytes": moved,
-            "target": "",
             "absent": absent,
             "samples_ms": samples,
         }
 
     return {
         "schema": 1,
-        "facts": {"gpu": "a GPU", "torch": "2.13.0", "date": "2026-11-21"},
+        "facts": {"gpu": "a GPU", "torch": "2.13.0", "date": "2026-11-21", "build": None, "commit": "fedcba"},
         "copy": {"bytes": 4_000_000_000, "samples_ms": [1.0, 1.0, 1.0]},
         "launch": {"samples_ms": [0.01, 0.01, 0.01]},
         "cases": [
-            case(400_000_000, precast=0.125, torch_eager=0.25),
-            case(4_000_000, precast=0.02, torch_eager=0.04),
+            case(400_000_000, precast=0.125, torch_eager=0.25, **{COPY: 0.2, SECOND: 0.5}),
+            case(4_000_000, precast=0.02, torch_eager=0.04, **{COPY: 0.018}),
         ],
     }
 
 
-def test_the_table_has_ours_beside_every_peer_as_shares_of_the_copy_rate() -> None:
-    gpu = importlib.import_module("benchmarks.gpu")
-    report = gpu.summary(made_up())
-    assert [(row.what, row.peer_name, row.ours, row.peer) for row in report.rows] == [
-        ("rms_norm 400x1000 bfloat16", "torch eager", pytest.approx(0.8), pytest.approx(0.4)),
-        ("rms_norm 4x1000 bfloat16", "torch eager", pytest.approx(0.05), pytest.approx(0.025)),
+def test_the_table_has_every_label_beside_peers_and_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, asked = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu_table", "asked"))
+    wanted = {(400, 1000): asked.Asked(0.75, 2.1, second=3.9), (4, 1000): asked.Asked(copy=0.97)}
+    monkeypatch.setattr(asked, "LARGE", {"rms_norm": wanted})
+    first, last = made_up(), made_up()
+    first["facts"]["build"] = {"label": "cu121", "commit": "0123456789abcdef"}
+    first["cases"][0]["samples_ms"]["precast"] = [0.16, 0.16, 0.16]
+    lines = list(table.table([first, last]))
+    peers = "times the best peer | best peer | times its second shape"
+    assert lines[0] == f"|  | cu121 | ours | beside a copy | {peers} | asked for |"
+    rest = ["4.00", "share 0.75, peer 2.1, second shape 3.9"]
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:4]] == [
+        ["rms_norm 400x1000", "**0.625** of 0.75", "0.800", "1.60", "**2.00** of 2.10", "0.400 (torch eager)", *rest],
+        ["rms_norm 4x1000", "0.050", "0.050", "**0.900** of 0.97", "2.00", "0.025 (torch eager)", "", "copy 0.97"],
     ]
-    assert report.rows[0].ratio == pytest.approx(2.0)
-    assert "Liger-Kernel: no peer: it has no such op" in report.notes
+    assert table.cell(0.9596, 0.96) == "**0.9596** of 0.96"
+    assert "cu121: commit 012345678, a GPU, torch 2.13.0, 2026-11-21; copy_ of 4.3 GB moves 4,000 GB/s" in lines[4]
+    assert lines[-1] == "\nLiger-Kernel: no peer: it has no such op."
+    del first["cases"][1]
+    with pytest.raises(ValueError, match="the files hold different cases"):
+        list(table.table([first, last]))
+
+
+def test_what_is_asked_is_of_shapes_that_are_measured() -> None:
+    asked, cases = (importlib.import_module(f"benchmarks.{name}") for name in ("asked", "gpu_cases"))
+    measured = {shape for family in cases.FAMILIES.values() for shape in family.shapes}
+    for op, shapes in asked.LARGE.items():
+        assert set(shapes) <= measured, op
+        assert all(asked.asked(op, shape) is shapes[shape] for shape in shapes)
+    assert asked.asked("rms_norm", asked.SMALL) == asked.Asked(copy=0.97) and asked.SMALL in measured
+    assert asked.asked("rms_norm", (3, 5)) == asked.Asked()
 
 
 def test_the_roof_is_the_copy_rate_for_large_calls_and_a_launch_for_small_ones() -> None:
@@ -99,6 +121,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]
     torch = pytest.importorskip("torch")
     gpu, cases = (importlib.import_module(f"benchmarks.{name}") for name in ("gpu", "gpu_cases"))
     monkeypatch.setattr(cases, "_random", lambda *shape: torch.randn(*shape, dtype=torch.bfloat16))
+    monkeypatch.setattr(gpu, "copy_of", lambda moved: lambda: None)
     monkeypatch.setattr(cases, "_twin", lambda op, *args: {cases.TWIN: lambda: None})
     monkeypatch.setattr(cases.liger, "installed", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -150,7 +173,7 @@ def test_a_wrong_result_is_found_before_it_is_timed() -> None:
     for name in ("precast", "torch.compile"):
         runs = {"precast": right, "torch.compile": right, "torch eager": right, name: wrong}
         with pytest.raises(AssertionError, match=f"rms_norm, {name}: "):
-            gpu.check(cases.Case("rms_norm", (4, 4), 32, "", runs))
+            gpu.check(cases.Case("rms_norm", (4, 4), 32, runs))
 
 
 @pytest.mark.torch

@@ -1,0 +1,58 @@
+"""What is asked of each GPU kernel at the shapes that are claims; elsewhere figures are just reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The least share of the copy rate, and how many times as fast as somebody else at least; None: not asked."""
+
+    share: float | None = None
+    peer: float | None = (
+        None  # the best of all peers, torch.compile on the shape that it was compiled for first included
+    )
+    second: float | None = None  # torch.compile on its second shape
+    copy: float | None = None  # a ``copy_`` of as many bytes: where a launch's fixed cost decides
+
+    @property
+    def share_text(self) -> str:
+        """As a report's target."""
+        return "" if self.share is None else f"share >= {self.share:.2f}"
+
+
+NORM_SHAPES = ((32768, 4096), (16384, 8192))
+SOFTMAX_SHAPES = ((8, 32, 2048, 2048),)
+ADAMW_SHAPES = ((40, 4096 * 4096),)
+SMALL = (4096, 4096)
+
+LARGE: dict[str, dict[Shape, Asked]] = {
+    "rms_norm": dict.fromkeys(NORM_SHAPES, Asked(0.96, 1.0)),
+    "fused_add_rms_norm": dict.fromkeys(NORM_SHAPES, Asked(0.98, 1.0)),
+    "rms_norm backward": dict.fromkeys(NORM_SHAPES, Asked(0.92, 1.1)),
+    "layer_norm": dict.fromkeys(NORM_SHAPES, Asked(0.95, 1.3)),
+    "layer_norm backward": dict.fromkeys(NORM_SHAPES, Asked(0.92, 1.1)),
+    "silu_and_mul": {
+        **dict.fromkeys(NORM_SHAPES, Asked(0.99, 1.0, second=2.0)),
+        (65536, 1024): Asked(0.96, 1.0, second=2.0),
+    },
+    "silu_and_mul backward": dict.fromkeys((*NORM_SHAPES, (65536, 1024)), Asked(0.95, 1.0)),
+    "masked softmax forward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.96, 2.6)),
+    "causal softmax forward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.95, 3.5)),
+    "masked softmax backward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.92, 2.0)),
+    "causal softmax backward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.92, 2.0)),
+    "rotary_embedding": {(16384, 32, 8, 128): Asked(0.91)},
+    "rotary_embedding backward": {(16384, 32, 8, 128): Asked(0.91)},
+    "AdamW": dict.fromkeys(ADAMW_SHAPES, Asked(0.99, 1.2)),
+    "AdamW with masters": dict.fromkeys(ADAMW_SHAPES, Asked(0.97, 1.3)),
+}
+
+
+def asked(op: str, shape: Shape) -> Asked:
+    """What is asked of an op at a shape."""
+    if shape == SMALL and op in LARGE:
+        return Asked(copy=0.97)
+    return LARGE.get(op, {}).get(shape, Asked())
