@@ -8,7 +8,7 @@
 #define PRECAST_ARCH 0  // the host pass of nvcc, which only looks at declarations
 #endif
 
-// The most threads that a multiprocessor holds, and how many blocks that makes of `wanted` threads.
+// The most threads and blocks that a multiprocessor holds, and how many blocks of `threads` hold `wanted` threads.
 #if PRECAST_ARCH == 750
 #define PRECAST_MAX_RESIDENT 1024
 #elif PRECAST_ARCH / 100 == 12 || PRECAST_ARCH == 1100 || PRECAST_ARCH == 1010 || \
@@ -17,8 +17,16 @@
 #else
 #define PRECAST_MAX_RESIDENT 2048
 #endif
+#if PRECAST_ARCH == 750 || (PRECAST_ARCH > 800 && PRECAST_ARCH < 890)
+#define PRECAST_MAX_BLOCKS 16
+#elif PRECAST_MAX_RESIDENT == 1536
+#define PRECAST_MAX_BLOCKS 24
+#else
+#define PRECAST_MAX_BLOCKS 32
+#endif
+#define PRECAST_LESSER(a, b) ((a) < (b) ? (a) : (b))
 #define PRECAST_BLOCKS(threads, wanted) \
-  ((wanted) <= PRECAST_MAX_RESIDENT ? (wanted) / (threads) : PRECAST_MAX_RESIDENT / (threads))
+  PRECAST_LESSER(PRECAST_LESSER(wanted, PRECAST_MAX_RESIDENT) / (threads), PRECAST_MAX_BLOCKS)
 
 #define DEVICE __device__ __forceinline__
 
