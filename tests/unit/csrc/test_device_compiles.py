@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +103,35 @@ def opened(label_nvrtc: Callable[[str], Nvrtc]) -> Opener:
     return functools.cache(lambda label: nvrtc.open_nvrtc(label_nvrtc(label)))
 
 
+Asked = tuple[catalogue.Family, str, GpuTarget]
+
+
+@pytest.fixture(scope="module")
+def compiled(opened: Opener, request: pytest.FixtureRequest) -> Iterator[Callable[[Asked], nvrtc.Compiled]]:
+    """What NVRTC makes of each program that a test of this run asks for, compiled on all processors at once."""
+
+    def compiled_for(family: catalogue.Family, label: str, target: GpuTarget) -> nvrtc.Compiled:
+        program = device.read_program(family, CSRC)
+        ptx = target.kind is TargetKind.PTX
+        options = [*flags.nvrtc_options(target, debug=False), *(() if ptx else ("--ptxas-options=-v",))]
+        return opened(label).compile(program.source, program.name, program.headers, options, ptx=ptx)
+
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = [tuple(test.callspec.params.values()) for test in tests if test.originalname == "test_nvrtc"]
+    for label in {label for _, label, _ in asked}:
+        opened(label)  # by one thread
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        futures: dict[Asked, Future[nvrtc.Compiled]] = {one: pool.submit(compiled_for, *one) for one in asked}
+        yield lambda one: futures[one].result()
+        pool.shutdown(cancel_futures=True)  # those of tests that no longer run
+
+
 @pytest.mark.wheel
 @pytest.mark.parametrize(("family", "label", "target"), COMPILES)
-def test_nvrtc(opened: Opener, family: catalogue.Family, label: str, target: GpuTarget) -> None:
-    program = device.read_program(family, CSRC)
-    ptx = target.kind is TargetKind.PTX
-    options = [*flags.nvrtc_options(target, debug=False), *(() if ptx else ("--ptxas-options=-v",))]
-    done = opened(label).compile(program.source, program.name, program.headers, options, ptx=ptx)
+def test_nvrtc(
+    compiled: Callable[[Asked], nvrtc.Compiled], family: catalogue.Family, label: str, target: GpuTarget
+) -> None:
+    done, ptx = compiled((family, label, target)), target.kind is TargetKind.PTX
     assert done.error is None, done.log
     assert "warning" not in done.log.lower().replace(LAST_CALL, "" if target.capability.number < 75 else LAST_CALL)
     wanted = entry_points(family)
