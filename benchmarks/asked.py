@@ -12,9 +12,7 @@ class Asked:
     """The least share of the copy rate, and how many times as fast as somebody else at least; None: not asked."""
 
     share: float | None = None
-    peer: float | None = (
-        None  # the best of all peers, torch.compile on the shape that it was compiled for first included
-    )
+    peer: float | None = None  # the best of all peers; torch.compile on the first shape that it sees
     second: float | None = None  # torch.compile on its second shape
     copy: float | None = None  # a ``copy_`` of as many bytes: where a launch's fixed cost decides
 
