@@ -9,9 +9,19 @@ namespace precast {
 // The numbers of precast::DType.
 enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
+// Whom row_sums() waits for: the threads of a block that has one row, or those of one of several rows, which may be at
+// different places of the code. A row of one warp waits for nobody, so there are ten such rows at most; barrier 0 is
+// that of the block.
+struct WholeBlock {
+  static DEVICE void wait() { __syncthreads(); }
+};
+struct RowOfBlock {
+  static DEVICE void wait() { asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory"); }
+};
+
 // The sums of N numbers each (2 or 4) over the threads that share a row, as row_sum() gives one. Half of the lanes go
-// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds 32 N floats, aligned to 16 bytes,
-// and must not be written again before another barrier.
+// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds N (32 + 32 / N) floats and must
+// not be written again before another barrier.
 template <int N>
 DEVICE float warp_share(const float (&v)[N]) {
   static_assert(N == 2 || N == 4, "a lane keeps one of two or of four numbers");
@@ -35,7 +45,7 @@ DEVICE float warp_share(const float (&v)[N]) {
   return sum;
 }
 
-template <int N>
+template <class Barrier = WholeBlock, int N>
 DEVICE void row_sums(float (&v)[N], float* shared) {
   if (blockDim.x == 32) {
 #pragma unroll
@@ -43,15 +53,16 @@ DEVICE void row_sums(float (&v)[N], float* shared) {
     return;
   }
   // A warp adds the warps' sums again as it added its own: each number has a group of lanes. The lines of the groups
-  // begin at different banks.
+  // begin at different banks, and rows of one block share them.
   constexpr u32 kGroup = 32 / N, kLine = 32 + kGroup;
   const u32 lane = threadIdx.x & 31, group = lane / kGroup, warps = blockDim.x >> 5;
+  float* line = shared + group * kLine + threadIdx.y * warps;
   float sum = warp_share(v);
-  if (lane % kGroup == 0) shared[group * kLine + (threadIdx.x >> 5)] = sum;
-  __syncthreads();
+  if (lane % kGroup == 0) line[threadIdx.x >> 5] = sum;
+  Barrier::wait();
   sum = 0.0f;
 #pragma unroll 1
-  for (u32 i = lane % kGroup; i < warps; i += kGroup) sum += shared[group * kLine + i];
+  for (u32 i = lane % kGroup; i < warps; i += kGroup) sum += line[i];
 #pragma unroll
   for (int distance = kGroup / 2; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
 #pragma unroll
@@ -164,8 +175,8 @@ struct Walk {
     --left;
   }
 
-  // The next row; the one that follows those under way sets out.
-  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+  // The next row, into registers. The one that follows those under way sets out with go_on().
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) const {
     wait();
     const u32 step = blockDim.x * 16;
 #pragma unroll
@@ -174,10 +185,9 @@ struct Walk {
       x[j] = load_shared(from + j * step);
       grad[j] = load_shared(from + row_bytes + j * step);
     }
-    go_on();
   }
 
-  // The same where registers do not hold it: until the next call it stays in shared memory.
+  // Where registers do not hold it: it stays in shared memory until the next call, and the one that follows sets out.
   DEVICE void hold() {
     wait();
     held = from;
@@ -195,13 +205,35 @@ DEVICE u32 behind_ring(const Args& a) {
   return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
 }
 
-// A thread's sums in its worker's line of the parts.
-template <class T>
-DEVICE void store_parts(float* line, const float (&part)[T::kPerVector]) {
+// Adds up what the workers of a block have of a sum over rows, in their order, and leaves it in the block's line of the
+// parts. All threads call it, once they need the rows in shared memory no more: the sums take their place.
+template <class T, int V>
+DEVICE void store_parts(float* line, const float (&part)[V][T::kPerVector], u32 vectors) {
+  const u32 quads = vectors * (T::kPerVector / 4);
+  float4* const lines = reinterpret_cast<float4*>(ring_memory);
+  float4* const own = blockDim.y == 1 ? reinterpret_cast<float4*>(line) : lines + threadIdx.y * quads;
+  if (blockDim.y > 1) __syncthreads();
 #pragma unroll
-  for (int e = 0; e < T::kPerVector; e += 4) {
-    store(reinterpret_cast<char*>(line + e), Vector{{__float_as_uint(part[e]), __float_as_uint(part[e + 1]),
-                                                     __float_as_uint(part[e + 2]), __float_as_uint(part[e + 3])}});
+  for (int j = 0; j < V; ++j) {
+    const u32 i = threadIdx.x + j * blockDim.x;
+    if (i >= vectors) continue;
+#pragma unroll
+    for (int e = 0; e < T::kPerVector; e += 4) {
+      own[(i * T::kPerVector + e) / 4] = float4{part[j][e], part[j][e + 1], part[j][e + 2], part[j][e + 3]};
+    }
+  }
+  if (blockDim.y == 1) return;
+  __syncthreads();
+  for (u32 i = threadIdx.y * blockDim.x + threadIdx.x; i < quads; i += blockDim.x * blockDim.y) {
+    float4 sum = lines[i];
+    for (u32 worker = 1; worker < blockDim.y; ++worker) {
+      const float4 share = lines[worker * quads + i];
+      sum.x += share.x;
+      sum.y += share.y;
+      sum.z += share.z;
+      sum.w += share.w;
+    }
+    reinterpret_cast<float4*>(line)[i] = sum;
   }
 }
 
@@ -220,10 +252,10 @@ DEVICE void launch_before_has_ended() {
 #endif
 }
 
-// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 1024 threads: blockDim.x of them share a line, four
+// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 512 threads: blockDim.x of them share a line, four
 // columns each, and blockDim.y a column. The order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[32 * 129];  // a column after the other, of blockDim.y sums and a gap
+  __shared__ float shared[32 * 65];  // a column after the other, of blockDim.y sums and a gap
   launch_before_has_ended();
   const u32 line = blockDim.y + 1;
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;

@@ -21,14 +21,15 @@ struct ForwardArgs {
   float eps;
 };
 
-// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
-// i, i + workers, ... and leaves the sums of its shares of the two gradients in line i of the parts.
+// A worker is what walks over rows: the threads of a block that share its rows. Worker i takes the rows i, i + workers,
+// ..., of which there may be none. A block leaves the sums of its workers' shares of the two gradients in its line of
+// the parts; of the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* x;
   const char* weight;  // null: ones
   char* grad_x;
-  float* weight_parts;  // (workers, hidden), or null: not wanted
+  float* weight_parts;  // (lines, hidden), or null: not wanted
   float* bias_parts;    // likewise
   long long grad_stride;
   long long x_stride;
@@ -38,17 +39,18 @@ struct BackwardArgs {
   unsigned int vectors;
   unsigned int workers;
   unsigned int stages;  // rows of a worker that shared memory holds: two or three
+  unsigned int late;    // ask for a row only after the results of the one before those under way; 0: ahead of its sums
   float inverse_hidden;
   float eps;
 };
 
 // results[y][c] = round(sum of parts[y][i][c] over i), where y is a row of blocks.
 struct ColumnArgs {
-  const float* parts;  // (rows of blocks, workers, hidden)
+  const float* parts;  // (rows of blocks, lines, hidden)
   char* result;        // of the first row of blocks
   char* second;        // of the second, if there is one
   long long hidden;
-  unsigned int workers;
+  unsigned int lines;
   int dtype;  // of the results: a precast::DType
 };
 

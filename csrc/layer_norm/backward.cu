@@ -22,14 +22,14 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
   return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
-// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. Where
-// four vectors of 16-bit numbers are too many for that, they are read from shared memory again, and the weight from the
-// caches. The two pieces of shared memory take turns: between two writes of one lies the barrier of the other.
+// The rows of a block's workers, each one after the other: the row and its gradient in registers, the worker's shares
+// of the two sums too. Where four vectors of 16-bit numbers are too many for that, they are read from shared memory
+// again, the weight too. The two pieces of shared memory take turns: between two writes of one lies the barrier of the
+// other. A worker without rows waits for the others at the end.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
-  if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
   const float hidden = static_cast<float>(a.hidden);
   constexpr bool kKept = V == 2 || T::kBytes == 4;
@@ -59,6 +59,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     Vector v[V], g[V];
     if constexpr (kKept) {
       walk.take(v, g);
+      if (a.late == 0) walk.go_on();
     } else {
       walk.hold();
     }
@@ -93,7 +94,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     };
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     add(0.0f, sums);
-    row_sums(sums, shared[parity]);
+    row_sums<RowOfBlock>(sums, shared[parity]);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
     // Once more around the mean, which in float32 may have lost digits as well.
@@ -104,7 +105,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
       float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       add(mean, again);
-      row_sums(again, shared[2]);
+      row_sums<RowOfBlock>(again, shared[2]);
       const float rest = divided(again[0], hidden, a.inverse_hidden);
       mean += rest;
       squares = fmaf(-rest, again[0], again[1]);
@@ -136,17 +137,13 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         store(grad_x + j * step * 16, result);
       }
     }
+    if (kKept && a.late != 0) walk.go_on();
     grad_x += a.grad_x_stride * a.workers;
   }
 
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) {
-      const i64 at = worker * a.hidden + (first + j * step) * T::kPerVector;
-      if (a.weight_parts != nullptr) store_parts<T>(a.weight_parts + at, weight_part[j]);
-      if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + at, bias_part[j]);
-    }
-  }
+  const i64 line = blockIdx.x * a.hidden;
+  if (a.weight_parts != nullptr) store_parts<T>(a.weight_parts + line, weight_part, a.vectors);
+  if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + line, bias_part, a.vectors);
 }
 
 // Any row, one element at a time and read three times; the worker's lines of the parts are the accumulators.
@@ -197,8 +194,8 @@ DEVICE void backward_any(const BackwardArgs& a) {
 
 // Both gradients in one launch, a row of blocks for each.
 DEVICE void parameter_columns(const ColumnArgs& a) {
-  const i64 lines = a.workers;
-  add_columns(a.parts + blockIdx.y * lines * a.hidden, a.hidden, a.workers, blockIdx.y == 0 ? a.result : a.second,
+  const i64 lines = a.lines;
+  add_columns(a.parts + blockIdx.y * lines * a.hidden, a.hidden, a.lines, blockIdx.y == 0 ? a.result : a.second,
               a.dtype);
 }
 
@@ -217,4 +214,4 @@ KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat
 KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
-KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 1024, parameter_columns)
+KERNEL(layer_norm_backward_columns, ColumnArgs, 512, 2048, parameter_columns)

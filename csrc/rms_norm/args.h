@@ -32,15 +32,16 @@ struct ForwardArgs {
   int casting;
 };
 
-// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
-// i, i + workers, ... and leaves the sum of its share of grad_weight in line i of `parts`.
+// A worker is what walks over rows: the threads of a block that share its rows. Worker i takes the rows i, i + workers,
+// ..., of which there may be none. A block leaves the sum of its workers' shares of grad_weight in its line of `parts`;
+// of the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* grad_sum;  // null: nothing is added to grad_x
   const char* x;
   const char* weight;
   char* grad_x;
-  float* parts;  // (workers, hidden)
+  float* parts;  // (lines, hidden)
   long long grad_stride;
   long long grad_sum_stride;
   long long x_stride;
@@ -50,6 +51,7 @@ struct BackwardArgs {
   unsigned int vectors;
   unsigned int workers;
   unsigned int stages;  // rows of a worker that shared memory holds: two or three
+  unsigned int late;    // ask for a row only after the results of the one before those under way; 0: ahead of its sums
   float inverse_hidden;
   float eps;
   int casting;
@@ -60,11 +62,11 @@ struct ColumnArgs {
   const float* parts;
   char* grad_weight;
   long long hidden;
-  unsigned int workers;
+  unsigned int lines;
   int dtype;  // of grad_weight: a precast::DType
 };
 
-static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 120 && sizeof(ColumnArgs) == 32,
+static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 128 && sizeof(ColumnArgs) == 32,
               "host and device must agree");
 
 }  // namespace rms_norm

@@ -10,13 +10,13 @@
 namespace precast {
 namespace rms_norm {
 
-// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too. Where four
-// vectors of 16-bit numbers are too many for that, they are read from shared memory again.
+// The rows of a block's workers, each one after the other: the row and its gradient in registers, the worker's share of
+// grad_weight too. Where four vectors of 16-bit numbers are too many for that, they are read from shared memory again.
+// A worker without rows waits for the others at the end.
 template <class T, int V>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
-  if (worker >= a.workers) return;  // only where blockDim.y > 1, and there is no barrier there
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
   constexpr bool kKept = V == 2 || T::kBytes == 4;
@@ -39,6 +39,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     Vector v[V], g[V], added[V];
     if constexpr (kKept) {
       walk.take(v, g);
+      if (a.late == 0) walk.go_on();
     } else {
       walk.hold();
     }
@@ -69,7 +70,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     }
     float sums[2] = {squares, products};
-    row_sums(sums, shared[parity]);
+    row_sums<RowOfBlock>(sums, shared[parity]);
     const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
     const float mean = sums[1] * r * a.inverse_hidden;
 
@@ -97,16 +98,12 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         store(grad_x + j * step * 16, result);
       }
     }
+    if (kKept && a.late != 0) walk.go_on();
     grad_x += a.grad_x_stride * a.workers;
     grad_sum += a.grad_sum_stride * a.workers;
   }
 
-#pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) {
-      store_parts<T>(a.parts + worker * a.hidden + (first + j * step) * T::kPerVector, part[j]);
-    }
-  }
+  store_parts<T>(a.parts + blockIdx.x * a.hidden, part, a.vectors);
 }
 
 // Any row, one element at a time and read twice; the worker's line of `parts` is the accumulator.
@@ -150,7 +147,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
 }
 
 DEVICE void grad_weight_columns(const ColumnArgs& a) {
-  add_columns(a.parts, a.hidden, a.workers, a.grad_weight, a.dtype);
+  add_columns(a.parts, a.hidden, a.lines, a.grad_weight, a.dtype);
 }
 
 }  // namespace rms_norm
@@ -168,4 +165,4 @@ KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
-KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 1024, grad_weight_columns)
+KERNEL(rms_norm_backward_columns, ColumnArgs, 512, 2048, grad_weight_columns)

@@ -92,20 +92,22 @@ def test_add(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, casting:
 
 
 BACKWARD = [
-    (torch.bfloat16, (40, 128), "rms_norm_backward_bf16_v2<8,32x4> rms_norm_backward_columns<16,2x512>"),
-    (torch.bfloat16, (9, 4096), "rms_norm_backward_bf16_v2<4,256x1> rms_norm_backward_columns<128,8x128>"),
-    (torch.bfloat16, (3, 8192), "rms_norm_backward_bf16_v2<2,512x1> rms_norm_backward_columns<256,8x128>"),
-    (torch.bfloat16, (3, 12288), "rms_norm_backward_bf16_v4<2,384x1> rms_norm_backward_columns<384,8x128>"),
-    (torch.bfloat16, (3, 16384), "rms_norm_backward_bf16_v4<2,512x1> rms_norm_backward_columns<512,8x128>"),
-    (torch.bfloat16, (3, 16392), "rms_norm_backward_bf16_any<3,512x1> rms_norm_backward_columns<513,8x128>"),
-    (torch.float16, (5, 12296), "rms_norm_backward_f16_v4<2,416x1> rms_norm_backward_columns<385,8x128>"),
-    (torch.float16, (50, 1000), "rms_norm_backward_f16_v2<20,64x1> rms_norm_backward_columns<125,2x512>"),
-    (torch.float16, (200, 1000), "rms_norm_backward_f16_v2<20,64x1> rms_norm_backward_columns<125,2x512>"),
-    (torch.float16, (9, 111), "rms_norm_backward_f16_any<3,32x4> rms_norm_backward_columns<14,2x512>"),
-    (torch.float32, (9, 1028), "rms_norm_backward_f32_v2<8,160x1> rms_norm_backward_columns<33,8x128>"),
-    (torch.float32, (5, 8192), "rms_norm_backward_f32_v4<2,512x1> rms_norm_backward_columns<256,8x128>"),
-    (torch.float32, (5, 1), "rms_norm_backward_f32_any<2,32x4> rms_norm_backward_columns<1,2x512>"),
-    (torch.float32, (4, 777), "rms_norm_backward_f32_any<4,224x1> rms_norm_backward_columns<98,2x512>"),
+    (torch.bfloat16, (40, 128), "rms_norm_backward_bf16_v2<2,32x16> rms_norm_backward_columns<16,2x256>"),
+    (torch.bfloat16, (3, 256), "rms_norm_backward_bf16_v2<1,32x16> rms_norm_backward_columns<32,2x256>"),
+    (torch.bfloat16, (9, 4096), "rms_norm_backward_bf16_v2<2,256x2> rms_norm_backward_columns<128,8x64>"),
+    (torch.bfloat16, (30, 5120), "rms_norm_backward_bf16_v2<2,320x2> rms_norm_backward_columns<160,8x64>"),
+    (torch.bfloat16, (3, 8192), "rms_norm_backward_bf16_v2<2,512x1> rms_norm_backward_columns<256,8x64>"),
+    (torch.bfloat16, (3, 12288), "rms_norm_backward_bf16_v4<2,384x1> rms_norm_backward_columns<384,8x64>"),
+    (torch.bfloat16, (3, 16384), "rms_norm_backward_bf16_v4<2,512x1> rms_norm_backward_columns<512,8x64>"),
+    (torch.bfloat16, (3, 16392), "rms_norm_backward_bf16_any<3,512x1> rms_norm_backward_columns<513,8x64>"),
+    (torch.float16, (5, 12296), "rms_norm_backward_f16_v4<2,416x1> rms_norm_backward_columns<385,8x64>"),
+    (torch.float16, (50, 1000), "rms_norm_backward_f16_v2<2,64x10> rms_norm_backward_columns<125,2x256>"),
+    (torch.float16, (200, 1000), "rms_norm_backward_f16_v2<2,64x10> rms_norm_backward_columns<125,2x256>"),
+    (torch.float16, (9, 111), "rms_norm_backward_f16_any<3,32x4> rms_norm_backward_columns<14,2x256>"),
+    (torch.float32, (9, 1028), "rms_norm_backward_f32_v2<2,160x4> rms_norm_backward_columns<33,8x64>"),
+    (torch.float32, (5, 8192), "rms_norm_backward_f32_v4<2,512x1> rms_norm_backward_columns<256,8x64>"),
+    (torch.float32, (5, 1), "rms_norm_backward_f32_any<2,32x4> rms_norm_backward_columns<1,2x256>"),
+    (torch.float32, (4, 777), "rms_norm_backward_f32_any<4,224x1> rms_norm_backward_columns<98,2x256>"),
 ]
 
 
