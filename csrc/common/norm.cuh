@@ -9,19 +9,9 @@ namespace precast {
 // The numbers of precast::DType.
 enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// Whom row_sums() waits for: the threads of a block that has one row, or those of one of several rows, which may be at
-// different places of the code. A row of one warp waits for nobody, so there are ten such rows at most; barrier 0 is
-// that of the block.
-struct WholeBlock {
-  static DEVICE void wait() { __syncthreads(); }
-};
-struct RowOfBlock {
-  static DEVICE void wait() { asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory"); }
-};
-
 // The sums of N numbers each (2 or 4) over the threads that share a row, as row_sum() gives one. Half of the lanes go
-// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds N (32 + 32 / N) floats and must
-// not be written again before another barrier.
+// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds 32 N floats, aligned to 16 bytes,
+// and must not be written again before another barrier.
 template <int N>
 DEVICE float warp_share(const float (&v)[N]) {
   static_assert(N == 2 || N == 4, "a lane keeps one of two or of four numbers");
@@ -45,7 +35,7 @@ DEVICE float warp_share(const float (&v)[N]) {
   return sum;
 }
 
-template <class Barrier = WholeBlock, int N>
+template <int N>
 DEVICE void row_sums(float (&v)[N], float* shared) {
   if (blockDim.x == 32) {
 #pragma unroll
@@ -53,16 +43,15 @@ DEVICE void row_sums(float (&v)[N], float* shared) {
     return;
   }
   // A warp adds the warps' sums again as it added its own: each number has a group of lanes. The lines of the groups
-  // begin at different banks, and rows of one block share them.
+  // begin at different banks.
   constexpr u32 kGroup = 32 / N, kLine = 32 + kGroup;
   const u32 lane = threadIdx.x & 31, group = lane / kGroup, warps = blockDim.x >> 5;
-  float* line = shared + group * kLine + threadIdx.y * warps;
   float sum = warp_share(v);
-  if (lane % kGroup == 0) line[threadIdx.x >> 5] = sum;
-  Barrier::wait();
+  if (lane % kGroup == 0) shared[group * kLine + (threadIdx.x >> 5)] = sum;
+  __syncthreads();
   sum = 0.0f;
 #pragma unroll 1
-  for (u32 i = lane % kGroup; i < warps; i += kGroup) sum += line[i];
+  for (u32 i = lane % kGroup; i < warps; i += kGroup) sum += shared[group * kLine + i];
 #pragma unroll
   for (int distance = kGroup / 2; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
 #pragma unroll
@@ -111,14 +100,15 @@ DEVICE void arrived() {
 }
 
 // The walk of one thread: V vectors of each row, at distances of blockDim.x. Addresses are kept and moved on; to find
-// them anew for each row took a quarter of all instructions.
-template <int V>
+// them anew for each row took a quarter of all instructions. With kPair the next row sets out before this one is waited
+// for, so that two are under way then, and one while it computes; otherwise `stages - 1` rows all the time.
+template <int V, bool kPair = false>
 struct Walk {
   const char* first;  // this thread's share of the next row to copy
   const char* second;
   i64 first_step, second_step;  // from one of the worker's rows to the next
   u32 left;                     // rows still to be taken
-  u32 ahead;                    // rows that are on their way: two or one
+  u32 ahead;                    // rows that are on their way
   u32 row_bytes, ring_bytes, start, to, from, held;
   bool taken[V];  // which of the vectors there are
 
@@ -162,7 +152,7 @@ struct Walk {
   }
 
   DEVICE void wait() const {
-    if (ahead == 2) {
+    if (kPair || ahead == 2) {
       arrived<1>();
     } else {
       arrived<0>();
@@ -171,12 +161,13 @@ struct Walk {
 
   DEVICE void go_on() {
     from = beyond(from);
-    fetch(left > ahead);
+    if constexpr (!kPair) fetch(left > ahead);
     --left;
   }
 
-  // The next row, into registers. The one that follows those under way sets out with go_on().
-  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) const {
+  // The next row, into registers.
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    if constexpr (kPair) fetch(left > 1);
     wait();
     const u32 step = blockDim.x * 16;
 #pragma unroll
@@ -185,10 +176,12 @@ struct Walk {
       x[j] = load_shared(from + j * step);
       grad[j] = load_shared(from + row_bytes + j * step);
     }
+    go_on();
   }
 
-  // Where registers do not hold it: it stays in shared memory until the next call, and the one that follows sets out.
+  // The same where registers do not hold it: until the next call it stays in shared memory.
   DEVICE void hold() {
+    static_assert(!kPair, "the row under way would overwrite it");
     wait();
     held = from;
     go_on();
@@ -205,35 +198,45 @@ DEVICE u32 behind_ring(const Args& a) {
   return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
 }
 
-// Adds up what the workers of a block have of a sum over rows, in their order, and leaves it in the block's line of the
-// parts. All threads call it, once they need the rows in shared memory no more: the sums take their place.
+// A thread's sums in a line of them, in whatever memory.
 template <class T, int V>
-DEVICE void store_parts(float* line, const float (&part)[V][T::kPerVector], u32 vectors) {
-  const u32 quads = vectors * (T::kPerVector / 4);
-  float4* const lines = reinterpret_cast<float4*>(ring_memory);
-  float4* const own = blockDim.y == 1 ? reinterpret_cast<float4*>(line) : lines + threadIdx.y * quads;
-  if (blockDim.y > 1) __syncthreads();
+DEVICE void store_sums(float4* line, const float (&part)[V][T::kPerVector], u32 vectors) {
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     const u32 i = threadIdx.x + j * blockDim.x;
     if (i >= vectors) continue;
 #pragma unroll
     for (int e = 0; e < T::kPerVector; e += 4) {
-      own[(i * T::kPerVector + e) / 4] = float4{part[j][e], part[j][e + 1], part[j][e + 2], part[j][e + 3]};
+      line[(i * T::kPerVector + e) / 4] = float4{part[j][e], part[j][e + 1], part[j][e + 2], part[j][e + 3]};
     }
   }
-  if (blockDim.y == 1) return;
+}
+
+// Adds up what the workers of a block have of a sum over rows, in their order, and leaves it in the block's line of the
+// parts. All threads call it, once they need the rows in shared memory no more: the sums take their place.
+template <class T, int V>
+DEVICE void store_parts(float* parts, const float (&part)[V][T::kPerVector], u32 vectors) {
+  float4* const line = reinterpret_cast<float4*>(parts);
+  if (blockDim.y == 1) {
+    store_sums<T>(line, part, vectors);
+    return;
+  }
+  const u32 quads = vectors * (T::kPerVector / 4);
+  float4* const workers = reinterpret_cast<float4*>(ring_memory);
+  __syncthreads();
+  store_sums<T>(workers + threadIdx.y * quads, part, vectors);
   __syncthreads();
   for (u32 i = threadIdx.y * blockDim.x + threadIdx.x; i < quads; i += blockDim.x * blockDim.y) {
-    float4 sum = lines[i];
+    float4 sum = workers[i];
+#pragma unroll 4
     for (u32 worker = 1; worker < blockDim.y; ++worker) {
-      const float4 share = lines[worker * quads + i];
+      const float4 share = workers[worker * quads + i];
       sum.x += share.x;
       sum.y += share.y;
       sum.z += share.z;
       sum.w += share.w;
     }
-    reinterpret_cast<float4*>(line)[i] = sum;
+    line[i] = sum;
   }
 }
 
@@ -252,10 +255,10 @@ DEVICE void launch_before_has_ended() {
 #endif
 }
 
-// result[c] = round(sum of parts[i][c] over the lines i). Blocks of 512 threads: blockDim.x of them share a line, four
-// columns each, and blockDim.y a column. The order of the sums is fixed.
+// result[c] = round(sum of parts[i][c] over the lines i). Blocks of up to 1024 threads: blockDim.x of them share a
+// line, four columns each, and blockDim.y a column. The order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[32 * 65];  // a column after the other, of blockDim.y sums and a gap
+  __shared__ float shared[32 * 129];  // a column after the other, of blockDim.y sums and a gap
   launch_before_has_ended();
   const u32 line = blockDim.y + 1;
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;

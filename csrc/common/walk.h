@@ -1,7 +1,6 @@
 // Kernels that walk over rows and add up what belongs to their columns, the gradients of a norm (norm.cuh, row_simd.h).
-// On a GPU: how many workers there are, and what shared memory holds of the rows on their way; a worker is the threads
-// that share a row, and a block has all the workers of a multiprocessor. On the CPU: the chunks that take the place of
-// workers.
+// On a GPU: how many workers there are, and what shared memory holds of the rows on their way; a worker is a block, or
+// one warp of it where a block holds several rows. On the CPU: the chunks that take the place of workers.
 #pragma once
 
 #include <stdint.h>
@@ -18,26 +17,26 @@ struct Walk {
   uint32_t vectors;     // of 16 bytes in a row; 0: one element at a time, without a ring
   uint32_t per_thread;  // two or four
   uint32_t threads;     // that share a row
-  uint32_t rows;        // workers in a block
+  uint32_t rows;        // workers in a block; more than one only where a row has one warp
   uint32_t stages;      // rows of two tensors that a worker has in shared memory: two or three
-  bool late;            // the last of them is asked for after the results of the row at hand, not ahead of its sums
+  bool pair;            // a row sets out before the one ahead of it is waited for, not once that is in registers
   uint32_t shared_bytes;
   int64_t blocks;  // that a multiprocessor holds at a time
 };
 
 // `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. How much is on its way to a
 // multiprocessor decides: with too little it waits, and with too much some run further ahead of the others, which then
-// end later. Many workers keep two rows each, the one at hand and one on its way. One or two keep three; two ask for
-// the third late, and one does where `late_alone` says so.
-inline Walk choose_walk(const Norm& norm, int64_t vectors, bool late_alone) {
+// end later. Many workers have a row each on its way while they compute, and none once that is there. Two have two each
+// while they wait, if rows are not too wide, and so has one if `pair_alone` says so; else it has two all the time.
+inline Walk choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
   // Threads of a block of the kernel that takes four vectors per thread, which serves the rows that two do not hold.
   constexpr int64_t kMostOfFour = 512;
-  // The widest rows, in vectors, of which two workers keep three: 203.7 and 207.7 us became 201.7 and 202.2 at 4096
-  // columns of bf16, but 129.2 and 131.1 became 130.9 and 132.0 at 5120 (RMSNorm and LayerNorm).
-  constexpr int64_t kMostOfThree = 512;
+  // The widest rows, in vectors, that go in pairs where there are two workers: 203.7 and 207.7 us became 201.7 and
+  // 202.2 at 4096 columns of bf16, but 129.2 and 131.1 became 130.9 and 132.0 at 5120 (RMSNorm and LayerNorm).
+  constexpr int64_t kWidestPair = 512;
   const auto workers_of = [](int64_t all, int64_t threads) {
     const int64_t workers = all / threads;
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
@@ -47,17 +46,17 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors, bool late_alone) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
-    walk.blocks = 1;
+    const int64_t workers = workers_of(kResident, walk.threads);
     const int64_t row_bytes = 2 * vectors * 16;
     const int64_t weight_bytes = walk.per_thread == 4 ? vectors * 16 : 0;
     const int64_t fitting = (block_shared_bytes(norm.device) - kStaticSharedBytes - weight_bytes) / row_bytes;
-    const int64_t workers = workers_of(kResident, walk.threads), rows = workers < fitting / 2 ? workers : fitting / 2;
-    const bool three = fitting >= 3 * rows && (rows == 1 || (rows == 2 && vectors <= kMostOfThree));
+    const int64_t rows = walk.threads > 32 ? 1 : workers < fitting / 2 ? workers : fitting / 2;
     walk.rows = static_cast<uint32_t>(rows);
-    walk.stages = three ? 3 : 2;
-    walk.late = three && walk.per_thread == 2 && (rows == 2 || late_alone);
+    walk.blocks = walk.threads > 32 ? workers : 1;
+    walk.pair = walk.per_thread == 2 && (workers == 2 ? vectors <= kWidestPair : workers == 1 && pair_alone);
+    walk.stages = fitting < 2 ? 0 : workers == 1 && !walk.pair && fitting >= 3 ? 3 : 2;
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * rows * row_bytes + weight_bytes);
-    if (rows > 0) return walk;
+    if (walk.stages > 0) return walk;
   }
   const int64_t steps = (norm.hidden + 3) / 4;
   walk = {};
@@ -92,25 +91,26 @@ inline WalkGrid walk_grid(const Norm& norm, const Walk& walk, int64_t gradients)
 }
 
 // Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
-// of one element at a time, and of four vectors. Behind them comes the one that adds columns.
+// of one element at a time, of four vectors, and of two for pairs. Behind them comes the one that adds columns.
 inline int walk_entry(const Norm& norm, const Walk& walk) {
-  return 3 * static_cast<int>(norm.dtype) + (walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1);
+  const int kernel = walk.pair ? 3 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
+  return 4 * static_cast<int>(norm.dtype) + kernel;
 }
-constexpr int kColumnsEntry = 9;
+constexpr int kColumnsEntry = 12;
 
 inline LaunchShape walk_shape(const Walk& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 
-// The launch that adds `columns` columns of each of so many gradients, four in a thread; it starts while the walk ends.
-// Its blocks are small enough for all of them to be there at once, up to 8192 columns of two gradients. For narrow rows
-// more threads share a column, or there would be few blocks.
-inline LaunchShape columns_shape(int64_t columns, int64_t gradients) {
-  const uint32_t quads = columns < 1024 ? 2 : 8;
+// The launch that adds `columns` columns of so many lines for each of so many gradients, four in a thread; it starts
+// while the walk ends. Its blocks are small enough for all to be there at once, up to 8192 columns of two gradients.
+// The narrower the rows, the more lines there are and the fewer columns: more threads share one.
+inline LaunchShape columns_shape(int64_t columns, int64_t lines, int64_t gradients) {
+  const uint32_t quads = columns < 1024 ? 2 : columns < 4096 ? 4 : 8, threads = lines > 512 ? 1024 : 512;
   return {static_cast<uint32_t>((columns + 4 * quads - 1) / (4 * quads)),
           static_cast<uint32_t>(gradients),
           quads,
-          512 / quads,
+          threads / quads,
           0,
           true};
 }

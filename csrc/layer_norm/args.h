@@ -21,9 +21,9 @@ struct ForwardArgs {
   float eps;
 };
 
-// A worker is what walks over rows: the threads of a block that share its rows. Worker i takes the rows i, i + workers,
-// ..., of which there may be none. A block leaves the sums of its workers' shares of the two gradients in its line of
-// the parts; of the `any` kernels each worker has a line.
+// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
+// i, i + workers, ..., of which there may be none. A block leaves the sums of its workers' shares of the two gradients
+// in its line of the parts; of the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* x;
@@ -39,7 +39,6 @@ struct BackwardArgs {
   unsigned int vectors;
   unsigned int workers;
   unsigned int stages;  // rows of a worker that shared memory holds: two or three
-  unsigned int late;    // ask for a row only after the results of the one before those under way; 0: ahead of its sums
   float inverse_hidden;
   float eps;
 };

@@ -22,11 +22,10 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
   return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
-// The rows of a block's workers, each one after the other: the row and its gradient in registers, the worker's shares
-// of the two sums too. Where four vectors of 16-bit numbers are too many for that, they are read from shared memory
-// again, the weight too. The two pieces of shared memory take turns: between two writes of one lies the barrier of the
-// other. A worker without rows waits for the others at the end.
-template <class T, int V>
+// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. Where
+// four vectors of 16-bit numbers are too many for that, they are read from shared memory again, the weight too. The two
+// pieces of shared memory take turns: between two writes of one lies the barrier of the other.
+template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -52,14 +51,13 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int e = 0; e < T::kPerVector; ++e) weight_part[j][e] = bias_part[j][e] = 0.0f;
   }
 
-  Walk<V> walk(a, worker);
+  Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
     if constexpr (kKept) {
       walk.take(v, g);
-      if (a.late == 0) walk.go_on();
     } else {
       walk.hold();
     }
@@ -94,7 +92,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     };
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     add(0.0f, sums);
-    row_sums<RowOfBlock>(sums, shared[parity]);
+    row_sums(sums, shared[parity]);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
     // Once more around the mean, which in float32 may have lost digits as well.
@@ -105,7 +103,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
       float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       add(mean, again);
-      row_sums<RowOfBlock>(again, shared[2]);
+      row_sums(again, shared[2]);
       const float rest = divided(again[0], hidden, a.inverse_hidden);
       mean += rest;
       squares = fmaf(-rest, again[0], again[1]);
@@ -137,7 +135,6 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         store(grad_x + j * step * 16, result);
       }
     }
-    if (kKept && a.late != 0) walk.go_on();
     grad_x += a.grad_x_stride * a.workers;
   }
 
@@ -203,15 +200,18 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(layer_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
 KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
-KERNEL(layer_norm_backward_columns, ColumnArgs, 512, 2048, parameter_columns)
+KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, parameter_columns)

@@ -32,9 +32,9 @@ struct ForwardArgs {
   int casting;
 };
 
-// A worker is what walks over rows: the threads of a block that share its rows. Worker i takes the rows i, i + workers,
-// ..., of which there may be none. A block leaves the sum of its workers' shares of grad_weight in its line of `parts`;
-// of the `any` kernels each worker has a line.
+// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
+// i, i + workers, ..., of which there may be none. A block leaves the sum of its workers' shares of grad_weight
+// in its line of `parts`; of the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* grad_sum;  // null: nothing is added to grad_x
@@ -51,7 +51,6 @@ struct BackwardArgs {
   unsigned int vectors;
   unsigned int workers;
   unsigned int stages;  // rows of a worker that shared memory holds: two or three
-  unsigned int late;    // ask for a row only after the results of the one before those under way; 0: ahead of its sums
   float inverse_hidden;
   float eps;
   int casting;
@@ -66,7 +65,7 @@ struct ColumnArgs {
   int dtype;  // of grad_weight: a precast::DType
 };
 
-static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 128 && sizeof(ColumnArgs) == 32,
+static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 120 && sizeof(ColumnArgs) == 32,
               "host and device must agree");
 
 }  // namespace rms_norm

@@ -10,10 +10,9 @@
 namespace precast {
 namespace rms_norm {
 
-// The rows of a block's workers, each one after the other: the row and its gradient in registers, the worker's share of
-// grad_weight too. Where four vectors of 16-bit numbers are too many for that, they are read from shared memory again.
-// A worker without rows waits for the others at the end.
-template <class T, int V>
+// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too. Where four
+// vectors of 16-bit numbers are too many for that, they are read from shared memory again.
+template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -31,7 +30,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
 
-  Walk<V> walk(a, worker);
+  Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
   const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
   u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
@@ -39,7 +38,6 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     Vector v[V], g[V], added[V];
     if constexpr (kKept) {
       walk.take(v, g);
-      if (a.late == 0) walk.go_on();
     } else {
       walk.hold();
     }
@@ -70,7 +68,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     }
     float sums[2] = {squares, products};
-    row_sums<RowOfBlock>(sums, shared[parity]);
+    row_sums(sums, shared[parity]);
     const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
     const float mean = sums[1] * r * a.inverse_hidden;
 
@@ -98,7 +96,6 @@ DEVICE void backward_rows(const BackwardArgs& a) {
         store(grad_x + j * step * 16, result);
       }
     }
-    if (kKept && a.late != 0) walk.go_on();
     grad_x += a.grad_x_stride * a.workers;
     grad_sum += a.grad_sum_stride * a.workers;
   }
@@ -154,15 +151,18 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 }  // namespace precast
 
 KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
+KERNEL(rms_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
 KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
 KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
+KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
+KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
-KERNEL(rms_norm_backward_columns, ColumnArgs, 512, 2048, grad_weight_columns)
+KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

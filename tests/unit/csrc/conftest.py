@@ -21,7 +21,6 @@ NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
 PTX_AS_CPP = {
-    "bar.sync": "row_barrier();",
     "ld.global.v4": "memcpy(&v, p, 16);",
     "ld.global.nc.v4": "memcpy(&v, p, 16);",
     "ld.global.v2": "memcpy(word, p, 8);",
@@ -43,7 +42,7 @@ PTX_AS_CPP = {
     "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU
     "cvt.rn.bf16": "",
 }
-ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);', re.DOTALL)
+ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
 
 
 def entry_points(source: str) -> list[str]:
@@ -56,7 +55,7 @@ def for_emulator(source: str) -> str:
 
     def replacement(match: re.Match[str]) -> str:
         (cpp,) = [cpp for ptx, cpp in PTX_AS_CPP.items() if match[1].startswith(ptx)]
-        return cpp
+        return cpp + "\n"
 
     source = ASM.sub(replacement, source)
     source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 14];", source)

@@ -1,8 +1,8 @@
 // Runs device code on the CPU, thread by thread, to hold its indices and barriers against the truth without a GPU.
 //
-// Every thread of a block is a fiber. A warp runs on alone as far as it can, up to a barrier of the block or of the
-// threads that share its row, so that a missing barrier shows as a wrong number; the order of the warps changes from
-// barrier to barrier. Blocks follow one another and find the shared memory as the one before left it.
+// Every thread of a block is a fiber. A warp runs on alone as far as it can, up to a barrier of the block, so that a
+// missing barrier shows as a wrong number; the order of the warps changes from barrier to barrier. Blocks follow one
+// another and find the shared memory as the one before left it.
 #pragma once
 
 #include <math.h>
@@ -36,7 +36,7 @@ namespace emulator {
 
 constexpr size_t kStackBytes = 64 * 1024;
 
-enum class State { kReady, kAtShuffle, kAtBarrier, kAtRowBarrier, kDone };
+enum class State { kReady, kAtShuffle, kAtBarrier, kDone };
 
 struct Fiber {
   ucontext_t context;
@@ -72,25 +72,17 @@ inline void resume(size_t fiber) {
 // Runs one warp until all of its threads are done or wait for the block.
 inline void run_warp(size_t first) {
   for (;;) {
-    size_t shuffling = 0;
+    size_t shuffling = 0, waiting = 0;
     for (size_t i = first; i < first + 32; ++i) {
       if (fibers[i].state == State::kReady || fibers[i].state == State::kAtShuffle) resume(i);
     }
     for (size_t i = first; i < first + 32; ++i) {
       shuffling += fibers[i].state == State::kAtShuffle;
+      waiting += fibers[i].state == State::kAtBarrier;
     }
     if (shuffling == 0) return;
     if (shuffling != 32) throw std::runtime_error("a shuffle of the full warp was reached by a part of it");
   }
-}
-
-// Lets the fibers from `first` to `end` go on if all of them wait at that barrier; returns how many do.
-inline size_t release(size_t first, size_t end, State barrier) {
-  for (size_t i = first; i < end; ++i) {
-    if (fibers[i].state != barrier) return 0;
-  }
-  for (size_t i = first; i < end; ++i) fibers[i].state = State::kReady;
-  return end - first;
 }
 
 inline void run_block(unsigned threads_x, unsigned threads_y, unsigned seed) {
@@ -109,13 +101,11 @@ inline void run_block(unsigned threads_x, unsigned threads_y, unsigned seed) {
   for (;;) {
     seed = seed * 1664525u + 1013904223u;
     for (size_t i = 0; i < warps; ++i) run_warp((i + seed / 65536) % warps * 32);
-    size_t going_on = 0, done = 0;
-    for (size_t i = 0; i < count; ++i) done += fibers[i].state == State::kDone;
-    if (done == count) return;
-    for (size_t row = 0; row < count; row += threads_x) going_on += release(row, row + threads_x, State::kAtRowBarrier);
-    if (going_on == 0 && release(0, count, State::kAtBarrier) == 0) {
-      throw std::runtime_error("a barrier was reached by a part of those it is for");
-    }
+    size_t waiting = 0;
+    for (size_t i = 0; i < count; ++i) waiting += fibers[i].state == State::kAtBarrier;
+    if (waiting == 0) return;
+    if (waiting != count) throw std::runtime_error("a barrier was reached by a part of the block");
+    for (size_t i = 0; i < count; ++i) fibers[i].state = State::kReady;
   }
 }
 
@@ -134,7 +124,6 @@ inline void launch(void (*function)(const void*), const void* arguments, unsigne
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::yield(emulator::State::kAtBarrier); }
-inline void row_barrier() { emulator::yield(emulator::State::kAtRowBarrier); }
 
 inline float __shfl_xor_sync(unsigned, float value, int distance) {
   const size_t self = emulator::running;

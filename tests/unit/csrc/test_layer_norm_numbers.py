@@ -63,23 +63,23 @@ def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, para
 
 BACKWARD = [
     (BF16, (40, 128), "layer_norm_backward_bf16_v2<2,32x16>", "16"),
-    (BF16, (50, 1024), "layer_norm_backward_bf16_v2<2,64x10>", "32"),
-    (BF16, (3, 1024), "layer_norm_backward_bf16_v2<1,64x10>", "32"),  # most workers have no row
-    (BF16, (9, 4096), "layer_norm_backward_bf16_v2<2,256x2>", "128"),  # three rows of a worker in shared memory
-    (F32, (30, 2560), "layer_norm_backward_f32_v2<2,320x2>", "80"),  # two
+    (BF16, (50, 1024), "layer_norm_backward_bf16_v2<20,64x1>", "64"),
+    (BF16, (9, 256), "layer_norm_backward_bf16_v2<1,32x16>", "32"),  # warps without a row
+    (BF16, (30, 4096), "layer_norm_backward_bf16_v2_pair<4,256x1>", "128"),
+    (BF16, (9, 4096), "layer_norm_backward_bf16_v2_pair<4,256x1>", "128"),
     (BF16, (3, 8192), "layer_norm_backward_bf16_v2<2,512x1>", "256"),
     (BF16, (3, 10240), "layer_norm_backward_bf16_v2<2,640x1>", "320"),
     (BF16, (5, 10248), "layer_norm_backward_bf16_v4<2,352x1>", "321"),
     (BF16, (5, 12296), "layer_norm_backward_bf16_v4<2,416x1>", "385"),
     (BF16, (3, 16384), "layer_norm_backward_bf16_v4<2,512x1>", "512"),
     (BF16, (5, 16392), "layer_norm_backward_bf16_any<4,512x1>", "513"),
-    (F16, (50, 1000), "layer_norm_backward_f16_v2<2,64x10>", "125"),
+    (F16, (50, 1000), "layer_norm_backward_f16_v2<20,64x1>", "125"),
     (F16, (9, 111), "layer_norm_backward_f16_any<3,32x4>", "14"),
-    (F32, (9, 1028), "layer_norm_backward_f32_v2<2,160x4>", "33"),
+    (F32, (9, 1028), "layer_norm_backward_f32_v2<8,160x1>", "65"),
     (F32, (3, 5124), "layer_norm_backward_f32_v4<2,352x1>", "161"),
     (F32, (5, 1), "layer_norm_backward_f32_any<2,32x4>", "1"),
     (F32, (9, 777), "layer_norm_backward_f32_any<8,224x1>", "98"),
-    (BF16, (130, 1024), "layer_norm_backward_bf16_v2<2,64x10>", "32"),
+    (BF16, (130, 1024), "layer_norm_backward_bf16_v2<20,64x1>", "64"),
     (F32, (60, 256), "layer_norm_backward_f32_v2<2,32x16>", "32"),
 ]
 
@@ -104,7 +104,7 @@ def test_backward(
     gpu.launches()
     ours = gpu.ops.layer_norm_backward(grad, x, weight, EPS, *wanted)
     if any(wanted):
-        block = "2x256" if shape[-1] < 1024 else "8x64"
+        block = "2x256" if shape[-1] < 1024 else "4x128" if shape[-1] < 4096 else "8x64"
         launch += f" layer_norm_backward_columns<{columns}{'x2' if all(wanted) else ''},{block}>"
     assert gpu.launches() == launch
     exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
