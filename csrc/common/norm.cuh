@@ -264,13 +264,20 @@ DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (columns % 4 == 0 && column < columns) {
-#pragma unroll 4
-    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {
-      const float4 four = *reinterpret_cast<const float4*>(parts + i * columns + column);
-      sum[0] += four.x;
-      sum[1] += four.y;
-      sum[2] += four.z;
-      sum[3] += four.w;
+    for (u32 i = threadIdx.y; i < lines; i += 4 * blockDim.y) {  // four lines at once: most have no more
+      float4 four[4];
+#pragma unroll
+      for (u32 k = 0; k < 4; ++k) {
+        const u32 at = i + k * blockDim.y;
+        four[k] = at < lines ? *reinterpret_cast<const float4*>(parts + at * columns + column) : float4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        sum[0] += four[k].x;
+        sum[1] += four[k].y;
+        sum[2] += four[k].z;
+        sum[3] += four[k].w;
+      }
     }
   } else {
     for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {

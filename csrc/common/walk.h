@@ -102,17 +102,15 @@ inline LaunchShape walk_shape(const Walk& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 
-// The launch that adds `columns` columns of so many lines for each of so many gradients, four in a thread; it starts
-// while the walk ends. Its blocks are small enough for all to be there at once, up to 8192 columns of two gradients.
-// The narrower the rows, the more lines there are and the fewer columns: more threads share one.
-inline LaunchShape columns_shape(int64_t columns, int64_t lines, int64_t gradients) {
-  const uint32_t quads = columns < 1024 ? 2 : columns < 4096 ? 4 : 8, threads = lines > 512 ? 1024 : 512;
-  return {static_cast<uint32_t>((columns + 4 * quads - 1) / (4 * quads)),
-          static_cast<uint32_t>(gradients),
-          quads,
-          threads / quads,
-          0,
-          true};
+// The launch that adds the columns of so many lines for each of so many gradients, four in a thread; it starts while
+// the walk ends. A thread reads four lines at once, so blocks have threads for all of them, if not so many that the
+// multiprocessors cannot hold all blocks at a time, two each. Narrow rows have few columns and many lines.
+inline LaunchShape columns_shape(const Norm& norm, int64_t lines, int64_t gradients) {
+  const uint32_t quads = norm.hidden < 1024 ? 2 : norm.hidden < 4096 ? 4 : 8;
+  const int64_t blocks = (norm.hidden + 4 * quads - 1) / (4 * quads);
+  const bool large = lines > 4 * 512 / quads && blocks * gradients <= 2 * multiprocessors(norm.device);
+  const uint32_t threads = large ? 1024 : 512;
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(gradients), quads, threads / quads, 0, true};
 }
 
 // ---- the CPU ----

@@ -62,7 +62,7 @@ void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t lines, cons
   columns.lines = static_cast<unsigned>(lines);
   columns.dtype = static_cast<int>(norm.dtype);
   void* arguments[] = {&columns};
-  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm.hidden, lines, results.wanted()), arguments);
+  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, lines, results.wanted()), arguments);
 }
 
 void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {

@@ -87,7 +87,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   columns.lines = static_cast<unsigned>(grid.lines);
   columns.dtype = work.dtype;
   void* arguments[] = {&columns};
-  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm.hidden, grid.lines, 1), arguments);
+  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, grid.lines, 1), arguments);
 }
 
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
