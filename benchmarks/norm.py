@@ -44,11 +44,6 @@ def samples_ms(function: Callable[[], object], flush: torch.Tensor | None, repea
     return [float(begin.elapsed_time(end)) for begin, end in pairs]
 
 
-def median_ms(function: Callable[[], object], flush: torch.Tensor) -> float:
-    """The median of :func:`samples_ms`."""
-    return statistics.median(samples_ms(function, flush))
-
-
 def in_turns_ms(runs: Mapping[str, Callable[[], object]], flush: torch.Tensor | None) -> dict[str, list[float]]:
     """The samples of everybody, who take turns.
 
@@ -88,7 +83,7 @@ def copy_rate(flush: torch.Tensor) -> float:
 
     source = torch.randn(COPY_ELEMENTS, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / (median_ms(lambda: target.copy_(source), flush) * 1e-3)
+    return 2 * source.nbytes / (statistics.median(samples_ms(lambda: target.copy_(source), flush)) * 1e-3)
 
 
 def contestants(

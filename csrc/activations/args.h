@@ -14,6 +14,12 @@ enum Activation : int {
   kGeluTanh = 2,  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 };
 
+// Of every block.
+constexpr unsigned int kThreads = 64;
+
+// Elements of one thread of an `any` kernel, kThreads apart: loaded before the first of them is used.
+constexpr int kElements = 4;
+
 // The units of one launch, row after row: vectors of 16 bytes, or single elements.
 struct Units {
   unsigned int total;  // below 2^31

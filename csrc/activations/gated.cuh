@@ -17,11 +17,6 @@ DEVICE Place place_of(u32 index, const Units& units) {
   return {static_cast<i64>(row), index - row * units.columns.divisor};
 }
 
-constexpr u32 kThreads = 64;
-
-// Elements of one thread of an `any` kernel, kThreads apart: loaded before the first of them is used.
-constexpr int kElements = 4;
-
 }  // namespace activations
 }  // namespace precast
 

@@ -60,13 +60,11 @@ struct Chosen {
   int64_t block_units;
 };
 
-constexpr uint32_t kThreads = 64;
-
 inline Chosen choose(const Gated& gated, uint64_t misaligned) {
   constexpr int kAny = 3, kKernels = 4;
   const int first = static_cast<int>(gated.dtype) * kKernels;
   if (misaligned == 0) return {first + gated.activation, 16, kThreads};
-  return {first + kAny, gated.element_bytes(), kThreads * 4};
+  return {first + kAny, gated.element_bytes(), kThreads * kElements};
 }
 
 // Calls body(first row, bytes before its first column, units, shape) for the launches that serve all rows: one, unless

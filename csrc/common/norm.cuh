@@ -264,12 +264,14 @@ DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (columns % 4 == 0 && column < columns) {
-    for (u32 i = threadIdx.y; i < lines; i += 4 * blockDim.y) {  // four lines at once: most have no more
+    // Four lines at once, and what is left of them at once as well.
+    const auto add_four = [&](u32 first, bool all) {
       float4 four[4];
 #pragma unroll
       for (u32 k = 0; k < 4; ++k) {
-        const u32 at = i + k * blockDim.y;
-        four[k] = at < lines ? *reinterpret_cast<const float4*>(parts + at * columns + column) : float4{0, 0, 0, 0};
+        const u32 i = first + k * blockDim.y;
+        four[k] =
+            all || i < lines ? *reinterpret_cast<const float4*>(parts + i * columns + column) : float4{0, 0, 0, 0};
       }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -278,7 +280,10 @@ DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result
         sum[2] += four[k].z;
         sum[3] += four[k].w;
       }
-    }
+    };
+    u32 i = threadIdx.y;
+    for (; i + 3 * blockDim.y < lines; i += 4 * blockDim.y) add_four(i, true);
+    if (i < lines) add_four(i, false);
   } else {
     for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {
 #pragma unroll

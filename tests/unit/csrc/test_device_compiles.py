@@ -27,7 +27,7 @@ IDS = [family.name for family in WITH_DEVICE]
 # with room for 1024 or 1536 threads only has more for each, and there the compiler may use them.
 BUDGETS = {"add_rms_norm_v1": 32, "rms_norm_v4": 48, "rms_norm_any": 64}
 BUDGETS |= {"rms_norm_backward_v2": 96, "rms_norm_backward_v4": 128, "rms_norm_backward_any": 128}
-BUDGETS |= {"rms_norm_backward_columns": 64}
+BUDGETS |= {"rms_norm_backward_v2_pair": 96, "rms_norm_backward_columns": 32}
 BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "gated_activation_any": 64}
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
 BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_causal_v4": 64, "softmax_causal_v8": 128}
@@ -36,7 +36,7 @@ BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"rotary": 64, "rotary_any": 40}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 128, "layer_norm_backward_any": 64}
-BUDGETS |= {"layer_norm_backward_columns": 64}
+BUDGETS |= {"layer_norm_backward_v2_pair": 96, "layer_norm_backward_columns": 32}
 BUDGETS |= {
     "multi_tensor_adam": 64,
     "multi_tensor_others": 64,
