@@ -14,7 +14,7 @@ import precast
 pytestmark = [pytest.mark.torch, pytest.mark.triton]
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, BAD_INPUT = (f"tests/unit/csrc/test_fused_{name}.py" for name in ("optimizers", "bad_input"))
+STEPS, CHANGES, BAD_INPUT = (f"tests/unit/csrc/test_fused_{name}.py" for name in ("optimizers", "changes", "bad_input"))
 # Each kind of update, dtypes, and what is exchanged between two steps; the interpreter takes 2 ms for a program.
 # It cuts bfloat16 instead of rounding.
 CHOSEN = (
@@ -36,7 +36,7 @@ def run_tests(*arguments: str, **environment: str) -> str:
 
 
 def test_the_optimizers_in_tritons_interpreter() -> None:
-    said = run_tests(STEPS, BAD_INPUT, "-k", CHOSEN, TRITON_INTERPRET="1")
+    said = run_tests(STEPS, CHANGES, BAD_INPUT, "-k", CHOSEN, TRITON_INTERPRET="1")
     assert int(said.rpartition(" passed")[0].split()[-1]) >= 18, said
 
 
