@@ -1,4 +1,4 @@
-// Kernels that walk over rows and add up what belongs to their columns, the gradients of a norm (norm.cuh, row_simd.h).
+// Kernels that walk over rows and add up what belongs to their columns, the gradients of a norm (walk.cuh, row_simd.h).
 // On a GPU: how many workers there are, and what shared memory holds of the rows on their way; a worker is a block, or
 // one warp of it where a block holds several rows. On the CPU: the chunks that take the place of workers.
 #pragma once

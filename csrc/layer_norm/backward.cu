@@ -7,6 +7,7 @@
 // The statistics are found again from x, which is read anyway: two barriers for each row, and nothing saved by the
 // forward. All arithmetic is in float32, and the sums over rows have a fixed order: the result is the same bit for bit
 // every time.
+#include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {

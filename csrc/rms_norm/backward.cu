@@ -5,6 +5,7 @@
 //
 // All arithmetic is in float32, the rounding of the forward counts as the identity, and the sums over rows have a fixed
 // order: the result is the same bit for bit every time.
+#include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {

@@ -1,0 +1,263 @@
+// What the gradients of the norms share on the GPU: rows on their way, and the sums of columns in two launches. walk.h:
+// on the host.
+#pragma once
+
+#include "device.cuh"
+
+namespace precast {
+
+// The numbers of precast::DType.
+enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+// ---- rows on their way ----
+// A worker walks over rows of two tensors. What it will read next is under way to shared memory while it computes:
+// every thread copies what it will read itself, so no barrier is needed.
+
+extern __shared__ Vector ring_memory[];
+
+// `to` is an address in shared memory.
+DEVICE void copy(u32 to, const char* p) {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
+#else
+  const Vector v = load(p);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+               "r"(v.word[3])
+               : "memory");
+#endif
+}
+
+DEVICE Vector load_shared(u32 from) {
+  Vector v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
+// All copies until here are one row's; arrived<N>() waits for all rows but the last N.
+DEVICE void row_ends() {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N>
+DEVICE void arrived() {
+#if PRECAST_ARCH >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// The walk of one thread: V vectors of each row, at distances of blockDim.x. Addresses are kept and moved on; to find
+// them anew for each row took a quarter of all instructions. With kPair the next row sets out before this one is waited
+// for, so that two are under way then, and one while it computes; otherwise `stages - 1` rows all the time.
+template <int V, bool kPair = false>
+struct Walk {
+  const char* first;  // this thread's share of the next row to copy
+  const char* second;
+  i64 first_step, second_step;  // from one of the worker's rows to the next
+  u32 left;                     // rows still to be taken
+  u32 ahead;                    // rows that are on their way
+  u32 row_bytes, ring_bytes, start, to, from, held;
+  bool taken[V];  // which of the vectors there are
+
+  template <class Args>
+  DEVICE Walk(const Args& a, u32 worker)
+      : first_step(a.x_stride * a.workers),
+        second_step(a.grad_stride * a.workers),
+        left(static_cast<u32>((a.rows - worker + a.workers - 1) / a.workers)),
+        ahead(a.stages - 1),
+        row_bytes(a.vectors * 16) {
+    first = a.x + worker * a.x_stride + threadIdx.x * 16;
+    second = a.grad + worker * a.grad_stride + threadIdx.x * 16;
+    ring_bytes = a.stages * 2 * row_bytes;
+    start = static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + threadIdx.y * ring_bytes + threadIdx.x * 16;
+    to = from = held = start;
+#pragma unroll
+    for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < a.vectors;
+#pragma unroll 1
+    for (u32 i = 0; i < ahead; ++i) fetch(i < left);
+  }
+
+  DEVICE u32 beyond(u32 slot) const {
+    slot += 2 * row_bytes;
+    return slot == start + ring_bytes ? start : slot;
+  }
+
+  DEVICE void fetch(bool exists) {
+    const u32 step = blockDim.x * 16;
+    if (exists) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (!taken[j]) continue;
+        copy(to + j * step, first + j * step);
+        copy(to + row_bytes + j * step, second + j * step);
+      }
+      first += first_step;
+      second += second_step;
+    }
+    to = beyond(to);
+    row_ends();
+  }
+
+  DEVICE void wait() const {
+    if (kPair || ahead == 2) {
+      arrived<1>();
+    } else {
+      arrived<0>();
+    }
+  }
+
+  DEVICE void go_on() {
+    from = beyond(from);
+    if constexpr (!kPair) fetch(left > ahead);
+    --left;
+  }
+
+  // The next row, into registers.
+  DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    if constexpr (kPair) fetch(left > 1);
+    wait();
+    const u32 step = blockDim.x * 16;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!taken[j]) continue;
+      x[j] = load_shared(from + j * step);
+      grad[j] = load_shared(from + row_bytes + j * step);
+    }
+    go_on();
+  }
+
+  // The same where registers do not hold it: until the next call it stays in shared memory.
+  DEVICE void hold() {
+    static_assert(!kPair, "the row under way would overwrite it");
+    wait();
+    held = from;
+    go_on();
+  }
+  DEVICE void take_held(int j, Vector& x, Vector& grad) const {
+    x = load_shared(held + j * blockDim.x * 16);
+    grad = load_shared(held + row_bytes + j * blockDim.x * 16);
+  }
+};
+
+// Behind the rows shared memory has room for a row of the weight: a thread's share, where registers do not hold it.
+template <class Args>
+DEVICE u32 behind_ring(const Args& a) {
+  return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
+}
+
+// A thread's sums in a line of them, in whatever memory.
+template <class T, int V>
+DEVICE void store_sums(float4* line, const float (&part)[V][T::kPerVector], u32 vectors) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 i = threadIdx.x + j * blockDim.x;
+    if (i >= vectors) continue;
+#pragma unroll
+    for (int e = 0; e < T::kPerVector; e += 4) {
+      line[(i * T::kPerVector + e) / 4] = float4{part[j][e], part[j][e + 1], part[j][e + 2], part[j][e + 3]};
+    }
+  }
+}
+
+// Adds up what the workers of a block have of a sum over rows, in their order, and leaves it in the block's line of the
+// parts. All threads call it, once they need the rows in shared memory no more: the sums take their place.
+template <class T, int V>
+DEVICE void store_parts(float* parts, const float (&part)[V][T::kPerVector], u32 vectors) {
+  float4* const line = reinterpret_cast<float4*>(parts);
+  if (blockDim.y == 1) {
+    store_sums<T>(line, part, vectors);
+    return;
+  }
+  const u32 quads = vectors * (T::kPerVector / 4);
+  float4* const workers = reinterpret_cast<float4*>(ring_memory);
+  __syncthreads();
+  store_sums<T>(workers + threadIdx.y * quads, part, vectors);
+  __syncthreads();
+  for (u32 i = threadIdx.y * blockDim.x + threadIdx.x; i < quads; i += blockDim.x * blockDim.y) {
+    float4 sum = workers[i];
+#pragma unroll 4
+    for (u32 worker = 1; worker < blockDim.y; ++worker) {
+      const float4 share = workers[worker * quads + i];
+      sum.x += share.x;
+      sum.y += share.y;
+      sum.z += share.z;
+      sum.w += share.w;
+    }
+    line[i] = sum;
+  }
+}
+
+// ---- two launches, of which the second starts early ----
+// Its blocks take their places as those of the first leave theirs, and wait until all have.
+
+DEVICE void next_launch_may_start() {
+#if PRECAST_ARCH >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void launch_before_has_ended() {
+#if PRECAST_ARCH >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// result[c] = round(sum of parts[i][c] over the lines i). Blocks of up to 1024 threads: blockDim.x of them share a
+// line, four columns each, and blockDim.y a column. The order of the sums is fixed.
+DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
+  __shared__ float shared[32 * 129];  // a column after the other, of blockDim.y sums and a gap
+  launch_before_has_ended();
+  const u32 line = blockDim.y + 1;
+  const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (columns % 4 == 0 && column < columns) {
+    // Four lines at once, and what is left of them at once as well.
+    const auto add_four = [&](u32 first, bool all) {
+      float4 four[4];
+#pragma unroll
+      for (u32 k = 0; k < 4; ++k) {
+        const u32 i = first + k * blockDim.y;
+        four[k] =
+            all || i < lines ? *reinterpret_cast<const float4*>(parts + i * columns + column) : float4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        sum[0] += four[k].x;
+        sum[1] += four[k].y;
+        sum[2] += four[k].z;
+        sum[3] += four[k].w;
+      }
+    };
+    u32 i = threadIdx.y;
+    for (; i + 3 * blockDim.y < lines; i += 4 * blockDim.y) add_four(i, true);
+    if (i < lines) add_four(i, false);
+  } else {
+    for (u32 i = threadIdx.y; i < lines; i += blockDim.y) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += column + e < columns ? parts[i * columns + column + e] : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) shared[(threadIdx.x * 4 + e) * line + threadIdx.y] = sum[e];
+  __syncthreads();
+  // Eight threads for each column, then one.
+  const u32 thread = threadIdx.y * blockDim.x + threadIdx.x, width = blockDim.x * 4, mine = thread % width;
+  float* of_column = shared + mine * line;
+  float total = 0.0f;
+  if (thread < width * 8) {
+    for (u32 i = thread / width; i < blockDim.y; i += 8) total += of_column[i];
+    of_column[thread / width] = total;
+  }
+  __syncthreads();
+  if (thread >= width || begin + mine >= columns) return;
+  for (u32 i = 1; i < 8; ++i) total += of_column[i];
+  if (dtype == kFloat32) Float32::store(result + (begin + mine) * 4, total);
+  if (dtype == kFloat16) Float16::store(result + (begin + mine) * 2, total);
+  if (dtype == kBFloat16) BFloat16::store(result + (begin + mine) * 2, total);
+}
+
+}  // namespace precast
