@@ -319,7 +319,7 @@ def test_defect_13_the_avx512_path_is_compiled_and_chosen(tmp_path: Path) -> Non
     assert compiler is not None, looked_at
     used = {}
     for level in flags.cpu_levels("x86_64"):
-        options = [*flags.host_options(compiler.kind, debug=False), *flags.cpu_options(level)]
+        options = [*flags.host_options(compiler.kind, debug=False), *flags.cpu_options(level, debug=False)]
         source = CSRC / catalogue.CPU_ADAM.cpu[0]
         out = tmp_path / f"{level.name}.s"
         subprocess.run([compiler.path, *options, f"-I{CSRC}", "-S", str(source), "-o", str(out)], check=True)

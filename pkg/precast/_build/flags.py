@@ -18,12 +18,14 @@ GLIBCXX_CEILING = (3, 4, 22)
 class CpuLevel:
     """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library.
 
-    ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``.
+    ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``. A ``small`` level is
+    compiled for size, as hardly any processor needs it.
     """
 
     name: str
     features: tuple[str, ...]
     options: tuple[str, ...]
+    small: bool = False
 
 
 def _x86(name: str, *features: str) -> CpuLevel:
@@ -36,7 +38,7 @@ def _sve(bits: int) -> CpuLevel:
 
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
-        _x86("baseline"),
+        CpuLevel("baseline", (), (), small=True),  # of processors before 2013
         _x86("avx2", "avx2", "fma", "f16c"),
         _x86("avx512", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
@@ -110,9 +112,10 @@ def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
     return (*common, "-O0", "-g", "-gno-record-gcc-switches") if debug else (*common, "-O2", "-DNDEBUG")
 
 
-def cpu_options(level: CpuLevel) -> tuple[str, ...]:
-    """What a ``cpu`` source is compiled with at one level, beside ``host_options``."""
-    return (f"-DPRECAST_CPU_LEVEL={level.name}", *level.options)
+def cpu_options(level: CpuLevel, *, debug: bool) -> tuple[str, ...]:
+    """What a ``cpu`` source is compiled with at one level, after ``host_options``."""
+    size = ("-Os",) if level.small and not debug else ()
+    return (f"-DPRECAST_CPU_LEVEL={level.name}", *size, *level.options)
 
 
 def level_defines(levels: tuple[CpuLevel, ...]) -> tuple[str, ...]:

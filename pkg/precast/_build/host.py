@@ -208,7 +208,7 @@ def list_units(
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
             for level in levels:
-                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level))
+                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level, debug=debug))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
     return tuple(dict.fromkeys(units))  # families may share sources
 

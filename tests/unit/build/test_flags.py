@@ -101,11 +101,15 @@ def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
 
 def test_cpu_levels_are_named_in_the_unit() -> None:
     avx2 = flags.cpu_levels("x86_64")[1]
-    assert flags.cpu_options(avx2) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
+    assert flags.cpu_options(avx2, debug=False) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
     sve256 = flags.cpu_levels("aarch64")[2]
-    assert " ".join(flags.cpu_options(sve256)) == (
+    assert " ".join(flags.cpu_options(sve256, debug=False)) == (
         "-DPRECAST_CPU_LEVEL=sve256 -march=armv8.2-a+sve -msve-vector-bits=256"
     )
+    assert [level.name for level in flags.cpu_levels("x86_64") if "-Os" in flags.cpu_options(level, debug=False)] == [
+        "baseline"
+    ]
+    assert flags.cpu_options(flags.cpu_levels("x86_64")[0], debug=True) == ("-DPRECAST_CPU_LEVEL=baseline",)
     assert [level.name for level in flags.cpu_levels("aarch64")] == ["neon", "sve128", "sve256", "sve512"]
     with pytest.raises(ValueError, match="riscv64"):
         flags.cpu_levels("riscv64")
@@ -152,5 +156,5 @@ def test_one_level_alone_is_a_define() -> None:
 def test_no_option_names_a_path() -> None:
     options = [*flags.host_options("g++", debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
     for level in flags.cpu_levels("x86_64"):
-        options += flags.cpu_options(level)
+        options += flags.cpu_options(level, debug=False)
     assert not [option for option in options if "/" in option]

@@ -49,7 +49,7 @@ def test_a_level_shares_no_function_with_another(
     tmp_path: Path, checkout: Path, source: str, level: flags.CpuLevel
 ) -> None:
     """A symbol that two levels define alike would be kept once by the linker, perhaps in its AVX-512 form."""
-    done = compiled(tmp_path, checkout, source, flags.cpu_options(level))
+    done = compiled(tmp_path, checkout, source, flags.cpu_options(level, debug=False))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 
