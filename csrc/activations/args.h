@@ -34,7 +34,8 @@ struct ForwardArgs {
   long long x_stride;
   long long y_stride;
   Units units;
-  int activation;  // read by the `any` kernels; the others have theirs built in
+  int activation;      // read by the kernels for any row; the others have theirs built in
+  unsigned row_bytes;  // of y; read by the `shifted` kernels
 };
 
 struct BackwardArgs {

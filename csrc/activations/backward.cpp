@@ -7,7 +7,8 @@
 namespace precast::activations {
 namespace {
 
-// Which kernel serves which shape: as in host.cpp, with grad and the two halves of grad_x aligned as well.
+// Which kernel serves which shape: as in host.cpp, with grad and the two halves of grad_x aligned as well. There is no
+// `shifted` kernel: the halves of grad_x lie differently beside the multiples of 16 bytes.
 
 constexpr Entry kEntries[] = {
     {"silu_backward_f32"},  {"gelu_backward_f32"},  {"gelu_tanh_backward_f32"},  {"gated_backward_f32_any"},
@@ -28,8 +29,10 @@ void backward_cuda(const Gated& gated, const BackwardRows& work) {
   args.grad_x_stride = work.grad_x_stride * bytes;
   args.activation = work.activation;
   const Chosen chosen =
-      choose(gated, misalignment(work.grad, args.grad_stride) | misalignment(work.gate, args.x_stride) |
-                        misalignment(work.factor, row_bytes) | misalignment(work.grad_gate, args.grad_x_stride));
+      choose(gated,
+             misalignment(work.grad, args.grad_stride) | misalignment(work.gate, args.x_stride) |
+                 misalignment(work.factor, row_bytes) | misalignment(work.grad_gate, args.grad_x_stride),
+             4);
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
     const int64_t x = row * args.x_stride + before, grad_x = row * args.grad_x_stride + before;

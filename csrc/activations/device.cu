@@ -39,6 +39,32 @@ DEVICE float activate(int activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGelu ? Gelu::value(x) : GeluTanh::value(x);
 }
 
+// A row that begins anywhere: one aligned vector of y for each thread, and what belongs to it out of the two vectors
+// that it touches of each half.
+template <class T, class Function>
+DEVICE void gated_shifted(const ForwardArgs& a, const Place& of, const Shifted<T>& at, char* y) {
+  const char *first = a.gate < a.factor ? a.gate : a.factor, *second = a.gate < a.factor ? a.factor : a.gate;
+  const char* end = second + static_cast<i64>(quotient(a.units.total - 1, a.units.columns)) * a.x_stride + a.row_bytes;
+  const i64 offset = of.row * a.x_stride + static_cast<i64>(of.column) * 16 - at.lead;
+  const Vector gate = load_anywhere<T>(a.gate + offset, first, end);
+  const Vector factor = load_anywhere<T>(a.factor + offset, first, end);
+  const Vector active = combine<T>(gate, gate, [](int, float g, float) { return Function::value(g); });
+  at.store_to(y, of.column, combine<T>(active, factor, [](int, float s, float f) { return s * f; }));
+}
+
+template <class T>
+DEVICE void forward_shifted(const ForwardArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.units.total) return;
+  const Place of = place_of(index, a.units);
+  char* y = a.y + of.row * a.y_stride;
+  const Shifted<T> at(y, a.row_bytes);
+  if (of.column >= at.count) return;
+  if (a.activation == kSilu) gated_shifted<T, Silu>(a, of, at, y);
+  if (a.activation == kGelu) gated_shifted<T, Gelu>(a, of, at, y);
+  if (a.activation == kGeluTanh) gated_shifted<T, GeluTanh>(a, of, at, y);
+}
+
 // Any row, one element at a time.
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
@@ -69,13 +95,16 @@ KERNEL(silu_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, Silu>)
 KERNEL(gelu_and_mul_f32, ForwardArgs, 64, 1536, forward_vectors<Float32, Gelu>)
 KERNEL(gelu_tanh_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, GeluTanh>)
 KERNEL(gated_activation_f32_any, ForwardArgs, 64, 1024, forward_any<Float32>)
+KERNEL(gated_activation_f32_shifted, ForwardArgs, 64, 1024, forward_shifted<Float32>)
 
 KERNEL(silu_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, Silu>)
 KERNEL(gelu_and_mul_f16, ForwardArgs, 64, 1536, forward_vectors<Float16, Gelu>)
 KERNEL(gelu_tanh_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, GeluTanh>)
 KERNEL(gated_activation_f16_any, ForwardArgs, 64, 1024, forward_any<Float16>)
+KERNEL(gated_activation_f16_shifted, ForwardArgs, 64, 1024, forward_shifted<Float16>)
 
 KERNEL(silu_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, Silu>)
 KERNEL(gelu_and_mul_bf16, ForwardArgs, 64, 1536, forward_vectors<BFloat16, Gelu>)
 KERNEL(gelu_tanh_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, GeluTanh>)
 KERNEL(gated_activation_bf16_any, ForwardArgs, 64, 1024, forward_any<BFloat16>)
+KERNEL(gated_activation_bf16_shifted, ForwardArgs, 64, 1024, forward_shifted<BFloat16>)

@@ -1,7 +1,7 @@
 // What forward and backward share on the GPU.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../common/shifted.cuh"
 #include "args.h"
 
 namespace precast {

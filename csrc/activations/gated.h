@@ -56,22 +56,28 @@ inline Units make_units(int64_t rows, int64_t columns) {
 // A kernel, by its place in a family's entries: for each DType one for each activation, then the one for any shape.
 struct Chosen {
   int entry;
+  int64_t row_units;
   int64_t unit_bytes;
   int64_t block_units;
 };
 
-inline Chosen choose(const Gated& gated, uint64_t misaligned) {
-  constexpr int kAny = 3, kKernels = 4;
-  const int first = static_cast<int>(gated.dtype) * kKernels;
-  if (misaligned == 0) return {first + gated.activation, 16, kThreads};
-  return {first + kAny, gated.element_bytes(), kThreads * kElements};
+// `kernels`: how many a family has for each DType; the fifth takes aligned vectors of rows that begin anywhere.
+inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
+  constexpr int kAny = 3, kShifted = 4;
+  const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
+  const int first = static_cast<int>(gated.dtype) * kernels;
+  if (misaligned == 0) return {first + gated.activation, row_bytes / 16, 16, kThreads};
+  if (kernels > kShifted && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
+    return {first + kShifted, (row_bytes + 15 + 16 - bytes) / 16, 16, kThreads};
+  }
+  return {first + kAny, gated.columns, bytes, kThreads * kElements};
 }
 
 // Calls body(first row, bytes before its first column, units, shape) for the launches that serve all rows: one, unless
 // there are very many units.
 template <class Body>
 void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
-  const int64_t columns = gated.columns * gated.element_bytes() / chosen.unit_bytes;
+  const int64_t columns = chosen.row_units;
   for (int64_t column = 0; column < columns; column += kLaunchUnits) {
     const int64_t width = columns - column < kLaunchUnits ? columns - column : kLaunchUnits;
     const int64_t height = kLaunchUnits / width;

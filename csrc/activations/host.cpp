@@ -10,16 +10,29 @@ namespace {
 //
 //   x, y                                                  kernel                      a thread has
 //   halves, rows and pointers at multiples of 16 bytes    one for each activation     one vector of 16 bytes per half
-//   anything else (odd widths, unaligned views)           any                         four elements, 64 apart
+//   rows of 16 bytes or more that begin anywhere          shifted                     one aligned vector of y
+//   anything else                                         any                         four elements, 64 apart
 //
 // Always blocks of 64 threads, as many as it takes, numbered through the rows: a row need not fill a block. On an H200
 // (silu, bf16) one vector for each thread takes 189 us at 32768 x 4096, two 190, four 191. At 4096 x 4096 blocks of 64
 // threads take 29.4 us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
 
 constexpr Entry kEntries[] = {
-    {"silu_and_mul_f32"},  {"gelu_and_mul_f32"},  {"gelu_tanh_and_mul_f32"},  {"gated_activation_f32_any"},
-    {"silu_and_mul_f16"},  {"gelu_and_mul_f16"},  {"gelu_tanh_and_mul_f16"},  {"gated_activation_f16_any"},
-    {"silu_and_mul_bf16"}, {"gelu_and_mul_bf16"}, {"gelu_tanh_and_mul_bf16"}, {"gated_activation_bf16_any"},
+    {"silu_and_mul_f32"},
+    {"gelu_and_mul_f32"},
+    {"gelu_tanh_and_mul_f32"},
+    {"gated_activation_f32_any"},
+    {"gated_activation_f32_shifted"},
+    {"silu_and_mul_f16"},
+    {"gelu_and_mul_f16"},
+    {"gelu_tanh_and_mul_f16"},
+    {"gated_activation_f16_any"},
+    {"gated_activation_f16_shifted"},
+    {"silu_and_mul_bf16"},
+    {"gelu_and_mul_bf16"},
+    {"gelu_tanh_and_mul_bf16"},
+    {"gated_activation_bf16_any"},
+    {"gated_activation_bf16_shifted"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -33,8 +46,11 @@ void forward_cuda(const Gated& gated, const ForwardRows& work) {
   args.x_stride = work.x_stride * bytes;
   args.y_stride = row_bytes;
   args.activation = work.activation;
-  const Chosen chosen = choose(gated, misalignment(work.gate, args.x_stride) | misalignment(work.factor, row_bytes) |
-                                          misalignment(work.y, row_bytes));
+  args.row_bytes = static_cast<unsigned>(row_bytes);
+  const Chosen chosen = choose(
+      gated,
+      misalignment(work.gate, args.x_stride) | misalignment(work.factor, row_bytes) | misalignment(work.y, row_bytes),
+      5);
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
     args.gate = static_cast<const char*>(work.gate) + row * args.x_stride + before;

@@ -202,10 +202,24 @@ DEVICE float warp_sum(float v) {
   return v;
 }
 
-// The sum over blockDim.x threads (whole warps, at most 1024), given to each of them; a block of several rows
-// (blockDim.y > 1) has one warp for each. One barrier: every thread adds the warps' sums itself, in the same order.
-// `shared` holds 32 floats, and must not be written again before another barrier.
+// The sum over the lanes of a narrow row: a power of two, less than a warp. Other rows have the other lanes.
+DEVICE float narrow_sum(float v) {
+#pragma unroll 1
+  for (u32 distance = blockDim.x >> 1; distance > 0; distance >>= 1) v += __shfl_xor_sync(0xffffffffu, v, distance);
+  return v;
+}
+
+// Whether a step that some rows need is taken, where it asks all threads of a row: the rows of a warp take it together,
+// and those that do not need it keep what they have.
+DEVICE bool taken_together(bool needed) { return blockDim.x < 32 ? __ballot_sync(0xffffffffu, needed) != 0 : needed; }
+
+// The sum over blockDim.x threads (whole warps, at most 1024, or a power of two below 32), given to each of them; a
+// block of several rows (blockDim.y > 1) has one warp for each, or less. One barrier: every thread adds the warps' sums
+// itself, in the same order. `shared` holds 32 floats, and must not be written again before another barrier. kNarrow:
+// there may be less.
+template <bool kNarrow = true>
 DEVICE float row_sum(float v, float* shared) {
+  if (kNarrow && blockDim.x < 32) return narrow_sum(v);
   v = warp_sum(v);
   if (blockDim.x == 32) return v;
   const u32 warps = blockDim.x >> 5, padded = (warps + 3) & ~3u;

@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "lock.h"
+#include "torch_c.h"
 
 // glibc 2.34 moved these two into libc under a new version. Bound to the old one, which it still has, a library built
 // on a new system also loads on an old one.
@@ -23,6 +24,28 @@ namespace precast {
 namespace {
 
 Mutex mutex;
+
+// What to do about an error (cuda.h, CUresult) that the driver's own words do not explain.
+const char* advice(CuResult result) {
+  switch (result) {
+    case 3:  // NOT_INITIALIZED
+      return "; a process that was forked from one that uses CUDA cannot use it: start it with spawn, not with fork";
+    case 2:  // OUT_OF_MEMORY
+      return "; free memory of the GPU, then call again";
+    case 4:    // DEINITIALIZED
+    case 201:  // INVALID_CONTEXT
+    case 400:  // INVALID_HANDLE
+    case 709:  // CONTEXT_IS_DESTROYED
+      return "; another library has destroyed or reset the CUDA context of this process: restart the process";
+    case 200:  // INVALID_IMAGE
+    case 209:  // NO_BINARY_FOR_GPU
+    case 218:  // INVALID_PTX
+    case 222:  // UNSUPPORTED_PTX_VERSION
+      return "; the driver refuses the device code: install precast again, or build it here with PRECAST_JIT=jit";
+    default:
+      return "";
+  }
+}
 
 // Fills in one function pointer, or raises by name.
 template <class Function>
@@ -68,11 +91,11 @@ void open_driver(Driver& d) {
   if (result == kCudaSuccess) result = d.driver_get_version(&d.version);
   const char* name = nullptr;
   if (result != kCudaSuccess) d.get_error_name(result, &name);
-  PRECAST_CHECK(result == kCudaSuccess, "precast: the CUDA driver does not start: cuInit gives %s",
-                name == nullptr ? "an unknown error" : name);
+  PRECAST_CHECK(result == kCudaSuccess, "precast: the CUDA driver does not start: cuInit gives %s%s",
+                name == nullptr ? "an unknown error" : name, advice(result));
 }
 
-using StreamFunction = int32_t (*)(int32_t, void**);
+using StreamFunction = decltype(&aoti_torch_get_current_cuda_stream);
 
 StreamFunction find_stream_function() {
   // RTLD_NOLOAD: the copy that torch itself uses, or none; opening another one would have streams of its own.
@@ -123,8 +146,8 @@ void driver_failed(CuResult result, const char* call, const char* family, int de
   const char* text = nullptr;
   driver().get_error_name(result, &name);
   driver().get_error_string(result, &text);
-  fail("precast: %s on cuda:%d: %s failed: %s (%s)", family, device, call, name == nullptr ? "unknown error" : name,
-       text == nullptr ? "no text" : text);
+  fail("precast: %s on cuda:%d: %s failed: %s (%s)%s", family, device, call, name == nullptr ? "unknown error" : name,
+       text == nullptr ? "no text" : text, advice(result));
 }
 
 }  // namespace precast

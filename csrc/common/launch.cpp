@@ -253,6 +253,13 @@ char* copy_bytes(const void* data, size_t bytes) {
   return copy;
 }
 
+// A process that is forked at any moment finds a text that is there.
+void replace_refusal(DeviceSlot& slot, char* text) {
+  char* const before = slot.refusal;
+  slot.refusal = text;
+  free(before);
+}
+
 Image* image_of(KernelFamily& family, const void* data, size_t bytes, const char* target) {
   for (DeviceSlot& slot : family.devices) {
     Image* image = slot.image;
@@ -310,8 +317,7 @@ void set_image(KernelFamily& family, int device, const void* data, size_t bytes,
   slot.image = image;
   slot.believed_major = major;
   slot.believed_minor = minor;
-  free(slot.refusal);
-  slot.refusal = nullptr;
+  replace_refusal(slot, nullptr);
 }
 
 void refuse(KernelFamily& family, int device, const char* message) {
@@ -319,8 +325,7 @@ void refuse(KernelFamily& family, int device, const char* message) {
   const Lock lock(mutex);
   PRECAST_CHECK(slot.loaded.load(std::memory_order_relaxed) == nullptr, "precast: %s is already running on cuda:%d",
                 family.name, device);
-  free(slot.refusal);
-  slot.refusal = copy_bytes(message, strlen(message));
+  replace_refusal(slot, copy_bytes(message, strlen(message)));
 }
 
 int kernel_attribute(KernelFamily& family, int device, const char* entry, int attribute) {

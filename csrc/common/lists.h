@@ -40,6 +40,16 @@ inline bool same_layout(const Tensor& a, const Tensor& b) {
   return true;
 }
 
+// Whether the storage reaches as far as the tensor: it can have been resized since, to nothing for one, and a wrapper
+// that the dispatcher was told to let pass has a size, but no memory.
+inline bool has_memory(const Tensor& tensor, DType dtype) {
+  if (tensor.numel() == 0) return true;
+  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < dim; ++i) last += (sizes[i] - 1) * strides[i];
+  return tensor.data() != nullptr && (last + 1) * element_bytes(dtype) <= tensor.storage_bytes();
+}
+
 // True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
 inline bool is_dense(const Tensor& tensor) {
   const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();

@@ -33,6 +33,14 @@ DEVICE float warp_share(const float (&v)[N]) {
 
 template <int N>
 DEVICE void row_sums(float (&v)[N], float* shared) {
+  if (blockDim.x < 32) {
+#pragma unroll 1
+    for (u32 distance = blockDim.x >> 1; distance > 0; distance >>= 1) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) v[n] += __shfl_xor_sync(0xffffffffu, v[n], distance);
+    }
+    return;
+  }
   if (blockDim.x == 32) {
 #pragma unroll
     for (int n = 0; n < N; ++n) v[n] = warp_sum(v[n]);

@@ -12,7 +12,7 @@ namespace precast {
 struct RowKernel {
   int kernel;
   uint32_t threads;  // that share a row
-  uint32_t rows;     // in a block; more than one only where a row has one warp
+  uint32_t rows;     // in a block; more than one only where a row has one warp or less
   uint32_t vectors;  // of 16 bytes in a row that are moved as such
 };
 
@@ -21,11 +21,39 @@ inline int64_t vectors_of(uint64_t misaligned, int64_t row_bytes) {
   return misaligned == 0 && row_bytes < (int64_t{1} << 32) ? row_bytes / 16 : 0;
 }
 
-// A kernel that holds a row in registers, `each` vectors in a thread; one warp has a row of up to 128 by itself.
-inline RowKernel in_registers(int kernel, int64_t vectors, int64_t each) {
-  const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors <= 128) return {kernel, 32, vectors <= 64 ? 4u : 2u, count};
-  return {kernel, warps_for((vectors + each - 1) / each), 1, count};
+// How many vectors a row may touch that begins anywhere, if it has 16 bytes or more; else 0.
+inline int64_t shifted_vectors(int64_t row_bytes, int64_t element_bytes) {
+  return row_bytes >= 16 && row_bytes < (int64_t{1} << 31) ? (row_bytes + 15 + 16 - element_bytes) / 16 : 0;
+}
+
+// Where rows lie, from one to the next in bytes.
+struct Placed {
+  const void* data;
+  int64_t stride;
+};
+
+// Whether each row of one begins as far behind a multiple of 16 bytes as that of the other.
+inline bool lies_alike(const Placed& a, const Placed& b) {
+  const uint64_t begin = reinterpret_cast<uint64_t>(a.data) - reinterpret_cast<uint64_t>(b.data);
+  return ((begin | static_cast<uint64_t>(a.stride - b.stride)) & 15) == 0;
+}
+
+// A row of which so many lanes of a warp have `each` vectors; the others have other rows.
+inline RowKernel narrow(int kernel, int64_t vectors, int64_t each) {
+  const uint32_t lanes = lanes_for(vectors, each);
+  return {kernel, lanes, 128 / lanes, static_cast<uint32_t>(vectors)};
+}
+
+// A row of up to 128 vectors that one warp has by itself.
+inline RowKernel by_warps(int kernel, int64_t vectors) {
+  return {kernel, 32, vectors <= 64 ? 4u : 2u, static_cast<uint32_t>(vectors)};
+}
+
+// A kernel that holds a row in registers, `each` vectors in a thread; rows of up to `narrow_to` share a warp.
+inline RowKernel in_registers(int kernel, int64_t vectors, int64_t each, int64_t narrow_to = 32) {
+  if (vectors <= narrow_to) return narrow(kernel, vectors, vectors <= 8 ? 2 : each);
+  if (vectors <= 128) return by_warps(kernel, vectors);
+  return {kernel, warps_for((vectors + each - 1) / each), 1, static_cast<uint32_t>(vectors)};
 }
 
 // A kernel for any row: four elements, or one vector, in each thread at a time.
@@ -37,6 +65,7 @@ inline RowKernel for_any_row(int kernel, int64_t columns, int64_t vectors) {
 
 // How many rows ahead of the row in work the L2 cache is asked for another, `bytes` of it: 2 to 4 MB is the plateau.
 inline unsigned rows_ahead(int64_t bytes) {
+  if (bytes < 512) return 0;
   const int64_t rows = (int64_t{3} << 20) / (bytes > 0 ? bytes : 1);
   return rows > 0 ? static_cast<unsigned>(rows) : 1;
 }

@@ -135,4 +135,11 @@ inline uint64_t misalignment(const void* pointer, int64_t stride_bytes) {
 
 inline uint32_t warps_for(int64_t threads) { return static_cast<uint32_t>((threads + 31) / 32 * 32); }
 
+// The lanes of a warp, a power of two, that hold a row of so many vectors with `each` of them.
+inline uint32_t lanes_for(int64_t vectors, int64_t each) {
+  uint32_t lanes = 1;
+  while (lanes * each < vectors) lanes *= 2;
+  return lanes;
+}
+
 }  // namespace precast

@@ -10,9 +10,6 @@
 #include <new>
 #include <stdexcept>
 
-// Only torch 2.13 and newer has it: null elsewhere.
-extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
-
 namespace precast {
 
 void fail(const char* format, ...) {
@@ -151,7 +148,7 @@ int64_t register_implementations(const Family& family, const char* key) {
   for (int64_t i = 0; i < family.implementation_count; ++i) {
     const Implementation& one = family.implementations[i];
     if (strcmp(one.key, key) == 0)
-      torch_check(torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION), one.op);
+      torch_check(torch_library_impl(library, one.op, one.function, kTorchAbiVersion), one.op);
   }
   return count;
 }

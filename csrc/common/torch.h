@@ -1,9 +1,8 @@
 // The adapter to torch. A family's host.cpp uses the names defined here and nothing else of torch, and does not know
 // which ABI of torch it is compiled for.
 //
-// It speaks the stable C ABI of torch 2.10 and newer: plain C functions, no C++ type of torch. Compiling against it
-// takes a tenth of a second, and an op's arguments reach it as raw handles, without a shared_ptr or a copy. For torch
-// 2.4 to 2.9 (PRECAST_TORCH_CLASSIC), torch_classic.h offers the same functions.
+// It speaks torch's C interface, which torch_c.h declares: plain C functions, no C++ type of torch, no header of torch.
+// An op's arguments reach it as raw handles, without a shared_ptr or a copy.
 //
 // How a family declares its implementations (at the end of its host.cpp):
 //
@@ -28,12 +27,7 @@
 
 #include "checks.h"
 #include "family.h"
-
-#ifdef PRECAST_TORCH_CLASSIC
-#include "torch_classic.h"
-#else
-#include <torch/csrc/stable/c/shim.h>
-#endif
+#include "torch_c.h"
 
 namespace precast {
 
@@ -72,6 +66,8 @@ class Tensor {
   // Borrowed; `dim()` values each.
   const int64_t* sizes() const { return ask<int64_t*>(aoti_torch_get_sizes, "sizes"); }
   const int64_t* strides() const { return ask<int64_t*>(aoti_torch_get_strides, "strides"); }
+  int64_t storage_offset() const { return ask<int64_t>(aoti_torch_get_storage_offset, "storage offset"); }
+  int64_t storage_bytes() const { return ask<int64_t>(aoti_torch_get_storage_size, "storage size"); }
   bool is_contiguous() const { return ask<bool>(aoti_torch_is_contiguous, "is_contiguous"); }
 
   // torch's own numbers; compare them, or print them with dtype_name().

@@ -1,7 +1,8 @@
-// torch_classic.h, written on torch's C++. The layout of its classes changes from minor to minor without a change of
-// their names, so what this is compiled for and what it runs in must be one minor: the loader holds them together.
-#include "torch_classic.h"
-
+// The functions of torch_c.h for torch 2.4 to 2.9, made from torch's C++. An error inside torch leaves them as torch's
+// own exception, so every status is 0.
+//
+// The layout of torch's classes changes from minor to minor while their names stay. So this file is compiled for one
+// minor, and the loader opens the library in that minor alone.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided_ops.h>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "torch_c.h"
 
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR != PRECAST_TORCH
 #error "these are the headers of another torch than the library is made for"
@@ -139,6 +141,17 @@ AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes) {
 
 AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides) {
   *strides = const_cast<int64_t*>(tensor_of(tensor).strides().data());
+  return 0;
+}
+
+AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle tensor, int64_t* offset) {
+  *offset = tensor_of(tensor).storage_offset();
+  return 0;
+}
+
+AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* bytes) {
+  const c10::Storage& storage = tensor_of(tensor).unsafeGetTensorImpl()->unsafe_storage();
+  *bytes = storage ? static_cast<int64_t>(storage.nbytes()) : 0;
   return 0;
 }
 

@@ -52,13 +52,15 @@ DEVICE void arrived() {
 
 // The walk of one thread: V vectors of each row, at distances of blockDim.x. Addresses are kept and moved on; to find
 // them anew for each row took a quarter of all instructions. With kPair the next row sets out before this one is waited
-// for, so that two are under way then, and one while it computes; otherwise `stages - 1` rows all the time.
+// for, so that two are under way then, and one while it computes; otherwise `stages - 1` rows all the time. One vector:
+// rows so narrow that a warp may have several workers. They go on together, as all lanes take part in the sums.
 template <int V, bool kPair = false>
 struct Walk {
   const char* first;  // this thread's share of the next row to copy
   const char* second;
   i64 first_step, second_step;  // from one of the worker's rows to the next
-  u32 left;                     // rows still to be taken
+  u32 left;                     // rows still to be taken, by the worker of a warp that has most
+  u32 fewer;                    // how many less this worker has, where a warp has several: one or none
   u32 ahead;                    // rows that are on their way
   u32 row_bytes, ring_bytes, start, to, from, held;
   bool taken[V];  // which of the vectors there are
@@ -68,6 +70,7 @@ struct Walk {
       : first_step(a.x_stride * a.workers),
         second_step(a.grad_stride * a.workers),
         left(static_cast<u32>((a.rows - worker + a.workers - 1) / a.workers)),
+        fewer(0),
         ahead(a.stages - 1),
         row_bytes(a.vectors * 16) {
     first = a.x + worker * a.x_stride + threadIdx.x * 16;
@@ -77,8 +80,12 @@ struct Walk {
     to = from = held = start;
 #pragma unroll
     for (int j = 0; j < V; ++j) taken[j] = threadIdx.x + j * blockDim.x < a.vectors;
+    if constexpr (V == 1) {
+      fewer = __shfl_sync(0xffffffffu, left, 0) - left;
+      left += fewer;
+    }
 #pragma unroll 1
-    for (u32 i = 0; i < ahead; ++i) fetch(i < left);
+    for (u32 i = 0; i < ahead; ++i) fetch(i + fewer < left);
   }
 
   DEVICE u32 beyond(u32 slot) const {
@@ -112,12 +119,13 @@ struct Walk {
 
   DEVICE void go_on() {
     from = beyond(from);
-    if constexpr (!kPair) fetch(left > ahead);
+    if constexpr (!kPair) fetch(left > ahead + fewer);
     --left;
   }
 
   // The next row, into registers.
   DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
+    if constexpr (V == 1) taken[0] = taken[0] && left > fewer;
     if constexpr (kPair) fetch(left > 1);
     wait();
     const u32 step = blockDim.x * 16;

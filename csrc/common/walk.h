@@ -15,7 +15,7 @@ constexpr int kRingBytes = 224 * 1024;
 
 struct Walk {
   uint32_t vectors;     // of 16 bytes in a row; 0: one element at a time, without a ring
-  uint32_t per_thread;  // two or four
+  uint32_t per_thread;  // one, two or four
   uint32_t threads;     // that share a row
   uint32_t rows;        // workers in a block; more than one only where a row has one warp
   uint32_t stages;      // rows of two tensors that a worker has in shared memory: two or three
@@ -37,11 +37,23 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
   // The widest rows, in vectors, that go in pairs where there are two workers: 203.7 and 207.7 us became 201.7 and
   // 202.2 at 4096 columns of bf16, but 129.2 and 131.1 became 130.9 and 132.0 at 5120 (RMSNorm and LayerNorm).
   constexpr int64_t kWidestPair = 512;
+  // The widest rows, in vectors, that have one in a lane, so that a warp has several of most; the threads of a block.
+  constexpr int64_t kNarrow = 32, kNarrowThreads = 512;
   const auto workers_of = [](int64_t all, int64_t threads) {
     const int64_t workers = all / threads;
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   Walk walk = {};
+  if (vectors > 0 && vectors <= kNarrow) {
+    walk.vectors = static_cast<uint32_t>(vectors);
+    walk.per_thread = 1;
+    walk.threads = lanes_for(vectors, 1);
+    walk.rows = static_cast<uint32_t>(kNarrowThreads / walk.threads);
+    walk.blocks = 2;
+    walk.stages = 2;
+    walk.shared_bytes = static_cast<uint32_t>(walk.stages * walk.rows * 2 * vectors * 16);
+    return walk;
+  }
   if (vectors > 0 && vectors <= 4 * kMostOfFour) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
@@ -91,12 +103,12 @@ inline WalkGrid walk_grid(const Norm& norm, const Walk& walk, int64_t gradients)
 }
 
 // Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
-// of one element at a time, of four vectors, and of two for pairs. Behind them comes the one that adds columns.
+// of one element at a time, of four vectors, of two for pairs, and of one. Behind them comes the one that adds columns.
 inline int walk_entry(const Norm& norm, const Walk& walk) {
-  const int kernel = walk.pair ? 3 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
-  return 4 * static_cast<int>(norm.dtype) + kernel;
+  const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
+  return 5 * static_cast<int>(norm.dtype) + kernel;
 }
-constexpr int kColumnsEntry = 12;
+constexpr int kColumnsEntry = 15;
 
 inline LaunchShape walk_shape(const Walk& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "../common/autograd.h"
+#include "../common/kind.h"
 #include "../common/numbered.h"
 #include "lists.h"
 
@@ -28,8 +28,9 @@ constexpr int64_t kGrainSlots = 128;
 class Plan {
  public:
   Plan(const TensorList& params, const TensorList& first, const TensorList& second, const TensorList& third,
-       const TensorList& steps, const TensorList& copies, Rule rule)
+       const TensorList& steps, const TensorList& copies, const Tensor& plain, Rule rule)
       : rule_(rule),
+        kinds_(kind_layout(plain)),
         borrowed_{{"params", nullptr, params.size()}, {"first", nullptr, first.size()},
                   {"second", nullptr, second.size()}, {"third", nullptr, third.size()},
                   {"steps", nullptr, steps.size()},   {"copies", nullptr, copies.size()}},
@@ -40,7 +41,7 @@ class Plan {
         seen_(params.size()) {
     const TensorList* lists[] = {&params, &first, &second, &third, &steps, &copies};
     for (int i = 0; i < kLists; ++i) borrowed_[i].data = &(*lists[i])[0];
-    for (int64_t i = 0; i < params.size(); ++i) seen_[i] = nullptr;
+    for (int64_t i = 0; i < params.size(); ++i) seen_[i] = {};
   }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -48,14 +49,16 @@ class Plan {
     for (int64_t i = 0; i < owned_size_; ++i) (*owned_)[i].~Tensor();
   }
 
-  // Takes references of its own in place of those of the op's arguments.
+  // Takes references of its own in place of those of the op's arguments, which the dispatcher has handed over.
   void own() {
     int64_t size = 0;
     for (const Span& list : borrowed_) size += list.size;
     owned_ = std::make_unique<Array<Tensor>>(size);
     for (Span& list : borrowed_) {
       Tensor* const begin = owned_->data() + owned_size_;
-      for (int64_t i = 0; i < list.size; ++i, ++owned_size_) new (begin + i) Tensor(another(list[i]));
+      for (int64_t i = 0; i < list.size; ++i, ++owned_size_) {
+        kinds_.learn(*new (begin + i) Tensor(another(list[i])));
+      }
       list.data = begin;
     }
   }
@@ -71,21 +74,23 @@ class Plan {
   enum List : int { kParams, kFirst, kSecond, kThird, kSteps, kCopies, kLists };
 
   void check_states() const;
+  void check_kinds() const;
   void find_counts();
   bool is_current();
   bool slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end);
-  bool take_gradient(const Tensor& grad, Slot& slot) const;
+  bool take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& slot) const;
   void make_steps(const double* numbers, int64_t rows, double grad_scale);
   void update(const double* numbers, int64_t rows, double grad_scale);
   double count_of(int64_t index) const;
 
   const Rule rule_;
+  Kinds kinds_;
   Span borrowed_[kLists];
   Array<Slot> slots_;
   Array<Range> ranges_;
   Array<Step> steps_;
-  Array<float*> counts_;     // where the parameters' steps are counted
-  Array<const void*> seen_;  // where the gradients' TensorImpls were: only ever looked at ahead of time
+  Array<float*> counts_;  // where the parameters' steps are counted
+  Array<Seen> seen_;
   int64_t slot_count_ = 0, range_count_ = 0;
   Total total_ = {};
   std::unique_ptr<Array<Tensor>> owned_;
@@ -108,6 +113,14 @@ void Plan::check_states() const {
     PRECAST_CHECK(list.size == (taken ? params : 0) || (list.size == 0 && may_lack(rule_, i)),
                   "%s: %lld params, but %lld %s with rule %d; %s", kOp, printable(params), printable(list.size),
                   list.name, static_cast<int>(rule_), taken ? "one for each param is needed" : "none is needed");
+  }
+}
+
+// What was handed over once can have become what the dispatcher would not hand over: its data can be exchanged.
+void Plan::check_kinds() const {
+  for (int64_t i = 0; i < owned_size_; ++i) {
+    PRECAST_CHECK(kinds_.known() && kinds_.odd(impl_of((*owned_)[i].get())) == 0,
+                  "%s: a tensor of the plan is not of the kind it was", kOp);
   }
 }
 
@@ -163,13 +176,17 @@ Step make_step(Rule rule, const double* row, double count, double grad_scale) {
 // The numbers of every slot: the same ones for neighbours of one row and one count.
 void Plan::make_steps(const double* numbers, int64_t rows, double grad_scale) {
   int64_t slot = 0, param = 0, made = -1, made_for = -1;
-  double made_count = 0.0;
+  double made_count = 0.0, count = 1.0;
+  float counted = __builtin_nanf("");  // what `count` was found in: neighbours mostly have the same
   for (int64_t row = 0; row < rows; ++row, numbers += kColumns) {
     const int64_t stop = param + static_cast<int64_t>(numbers[kCount]);
     PRECAST_CHECK(stop >= param && stop <= borrowed_[kParams].size, "%s: numbers are for %lld params; there are %lld",
                   kOp, printable(stop), printable(borrowed_[kParams].size));
     for (; param < stop; ++param) {
-      const double count = borrowed_[kSteps].size > 0 ? count_of(param) : 1.0;
+      if (borrowed_[kSteps].size > 0 && *counts_[param] != counted) {
+        count = count_of(param);
+        counted = *counts_[param];
+      }
       if (slot == slot_count_ || slots_[slot].index != param) continue;  // no elements
       if (made_for != row || made_count != count) {
         steps_[++made] = make_step(rule_, numbers, count, grad_scale);
@@ -197,6 +214,7 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
                        true,
                        {may_lack(rule_, 0), may_lack(rule_, 1), may_lack(rule_, 2), true}};
   check_states();
+  check_kinds();
   check_lengths(lists);
   Relaid relaid(grads.size());
   const int64_t before = slot_count_;
@@ -206,17 +224,24 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
   check_gradients(kOp, slots_.data(), total_.slots, ranges_.data(), range_count_);
   find_counts();
   slot_count_ = total_.slots;
+  for (int64_t i = 0; i < grads.size(); ++i) kinds_.learn(grads[i]);
   update(numbers, rows, grad_scale);
 }
 
-// Whether a gradient is what that of the slot was; its new place is then taken over. No gradient at all has no dtype.
-bool Plan::take_gradient(const Tensor& grad, Slot& slot) const {
-  if (static_cast<Type>(static_cast<int>(dtype_of(grad.dtype_code()))) != slot.grad.type) return false;
+// Whether a gradient is what that of the slot was, and what the dispatcher would hand over as it is; its new place is
+// then taken over. No gradient at all is of another kind. `codes`: torch's numbers of the dtypes.
+bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& slot) const {
+  const void* const impl = impl_of(handle);
+  if (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl)) return false;
+  const Borrowed borrowed(handle);
+  const Tensor& grad = *borrowed;
+  if (grad.dtype_code() != codes[static_cast<int>(slot.grad.type)]) return false;
   if (grad.numel() != slot.numel || !grad.is_contiguous()) return false;
   const void* const data = grad.data();
   if (data == slot.grad.data) return true;
-  if (grad.device_type() != aoti_torch_device_type_cpu()) return false;
-  const Range range = range_of(data, slot.numel, static_cast<DType>(static_cast<int>(slot.grad.type)));
+  const DType dtype = static_cast<DType>(static_cast<int>(slot.grad.type));
+  if (grad.device_type() != aoti_torch_device_type_cpu() || !has_memory(grad, dtype)) return false;
+  const Range range = range_of(data, slot.numel, dtype);
   if (!is_apart(range, ranges_.data(), range_count_)) return false;
   slot.grad.data = const_cast<void*>(data);
   return true;
@@ -224,32 +249,39 @@ bool Plan::take_gradient(const Tensor& grad, Slot& slot) const {
 
 bool Plan::slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end) {
   constexpr int64_t kAhead = 4;
+  const Kinds kinds = kinds_;
+  const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16()};
   for (int64_t i = begin; i < end; ++i) {
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
     if (i + kAhead < end) {
       for (const Span& list : borrowed_) {
         if (list.size > 0) prefetch_tensor(list[i + kAhead].get());
       }
-      prefetch_parts(seen_[i + kAhead]);
+      prefetch_gradient(seen_[i + kAhead]);
     }
     Slot& slot = slots_[i];
+    uint64_t odd = 0;
     const void* const expected[kLists] = {slot.param.data,    slot.state[0].data, slot.state[1].data,
                                           slot.state[2].data, counts_[i],         slot.copy.data};
     for (int k = 0; k < kLists; ++k) {
-      if (borrowed_[k].size > 0 && borrowed_[k][i].data() != expected[k]) return false;
+      if (borrowed_[k].size == 0) continue;
+      const Tensor& tensor = borrowed_[k][i];
+      odd |= kinds.odd(impl_of(tensor.get()));
+      if (tensor.data() != expected[k]) return false;
     }
     const Tensor& param = borrowed_[kParams][i];
+    if (odd != 0) return false;
     if (param.numel() != slot.numel || !param.is_contiguous()) return false;
-    const Borrowed grad(gradient_of(impl_of(param.get())));
-    if (!take_gradient(*grad, slot)) return false;
-    seen_[i] = impl_of(grad->get());
+    const AtenTensorHandle grad = gradient_of(impl_of(param.get()));
+    if (!take_gradient(grad, codes, slot)) return false;
+    seen_[i] = {impl_of(grad), kinds.object_of(impl_of(grad))};
   }
   return true;
 }
 
 bool Plan::is_current() {
   const GradientFunction gradient_of = gradient_function();
-  if (gradient_of == nullptr || version_function() == nullptr) return false;
+  if (gradient_of == nullptr || version_function() == nullptr || !kinds_.known()) return false;
   if (owned_ == nullptr || slot_count_ != borrowed_[kParams].size) return false;  // parameters without elements
   std::atomic<bool> current{true};
   parallel_for(0, slot_count_, kGrainSlots, [&](int64_t begin, int64_t end) {
@@ -328,8 +360,8 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
     return;
   }
   if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, to keep or to forget
-  auto made =
-      std::make_unique<Plan>(params, first, second, third, steps, copies, static_cast<Rule>(static_cast<int>(rule)));
+  auto made = std::make_unique<Plan>(params, first, second, third, steps, copies, plan,
+                                     static_cast<Rule>(static_cast<int>(rule)));
   made->step(grads, numbered.values, numbered.rows, grad_scale);
   if (number == nullptr) return;
   made->own();

@@ -20,14 +20,17 @@ constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_any"},  // in the order of DType
     {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f32_v2_pair", kRingBytes},
+    {"layer_norm_backward_f32_v1", kRingBytes},
     {"layer_norm_backward_f16_v2", kRingBytes},
     {"layer_norm_backward_f16_any"},
     {"layer_norm_backward_f16_v4", kRingBytes},
     {"layer_norm_backward_f16_v2_pair", kRingBytes},
+    {"layer_norm_backward_f16_v1", kRingBytes},
     {"layer_norm_backward_bf16_v2", kRingBytes},
     {"layer_norm_backward_bf16_any"},
     {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_bf16_v2_pair", kRingBytes},
+    {"layer_norm_backward_bf16_v1", kRingBytes},
     {"layer_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);

@@ -32,7 +32,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float hidden = static_cast<float>(a.hidden);
-  constexpr bool kKept = V == 2 || T::kBytes == 4;
+  constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
   Vector w[V];
@@ -97,18 +97,23 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
     // Once more around the mean, which in float32 may have lost digits as well.
-    if (far_from_zero(mean, squares, hidden)) {
+    const bool far = far_from_zero(mean, squares, hidden);
+    if (V == 1 ? taken_together(far) : far) {
       if constexpr (T::kBytes == 4) {
-        shift<T>(v, mean, a.vectors);
-        mean = 0.0f;
+        if (far) {
+          shift<T>(v, mean, a.vectors);
+          mean = 0.0f;
+        }
       }
       float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       add(mean, again);
       row_sums(again, shared[2]);
       const float rest = divided(again[0], hidden, a.inverse_hidden);
-      mean += rest;
-      squares = fmaf(-rest, again[0], again[1]);
-      products = fmaf(-rest, again[2], again[3]);
+      if (far) {
+        mean += rest;
+        squares = fmaf(-rest, again[0], again[1]);
+        products = fmaf(-rest, again[2], again[3]);
+      }
     }
     const RowGradient of = row_gradient(a, mean, squares, sums[2], products);
 
@@ -200,19 +205,29 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
+// Compilers for older GPUs need more registers to keep everything in them.
+#if PRECAST_ARCH >= 900
+#define V1_RESIDENT 1024
+#else
+#define V1_RESIDENT 512
+#endif
+
 KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
 KERNEL(layer_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
 KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
+KERNEL(layer_norm_backward_f32_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float32, 1>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
 KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
+KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float16, 1>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
+KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<BFloat16, 1>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, parameter_columns)

@@ -2,8 +2,9 @@
 //
 //   r = rsqrt(mean((x - mean(x))^2) + eps)    y = (x - mean(x)) r weight + bias
 //
-// All arithmetic is in float32. A row is read once and stays in registers over its sums, unless it is too wide or
-// cannot be moved by 16 bytes: the `any` kernels take every row, and read it three times.
+// All arithmetic is in float32. A row is read once and stays in registers over its sums, unless it is too wide: the
+// `any` kernels take every row, and read it three times.
+#include "../common/shifted.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -42,6 +43,32 @@ DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight,
   return result;
 }
 
+struct Statistics {
+  float mean, r;
+};
+
+// Of a row in registers: add(around, sums) adds d = x - around and d^2 of a thread's share.
+template <class Add>
+DEVICE Statistics statistics(const ForwardArgs& a, float hidden, const Add& add, float (&shared)[2][3 * 32]) {
+  float sums[2] = {0.0f, 0.0f};
+  add(0.0f, sums);
+  row_sums(sums, shared[0]);
+  float mean = divided(sums[0], hidden, a.inverse_hidden);
+  float squares = fmaf(-mean, sums[0], sums[1]);
+  const bool far = far_from_zero(mean, squares, hidden);
+  if (taken_together(far)) {
+    float again[2] = {0.0f, 0.0f};
+    add(mean, again);
+    row_sums(again, shared[1]);
+    const float rest = divided(again[0], hidden, a.inverse_hidden);
+    if (far) {
+      squares = fmaf(-rest, again[0], again[1]);
+      mean += rest;
+    }
+  }
+  return {mean, inverse_deviation(squares, a.inverse_hidden, a.eps)};
+}
+
 // One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
 template <class T, int V>
 DEVICE void forward_row(const ForwardArgs& a) {
@@ -73,20 +100,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
       });
     }
   };
-  float sums[2] = {0.0f, 0.0f};
-  add(0.0f, sums);
-  row_sums(sums, shared[0]);
-  float mean = divided(sums[0], hidden, a.inverse_hidden);
-  float squares = fmaf(-mean, sums[0], sums[1]);
-  if (far_from_zero(mean, squares, hidden)) {
-    float again[2] = {0.0f, 0.0f};
-    add(mean, again);
-    row_sums(again, shared[1]);
-    const float rest = divided(again[0], hidden, a.inverse_hidden);
-    squares = fmaf(-rest, again[0], again[1]);
-    mean += rest;
-  }
-  const float r = inverse_deviation(squares, a.inverse_hidden, a.eps);
+  const Statistics of = statistics(a, hidden, add, shared);
 
   // Only now: loaded before the sums they would take registers from the rows of other blocks.
   Vector w[V], b[V];
@@ -95,7 +109,53 @@ DEVICE void forward_row(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], mean, r, w[j], b[j]));
+    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], of.mean, of.r, w[j], b[j]));
+  }
+}
+
+// The same for rows that do not begin at multiples of 16 bytes.
+template <class T, int V>
+DEVICE void forward_shifted(const ForwardArgs& a) {
+  alignas(16) __shared__ float shared[2][3 * 32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.hidden) * T::kBytes;
+  char* y = a.y + row * a.y_stride;
+  const Shifted<T> at(y, bytes);
+
+  const char* end = a.x + static_cast<i64>(a.rows - 1) * a.x_stride + bytes;
+  Vector v[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k < at.count) v[j] = at.load_from(a.x + row * a.x_stride, k, a.x, end);
+  }
+
+  const float hidden = static_cast<float>(a.hidden);
+  const auto add = [&](float around, float (&sums)[2]) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const u32 k = first + j * step;
+      if (k >= at.count) continue;
+      const bool whole = at.whole(k);
+      for_elements<T>(v[j], [&](int i, float p) {
+        const float d = whole || at.holds(k, i, bytes) ? p - around : 0.0f;
+        sums[0] += d;
+        sums[1] = fmaf(d, d, sums[1]);
+      });
+    }
+  };
+  const Statistics of = statistics(a, hidden, add, shared);
+
+  const ShiftedColumns weight = ShiftedColumns::of<T>(a.weight, a.weight != nullptr ? bytes : 0);
+  const ShiftedColumns bias = ShiftedColumns::of<T>(a.bias, a.bias != nullptr ? bytes : 0);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k >= at.count) continue;
+    const Vector w = a.weight != nullptr ? weight.at(k, at.lead) : filled<T>(1.0f);
+    const Vector b = a.bias != nullptr ? bias.at(k, at.lead) : filled<T>(-0.0f);
+    at.store_to(y, k, normal<T>(v[j], of.mean, of.r, w, b));
   }
 }
 
@@ -152,11 +212,21 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
+// Compilers for other GPUs need more registers to keep everything in them.
+#if PRECAST_ARCH / 100 == 9
+#define SHIFTED_RESIDENT 1024
+#else
+#define SHIFTED_RESIDENT 512
+#endif
+
 KERNEL(layer_norm_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
 KERNEL(layer_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
+KERNEL(layer_norm_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
 
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
+KERNEL(layer_norm_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
 
 KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
+KERNEL(layer_norm_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)

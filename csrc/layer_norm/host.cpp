@@ -18,23 +18,27 @@ namespace {
 //   5120 (10 KB)    0.964
 //   8192 (16 KB)    0.953
 //
-// v4 fits 64 registers. Wider rows than the threads of a block can hold, and rows that cannot be moved by 16 bytes, go
-// through the `any` kernel, which reads them three times, after the first time from the caches.
+// v4 fits 64 registers. A warp has several rows of up to 512 bytes. Rows that do not begin at multiples of 16 bytes
+// have a kernel of the same form. Wider rows than the threads of a block can hold go through the `any` kernel, which
+// reads them three times, after the first time from the caches.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kKernels = 2 };
+enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},   // in the order of DType
-    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},   //
-    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"},  //
+    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},  {"layer_norm_f32_shifted"},   // in the order of DType
+    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},  {"layer_norm_f16_shifted"},   //
+    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"}, {"layer_norm_bf16_shifted"},  //
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-RowKernel choose(int64_t hidden, int64_t vectors) {
-  return vectors > 0 && vectors <= 4 * 512 ? in_registers(kV4, vectors, 4) : for_any_row(kAny, hidden, vectors);
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
+// that is not aligned is so in the same way, else 0.
+RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted) {
+  if (vectors > 0 && vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
+  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
+  return for_any_row(kAny, hidden, vectors);
 }
 
 // ---- the two devices ----
@@ -46,12 +50,15 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.y_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes) |
                               misalignment(work.weight, row_bytes) | misalignment(work.bias, row_bytes);
-  const RowKernel choice = choose(norm.hidden, vectors_of(misaligned, row_bytes));
+  const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes}) && misalignment(work.weight, 0) == 0 &&
+                     misalignment(work.bias, 0) == 0;
+  const RowKernel choice =
+      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0);
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
-  args.prefetch = choice.kernel == kAny ? 0 : rows_ahead(row_bytes);
+  args.prefetch = choice.kernel != kV4 ? 0 : rows_ahead(row_bytes);
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
   void* arguments[] = {&args};

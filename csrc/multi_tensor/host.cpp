@@ -27,7 +27,7 @@ int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorL
   const Lists lists = {"multi_tensor_plan",
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
                        {"params", "grads", "firsts", "seconds", "thirds", "copies"}};
-  return plans().add(new Plan(lists, &idle, static_cast<const int32_t*>(places.data())));
+  return plans().add(new Plan(lists, &idle, &places));
 }
 
 void forget_op(int64_t number, const Tensor&) { check_known(plans().forget(number), number); }

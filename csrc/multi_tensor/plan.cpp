@@ -43,6 +43,8 @@ int check_member(const Lists& lists, int member, int64_t index) {
   PRECAST_CHECK(tensor.numel() == param.numel(),
                 "%s: %s[%lld] has shape %s, %s[%lld] has %s; as many elements are needed", lists.op, name,
                 printable(index), shape_of(tensor).text, lists.name[kParam], printable(index), shape_of(param).text);
+  PRECAST_CHECK(has_memory(tensor, dtype), "%s: %s[%lld] has shape %s, and a storage of only %lld bytes", lists.op,
+                name, printable(index), shape_of(tensor).text, printable(tensor.storage_bytes()));
   const bool fits = param.is_contiguous() ? tensor.is_contiguous() : same_layout(tensor, param) && is_dense(param);
   PRECAST_CHECK(fits,
                 "%s: %s[%lld] (shape %s) has gaps or overlaps in memory, or another memory layout than %s[%lld]; "
@@ -78,8 +80,9 @@ const float* scalar_beside(const char* op, const char* name, const Tensor* tenso
   return static_cast<const float*>(tensor->data());
 }
 
-Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
-    : rows_(lists.member[kParam]->size()),
+Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
+    : kinds_(layout != nullptr ? kind_layout(*layout) : nullptr),
+      rows_(lists.member[kParam]->size()),
       handles_(lists.member[kParam]->size() * kMembers),
       idle_(size_of(idle)),
       first_(lists.member[kParam]->size() + 1),
@@ -90,6 +93,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
       seen_(lists.member[kParam]->size()) {
   const TensorList& params = *lists.member[kParam];
   const int64_t listed = params.size();
+  const auto* const places = layout != nullptr ? static_cast<const int32_t*>(layout->data()) : nullptr;
   for (int member = 0; member < kMembers; ++member) {
     const int64_t size = size_of(lists.member[member]);
     const bool needed = member == kParam || member == kGrad;
@@ -110,6 +114,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
     for (int member = 0; member < kMembers; ++member) {
       if (size_of(lists.member[member]) == 0) continue;
       types[member] = check_member(lists, member, i);
+      kinds_.learn((*lists.member[member])[i]);
       data[member] = const_cast<char*>(static_cast<const char*>((*lists.member[member])[i].data()));
     }
     const int state = size_of(lists.member[kFirst]) > 0 ? types[kFirst] : 0;
@@ -137,7 +142,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const int32_t* places)
     slots_[count_] = places != nullptr ? static_cast<uint32_t>(places[2 * i + 1]) : 0;
     grad_dtype_[count_] = (*lists.member[kGrad])[i].dtype_code();
     contiguous_[count_] = params[i].is_contiguous();
-    seen_[count_] = nullptr;
+    seen_[count_] = {};
     first_[count_] = static_cast<uint32_t>(blocks);
     norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
     blocks += static_cast<uint64_t>((row.n + kChunk - 1) / kChunk);
@@ -168,8 +173,11 @@ Plan::~Plan() {
   for (int64_t i = 0; i < idle_count_; ++i) aoti_torch_delete_tensor_object(idle_[i]);
 }
 
-// Whether a gradient still is what it was, wherever it is now. No gradient at all has another dtype.
-bool Plan::take_gradient(int64_t index, AtenTensorHandle handle) {
+// Whether a gradient still is what it was, wherever it is now. One that was found, and not handed over, must be what
+// the dispatcher would hand over as it is. No gradient at all is of another kind, and has another dtype.
+bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
+  const void* const impl = impl_of(handle);
+  if (found && (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl))) return false;
   const Borrowed grad(handle);
   Row& row = rows_[index];
   if (grad->dtype_code() != grad_dtype_[index] || grad->numel() != row.n) return false;
@@ -180,6 +188,7 @@ bool Plan::take_gradient(int64_t index, AtenTensorHandle handle) {
   const char* data = static_cast<const char*>(grad->data());
   if (__builtin_expect(data != row.grad, 0)) {
     if (grad->device_type() != device_type_ || grad->device_index() != device_) return false;
+    if (!has_memory(*grad, dtype_at(row, 2))) return false;
     row.grad = data;
     row.aligned = aligned(row);
     moved_ = true;
@@ -206,24 +215,29 @@ bool Plan::count_change() const {
 bool Plan::is_current(const TensorList& grads) {
   const bool listed = grads.size() > 0;
   const GradientFunction gradient_of = gradient_function();
-  if (listed ? grads.size() != count_ : gradient_of == nullptr) return false;
+  if (listed ? grads.size() != count_ : gradient_of == nullptr || !kinds_.known()) return false;
+  const Kinds kinds = kinds_;
   for (int64_t i = 0; i < count_; ++i) {
     const AtenTensorHandle* member = handles_.data() + i * kMembers;
     // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
     if (i + kAhead < count_) {
       for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
-      if (!listed) prefetch_parts(seen_[i + kAhead]);
+      if (!listed) prefetch_gradient(seen_[i + kAhead]);
     }
     const Row& row = rows_[i];
+    uint64_t odd = 0;
     const char* expected[kMembers] = {row.param, nullptr, row.first, row.second, row.third, row.copy};
     for (int k = 0; k < kMembers; ++k) {
-      if (member[k] != nullptr && Borrowed(member[k])->data() != expected[k]) return false;
+      if (member[k] == nullptr) continue;
+      if (kinds.known()) odd |= kinds.odd(impl_of(member[k]));
+      if (Borrowed(member[k])->data() != expected[k]) return false;
     }
     const Borrowed param(member[kParam]);
+    if (odd != 0) return false;
     if (param->numel() != row.n || param->is_contiguous() != (contiguous_[i] != 0)) return false;
     const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
-    if (!take_gradient(i, grad)) return false;
-    seen_[i] = impl_of(grad);
+    if (!take_gradient(i, grad, !listed)) return false;
+    if (!listed) seen_[i] = {impl_of(grad), kinds.object_of(impl_of(grad))};
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
     if (is_defined(gradient_of(impl_of(idle_[i])))) return false;

@@ -2,7 +2,7 @@
 // compared with the tensors before every launch (is_current()), so that a plan is never older than what it describes.
 #pragma once
 
-#include "../common/autograd.h"
+#include "../common/kind.h"
 #include "../common/launch.h"
 #include "../common/lists.h"
 #include "args.h"
@@ -32,8 +32,9 @@ struct Memory {
 class Plan {
  public:
   // Checks everything and raises before anything is kept. `idle` are parameters that must have no gradient as long as
-  // the plan is used; `places` has the group and the index of the step of every row, two int32 each, or is null.
-  Plan(const Lists& lists, const TensorList* idle, const int32_t* places);
+  // the plan is used; `places` has the group and the index of the step of every row, two int32 each on the CPU, or is
+  // null, for a plan that is used at once.
+  Plan(const Lists& lists, const TensorList* idle, const Tensor* places);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan();
@@ -61,7 +62,7 @@ class Plan {
 
  private:
   AtenTensorHandle owner(int64_t index) const;
-  bool take_gradient(int64_t index, AtenTensorHandle grad);
+  bool take_gradient(int64_t index, AtenTensorHandle grad, bool found);
   void keep(AtenTensorHandle& tensor);
   void release();
 
@@ -69,6 +70,7 @@ class Plan {
   int64_t idle_count_ = 0;
   int device_ = 0;
   int32_t device_type_ = 0;
+  Kinds kinds_;
   bool moved_ = true;  // the table on the device is older than rows_
   bool captured_ = false;
   bool plain_ = true, masters_ = true;
@@ -79,7 +81,7 @@ class Plan {
   Array<uint32_t> first_, norm_first_, slots_;
   Array<int32_t> grad_dtype_;
   Array<uint8_t> contiguous_;
-  Array<const void*> seen_;  // where the gradients' TensorImpls were: only ever looked at ahead of time
+  Array<Seen> seen_;
   TableLayout layout_ = {};
   AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
   struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to

@@ -21,14 +21,17 @@ constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_any"},  // in the order of DType
     {"rms_norm_backward_f32_v4", kRingBytes},
     {"rms_norm_backward_f32_v2_pair", kRingBytes},
+    {"rms_norm_backward_f32_v1", kRingBytes},
     {"rms_norm_backward_f16_v2", kRingBytes},
     {"rms_norm_backward_f16_any"},
     {"rms_norm_backward_f16_v4", kRingBytes},
     {"rms_norm_backward_f16_v2_pair", kRingBytes},
+    {"rms_norm_backward_f16_v1", kRingBytes},
     {"rms_norm_backward_bf16_v2", kRingBytes},
     {"rms_norm_backward_bf16_any"},
     {"rms_norm_backward_bf16_v4", kRingBytes},
     {"rms_norm_backward_bf16_v2_pair", kRingBytes},
+    {"rms_norm_backward_bf16_v1", kRingBytes},
     {"rms_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);

@@ -19,7 +19,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
-  constexpr bool kKept = V == 2 || T::kBytes == 4;
+  constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
   Vector w[V];
@@ -46,9 +46,9 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       added[j] = Vector{{0, 0, 0, 0}};
       if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
     };
-    if constexpr (V == 2) {  // ahead of the sums, where there are registers for it
-      load_added(0);
-      load_added(1);
+    if constexpr (V <= 2) {  // ahead of the sums, where there are registers for it
+#pragma unroll
+      for (int j = 0; j < V; ++j) load_added(j);
     }
 
     float squares = 0.0f, products = 0.0f;
@@ -76,7 +76,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (walk.taken[j]) {
-        if constexpr (V != 2) load_added(j);
+        if constexpr (V > 2) load_added(j);
         if constexpr (!kKept) walk.take_held(j, v[j], g[j]);
         Vector result;
 #pragma unroll
@@ -154,16 +154,19 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
 KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
 KERNEL(rms_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
 KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
+KERNEL(rms_norm_backward_f32_v1, BackwardArgs, 512, 1024, backward_rows<Float32, 1>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
 
 KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
 KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
+KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 512, 1024, backward_rows<Float16, 1>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
+KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 512, 1024, backward_rows<BFloat16, 1>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

@@ -3,7 +3,8 @@
 //   r = rsqrt(mean(x^2) + eps)    y = x r w    w is weight, or 1 + weight
 //
 // All arithmetic is in float32. A row is read once and stays in registers between the sum and the result, unless it is
-// too wide or cannot be moved by 16 bytes: the `any` kernels take every row, and read it twice.
+// too wide: the `any` kernels take every row, and read it twice.
+#include "../common/shifted.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -81,6 +82,65 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
 }
 
+// The same for rows that do not begin at multiples of 16 bytes, with or without the add. `y` does not lie over `x`, nor
+// `sum` over `residual`: what is read of a row may hold some of the next.
+template <class T, int V>
+DEVICE void forward_shifted(const ForwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.hidden) * T::kBytes;
+  const i64 last = a.rows - 1;
+  char* y = a.y + row * a.y_stride;
+  const Shifted<T> at(y, bytes);
+
+  Vector v[V];
+  const auto load_rows = [&](Vector(&to)[V], const char* from, i64 stride) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const u32 k = first + j * step;
+      if (k < at.count) to[j] = at.load_from(from + row * stride, k, from, from + last * stride + bytes);
+    }
+  };
+  load_rows(v, a.x, a.x_stride);
+  if (a.residual != nullptr) {
+    Vector other[V];
+    load_rows(other, a.residual, a.residual_stride);
+    char* sum = a.sum + row * a.sum_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const u32 k = first + j * step;
+      if (k >= at.count) continue;
+      v[j] = combine<T>(v[j], other[j], [](int, float p, float q) { return p + q; });
+      at.store_to(sum, k, v[j]);
+    }
+  }
+  const ShiftedColumns weight = ShiftedColumns::of<T>(a.weight, bytes);
+  Vector w[V];
+  float squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step < at.count) w[j] = weight.at(first + j * step, at.lead);
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k < at.count) squares = sum_of_squares<T>(at.cut(k, v[j], bytes), squares);
+  }
+  const float scale = rsqrtf(row_sum(squares, shared) * a.inverse_hidden + a.eps);
+
+  const bool llama = a.casting == kLlama;
+  const float offset = weight_offset(a.casting);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k >= at.count) continue;
+    at.store_to(y, k, combine<T>(v[j], w[j], [&](int, float p, float q) {
+                  return (llama ? T::round(p * scale) : p * scale) * (q + offset);
+                }));
+  }
+}
+
 // Any row, with or without the add: read once for the sum and once more for the result. What can be moved by 16 bytes
 // comes first (a.vectors, which may be 0), the rest one element at a time.
 template <class T>
@@ -137,11 +197,14 @@ DEVICE void forward_any(const ForwardArgs& a) {
 KERNEL(rms_norm_f32_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, false>)
 KERNEL(rms_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 KERNEL(add_rms_norm_f32_v1, ForwardArgs, 1024, 2048, forward_row<Float32, 1, true>)
+KERNEL(rms_norm_f32_shifted, ForwardArgs, 512, 1024, forward_shifted<Float32, 4>)
 
 KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
 KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
+KERNEL(rms_norm_f16_shifted, ForwardArgs, 512, 1024, forward_shifted<Float16, 4>)
 
 KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
 KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)
+KERNEL(rms_norm_bf16_shifted, ForwardArgs, 512, 1024, forward_shifted<BFloat16, 4>)

@@ -17,25 +17,30 @@ namespace {
 //   8192 (16 KB)         T 256           0.965   T 1024  0.985
 //
 // A plain row wants four vectors of 16 bytes in each thread; with two streams one vector is enough to keep as many
-// loads in flight, and needs the fewest registers. Wider rows than the threads of a block can hold, and rows that
-// cannot be moved by 16 bytes, go through the `any` kernel, which reads them twice, the second time from the caches.
+// loads in flight, and needs the fewest registers. A warp has several rows of up to 512 bytes. Rows that do not begin
+// at multiples of 16 bytes have a kernel of the same form. Wider rows than the threads of a block can hold go through
+// the `any` kernel, which reads them twice, the second time from the caches.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kKernels = 3 };
+enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4 };
 
+// In the order of DType.
 constexpr Entry kEntries[] = {
-    {"rms_norm_f32_v4"},  {"rms_norm_f32_any"},  {"add_rms_norm_f32_v1"},   // in the order of DType
-    {"rms_norm_f16_v4"},  {"rms_norm_f16_any"},  {"add_rms_norm_f16_v1"},   //
-    {"rms_norm_bf16_v4"}, {"rms_norm_bf16_any"}, {"add_rms_norm_bf16_v1"},  //
+    {"rms_norm_f32_v4"},  {"rms_norm_f32_any"},  {"add_rms_norm_f32_v1"},  {"rms_norm_f32_shifted"},
+    {"rms_norm_f16_v4"},  {"rms_norm_f16_any"},  {"add_rms_norm_f16_v1"},  {"rms_norm_f16_shifted"},
+    {"rms_norm_bf16_v4"}, {"rms_norm_bf16_any"}, {"add_rms_norm_bf16_v1"}, {"rms_norm_bf16_shifted"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"rms_norm", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-RowKernel choose(int64_t hidden, int64_t vectors, bool add) {
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
+// that is not aligned is so in the same way, else 0.
+RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted, bool add) {
   const uint32_t count = static_cast<uint32_t>(vectors);
-  if (vectors > 0 && add && vectors <= 1024) return {kAddV1, warps_for(vectors), vectors <= 32 ? 4u : 1u, count};
+  if (vectors > 0 && add && vectors <= 32) return narrow(kAddV1, vectors, 1);
+  if (vectors > 0 && add && vectors <= 1024) return {kAddV1, warps_for(vectors), 1, count};
   if (vectors > 0 && !add && vectors <= 4 * 640) return in_registers(kV4, vectors, 4);
+  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
   return for_any_row(kAny, hidden, vectors);
 }
 
@@ -52,11 +57,16 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, args.y_stride) |
                               misalignment(work.weight, row_bytes) | misalignment(work.residual, args.residual_stride) |
                               misalignment(work.sum, args.sum_stride);
-  const RowKernel choice = choose(norm.hidden, vectors_of(misaligned, row_bytes), add);
+  const Placed y = {work.y, args.y_stride};
+  const bool alike = lies_alike({work.x, args.x_stride}, y) && work.x != work.y && misalignment(work.weight, 0) == 0 &&
+                     (!add || (lies_alike({work.residual, args.residual_stride}, y) &&
+                               lies_alike({work.sum, args.sum_stride}, y) && work.residual != work.sum));
+  const RowKernel choice =
+      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0, add);
   args.weight = static_cast<const char*>(work.weight);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
-  args.prefetch = choice.kernel == kAny ? 0 : rows_ahead(row_bytes * (add ? 2 : 1));
+  args.prefetch = choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes * (add ? 2 : 1));
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
   args.casting = work.casting;

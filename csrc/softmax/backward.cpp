@@ -11,22 +11,26 @@ namespace {
 // ---- which kernel serves which row ----
 //
 // Rows of up to 2048 vectors of 16 bytes stay in registers, four of the gradient and four of the result in each thread;
-// one warp has a row of up to 128. The `any` kernel takes the rest, and reads it twice.
+// one warp has a row of up to 128, a part of one a row of up to 64. The `any` kernel takes the rest, and reads it
+// twice.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kKernels = 2 };
+enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"softmax_backward_f32_v4"},  {"softmax_backward_f32_any"},   // in the order of DType
-    {"softmax_backward_f16_v4"},  {"softmax_backward_f16_any"},   //
-    {"softmax_backward_bf16_v4"}, {"softmax_backward_bf16_any"},  //
+    {"softmax_backward_f32_v4"},  {"softmax_backward_f32_any"},  {"softmax_backward_f32_shifted"},   // by DType
+    {"softmax_backward_f16_v4"},  {"softmax_backward_f16_any"},  {"softmax_backward_f16_shifted"},   //
+    {"softmax_backward_bf16_v4"}, {"softmax_backward_bf16_any"}, {"softmax_backward_bf16_shifted"},  //
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"softmax_backward", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0.
-RowKernel choose(int64_t columns, int64_t vectors) {
-  return vectors > 0 && vectors <= 4 * 512 ? in_registers(kV4, vectors, 4) : for_any_row(kAny, columns, vectors);
+// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
+// that is not aligned is so in the same way, else 0.
+RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted) {
+  if (vectors > 0 && vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
+  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
+  return for_any_row(kAny, columns, vectors);
 }
 
 void backward_cuda(const Rows& rows, const BackwardRows& work) {
@@ -37,7 +41,10 @@ void backward_cuda(const Rows& rows, const BackwardRows& work) {
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.y, args.y_stride) |
                               misalignment(work.grad_x, row_bytes);
-  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes));
+  const Placed grad_x = {work.grad_x, row_bytes};
+  const bool alike = lies_alike({work.grad, args.grad_stride}, grad_x) && lies_alike({work.y, args.y_stride}, grad_x);
+  const RowKernel choice =
+      choose(rows.columns, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0);
   args.columns = rows.columns;
   args.queries = work.queries;
   args.diagonal = work.diagonal;

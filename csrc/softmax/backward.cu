@@ -73,6 +73,51 @@ DEVICE void backward_row(const BackwardArgs& a) {
   }
 }
 
+// The same for rows that do not begin at multiples of 16 bytes.
+template <class T, int V>
+DEVICE void backward_shifted(const BackwardArgs& a) {
+  alignas(16) __shared__ float shared[32];
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.columns) * T::kBytes;
+  const u32 open = static_cast<u32>(open_columns(a, row)) * T::kBytes;
+  char* grad_x = a.grad_x + row * a.grad_x_stride;
+  const Shifted<T> at(grad_x, bytes);
+
+  const i64 last = a.rows - 1;
+  Vector g[V], v[V];
+  const auto load_rows = [&](Vector(&to)[V], const char* from, i64 stride) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const u32 k = first + j * step;
+      if (k * 16 < at.lead + open) to[j] = at.load_from(from + row * stride, k, from, from + last * stride + bytes);
+    }
+  };
+  load_rows(g, a.grad, a.grad_stride);
+  load_rows(v, a.y, a.y_stride);
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k * 16 >= at.lead + open) continue;
+    g[j] = at.cut(k, g[j], open);
+    v[j] = at.cut(k, v[j], open);
+    sum = dot<T>(g[j], v[j], T::kPerVector, sum);
+  }
+  sum = row_sum(sum, shared);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k >= at.count) continue;
+    Vector result = {{0, 0, 0, 0}};
+    if (k * 16 < at.lead + open) {
+      result = combine<T>(g[j], v[j], [&](int, float p, float q) { return a.scale * (q * (p - sum)); });
+      result = at.cut(k, result, open);  // a sum that is no number is none of a column behind the diagonal
+    }
+    at.store_to(grad_x, k, result);
+  }
+}
+
 // Any row, read twice.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
@@ -112,9 +157,12 @@ DEVICE void backward_any(const BackwardArgs& a) {
 
 KERNEL(softmax_backward_f32_v4, BackwardArgs, 512, 1024, backward_row<Float32, 4>)
 KERNEL(softmax_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
+KERNEL(softmax_backward_f32_shifted, BackwardArgs, 512, 512, backward_shifted<Float32, 4>)
 
 KERNEL(softmax_backward_f16_v4, BackwardArgs, 512, 1024, backward_row<Float16, 4>)
 KERNEL(softmax_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
+KERNEL(softmax_backward_f16_shifted, BackwardArgs, 512, 512, backward_shifted<Float16, 4>)
 
 KERNEL(softmax_backward_bf16_v4, BackwardArgs, 512, 1024, backward_row<BFloat16, 4>)
 KERNEL(softmax_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
+KERNEL(softmax_backward_bf16_shifted, BackwardArgs, 512, 512, backward_shifted<BFloat16, 4>)

@@ -126,10 +126,11 @@ DEVICE void forward_row(const ForwardArgs& a) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) largest = fmaxf(largest, z[j][i]);
   }
-  largest = row_max(largest, shared[0]);
+  largest = row_max<!causal>(largest, shared[0]);
 
   // Asked only of a row whose maximum is the masked value, by all of its threads or none.
-  const bool full = has_mask && largest == a.masked_value && row_max(open_bytes != 0 ? 1.0f : 0.0f, shared[1]) == 0.0f;
+  const bool asked = has_mask && largest == a.masked_value;
+  const bool full = taken_together(asked) && row_max(open_bytes != 0 ? 1.0f : 0.0f, shared[1]) == 0.0f && asked;
   if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
   float sum = 0.0f;
 #pragma unroll
@@ -141,7 +142,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
       sum += z[j][i];
     }
   }
-  sum = row_sum(sum, shared[2]);
+  sum = row_sum<!causal>(sum, shared[2]);
   const float share = full ? 0.0f : 1.0f / sum, constant = full ? uniform_share(a) : 0.0f;
 
   char* y = a.y + row * a.y_stride;
@@ -162,6 +163,77 @@ DEVICE void forward_row(const ForwardArgs& a) {
     } else {
       store(y + at * 16, result);
     }
+  }
+}
+
+// The same for rows that do not begin at multiples of 16 bytes; the mask is read one byte at a time.
+template <class T, int V>
+DEVICE void forward_shifted(const ForwardArgs& a) {
+  alignas(16) __shared__ float shared[3][32];
+  constexpr int kPer = T::kPerVector;
+  const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.columns) * T::kBytes;
+  const u32 open = static_cast<u32>(open_columns(a, row)) * T::kBytes;
+  char* y = a.y + row * a.y_stride;
+  const Shifted<T> at(y, bytes);
+
+  const char* end = a.x + static_cast<i64>(a.rows - 1) * a.x_stride + bytes;
+  Vector v[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k * 16 < at.lead + open) v[j] = at.load_from(a.x + row * a.x_stride, k, a.x, end);
+  }
+  const char* mask = a.mask != nullptr ? mask_row(a, row) : nullptr;
+  float z[V][kPer], largest = -infinity();
+  bool found = false;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    for_elements<T>(v[j], [&](int i, float e) { z[j][i] = e * a.scale; });
+    if (mask != nullptr) {
+      const char* m = mask + (static_cast<i64>(k) * 16 - at.lead) / T::kBytes;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (!at.holds(k, i, open)) continue;
+        const bool masked = m[i] != 0;
+        z[j][i] = masked ? a.masked_value : z[j][i];
+        found |= !masked;
+      }
+    }
+    if (!at.whole(k) || (k + 1) * 16 > at.lead + open) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) z[j][i] = at.holds(k, i, open) ? z[j][i] : -infinity();
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) largest = fmaxf(largest, z[j][i]);
+  }
+  largest = row_max(largest, shared[0]);
+
+  const bool asked = mask != nullptr && largest == a.masked_value;
+  const bool full = taken_together(asked) && row_max(found ? 1.0f : 0.0f, shared[1]) == 0.0f && asked;
+  if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    if (first + j * step >= at.count) continue;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      z[j][i] = exponential(z[j][i] - largest);
+      sum += z[j][i];
+    }
+  }
+  sum = row_sum(sum, shared[2]);
+  const float share = full ? 0.0f : 1.0f / sum, constant = full ? uniform_share(a) : 0.0f;
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    const u32 k = first + j * step;
+    if (k >= at.count) continue;
+    const bool whole = (k + 1) * 16 <= at.lead + open;
+    at.store_to(y, k, combine<T>(v[j], v[j], [&](int i, float, float) {
+                  return whole || at.holds(k, i, open) ? fmaf(z[j][i], share, constant) : 0.0f;
+                }));
   }
 }
 
@@ -261,20 +333,28 @@ DEVICE void forward_any(const ForwardArgs& a) {
 #define V4_RESIDENT 1024
 #define V8_THREADS 512
 #endif
+#if PRECAST_ARCH / 100 == 9
+#define SHIFTED_RESIDENT 1024
+#else
+#define SHIFTED_RESIDENT 512
+#endif
 
 KERNEL(softmax_f32_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, false>)
 KERNEL(softmax_f32_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, true>)
 KERNEL(softmax_f32_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float32, 8, true>)
 KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
+KERNEL(softmax_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
 
 KERNEL(softmax_f16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, false>)
 KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8, false>)
 KERNEL(softmax_f16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, true>)
 KERNEL(softmax_f16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float16, 8, true>)
 KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
+KERNEL(softmax_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
 
 KERNEL(softmax_bf16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, false>)
 KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8, false>)
 KERNEL(softmax_bf16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, true>)
 KERNEL(softmax_bf16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<BFloat16, 8, true>)
 KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
+KERNEL(softmax_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)

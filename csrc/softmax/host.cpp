@@ -16,35 +16,40 @@ namespace {
 //
 // A row stays in registers: four vectors of 16 bytes in each thread, or eight where four do not hold it. Causal rows
 // have kernels of their own, which pass over what they do not read; from 129 vectors on they have eight, so that one
-// warp has a row by itself. Wider rows, and rows that cannot be moved by 16 bytes, go through the `any` kernel, which
-// reads them twice, the second time from the caches.
+// warp has a row by itself. Rows that do not begin at multiples of 16 bytes have a kernel of the same form. Wider rows
+// go through the `any` kernel, which reads them twice, the second time from the caches.
 //
 //   vectors in a row    kernel          threads per row          rows per block
+//   1 to 32             v4              a fourth, at most 8 a half, as a power of two
 //   1 to 128            v4, causal_v4   32                       4, from 65 on 2
 //   129 to 2048         v4              a fourth                 1
 //   2049 to 4096        v8              an eighth; float32: any  1
 //   129 to 256          causal_v8       32                       1
 //   257 to 4096         causal_v8       an eighth                1
-//   more, or unaligned  any             up to 512                4 if one warp, else 1
+//   unaligned, to 2048  shifted         a fourth, or 32          as v4, a part of a warp up to 64
+//   more                any             up to 512                4 if one warp, else 1
 
-enum Kernel : int { kV4 = 0, kCausalV4 = 1, kCausalV8 = 2, kAny = 3, kV8 = 4 };
+enum Kernel : int { kV4 = 0, kCausalV4 = 1, kCausalV8 = 2, kAny = 3, kShifted = 4, kV8 = 5 };
 
 // In the order of DType.
 constexpr Entry kEntries[] = {
-    {"softmax_f32_v4"},   {"softmax_f32_causal_v4"}, {"softmax_f32_causal_v8"},  {"softmax_f32_any"},
-    {"softmax_f16_v4"},   {"softmax_f16_causal_v4"}, {"softmax_f16_causal_v8"},  {"softmax_f16_any"},
-    {"softmax_f16_v8"},   {"softmax_bf16_v4"},       {"softmax_bf16_causal_v4"}, {"softmax_bf16_causal_v8"},
-    {"softmax_bf16_any"}, {"softmax_bf16_v8"},
+    {"softmax_f32_v4"},   {"softmax_f32_causal_v4"},  {"softmax_f32_causal_v8"},   //
+    {"softmax_f32_any"},  {"softmax_f32_shifted"},                                 //
+    {"softmax_f16_v4"},   {"softmax_f16_causal_v4"},  {"softmax_f16_causal_v8"},   //
+    {"softmax_f16_any"},  {"softmax_f16_shifted"},    {"softmax_f16_v8"},          //
+    {"softmax_bf16_v4"},  {"softmax_bf16_causal_v4"}, {"softmax_bf16_causal_v8"},  //
+    {"softmax_bf16_any"}, {"softmax_bf16_shifted"},   {"softmax_bf16_v8"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kFirstEntry[] = {0, 4, 9};  // of a DType
+constexpr int kFirstEntry[] = {0, 5, 11};  // of a DType
 
 KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 
 // `vectors`: how many a row holds if everything is aligned, else 0. `wide`: elements of 32 bits.
-RowKernel choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
+RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted, bool causal, bool wide) {
+  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
   if (vectors <= 0 || vectors > 8 * 512) return for_any_row(kAny, columns, vectors);
-  if (causal && vectors <= 128) return in_registers(kCausalV4, vectors, 4);
+  if (causal && vectors <= 128) return by_warps(kCausalV4, vectors);
   if (causal && vectors <= 256) return {kCausalV8, 32, 1, static_cast<uint32_t>(vectors)};
   if (causal) return in_registers(kCausalV8, vectors, 8);
   if (vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
@@ -56,7 +61,7 @@ RowKernel choose(int64_t columns, int64_t vectors, bool causal, bool wide) {
 constexpr int64_t kTile = 64, kTurnsFrom = int64_t{12} << 20;
 
 uint32_t choose_tile(const Rows& rows, const ForwardRows& work, int kernel) {
-  if (work.mask.data == nullptr || work.mask.head != 0 || kernel == kAny) return 0;
+  if (work.mask.data == nullptr || work.mask.head != 0 || kernel == kAny || kernel == kShifted) return 0;
   if (work.heads < 2 || work.queries % kTile != 0 || rows.rows > kLaunchRows) return 0;
   return work.queries * rows.columns >= kTurnsFrom ? kTile : 0;
 }
@@ -76,7 +81,9 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
     const uint64_t mask = misalignment(work.mask.data, work.mask.batch | work.mask.head | work.mask.query);
     misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
   }
-  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes), work.causal, bytes == 4);
+  const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes});
+  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes),
+                                  alike ? shifted_vectors(row_bytes, bytes) : 0, work.causal, bytes == 4);
   args.mask = reinterpret_cast<const char*>(work.mask.data);
   args.columns = rows.columns;
   args.queries = work.queries;
@@ -90,7 +97,8 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.tile = choose_tile(rows, work, choice.kernel);
   // Of an op that reads nothing else: 1 to 3 % on an H200. With a mask it costs 1 %, and of causal rows, of which half
   // is read, 10 %.
-  args.prefetch = work.mask.data != nullptr || choice.kernel == kAny ? 0 : rows_ahead(row_bytes);
+  args.prefetch =
+      work.mask.data != nullptr || choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes);
   void* arguments[] = {&args};
   for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, const LaunchShape& shape) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;

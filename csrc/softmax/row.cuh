@@ -1,7 +1,7 @@
 // What forward and backward share on the GPU.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../common/shifted.cuh"
 #include "args.h"
 
 namespace precast {
@@ -21,7 +21,15 @@ DEVICE i64 open_columns(const Args& a, u32 row) {
 
 // The largest over the threads that share a row, as row_sum adds: the same rules, other `shared` memory. It passes over
 // NaN.
+template <bool kNarrow = true>
 DEVICE float row_max(float v, float* shared) {
+  if (kNarrow && blockDim.x < 32) {
+#pragma unroll 1
+    for (u32 distance = blockDim.x >> 1; distance > 0; distance >>= 1) {
+      v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, distance));
+    }
+    return v;
+  }
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, distance));
   if (blockDim.x == 32) return v;

@@ -25,7 +25,7 @@ pytestmark = [
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu"]  # in the order of the kinds
-WIDTHS = [1, 7, 111, 769, 1024, 5125, 8194, 100_003]
+WIDTHS = [1, 7, 9, 111, 769, 1024, 5125, 8194, 100_003]
 RAW = torch.ops.precast
 
 
@@ -296,7 +296,9 @@ GRAPH = """
 """
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", True), ("inductor", None)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("aot_eager", True), pytest.param("inductor", None, marks=pytest.mark.long)]
+)
 def test_compile_in_a_fresh_process(
     backend: str, dynamic: bool | None, device: str, run_child: Callable[[str], str]
 ) -> None:

@@ -11,29 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.optim import CPUSGD, CPUAdagrad, CPUAdam, CPULion  # noqa: E402
+from tests.ops.plain_optimizers import Lion  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SIZES = ((5, 33), (33,), (0,), (1,), (1029,))
-
-
-class Lion(torch.optim.Optimizer):
-    """As its authors have it, in plain torch."""
-
-    def __init__(self, params: Any, lr: float, betas: Any, weight_decay: float, maximize: bool) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                g = -p.grad if group["maximize"] else p.grad
-                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(m.mul(beta1).add(g, alpha=1 - beta1).sign_(), alpha=-group["lr"])
-                m.mul_(beta2).add_(g, alpha=1 - beta2)
 
 
 Pair = tuple[Any, Any, dict[str, Any], set[str]]

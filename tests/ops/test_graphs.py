@@ -151,7 +151,14 @@ BLOCK = """
 """
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", False), ("aot_eager", True), ("inductor", None)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"),
+    [
+        pytest.param("aot_eager", False, marks=pytest.mark.long),
+        ("aot_eager", True),
+        ("inductor", None),
+    ],
+)
 def test_compile_in_a_fresh_process(
     backend: str, dynamic: bool | None, device: str, run_child: Callable[[str], str]
 ) -> None:
@@ -270,7 +277,9 @@ SOFTMAX_BLOCK = """
 """
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", True), ("inductor", None)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("aot_eager", True), pytest.param("inductor", None, marks=pytest.mark.long)]
+)
 def test_compile_of_softmax(backend: str, dynamic: bool | None, device: str, run_child: Callable[[str], str]) -> None:
     source = (
         SOFTMAX_BLOCK

@@ -77,7 +77,8 @@ STEP = """
 
 
 @pytest.mark.parametrize(
-    ("backend", "functions", "sizes"), [("aot_eager", "(step, given)", (7, 5)), ("inductor", "(given,)", (7,))]
+    ("backend", "functions", "sizes"),
+    [("aot_eager", "(step, given)", (7, 5)), pytest.param("inductor", "(given,)", (7,), marks=pytest.mark.long)],
 )
 def test_compile_in_a_fresh_process(
     backend: str, functions: str, sizes: tuple[int, ...], device: str, run_child: Callable[[str], str]

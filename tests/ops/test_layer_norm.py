@@ -17,7 +17,7 @@ from tests.ops.tensors import made  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-HIDDEN = [1, 7, 111, 769, 1024, 5125, 8194, 100_003]
+HIDDEN = [1, 7, 9, 96, 111, 197, 507, 769, 1024, 5125, 8194, 100_003]
 EPS = 1e-5
 PARAMETERS = ["weight and bias", "weight", "bias", "none"]
 
@@ -68,7 +68,7 @@ def test_layer_norm(
     assert_accurate(y, exact, by_torch(x, weight, bias), terms=sizes(x, weight, bias))
 
 
-@pytest.mark.parametrize("hidden", [1, 7, 769, 5125, 8194, 10_240])
+@pytest.mark.parametrize("hidden", [1, 7, 96, 256, 769, 5125, 8194, 10_240])
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_backward(dtype: Any, parameters: str, hidden: int, device: str, assert_accurate: Callable[..., None]) -> None:

@@ -35,6 +35,7 @@ def run_tests(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_optimizers_in_tritons_interpreter() -> None:
     said = run_tests(STEPS, CHANGES, BAD_INPUT, "-k", CHOSEN, TRITON_INTERPRET="1")
     assert int(said.rpartition(" passed")[0].split()[-1]) >= 18, said

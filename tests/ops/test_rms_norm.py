@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CASTINGS = ["none", "llama", "gemma"]
-HIDDEN = [1, 7, 111, 769, 1024, 5125, 8194, 100_003]
+HIDDEN = [1, 7, 9, 96, 111, 197, 507, 769, 1024, 5125, 8194, 100_003]
 EPS = 1e-6
 
 
@@ -69,7 +69,8 @@ def test_fused_add_rms_norm(
 
     x_, residual_ = x.clone(), residual.clone()
     assert ops.fused_add_rms_norm_(x_, residual_, weight, EPS, casting=casting) == (x_, residual_)
-    assert torch.equal(x_, y)
+    # In place, rows that do not begin at vectors are summed in another order.
+    assert same(x_, y) if hidden * x.itemsize % 16 else torch.equal(x_, y)
     assert torch.equal(residual_, total)
 
 

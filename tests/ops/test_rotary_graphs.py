@@ -83,7 +83,9 @@ BLOCK = """
 """
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", True), ("inductor", None)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("aot_eager", True), pytest.param("inductor", None, marks=pytest.mark.long)]
+)
 def test_compile_in_a_fresh_process(
     backend: str, dynamic: bool | None, device: str, run_child: Callable[[str], str]
 ) -> None:

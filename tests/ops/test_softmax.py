@@ -24,7 +24,7 @@ pytestmark = [
 
 RAW = torch.ops.precast
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-COLUMNS = [1, 17, 64, 1024, 2047, 2049, 4096, 16385, 65536, 100_003]
+COLUMNS = [1, 17, 64, 77, 197, 256, 577, 1024, 2047, 2049, 4096, 16385, 65536, 100_003]
 INFINITY = float("inf")
 
 

@@ -143,7 +143,13 @@ def test_the_loader_registers_a_twin_where_nothing_else_can_be_had_and_says_so(r
     assert "Triton cannot stand in for rms_norm on cuda" in said["BY"]
 
 
-@pytest.mark.parametrize("target", [("cuda", "80", "32"), ("hip", "gfx942", "64")], ids=["sm_80", "gfx942"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(("cuda", "80", "32"), id="sm_80"),
+        pytest.param(("hip", "gfx942", "64"), id="gfx942", marks=pytest.mark.long),
+    ],
+)
 def test_the_twins_compile_for_gpus_that_are_not_here(target: tuple[str, ...], tmp_path: Path) -> None:
     """The interpreter takes what the compiler refuses, such as an annotation that is no constant."""
     root = Path(__file__).resolve().parents[2]

@@ -78,7 +78,7 @@ def run(command: list[str]) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
 
 
-def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -> Path:
+def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
     host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
@@ -93,13 +93,12 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
     named = '#undef NORM_NAMESPACE\n#define NORM_NAMESPACE {}\n#include "csrc/{}"\n'
     kernels.write_text("".join(named.format(Path(name).parent, name) for name in device_files))
     table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
-    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}", f"-I{stable_headers}"]
-    common += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}"]
     units = {
         HERE / "emulated_device.cpp": [f'-DDEVICE_CODE="{kernels}"', f"-DKERNEL_TABLE={table}"],
         HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
-    units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp")}
+    units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp", "common/kind.cpp")}
     units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():
@@ -116,39 +115,39 @@ def build_emulated(folders: tuple[str, ...], work: Path, stable_headers: Path) -
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the norms."""
-    return build_emulated(NORMS, tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(NORMS, tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
-def emulated_softmax(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated_softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of softmax."""
-    return build_emulated(("softmax",), tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("softmax",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
-def emulated_activations(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated_activations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the gated activations."""
-    return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("activations",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
-def emulated_lists(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the ops over lists of tensors."""
-    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("multi_tensor",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
-def emulated_rotary(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated_rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of rotary embedding."""
-    return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
-def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory, stable_headers: Path) -> Path:
+def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the ops on paged caches."""
-    return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"), stable_headers)
+    return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")

@@ -53,12 +53,13 @@ NO_CPU_LEVEL(avx512)
 }  // namespace precast
 
 extern "C" __attribute__((visibility("default"))) void emulated_register(const char* space) {
-  TorchLibraryHandle library = nullptr;
-  aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &library);
+  precast::TorchLibraryHandle library = nullptr;
+  precast::aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &library);
   for (auto family = __start_precast_families; family != __stop_precast_families; ++family) {
     for (int64_t i = 0; i < (*family)->implementation_count; ++i) {
       const precast::Implementation& one = (*family)->implementations[i];
-      if (strcmp(one.key, "CUDA") == 0) torch_library_impl(library, one.op, one.function, TORCH_ABI_VERSION);
+      if (strcmp(one.key, "CUDA") == 0)
+        precast::torch_library_impl(library, one.op, one.function, precast::kTorchAbiVersion);
     }
   }
 }

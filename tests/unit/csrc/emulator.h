@@ -72,16 +72,16 @@ inline void resume(size_t fiber) {
 // Runs one warp until all of its threads are done or wait for the block.
 inline void run_warp(size_t first) {
   for (;;) {
-    size_t shuffling = 0, waiting = 0;
+    size_t shuffling = 0, done = 0;
     for (size_t i = first; i < first + 32; ++i) {
       if (fibers[i].state == State::kReady || fibers[i].state == State::kAtShuffle) resume(i);
     }
     for (size_t i = first; i < first + 32; ++i) {
       shuffling += fibers[i].state == State::kAtShuffle;
-      waiting += fibers[i].state == State::kAtBarrier;
+      done += fibers[i].state == State::kDone;
     }
     if (shuffling == 0) return;
-    if (shuffling != 32) throw std::runtime_error("a shuffle of the full warp was reached by a part of it");
+    if (shuffling + done != 32) throw std::runtime_error("a shuffle of the full warp was reached by a part of it");
   }
 }
 
@@ -144,6 +144,10 @@ inline float __shfl_sync(unsigned, float value, int lane) {
   const float taken = emulator::fibers[self / 32 * 32 + static_cast<size_t>(lane)].offered;
   emulator::yield(emulator::State::kAtShuffle);
   return taken;
+}
+
+inline unsigned __shfl_sync(unsigned mask, unsigned value, int lane) {
+  return static_cast<unsigned>(__shfl_sync(mask, static_cast<float>(value), lane));  // of counts that a float holds
 }
 
 // A bit for each lane of the warp whose predicate holds.

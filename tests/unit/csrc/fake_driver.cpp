@@ -4,12 +4,14 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define E extern "C" __attribute__((visibility("default")))
 
 namespace {
 struct {
-  int version = 13000, capability[2] = {90, 80}, loading_mode = 2, capturing = 0, missing_kernel = 0, launch_result = 0;
+  int version = 13000, capability[2] = {90, 80}, loading_mode = 2, capturing = 0, missing_kernel = 0, launch_result = 0,
+      init_result = 0, context_result = 0, load_result = 0, load_seconds = 0;
 } fake;
 thread_local void* current = nullptr;
 char record[1 << 14];
@@ -35,6 +37,10 @@ E void fake_set(const char* name, int value) {
   if (strcmp(name, "capturing") == 0) fake.capturing = value;
   if (strcmp(name, "missing_kernel") == 0) fake.missing_kernel = value;
   if (strcmp(name, "launch_result") == 0) fake.launch_result = value;
+  if (strcmp(name, "init_result") == 0) fake.init_result = value;
+  if (strcmp(name, "context_result") == 0) fake.context_result = value;
+  if (strcmp(name, "load_result") == 0) fake.load_result = value;
+  if (strcmp(name, "load_seconds") == 0) fake.load_seconds = value;
 }
 E const char* fake_record() {
   static char taken[sizeof(record)];
@@ -43,10 +49,17 @@ E const char* fake_record() {
   return taken;
 }
 
-E int cuInit(unsigned) { return 0; }
+E int cuInit(unsigned) { return fake.init_result; }
 E int cuDriverGetVersion(int* version) { return *version = fake.version, 0; }
 E int cuGetErrorName(int result, const char** name) {
-  *name = result == 500 ? "CUDA_ERROR_NOT_FOUND" : result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
+  *name = "CUDA_ERROR_UNKNOWN";
+  if (result == 2) *name = "CUDA_ERROR_OUT_OF_MEMORY";
+  if (result == 3) *name = "CUDA_ERROR_NOT_INITIALIZED";
+  if (result == 200) *name = "CUDA_ERROR_INVALID_IMAGE";
+  if (result == 218) *name = "CUDA_ERROR_INVALID_PTX";
+  if (result == 500) *name = "CUDA_ERROR_NOT_FOUND";
+  if (result == 700) *name = "CUDA_ERROR_ILLEGAL_ADDRESS";
+  if (result == 709) *name = "CUDA_ERROR_CONTEXT_IS_DESTROYED";
   return 0;
 }
 E int cuGetErrorString(int, const char** text) { return *text = "the driver's words", 0; }
@@ -61,7 +74,7 @@ E int cuDevicePrimaryCtxRetain(void** context, int device) {
   note("retain", device);
   return *context = handle(100 + device), 0;
 }
-E int cuCtxGetCurrent(void** context) { return *context = current, 0; }
+E int cuCtxGetCurrent(void** context) { return *context = current, fake.context_result; }
 E int cuCtxSetCurrent(void* context) {
   note("set_current", number(context));
   return current = context, 0;
@@ -69,6 +82,8 @@ E int cuCtxSetCurrent(void* context) {
 E int cuCtxGetDevice(int* device) { return *device = static_cast<int>(number(current) % 100), 0; }
 E int cuLibraryLoadData(void** library, const void* data, int*, void**, unsigned, int*, void**, unsigned) {
   note("library", static_cast<long long>(strlen(static_cast<const char*>(data))));
+  if (fake.load_seconds != 0) sleep(fake.load_seconds);
+  if (fake.load_result != 0) return fake.load_result;
   return *library = handle(7), 0;
 }
 E int cuLibraryGetKernel(void** kernel, void*, const char* name) {
@@ -78,6 +93,7 @@ E int cuLibraryGetKernel(void** kernel, void*, const char* name) {
 E int cuKernelGetFunction(void** function, void*) { return *function = handle(2000 + number(current)), 0; }
 E int cuModuleLoadData(void** module, const void*) {
   note("module", number(current));
+  if (fake.load_result != 0) return fake.load_result;
   return *module = handle(8), 0;
 }
 E int cuModuleGetFunction(void** function, void*, const char*) { return *function = handle(3000 + number(current)), 0; }

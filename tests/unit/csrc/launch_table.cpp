@@ -2,7 +2,8 @@
 // Compiled once for each, with -DFAMILY_RMS_NORM and the like. Nothing is launched, and what the file needs besides is
 // left unresolved by the linker.
 //
-// op | unit of the width | from | to | kernel | fewest threads | most threads | rows in a block | stages
+// op | unit of the width | from | to | kernel | fewest threads | most threads | threads of a block of rows, or 0 |
+// stages
 #include <cstdio>
 #include <string>
 
@@ -35,10 +36,10 @@ namespace {
 
 struct Line {
   int kernel;
-  unsigned threads, rows, stages;
+  unsigned threads, block, stages;  // block: 0 where it has one row
 
   bool operator==(const Line& other) const {  // threads follow the width
-    return kernel == other.kernel && rows == other.rows && stages == other.stages;
+    return kernel == other.kernel && block == other.block && stages == other.stages;
   }
 };
 
@@ -59,20 +60,26 @@ void print_ranges(const char* op, const char* unit, const Choose& choose) {
     }
     const std::string to = past ? "" : std::to_string(width - 1);
     std::printf("%s|%s|%ld|%s|%s|%u|%u|%u|%u\n", op, unit, from, to.c_str(), kEntries[open.kernel].name, fewest, most,
-                open.rows, open.stages);
+                open.block, open.stages);
     open = line, from = width, fewest = most = line.threads;
   }
 }
 
-// `choose(columns, vectors)` gives a Choice; `first` is the family's first bf16 kernel.
+template <class Choice>
+unsigned block_of(const Choice& choice) {
+  return choice.rows > 1 ? choice.rows * choice.threads : 0;
+}
+
+// `choose(columns, vectors, shifted)` gives a Choice; `first` is the family's first bf16 kernel.
 template <class Choose>
 void print_choices(const char* op, int first, const Choose& choose) {
-  const auto line = [&](int64_t columns, int64_t vectors) {
-    const auto choice = choose(columns, vectors);
-    return Line{first + static_cast<int>(choice.kernel), choice.threads, choice.rows, 0};
+  const auto line = [&](int64_t columns, int64_t vectors, int64_t shifted) {
+    const auto choice = choose(columns, vectors, shifted);
+    return Line{first + static_cast<int>(choice.kernel), choice.threads, block_of(choice), 0};
   };
-  print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });
-  print_ranges(op, "elements", [&](long width) { return line(width, 0); });
+  print_ranges(op, "vectors", [&](long width) { return line(width * 8, width, 0); });
+  print_ranges(op, "shifted", [&](long width) { return line(width * 8, 0, width); });
+  print_ranges(op, "elements", [&](long width) { return line(width, 0, 0); });
 }
 
 #if defined(FAMILY_RMS_NORM_BACKWARD) || defined(FAMILY_LAYER_NORM_BACKWARD)
@@ -83,7 +90,7 @@ void print_walks(const char* op) {
     norm.rows = 1 << 20;
     norm.dtype = DType::kBFloat16;
     const Walk walk = choose_walk(norm, vectors, kPairAlone);
-    return Line{walk_entry(norm, walk), walk.threads, walk.rows, walk.stages};
+    return Line{walk_entry(norm, walk), walk.threads, block_of(walk), walk.stages};
   };
   print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });
   print_ranges(op, "elements", [&](long width) { return line(width, 0); });
@@ -93,19 +100,25 @@ void print_walks(const char* op) {
 void print_table() {
 #if defined(FAMILY_RMS_NORM)
   const int first = 2 * kKernels;
-  print_choices("rms_norm", first, [](int64_t columns, int64_t vectors) { return choose(columns, vectors, false); });
-  print_choices("fused_add_rms_norm", first,
-                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, true); });
+  print_choices("rms_norm", first, [](int64_t columns, int64_t vectors, int64_t shifted) {
+    return choose(columns, vectors, shifted, false);
+  });
+  print_choices("fused_add_rms_norm", first, [](int64_t columns, int64_t vectors, int64_t shifted) {
+    return choose(columns, vectors, shifted, true);
+  });
 #elif defined(FAMILY_LAYER_NORM)
-  print_choices("layer_norm", 2 * kKernels, [](int64_t columns, int64_t vectors) { return choose(columns, vectors); });
+  print_choices("layer_norm", 2 * kKernels,
+                [](int64_t columns, int64_t vectors, int64_t shifted) { return choose(columns, vectors, shifted); });
 #elif defined(FAMILY_SOFTMAX)
-  print_choices("softmax", kFirstEntry[2],
-                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, false, false); });
-  print_choices("causal softmax", kFirstEntry[2],
-                [](int64_t columns, int64_t vectors) { return choose(columns, vectors, true, false); });
+  print_choices("softmax", kFirstEntry[2], [](int64_t columns, int64_t vectors, int64_t shifted) {
+    return choose(columns, vectors, shifted, false, false);
+  });
+  print_choices("causal softmax", kFirstEntry[2], [](int64_t columns, int64_t vectors, int64_t shifted) {
+    return choose(columns, vectors, shifted, true, false);
+  });
 #elif defined(FAMILY_SOFTMAX_BACKWARD)
   print_choices("softmax backward", 2 * kKernels,
-                [](int64_t columns, int64_t vectors) { return choose(columns, vectors); });
+                [](int64_t columns, int64_t vectors, int64_t shifted) { return choose(columns, vectors, shifted); });
 #elif defined(FAMILY_RMS_NORM_BACKWARD)
   print_walks("rms_norm backward");
 #else

@@ -42,9 +42,8 @@ out = {}
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = tmp_path_factory.mktemp("launch")
+def build(work: Path) -> Path:
+    """The driver, and the launch protocol as it is shipped, in a folder."""
     base = ["g++", "-std=c++17", "-fPIC", "-shared", "-O1", "-fvisibility=hidden", f"-I{CSRC}"]
     for soname in ("libcuda.so.1", "libtorch_cuda.so"):
         command = [*base, f"-Wl,-soname,{soname}", str(HERE / "fake_driver.cpp"), "-o", str(work / soname)]
@@ -52,6 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shipped = [str(CSRC / "common" / name) for name in ("api.cpp", "driver.cpp", "launch.cpp")]
     subprocess.run([*base, str(HERE / "launch_probe.cpp"), *shipped, "-o", str(work / "probe.so")], check=True)
     return work
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("launch"))
 
 
 def scenario(folder: Path, code: str, *arguments: str) -> Any:
@@ -218,6 +222,33 @@ def test_capture_is_no_obstacle_to_a_newer_driver_or_a_loaded_kernel(folder: Pat
     assert scenario(folder, "setting('capturing', 1)\nimage(0)\nout = launch()") == 0
     code = "setting('version', 12000)\nimage(0)\ncall('precast_prepare', 'probe', 0)\nsetting('capturing', 1)\n"
     assert scenario(folder, code + "out = launch()") == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "result", "words"),
+    [
+        ("context_result", 3, "start it with spawn, not with fork"),
+        ("init_result", 3, "start it with spawn, not with fork"),
+        ("load_result", 2, "free memory of the GPU, then call again"),
+        ("load_result", 200, "the driver refuses the device code: install precast again"),
+        ("launch_result", 709, "another library has destroyed or reset the CUDA context"),
+    ],
+)
+def test_an_error_of_the_driver_says_what_to_do_and_is_over_when_the_driver_is_well(
+    folder: Path, setting: str, result: int, words: str
+) -> None:
+    code = f"setting({setting!r}, {result})\nimage(0)\nout['first'] = launch()\nout['second'] = launch()\n"
+    out = scenario(folder, code + f"setting({setting!r}, 0)\nout['third'] = launch()")
+    assert words in out["first"] and out["first"] == out["second"] and out["third"] == 0
+
+
+def test_a_child_that_is_forked_while_a_thread_loads_does_not_wait_for_that_thread(folder: Path) -> None:
+    code = "import os, time\nimage(0)\nsetting('load_seconds', 3)\nt = threading.Thread(target=launch)\nt.start()\n"
+    code += "time.sleep(0.5)\nchild = os.fork()\nif child == 0:\n    import faulthandler\n"
+    code += "    faulthandler.dump_traceback_later(30, exit=True)\n    setting('load_seconds', 0)\n"
+    code += "    os._exit(7 if launch() == 0 else 8)\n"
+    out = scenario(folder, code + "out['child'] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\nt.join()")
+    assert out["child"] == 7
 
 
 def test_without_a_driver_or_torchs_cuda(folder: Path) -> None:

@@ -31,7 +31,10 @@ def assert_close(ours: Any, exact: Any, floor: float = 2e-6) -> None:
 
 
 FORWARD = [
-    (BF16, (5, 128), "layer_norm_bf16_v4<2,32x4>"),
+    (BF16, (5, 128), "layer_norm_bf16_v4<1,4x32>"),
+    (BF16, (37, 96), "layer_norm_bf16_v4<2,4x32>"),
+    (BF16, (17, 256), "layer_norm_bf16_v4<2,8x16>"),
+    (BF16, (5, 264), "layer_norm_bf16_v4<2,32x4>"),
     (BF16, (3, 1024), "layer_norm_bf16_v4<2,32x2>"),
     (BF16, (3, 1032), "layer_norm_bf16_v4<3,64x1>"),
     (BF16, (2, 4096), "layer_norm_bf16_v4<2,128x1>"),
@@ -40,10 +43,15 @@ FORWARD = [
     (BF16, (1, 16384), "layer_norm_bf16_v4<1,512x1>"),
     (BF16, (1, 16392), "layer_norm_bf16_any<1,512x1>"),
     (F16, (2, 1032), "layer_norm_f16_v4<2,64x1>"),
-    (F16, (2, 769), "layer_norm_f16_any<2,224x1>"),
+    (F16, (3, 769), "layer_norm_f16_shifted<2,32x2>"),
+    (BF16, (9, 505), "layer_norm_bf16_shifted<2,16x8>"),
+    (BF16, (9, 507), "layer_norm_bf16_shifted<5,32x2>"),
+    (F32, (9, 101), "layer_norm_f32_shifted<1,8x16>"),
+    (BF16, (2, 16377), "layer_norm_bf16_shifted<2,512x1>"),
+    (BF16, (2, 16379), "layer_norm_bf16_any<2,512x1>"),
     (F16, (9, 7), "layer_norm_f16_any<3,32x4>"),
     (F32, (2, 4096), "layer_norm_f32_v4<2,256x1>"),
-    (F32, (2, 2, 3, 20), "layer_norm_f32_v4<3,32x4>"),
+    (F32, (2, 2, 3, 20), "layer_norm_f32_v4<1,4x32>"),
     (F32, (7, 1), "layer_norm_f32_any<2,32x4>"),
     (F32, (1, 100_003), "layer_norm_f32_any<1,512x1>"),
 ]
@@ -62,9 +70,11 @@ def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, para
 
 
 BACKWARD = [
-    (BF16, (40, 128), "layer_norm_backward_bf16_v2<2,32x16>", "16"),
+    (BF16, (40, 128), "layer_norm_backward_bf16_v1<2,16x32>", "16"),
     (BF16, (50, 1024), "layer_norm_backward_bf16_v2<20,64x1>", "64"),
-    (BF16, (9, 256), "layer_norm_backward_bf16_v2<1,32x16>", "32"),  # warps without a row
+    (BF16, (70, 40), "layer_norm_backward_bf16_v1<2,8x64>", "5"),
+    (BF16, (9, 264), "layer_norm_backward_bf16_v2<1,32x16>", "33"),
+    (BF16, (9, 256), "layer_norm_backward_bf16_v1<1,32x16>", "32"),  # warps without a row
     (BF16, (30, 4096), "layer_norm_backward_bf16_v2_pair<4,256x1>", "128"),
     (BF16, (9, 4096), "layer_norm_backward_bf16_v2_pair<4,256x1>", "128"),
     (BF16, (3, 8192), "layer_norm_backward_bf16_v2<2,512x1>", "256"),
@@ -191,3 +201,16 @@ def test_signs_of_zero_stay_without_a_bias(gpu: Any) -> None:
     x, weight = made(2, 64), torch.full((64,), -0.0)
     y = gpu.ops.layer_norm(x, weight, None, EPS)
     assert torch.equal(torch.signbit(y), x > x.mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(("dtype", "hidden"), [(F32, 24), (F32, 25), (BF16, 24), (BF16, 26)], ids=str)
+def test_a_row_does_not_depend_on_those_that_share_its_warp(gpu: Any, dtype: Any, hidden: int) -> None:
+    x, grad = made(37, hidden, dtype=dtype), made(37, hidden, dtype=dtype, seed=1)
+    x[::3] += 1000  # these rows need their sums once more, the others do not
+    weight = made(hidden, dtype=dtype, seed=2)
+    y = gpu.ops.layer_norm(x, weight, None, EPS)
+    grad_x = gpu.ops.layer_norm_backward(grad, x, weight, EPS, True, True)[0]
+    # Four rows on a row lies as it did beside the multiples of 16 bytes, and shares its warp with others.
+    assert torch.equal(gpu.ops.layer_norm(x[4:].clone(), weight, None, EPS), y[4:])
+    apart = gpu.ops.layer_norm_backward(grad[4:].clone(), x[4:].clone(), weight, EPS, True, True)[0]
+    assert torch.equal(apart, grad_x[4:])

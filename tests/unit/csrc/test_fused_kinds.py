@@ -1,0 +1,70 @@
+"""The plans of the GPU, emulated: they see what kind of tensor a gradient has become."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast.optim import FusedSGD  # noqa: E402
+from tests.ops import histories  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+
+@pytest.mark.parametrize("kind", ["negative", "conjugate", "zero tensor", "opaque", "asking", "offset", "expanded"])
+def test_a_gradient_is_what_its_elements_are(list_gpu: Any, kind: str) -> None:
+    param = torch.nn.Parameter(torch.zeros(5, 7))
+    optimizer = FusedSGD([param], lr=1.0)
+    for number in range(1, 6):
+        plain = number in (1, 4)
+        param.grad = histories.GRADIENTS["plain" if plain else kind](torch.ones(5, 7))
+        before = param.detach().clone()
+        optimizer.step()
+        assert torch.equal(param, before - (0.0 if kind == "zero tensor" and not plain else 1.0))
+
+
+@pytest.mark.parametrize("kind", ["fake", "denying", "refusing", "empty storage", "short storage", "shard"])
+def test_what_is_refused_changes_nothing(list_gpu: Any, kind: str) -> None:
+    params = [torch.nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    optimizer = FusedSGD(params, lr=1.0)
+    for number in range(3):
+        for param in params:
+            param.grad = torch.ones(8)
+        if number > 0:
+            params[1].grad = histories.GRADIENTS[kind](torch.ones(8))
+            assert histories._attempt(optimizer.step, "cpu") is not None
+        else:
+            optimizer.step()
+        assert [p.tolist() for p in params] == [[-1.0] * 8] * 2
+
+
+def test_a_gradient_that_comes_later_is_seen_beside_one_that_is_handed_over(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    optimizer = FusedSGD(params, lr=1.0)
+    params[0].grad = histories.GRADIENTS["negative"](torch.ones(4))
+    optimizer.step()
+    params[1].grad = torch.ones(4)
+    optimizer.step()
+    assert [p.tolist() for p in params] == [[-2.0] * 4, [-1.0] * 4]
+
+
+@pytest.mark.parametrize("which", ["parameter", "momentum_buffer of parameter"])
+def test_what_a_plan_cannot_stand_for_is_refused(list_gpu: Any, which: str) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedSGD([param], lr=1.0, momentum=0.5)
+    param.grad = torch.ones(4)
+    optimizer.step()
+    tensor = param if which == "parameter" else optimizer.state[param]["momentum_buffer"]
+    tensor.data = torch._neg_view(tensor.data)
+    with pytest.raises(RuntimeError, match=f"{which} 0 has no memory of its own; nothing was updated"):
+        optimizer.step()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs triton: the interpreter takes minutes")
+def test_histories(list_gpu: Any) -> None:
+    counts = histories.run(0, 40, "cpu", "gpu")
+    assert counts["equal"] > 40
