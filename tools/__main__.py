@@ -10,6 +10,7 @@ VERBS = {
     "audit": "ask every guard of a release whether a wheel keeps its promise",
     "build": "one wheel from its parts: built, repaired, audited, tried",
     "check-set": "hold a folder of wheels against the plan",
+    "constraints": "print the versions that make installs on this machine",
     "dev": "build kernel families for this machine after an edit, and only what changed",
     "device": "compile the device code of one label",
     "headers": "pin the headers of another torch",
@@ -35,7 +36,19 @@ def main(arguments: list[str]) -> int:
         width = max(map(len, VERBS))
         print("python -m tools <verb>\n" + "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items()))
         return 0 if arguments in ([], ["--help"], ["-h"]) else 2
-    status: int = importlib.import_module(f"tools.{arguments[0].replace('-', '_')}").main(arguments[1:])
+    try:
+        status: int = importlib.import_module(f"tools.{arguments[0].replace('-', '_')}").main(arguments[1:])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in {"tools", "precast"}:
+            raise
+        print(
+            f"python -m tools {arguments[0]} needs the package {error.name}\n"
+            f"  found   {sys.executable}, which does not have it\n"
+            f"  needed  the environment of the tools\n"
+            f"  fix     1) make tools && . .venv-tools/bin/activate   2) the same command again",
+            file=sys.stderr,
+        )
+        return 1
     return status
 
 

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from precast._abi.violation import Violation
 from precast._build import matrix
+from precast.errors import KernelError
+from tools import cells
 from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
 from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
 from tools.wheel import NotAWheel, read_wheel
@@ -95,7 +97,12 @@ def main(arguments: list[str]) -> int:
         return 0
     if options.twin is not None and len(options.wheel) != 1:
         parser.error("--twin compares with one wheel")
-    known = matrix.load(options.matrix)
+    try:
+        known = matrix.load(options.matrix)
+        cells.expand(known, known.event("release"), options.only_torch or None)  # refuses a minor that there is not
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 2
     asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None, options.publish)
     subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
     for path in options.wheel:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
@@ -19,6 +19,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
+T = TypeVar("T")
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _FAMILY_TABLE = "precast_families"
 # One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2) or a 256-bit one (VEX, map 0F38, L = 1): the
@@ -46,6 +47,11 @@ _TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)"
 _ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
 # Places every Linux has; a library may name them.
 _EVERYWHERE = ("/lib/", "/lib64/", "/proc/", "/sys/", "/dev/")
+
+
+_COMPRESSED = 0x800  # SHF_COMPRESSED of elf(5)
+_OVERLAP = 16  # names may share bytes: so many times the bytes of the file, and no more
+_MOST_FAMILIES = 1024
 
 
 class Unreadable(ValueError):
@@ -113,10 +119,10 @@ def read_cubin(data: bytes) -> DeviceFacts:
         if (abi, version) == (51, 7):
             major, number, suffix = 12, bits % 256, "a" if bits // 0x800 % 2 else ""
         elif (abi, version) == (65, 8):
-            major, number, suffix = 13, bits // 256 % 256, _noted_suffix(elf)
+            major, number, suffix = 13, bits // 256 % 256, _noted_suffix(elf, data)
         else:
             raise Unreadable(f"OS ABI {abi}, ABI version {version}")
-        sections = {section.name: section for section in elf.iter_sections()}
+        sections = dict(_bounded(((section.name, section) for section in elf.iter_sections()), data))
         entries = frozenset(name.removeprefix(".text.") for name in sections if name.startswith(".text."))
     except (ELFError, KeyError, ValueError, TypeError, AttributeError, IndexError, UnicodeDecodeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from error
@@ -150,16 +156,16 @@ def absolute_paths(data: bytes) -> list[str]:
 def _library(elf: Any, data: bytes) -> LibraryFacts:
     if elf["e_type"] != "ET_DYN":
         raise Unreadable(f"type {elf['e_type']}")
-    sections = {section.name: section for section in elf.iter_sections()}
+    sections = dict(_bounded(((section.name, section) for section in elf.iter_sections()), data))
     dynamic = [section for section in sections.values() if isinstance(section, DynamicSection)]
     tags: list[Any] = [tag for section in dynamic for tag in section.iter_tags()]
     by_tag = {tag.entry.d_tag: tag for tag in tags}
-    versions = list(_needed_versions(sections.values()))
+    versions = [name for name, _ in _bounded(((name, None) for name in _needed_versions(sections.values())), data)]
     run_path = [getattr(tag, "runpath", None) or getattr(tag, "rpath", None) for tag in tags]
     flags = by_tag["DT_FLAGS"].entry.d_val if "DT_FLAGS" in by_tag else 0
     stack = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_GNU_STACK"]
-    comment = sections[".comment"].data() if ".comment" in sections else b""
-    code = sections[".text"].data()
+    comment = _content(sections[".comment"], data) if ".comment" in sections else b""
+    code = _content(sections[".text"], data)
     return LibraryFacts(
         machine=_MACHINES.get(elf["e_machine"], str(elf["e_machine"])),
         soname=by_tag["DT_SONAME"].soname if "DT_SONAME" in by_tag else None,
@@ -167,8 +173,8 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
         run_path=next((path for path in run_path if path), None),
         glibc=_greatest("GLIBC_", versions),
         glibcxx=_greatest("GLIBCXX_", versions),
-        exported=frozenset(_exports(sections.values())),
-        undefined=tuple(_undefined(sections)),
+        exported=frozenset(name for name, _ in _bounded(((name, None) for name in _exports(sections.values())), data)),
+        undefined=tuple(one for _, one in _bounded(((one.name, one) for one in _undefined(sections)), data)),
         families=tuple(_families(elf, sections)),
         cpu_levels=_cpu_levels(code, str(elf["e_machine"])),
         debug=".debug_info" in sections,
@@ -176,6 +182,24 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
         text_relocations="DT_TEXTREL" in by_tag or bool(flags & 4),
         executable_stack=not stack or bool(stack[0]["p_flags"] & 1),
     )
+
+
+def _bounded(named: Iterable[tuple[str, T]], data: bytes) -> Iterator[tuple[str, T]]:
+    """The same, or Unreadable where the names of one megabyte would take gigabytes, as each begins inside the last."""
+    left = _OVERLAP * len(data)
+    for name, what in named:
+        left -= len(name)
+        if left < 0:
+            raise Unreadable("the names in it overlap without end")
+        yield name, what
+
+
+def _content(section: Any, data: bytes) -> bytes:
+    """What a section holds. pyelftools makes zeros of any number, and unpacks without a bound."""
+    if section["sh_type"] == "SHT_NOBITS" or section["sh_flags"] & _COMPRESSED or section["sh_size"] > len(data):
+        raise Unreadable(f"section {section.name}: {section['sh_type']} of {section['sh_size']} bytes, or compressed")
+    found: bytes = section.data()
+    return found
 
 
 def _needed_versions(sections: Iterable[Any]) -> Iterator[str]:
@@ -228,6 +252,8 @@ def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
     table = sections.get(_FAMILY_TABLE)
     if table is None:
         return  # no family at all, which the claims of the manifest contradict
+    if table["sh_size"] > 8 * _MOST_FAMILIES:
+        raise Unreadable(f"a table of families of {table['sh_size']} bytes")
     points_to = {
         relocation["r_offset"]: relocation["r_addend"]
         for section in sections.values()
@@ -252,10 +278,10 @@ def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
     return ("baseline", *marked) if machine == "EM_X86_64" else tuple(marked)
 
 
-def _noted_suffix(elf: Any) -> str:
+def _noted_suffix(elf: Any, data: bytes) -> str:
     """A CUDA 13 cubin tells `sm_90a` from `sm_90` in a note only."""
     for section in elf.iter_sections():
         if section.name == ".note.nv.tkinfo":
-            noted = re.search(rb"-arch sm_\d+([af]?)\b", section.data())
+            noted = re.search(rb"-arch sm_\d+([af]?)\b", _content(section, data))
             return noted[1].decode() if noted else ""
     return ""

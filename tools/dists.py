@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tarfile
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
@@ -16,11 +16,13 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 from packaging.version import Version
 
 from precast._abi.label import PlatformTag
+from precast._build.archives import BadArchive, open_tar
 from precast.errors import KernelError
 from tools import wheelhouse
 from tools.wheel import NotAWheel, read_wheel
 
 PROJECT = "precast"
+_MOST_METADATA = 4 << 20
 
 
 class IndexRefused(KernelError):
@@ -93,20 +95,36 @@ def _machine(path: Path, platform: str) -> str:
     except ValueError as error:
         raise IndexRefused(f"{path}: {error}") from error
     if tag.policy is None:
-        raise IndexRefused(f"{path}: its tag {tag} promises nothing to other machines: auditwheel repair comes first")
+        raise IndexRefused(
+            f"{path.name} promises nothing to other machines: it is as pip built it\n"
+            f"  found   the tag {tag}, in {path}\n"
+            f"  needed  a repaired wheel, with a manylinux tag\n"
+            f"  fix     1) python -m tools repair --out wheelhouse {shlex.quote(str(path))}\n"
+            f"          2) python -m tools index wheelhouse --out build/site"
+        )
     return tag.machine
 
 
 def _read_sdist(path: Path) -> tuple[Version, frozenset[str], bytes]:
     try:
         name, version = parse_sdist_filename(path.name)
-        with tarfile.open(path) as archive:
-            member = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
-            metadata = b"" if member is None else member.read()
-    except (InvalidSdistFilename, tarfile.TarError, KeyError, EOFError, OSError) as error:
+        metadata = _pkg_info(path, f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
+    except (InvalidSdistFilename, BadArchive) as error:
         raise IndexRefused(f"{path}: not an sdist: {error}") from error
     _check_name(path, name)
     return version, frozenset(), metadata
+
+
+def _pkg_info(path: Path, name: str) -> bytes:
+    """The metadata of an sdist, which comes once."""
+    found: list[bytes] = []
+    with open_tar(path) as archive:
+        for member in archive:
+            if member.name == name and member.size <= _MOST_METADATA:
+                found.append(b"".join(archive.pieces(member)))
+    if len(found) != 1:
+        raise BadArchive(f"it has {len(found)} files {name} of at most {_MOST_METADATA} bytes, not one")
+    return found[0]
 
 
 def _check_name(path: Path, name: str) -> None:

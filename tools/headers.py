@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import asdict
 
 from precast._abi.version import TorchVersion
-from precast._build import classic_headers, headers
+from precast._build import classic_headers, headers, torch_wheel
 
 # What host code may include of the stable ABI, whatever it includes today.
 ROOTS = (
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--classic", action="store_true", help="those of its C++, for torch below the stable ABI")
     given = parser.parse_args(arguments)
     torch: str = given.torch
-    with headers.open_url(headers.find_wheel(torch)) as file, zipfile.ZipFile(file) as wheel:
+    with torch_wheel.opened(torch_wheel.find_wheel(torch)) as wheel:
         if given.classic:
             known = {
                 **classic_headers.load_pins(),

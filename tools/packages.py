@@ -19,8 +19,12 @@ def folder_of(requirement: str, cache: Cache) -> Path:
     """The folder that holds an exact requirement (``nvidia-cuda-nvrtc==13.0.88``), without what it depends on."""
     if not re.fullmatch(r"[\w.-]+==[\w.]+", requirement):
         raise ValueError(f"not an exact requirement: {requirement!r}")
-    kept = cache.root / "packages" / requirement.replace("==", "-")
-    return _kept(kept, ["--no-deps", "--only-binary=:all:", requirement])
+    return _kept(kept(requirement, cache), ["--no-deps", "--only-binary=:all:", requirement])
+
+
+def kept(requirement: str, cache: Cache) -> Path:
+    """Where the folder of an exact requirement lies, once it is there."""
+    return cache.root / "packages" / requirement.replace("==", "-")
 
 
 def environment(requirements: Sequence[str], cache: Cache, options: Sequence[str]) -> Path:

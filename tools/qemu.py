@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +127,9 @@ def newest_cpu_torch() -> str:
 def unpacked(wheel: Wheel, folder: Path) -> Path:
     """The files of a wheel, nothing older beside them."""
     shutil.rmtree(folder, ignore_errors=True)
-    with zipfile.ZipFile(wheel.path) as archive:
-        archive.extractall(folder)
+    for name, data in wheel.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
     return folder
 
 

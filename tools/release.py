@@ -17,9 +17,10 @@ from pathlib import Path
 
 from precast._abi.settings import Settings
 from precast._build import lock, matrix, parts, toolchain
+from precast._build.cache import open_cache
 from precast.errors import KernelError
 from tools import __main__ as verbs
-from tools import sdist, wheelhouse
+from tools import preflight, sdist, wheelhouse
 from tools.cells import Plan, expand
 from tools.check_set import expected
 from tools.plan import as_json
@@ -121,6 +122,8 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
             )
         turn.tell(out / "logs")
         refuse_strangers(out, plan, known)
+        settings = Settings.from_env(os.environ)
+        preflight.check(plan, out, settings, open_cache(settings), ROOT)
         for folder in ("parts", "wheelhouse", "logs"):  # the index makes its own
             (out / folder).mkdir(exist_ok=True)
         wheelhouse.clear_staging(out / "wheelhouse")

@@ -43,7 +43,8 @@ def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
         )
         made = read_wheel(tagged)
     # auditwheel does not touch what needs nothing; were a byte of a library changed, the audit would see it
-    document = sbom.sbom(info, headers.load_pins(), known, moment_of(epoch))
+    pins = headers.load_pins() if made.below(f"precast/csrc/{headers.FOLDER}/") else None
+    document = sbom.sbom(info, pins, known, moment_of(epoch))
     files = {**made.files, f"{made.dist_info}/{sbom.NAME}": document}
     write_wheel(out / tagged.name, made.dist_info, files, epoch)
     return out / tagged.name

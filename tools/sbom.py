@@ -35,18 +35,18 @@ LICENCES = {
 _LICENCE = LicenseFactory()
 
 
-def sbom(info: BuildInfo, pins: Pins, matrix: Matrix, moment: datetime) -> bytes:
-    """The document of one wheel."""
+def sbom(info: BuildInfo, pins: Pins | None, matrix: Matrix, moment: datetime) -> bytes:
+    """The document of one wheel; ``pins`` are those of the headers in it, None if it has none."""
     version = f"{info.version}{info.label.local}"
     whole = _component("precast", version, ComponentType.LIBRARY, "precast", purl=("precast", version))
     files: tuple[HostFile | DeviceFile, ...] = (*info.host, *info.device)
     shipped = [_file(f"precast/_C/{file.path}", file.sha256) for file in files]
-    headers = _headers(pins)
+    shipped += [] if pins is None else [_headers(pins)]
     tools = list(_compilers(info, matrix))
-    bom = Bom(components=[*shipped, headers, *tools], serial_number=_serial(info))
+    bom = Bom(components=[*shipped, *tools], serial_number=_serial(info))
     bom.metadata.component = whole
     bom.metadata.timestamp = moment
-    bom.register_dependency(whole, [*shipped, headers])
+    bom.register_dependency(whole, shipped)
     text: str = JsonV1Dot6(bom).output_as_string(indent=1)
     return f"{text}\n".encode()
 
@@ -57,7 +57,7 @@ def _serial(info: BuildInfo) -> uuid.UUID:
 
 
 def _headers(pins: Pins) -> Component:
-    """The headers that the host library is compiled with and that the wheel ships, as the part of torch they are."""
+    """The headers that the wheel ships for extensions, as the part of torch they are."""
     torch = _component("torch", pins.torch, ComponentType.LIBRARY, "torch", purl=("torch", pins.torch))
     folder = "precast/csrc/torch_stable"
     torch.components.update(_file(f"{folder}/include/{name}", sha) for name, sha in pins.headers.items())

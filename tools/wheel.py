@@ -1,6 +1,6 @@
 """A wheel as it lies on disk: its name, its metadata, its files; and the one form in which wheels are written.
 
-Standard library only, and nothing that is read is believed yet. The form depends on the files, their names and one
+Nothing that is read is believed yet. The form depends on the files, their names and one
 moment: not on who wrote them, where, when, in which order or under which umask.
 """
 
@@ -13,7 +13,6 @@ import io
 import re
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,12 +20,16 @@ from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
+from precast._build.archives import BadArchive, open_zip
+
 MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
 _EARLIEST = 315532800  # 1980-01-01: a zip archive knows no earlier moment, and none between two even seconds
 _UNIX = 3
 _PERMISSIONS = 0o100644 << 16  # a plain file; no file of a wheel of ours is run as a program
+_MOST_BYTES = 256 << 20  # of a wheel, and of what is in it; ours have 5 MB, and 20 unpacked
+_MOST_TEXT = 4 << 20  # of one file that is parsed as a whole: metadata, a manifest; ours have 100 kB
 _LEVEL = 9  # 2 % fewer bytes than level 6, for two seconds more of a wheel
 
 
@@ -58,12 +61,6 @@ class Wheel:
     entries: tuple[Entry, ...]
 
     @property
-    def repeated(self) -> tuple[str, ...]:
-        """What is in the archive twice."""
-        names = [entry.name for entry in self.entries]
-        return tuple(sorted({name for name in names if names.count(name) > 1}))
-
-    @property
     def dist_info(self) -> str:
         """The folder of the metadata."""
         return f"{self.name}-{self.version}.dist-info"
@@ -78,21 +75,33 @@ class Wheel:
 
 
 def read_wheel(path: Path) -> Wheel:
-    """Read a wheel whole: they are small."""
+    """Read a wheel whole: they are small. NotAWheel for what is damaged, or unpacks to far more than a wheel has."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise NotAWheel(f"{path.name}: not the name of a wheel")
     try:
-        with zipfile.ZipFile(path) as archive:
-            listed = archive.infolist()
-            files = {entry.filename: archive.read(entry) for entry in listed if not entry.is_dir()}
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        with open_zip(path, _MOST_BYTES) as archive:
+            listed = archive.listed
+            for entry in listed:
+                _check_entry(entry)
+            files = {entry.filename: archive.read(entry) for entry in archive.files}
+    except BadArchive as error:
         raise NotAWheel(f"{path}: {error}") from error
     entries = tuple(
         Entry(e.filename, e.date_time, e.create_system, e.external_attr, e.compress_type, e.extra) for e in listed
     )
     tag = (match["python"], match["abi"], match["platform"])
     return Wheel(path, match["name"], match["version"], tag, files, entries)
+
+
+def _check_entry(entry: zipfile.ZipInfo) -> None:
+    """BadArchive for a file too large to be parsed, or of a moment that there is not."""
+    if entry.file_size > _MOST_TEXT and (".dist-info/" in entry.filename or entry.filename == MANIFEST):
+        raise BadArchive(f"{entry.filename} has {entry.file_size} bytes, more than the {_MOST_TEXT} that are parsed")
+    try:
+        datetime(*entry.date_time, tzinfo=timezone.utc)
+    except ValueError as error:
+        raise BadArchive(f"{entry.filename} is of {entry.date_time}: {error}") from error
 
 
 def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:

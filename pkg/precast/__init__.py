@@ -7,8 +7,6 @@ Importing this package imports neither torch nor any compiled file; everything b
     precast.load("rms_norm", "cuda:0")       # the same ahead of time, for example before capturing a CUDA graph
 """
 
-from __future__ import annotations
-
 from precast._version import __version__
 
 TYPE_CHECKING = False  # type checkers know the name; ``typing`` would take longer to import than everything here
@@ -40,7 +38,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     import importlib
 
     if name in _SUBMODULES:

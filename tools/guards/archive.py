@@ -24,8 +24,6 @@ def check_metadata(a: Audited) -> Iterator[Violation]:
     """RECORD, file name, WHEEL and METADATA agree, with the matrix too; an index would take the wheel."""
     for where, wanted, found in record_errors(a.wheel):
         yield Violation("record", where, wanted, found)
-    for name in a.wheel.repeated:
-        yield Violation("archive", name, "once", "more than once")
     metadata = a.wheel.metadata("METADATA")
     yield from same("version", "METADATA", a.wheel.version, metadata.get("Version"))
     yield from same("name", "METADATA", a.wheel.name, metadata.get("Name"))

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
 from precast._abi.violation import Violation
 from precast._build import headers, sources
+from precast._build.files import DIGEST
 from tools import binaries
 from tools.guards.claims import host_claims
 from tools.guards.subject import Audited, same
@@ -78,7 +79,10 @@ def _libraries(a: Audited) -> Iterator[Violation]:
 
 
 def _sources(a: Audited) -> Iterator[Violation]:
-    """The sources for the JIT are those the manifest names, and the stable headers are the pinned ones."""
+    """The sources are those the manifest names, and the headers for extensions are the pinned ones.
+
+    A release has all of the headers; another wheel has all or none, as it was built from an sdist or from a checkout.
+    """
     ours = a.wheel.below("precast/csrc/")
     digest = sources.digest_of_pairs(
         (f"csrc/{name}", hashlib.sha256(data).hexdigest())
@@ -86,6 +90,8 @@ def _sources(a: Audited) -> Iterator[Violation]:
         if Path(name).suffix in _SOURCES and not name.startswith("torch_stable/")
     )
     yield from same("sources", "precast/csrc", a.info.source_digest, digest)
+    stated = ours.get(DIGEST, b"").decode("ascii", "replace").strip()
+    yield from same("sources", f"precast/csrc/{DIGEST}", a.info.source_digest, stated or "not there")
     pins = headers.load_pins()
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     found = {
@@ -93,5 +99,7 @@ def _sources(a: Audited) -> Iterator[Violation]:
         for name, data in ours.items()
         if name.startswith("torch_stable/")
     }
+    if not found and a.info.mode is not BuildMode.RELEASE:
+        return
     for name in sorted(set(wanted) | set(found)):
         yield from same("headers", f"precast/csrc/torch_stable/{name}", wanted.get(name), found.get(name))

@@ -71,12 +71,12 @@ def check_sbom(a: Audited) -> Iterator[Violation]:
 def _moment(a: Audited, document: dict[str, Any]) -> Iterator[Violation]:
     """The moment of the document is that of the archive; neither is the one at which somebody happened to build."""
     archive = datetime(*a.wheel.entries[0].moment, tzinfo=timezone.utc).isoformat()
-    yield from same("timestamp", f"{FILE} $.metadata.timestamp", archive, document["metadata"].get("timestamp"))
+    yield from same("timestamp", f"{FILE} $.metadata.timestamp", archive, document.get("metadata", {}).get("timestamp"))
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     """Every component by its package URL or path, those inside another one too."""
-    todo = [document["metadata"].get("component", {"name": "no component"}), *document.get("components", ())]
+    todo = [document.get("metadata", {}).get("component", {"name": "no component"}), *document.get("components", ())]
     for component in todo:
         todo += component.get("components", ())
         purl = component.get("purl")
@@ -91,15 +91,16 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 
 
 def _wanted(a: Audited) -> dict[str, Row]:
-    """The rows that follow from the manifest, the pinned headers and the matrix."""
+    """The rows that follow from the manifest, the matrix and, if the wheel has them, the pinned headers."""
     info, pins = a.info, headers.load_pins()
     version = a.wheel.version
     rows: dict[str, Row] = {_purl("precast", version): (version, "", "Apache-2.0", "")}
     rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.host}
     rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.device}
-    rows[_purl("torch", pins.torch)] = (pins.torch, "", "BSD-3-Clause", "")
-    rows |= {f"{_STABLE}/include/{name}": ("", sha, "", "") for name, sha in pins.headers.items()}
-    rows |= {f"{_STABLE}/{name}": ("", sha, "", "") for name, sha in pins.notices.items()}
+    if a.wheel.below(f"{_STABLE}/"):
+        rows[_purl("torch", pins.torch)] = (pins.torch, "", "BSD-3-Clause", "")
+        rows |= {f"{_STABLE}/include/{name}": ("", sha, "", "") for name, sha in pins.headers.items()}
+        rows |= {f"{_STABLE}/{name}": ("", sha, "", "") for name, sha in pins.notices.items()}
     for name, compiler in info.compilers:
         if name == "g++":
             rows[name] = (compiler, "", "GPL-3.0-or-later WITH GCC-exception-3.1", "excluded")

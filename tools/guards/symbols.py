@@ -1,7 +1,8 @@
 """The guard of undefined symbols: whatever a host library takes from torch is there in every torch that it claims.
 
-A stable library may ask for the C functions that the pinned headers of torch declare for its floor, and for no other
-symbol of torch. A classic library is held against the symbols that its torch exports: of an installed one, or recorded.
+A stable library may ask for the C functions that its own header of torch's interface declares for its floor, and for
+no other symbol of torch. A classic library is compared with the symbols that its torch exports: of an installed torch,
+or recorded.
 """
 
 from __future__ import annotations
@@ -17,28 +18,25 @@ from precast._abi.violation import Violation
 from tools import binaries
 from tools.guards.subject import Audited
 
-INCLUDE = "precast/csrc/torch_stable/include/torch/csrc/"
-_SHIMS = re.compile(r"(inductor/aoti_torch/(c|generated)|stable/c)/\w*shim\w*\.h")
-_DECLARED = re.compile(r"AOTI_TORCH_EXPORT[^;{]*?\b((?:aoti_)?torch_\w+)\s*\(")
-_SINCE = re.compile(r"#if\s+TORCH_FEATURE_VERSION\s*>=\s*TORCH_VERSION_(\d+)_(\d+)_\d+")
+DECLARATIONS = "precast/csrc/common/torch_c.h"
+_DECLARED = re.compile(r"^PRECAST_(?:WEAK_|(CUDA_))?SINCE\((\d+), (\d+)\)[^;(]*?(\w+)\(", re.MULTILINE)
 # Weak references that the C runtime's start files make in every library; nobody has to define them.
 _RUNTIME = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
 _VERSIONED = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+")
 # What of an installed torch a classic library may resolve against; its OpenMP runtime lies beside them.
 LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
-_ANY = Release(0, 0)
 
 
 def check_symbols(a: Audited) -> Iterator[Violation]:
     """Each library by its torch ABI."""
-    shims = declared_shims(a.wheel.below(INCLUDE))
+    functions = declared(a.wheel.files.get(DECLARATIONS, b"").decode("utf-8"))
     for file in a.info.host:
         facts = a.libraries.get(file.path)
         if facts is None:
             continue  # the guard of the manifest has said so
         asked = asked_of_torch(facts)
         if isinstance(file.abi, Stable):
-            yield from _stable(file.path, file.abi, asked, shims)
+            yield from _stable(file.path, file.abi, asked, functions)
         else:
             yield from _classic(file.path, file.abi, asked, a.asked.torch_lists)
 
@@ -56,14 +54,14 @@ def _of_the_system(symbol: binaries.Undefined) -> bool:
 
 
 def _stable(
-    path: str, abi: Stable, asked: Iterable[binaries.Undefined], shims: Mapping[str, Release | None]
+    path: str, abi: Stable, asked: Iterable[binaries.Undefined], functions: Mapping[str, Release | None]
 ) -> Iterator[Violation]:
     """A weak reference may be to a newer function, as the code then asks whether it is there."""
     for symbol in asked:
-        if symbol.name not in shims:
-            yield Violation("symbol", path, "functions of torch's stable ABI alone", str(symbol))
+        if symbol.name not in functions:
+            yield Violation("symbol", path, f"functions that {DECLARATIONS} declares", str(symbol))
             continue
-        since = shims[symbol.name]
+        since = functions[symbol.name]
         if since is None:
             yield Violation("symbol", path, "nothing that CPU builds of torch lack", f"{symbol}, of its CUDA part")
         elif since > abi.floor and not symbol.weak:
@@ -81,42 +79,12 @@ def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: 
             yield Violation("symbol", path, f"a symbol that torch {abi.release} exports", str(symbol))
 
 
-def declared_shims(headers: Mapping[str, bytes]) -> dict[str, Release | None]:
-    """Each C function of the stable ABI, and the torch it came with; None for one of torch's CUDA or MPS library.
-
-    Functions without a version are older than the oldest floor that the stable ABI can be built for.
-    """
-    found: dict[str, Release | None] = {}
-    for name, data in headers.items():
-        if _SHIMS.fullmatch(name):
-            found |= _declared(data.decode("utf-8"))
-    return found
-
-
-def _declared(text: str) -> dict[str, Release | None]:
-    """Walk the conditions of one header; declarations may go over several lines, conditions do not."""
-    found: dict[str, Release | None] = {}
-    open_conditions: list[Release | None] = []
-    code: list[str] = []
-
-    def flush() -> None:
-        since = None if None in open_conditions else max((r for r in open_conditions if r), default=_ANY)
-        found.update(dict.fromkeys(_DECLARED.findall("\n".join(code)), since))
-        code.clear()
-
-    for line in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).splitlines():
-        if not line.startswith("#"):
-            code.append(line)
-            continue
-        flush()
-        if line.startswith("#if"):
-            since = _SINCE.match(line)
-            device_only = re.match(r"#ifdef\s+USE_(CUDA|MPS)\b", line)
-            open_conditions.append(Release(int(since[1]), int(since[2])) if since else None if device_only else _ANY)
-        elif line.startswith("#endif"):
-            open_conditions.pop()
-    flush()
-    return found
+def declared(header: str) -> dict[str, Release | None]:
+    """Each C function that torch_c.h declares, and the torch it came with; None for one of torch's CUDA library."""
+    return {
+        name: None if cuda else Release(int(major), int(minor))
+        for cuda, major, minor, name in _DECLARED.findall(header)
+    }
 
 
 @functools.cache

@@ -60,6 +60,9 @@ def why_no_prebuilt(piece: str, build_info: BuildInfo | None, settings: Settings
         fix = remedy.prebuilt_wheel(host, build_info)
         found = "a pure wheel: CUDA_EXT was not seen at build time"
         return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "prebuilt files", found, fix)
+    if host.stale is not None:
+        why = host.stale
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.STALE, why.wanted, why.found, why.remedy)
     if piece == _PIECE and not build_info.host:
         return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "a host library", "none in this installation")
     return None

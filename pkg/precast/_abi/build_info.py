@@ -23,6 +23,10 @@ __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "Manife
 SCHEMA = 2
 # What device code may unpack to. The largest image has 0.65 MB.
 MAX_CONTENT_BYTES = 16 << 20
+# What a file may have. The largest libraries in wheels have less than 2 GB.
+MAX_FILE_BYTES = 4 << 30
+# What a manifest may have. That of our largest wheel has 0.05 MB.
+MAX_MANIFEST_BYTES = 4 << 20
 
 _HEX = frozenset("0123456789abcdef")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -254,8 +258,8 @@ def _words(reader: Reader, key: str) -> tuple[str, ...]:
 
 def _size(reader: Reader) -> int:
     size = reader.integer("bytes")
-    if size < 0:
-        raise ManifestError(f"{reader.at('bytes')}: wanted 0 or more, found {size}")
+    if not 0 <= size <= MAX_FILE_BYTES:
+        raise ManifestError(f"{reader.at('bytes')}: wanted 0 to {MAX_FILE_BYTES}, found {size}")
     return size
 
 

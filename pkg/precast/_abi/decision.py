@@ -31,6 +31,7 @@ class Reason(str, Enum):
     JIT_OFF = "jit-off"
     NO_PREBUILT = "no-prebuilt"
     SKIPPED = "skipped"
+    STALE = "stale"
     DAMAGED = "damaged"
     FAMILY = "family"
     MACHINE = "machine"

@@ -60,8 +60,8 @@ def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str
 
 
 def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:
-    """Everything a bug report needs, in one line; ``version`` is the package's, for when there is no manifest."""
-    package = version if build_info is None else f"{build_info.version}{build_info.label.local}"
+    """Everything a bug report needs, in one line; ``version`` is that of the code, by default the manifest's."""
+    package = version if build_info is None else f"{version or build_info.version}{build_info.label.local}"
     torch = "no torch"
     if host.torch is not None:
         info = host.torch

@@ -63,11 +63,21 @@ class Builders:
 
 
 @value(frozen=True)
+class Stale:
+    """Prebuilt files that were not made from the code beside them: what was needed and found, and what helps."""
+
+    wanted: str
+    found: str
+    remedy: str
+
+
+@value(frozen=True)
 class Host:
     """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
 
     ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use;
     ``lzma_error`` is what ``import lzma`` said when a device file was to be unpacked, and None before or without one.
+    ``stale`` is about the prebuilt files of this installation, and None where they are up to date or none are there.
     """
 
     system: str
@@ -81,3 +91,4 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
     builders: Builders | None = None
     lzma_error: str | None = None
+    stale: Stale | None = None

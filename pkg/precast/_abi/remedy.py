@@ -46,6 +46,11 @@ def reinstall(build_info: BuildInfo) -> str:
     return f'CUDA_EXT=1 pip install --force-reinstall --no-deps --no-cache-dir "precast=={build_info.version}"'
 
 
+def build_from(checkout: str) -> str:
+    """Installs a checkout, quoted for the shell, with its prebuilt files."""
+    return f"CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps {checkout}"
+
+
 def python_with_lzma(host: Host) -> str:
     """A Python is without lzma when liblzma's headers were not there as it was compiled: pyenv's, as a rule."""
     return f"apt-get install liblzma-dev && pyenv install --force {host.python}  # or: uv python install {host.python}"

@@ -51,15 +51,16 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_CUDA_ARCH_LIST",
         "arch_list",
         "the visible GPUs",
-        "The GPUs to build device code for ahead of time, such as `8.0;9.0+PTX` or `sm_90 compute_90`",
-        "build",
+        "The GPUs to build device code for ahead of time, such as `8.0;9.0+PTX` or `sm_90 compute_90`; at run "
+        "time, those that nvcc compiles for, as torch spells them",
+        "build, run",
     ),
     Variable(
         "TORCH_CUDA_ARCH_LIST",
         "arch_list",
         "the visible GPUs",
         "The same, when `PRECAST_CUDA_ARCH_LIST` is not set",
-        "build",
+        "build, run",
     ),
     Variable(
         "PRECAST_CACHE_PATH",
@@ -214,21 +215,20 @@ class Settings:
     triton_interpret: bool = False
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Settings:
-        """Reads the variables; an empty one counts as not set, except ``CUDA_VISIBLE_DEVICES``, where it means none.
+    def from_env(cls, env: Mapping[str, str], *, at_run: bool = False) -> Settings:
+        """Reads the variables; ``at_run`` leaves those at their default that only a build reads.
 
-        A value that is not accepted raises ValueError naming the variable, the value and what is accepted.
-        ``TORCH_CUDA_ARCH_LIST`` is torch's own and is judged only when it is used, by :meth:`targets`.
+        An empty one counts as not set, except ``CUDA_VISIBLE_DEVICES``, where it means none. A value that is not
+        accepted raises ValueError naming the variable, the value and what is accepted. The lists of GPUs are judged
+        only when they are used, by :meth:`targets`.
         """
-        arch_list = env.get("PRECAST_CUDA_ARCH_LIST") or None
-        if arch_list is not None:
-            _parse_targets("PRECAST_CUDA_ARCH_LIST", arch_list)
+        env = {v.name: env[v.name] for v in VARIABLES if v.name in env and not (at_run and v.when == "build")}
         return cls(
             jit=_mode(env),
-            cache_dir=env.get("PRECAST_CACHE_DIR") or None,
-            cache_path=env.get("PRECAST_CACHE_PATH") or None,
+            cache_dir=_folder(env, "PRECAST_CACHE_DIR"),
+            cache_path=_folder(env, "PRECAST_CACHE_PATH"),
             jit_wait_s=_seconds(env, "PRECAST_JIT_WAIT", 1800),
-            arch_list=arch_list or env.get("TORCH_CUDA_ARCH_LIST") or None,
+            arch_list=env.get("PRECAST_CUDA_ARCH_LIST") or env.get("TORCH_CUDA_ARCH_LIST") or None,
             max_jobs=_count(env, "MAX_JOBS"),
             cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
@@ -243,14 +243,26 @@ class Settings:
             home=env.get("HOME") or None,
             visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
             device_order=env.get("CUDA_DEVICE_ORDER") or None,
-            triton_interpret=env.get("TRITON_INTERPRET", "").lower() in _ON,  # Triton's own, so not ours to refuse
+            triton_interpret=is_on(env.get("TRITON_INTERPRET", "")),  # Triton's own, so not ours to refuse
         )
 
     def targets(self) -> tuple[GpuTarget, ...]:
         """The targets of ``arch_list``, none when it is not set; raises ValueError when it cannot be read."""
         if self.arch_list is None:
             return ()
-        return _parse_targets("PRECAST_CUDA_ARCH_LIST or TORCH_CUDA_ARCH_LIST", self.arch_list)
+        refusal = f"PRECAST_CUDA_ARCH_LIST or TORCH_CUDA_ARCH_LIST={self.arch_list!r} is not accepted"
+        try:
+            found = parse_arch_list(self.arch_list)
+        except ValueError as error:
+            raise ValueError(f"{refusal}: {error}") from None
+        if not found:
+            raise ValueError(f"{refusal}: it names no GPU architecture")
+        return found
+
+
+def is_on(text: str) -> bool:
+    """Whether a switch is set to on; anything else is off."""
+    return text.lower() in _ON
 
 
 def settings_table() -> str:
@@ -260,6 +272,7 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+LINE_BREAKS = "\n\r\0"
 _ON = ("1", "true", "yes", "on")
 _OFF = ("0", "false", "no", "off")
 
@@ -280,11 +293,18 @@ def _mode(env: Mapping[str, str]) -> JitMode:
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
     value = env.get(name, "")
-    if value.lower() in _ON:
+    if is_on(value):
         return True
     if not value or value.lower() in _OFF:
         return False
     raise _bad(name, value, "1 or 0 (or true, yes, on, false, no, off)")
+
+
+def _folder(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name, "")
+    if any(character in value for character in LINE_BREAKS):
+        raise _bad(name, value, "a name without a line break: the files of ninja have no way to write one")
+    return value or None
 
 
 def _count(env: Mapping[str, str], name: str) -> int | None:
@@ -328,10 +348,3 @@ def _arch(env: Mapping[str, str]) -> str | None:
     if value and value not in MACHINES:
         raise _bad("PRECAST_ARCH", value, " or ".join(MACHINES))
     return value or None
-
-
-def _parse_targets(name: str, text: str) -> tuple[GpuTarget, ...]:
-    try:
-        return parse_arch_list(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r} is not accepted: {error}") from None

@@ -1,6 +1,6 @@
 """Building ahead of time, for ``setup.py``: what a wheel gets beside the Python files, and what building it requires.
 
-Three modes. Pure: sources, stable headers and a manifest that says so. Release (PRECAST_LABEL): the host libraries and
+Three modes. Pure: sources and a manifest that says so. Release (PRECAST_LABEL): the host libraries and
 the label's device code, by the label's exact NVRTC, or as finished parts that earlier jobs made (PRECAST_PARTS).
 Machine (CUDA_EXT=1): the host library and device code for the GPUs here. Everything is written into the build folder,
 nothing into the source tree; an editable install has no build folder, so what it builds goes into the user's build
@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from precast._abi.build_info import BuildMode
+from precast._abi.build_info import BuildMode, device_path, host_path
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._build import catalogue, flags, headers, host, machine, matrix, packing, parts, provenance, toolchain
+from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.version import Release
+from precast._build import catalogue, flags, headers, machine, matrix, packing, parts, provenance, toolchain
 from precast._build.binaries import (
     Made,
     build_images,
@@ -33,6 +34,7 @@ from precast._build.binaries import (
     manifest,
 )
 from precast._build.cache import Cache, default_root
+from precast._build.files import DIGEST
 from precast._build.machine import say
 from precast._version import __version__
 from precast.errors import KernelError
@@ -56,6 +58,13 @@ def mode_of(settings: Settings) -> BuildMode:
             f"  needed  the label of the wheel that takes them\n"
             f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_PARTS"
         )
+    if settings.only_torch is not None:
+        raise KernelError(
+            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one\n"
+            f"  found   PRECAST_LABEL not set\n"
+            f"  needed  the label of the slim wheel\n"
+            f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_ONLY_TORCH"
+        )
     if settings.arch not in (None, platform.machine()):
         raise KernelError(
             f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
@@ -78,41 +87,86 @@ def requirements(settings: Settings, root: Path) -> list[str]:
         needed.append("ninja")
     if settings.label is not None:
         known = matrix.load(root / "matrix.toml")
+        promised_abis(known, toolchain.target_machine(settings), settings.only_torch)
         exact = [source.requirement for source, _ in known.device_sources(settings.label)]
         needed += [] if settings.parts is not None else [text for text in exact if text is not None]
-    pins = headers.load_pins()
-    kept = host.headers_in_cache(Cache(default_root(settings)), pins)
-    stable = headers.complete(root / "csrc" / "torch_stable", pins) or headers.complete(kept, pins)
-    if not stable or (settings.label is not None and settings.parts is None):
-        needed.append("pip")  # asks the index where the headers lie: a label needs those of older torches as well
+    builds_release = settings.label is not None and settings.parts is None
+    # An sdist is made by the hooks of a pure wheel.
+    carries = mode_of(settings) is not BuildMode.MACHINE
+    if builds_release or (carries and not headers.are_here(root / "csrc", Cache(default_root(settings)))):
+        needed.append("pip")  # asks the index where the headers lie: a release needs those of older torches as well
     return needed
 
 
 def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
-    """Put headers, binaries and manifest below ``build_lib/precast``."""
+    """Put binaries and manifest below ``build_lib/precast``, and into a release the headers for extensions.
+
+    An sdist has the headers among its sources, so every wheel that is built from one has them too.
+    """
     cache = Cache(default_root(settings))
     package = build_lib / "precast"
-    _copy_headers(host.stable_headers_dir(cache).parent, package / "csrc" / "torch_stable")
     mode = mode_of(settings)
-    made = Made() if mode is BuildMode.PURE else _make(settings, root, cache)
     if mode is BuildMode.RELEASE:
+        _copy_headers(headers.pinned(cache).parent, package / "csrc" / headers.FOLDER)
+    made = Made() if mode is BuildMode.PURE else _make(settings, root, cache)
+    if settings.label is not None:
         for file, _ in made.host:
             check_ceilings(file)
+        known = matrix.load(root / "matrix.toml")
+        check_promise(made, known, settings.label, toolchain.target_machine(settings), settings.only_torch)
     info = manifest(made, mode, settings.label or Label(""), root)
     _place(made, package / "_C")
     (package / "_C").mkdir(parents=True, exist_ok=True)
     (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")
+    (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")
     for path in package.rglob("*"):  # whatever the umask of a checkout or an unpacked sdist was
         path.chmod(0o755 if path.is_dir() else 0o644)
     say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
 
 
+def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) -> tuple[TorchAbi, ...]:
+    """The host libraries of a release wheel; KernelError where PRECAST_ONLY_TORCH selects none."""
+    abis = known.built_abis(built_for, only)
+    if abis:
+        return abis
+    minors = [str(release.release) for release in known.releases if known.built_abis(built_for, release.release)]
+    raise KernelError(
+        f"PRECAST_ONLY_TORCH={only} selects no host library for {built_for}\n"
+        f"  found   no such minor in matrix.toml\n"
+        f"  needed  one of {', '.join(minors)}\n"
+        f"  fix     1) PRECAST_ONLY_TORCH={minors[-1]}   2) unset PRECAST_ONLY_TORCH, for all of them"
+    )
+
+
+def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str, only: Release | None) -> None:
+    """KernelError unless a release wheel has every host library and device file that its label promises, and no others.
+
+    A user of the label cannot tell a wheel that lacks some of them from one that has nothing for this machine.
+    """
+    hosts = {host_path(abi) for abi in promised_abis(known, built_for, only)}
+    with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
+    targets = known.label(label).targets
+    promised = hosts | {device_path(family, target) for family in with_code for target in targets}
+    found = {file.path for file, source in made.files if source.is_file() and source.stat().st_size == file.bytes}
+    if promised == found:
+        return
+    lacks, has = sorted(promised - found), sorted(found - promised)
+    said = [f"no {name}" for name in lacks] + [f"{name}, which the label does not promise" for name in has]
+    more = f", and {len(said) - 5} more" if len(said) > 5 else ""
+    raise KernelError(
+        f"the {known.label(label).name} wheel for {built_for} is not what its label promises\n"
+        f"  found   {', '.join(said[:5])}{more}\n"
+        f"  needed  {len(promised)} files: {len(hosts)} host libraries, {len(promised) - len(hosts)} device images\n"
+        f"  fix     1) build again with an empty PRECAST_CACHE_DIR   2) make the parts again, if PRECAST_PARTS is set"
+    )
+
+
 def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
-    """Put what a build from the sdist cannot ask git or the network for into its tree."""
+    """Copy into the sdist what its build could not get without git or the network."""
     if settings.label is not None:
         raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
-    include = host.stable_headers_dir(Cache(default_root(settings)))
-    _copy_headers(include.parent, tree / "csrc" / "torch_stable")
+    include = headers.pinned(Cache(default_root(settings)))
+    _copy_headers(include.parent, tree / "csrc" / headers.FOLDER)
     provenance.record(facts, tree)
 
 
@@ -120,13 +174,9 @@ def warm_cache(settings: Settings) -> None:
     """An editable install with CUDA_EXT=1: each family goes into the user's cache, under the key a JIT would use."""
     if mode_of(settings) is BuildMode.RELEASE:
         raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
-    cache = Cache(default_root(settings))
     if mode_of(settings) is BuildMode.PURE:
-        try:
-            host.stable_headers_dir(cache)
-        except KernelError as error:  # the install is sound without them; the first build will ask again
-            say(str(error))
         return
+    cache = Cache(default_root(settings))
     say(machine.torch_note())
     build_for_here(catalogue.FAMILIES, settings, cache)
     say(f"built into {cache.root}: an editable install has no folder of its own")
@@ -163,10 +213,12 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     built_for = toolchain.target_machine(settings)
     known = matrix.load(root / "matrix.toml")
     spec = known.label(settings.label)
+    if settings.arch_list is not None:
+        say(f"PRECAST_CUDA_ARCH_LIST and TORCH_CUDA_ARCH_LIST are not used: the label {spec.name} has its own targets")
     if settings.parts is not None:
         return parts.take(Path(settings.parts), known, spec, built_for, root, settings.only_torch)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
-    hosts = [make_host(abi, settings, cache) for abi in known.built_abis(built_for, settings.only_torch)]
+    hosts = [make_host(abi, settings, cache) for abi in promised_abis(known, built_for, settings.only_torch)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._build import lock, trust
+from precast._build import files, lock, trust
 from precast._build.entry import LOG_NAME, META, BuildKey, Meta, NotWhole, verify
 from precast._build.roots import default_root, search_path
 from precast.errors import KernelError
@@ -107,8 +107,8 @@ class Cache:
             return Artifact(there.path, there.sha256, seconds, cached=False, key=key.digest)
         LOG.warning("%s: built, but not kept for later in %s: %s", key, self.root, why)
         path = _own_folder(os.getpid()) / key.digest[:16] / payload.name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        files.write_private(path, content)
         return Artifact(path, hashlib.sha256(content).hexdigest(), seconds, cached=False, key=key.digest)
 
     def store(self, key: BuildKey, file: Path, seconds: float) -> None:
@@ -135,7 +135,7 @@ class Cache:
         for root in (*self.search, self.root):
             entry = _entry(root, key)
             try:
-                found = verify(entry, key.digest)
+                found = verify(entry, key.digest, owner=self._owner(root))
             except NotWhole as error:
                 if not quiet:
                     LOG.warning("%s: the cached build is not used: %s; it will be made again", entry, error)
@@ -143,9 +143,8 @@ class Cache:
             if found is None:
                 continue
             if root == self.root:
-                trust.require_own(root)
-                trust.require_own(entry)
-            elif (unsafe := _unsafe_in_site(root, found[0])) is not None:
+                trust.require_own(root, entry)
+            elif (unsafe := trust.why_not(root, found[0], owner=None)) is not None:
                 LOG.warning("%s: the build of this cache is not used: %s", entry, unsafe)
                 continue
             return Artifact(found[0], found[1].sha256, seconds=0.0, cached=True, key=key.digest)
@@ -156,8 +155,9 @@ class Cache:
         for extra in staging.iterdir():
             if extra.name not in {payload, LOG_NAME}:
                 shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
-        _flush(staging / payload)
-        _write_flushed(staging / META, Meta.of(key, payload, content, seconds).to_json())
+        for made in staging.iterdir():
+            files.make_private(made)
+        files.write_private(staging / META, Meta.of(key, payload, content, seconds).to_json().encode())
         entry = self.entry(key)
         trust.make_private(entry.parent)
         try:
@@ -174,9 +174,13 @@ class Cache:
 
     def _is_whole(self, key: BuildKey) -> bool:
         try:
-            return verify(self.entry(key), key.digest) is not None
+            return verify(self.entry(key), key.digest, owner=self._owner(self.root)) is not None
         except NotWhole:
             return False
+
+    def _owner(self, root: Path) -> int | None:
+        """Whose files a store holds; an administrator's may be anybody's."""
+        return os.getuid() if root == self.root else None
 
     def _move_aside(self, entry: Path) -> None:
         """Keep a damaged entry for whoever wants to know why."""
@@ -209,12 +213,6 @@ class Cache:
 
 def _entry(root: Path, key: BuildKey) -> Path:
     return root / LAYOUT / key.name / key.digest[:16]
-
-
-def _unsafe_in_site(root: Path, payload: Path) -> str | None:
-    """What everybody could have put there or changed, from a root that we did not make down to the file itself."""
-    places = [payload, *(folder for folder in payload.parents if folder == root or root in folder.parents)]
-    return next(filter(None, (trust.why_not(place, owner=None) for place in places)), None)
 
 
 @contextmanager
@@ -260,17 +258,4 @@ def _copy(staging: Path, entry: Path) -> None:
     entry.mkdir(mode=0o700)
     names = sorted((path.name for path in staging.iterdir()), key=lambda name: name == META)
     for name in names:
-        shutil.copyfile(staging / name, entry / name)
-        _flush(entry / name)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write_flushed(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        files.write_private(entry / name, (staging / name).read_bytes())

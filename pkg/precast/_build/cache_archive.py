@@ -17,16 +17,17 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from precast._build.archives import BadArchive, Tar, open_tar
 from precast._build.cache import BuildKey, Cache
 from precast._build.cache_tools import Entry
 from precast.errors import KernelError
 
 MANIFEST = "precast-cache.json"
 SCHEMA = 1
-_MANIFEST_BYTES = 64 << 20  # a manifest takes a few kilobytes for each entry
-_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the whole of a payload is held in memory
+_MANIFEST_BYTES = 8 << 20  # a manifest takes a few kilobytes for each entry
+_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the export holds the whole of a payload in memory
 _MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 _FILE = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
@@ -58,48 +59,61 @@ def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
     items = tuple(item for _, (item, _) in sorted(chosen.items()))
     manifest = {"schema": SCHEMA, "entries": [_to_json(item) for item in items]}
     text = json.dumps(manifest, indent=1, sort_keys=True).encode()
+    try:
+        _write(archive, mode, text, [(item.member, chosen[item.member][1]) for item in items])
+    except (OSError, tarfile.CompressionError) as error:
+        raise KernelError(
+            f"{archive}: the archive cannot be written\n"
+            f"  found   {error}\n"
+            f"  needed  a folder that this user can write, with space left, and builds that can be read\n"
+            f"  fix     1) name another file"
+        ) from error
+    return items
+
+
+def _write(archive: Path, mode: str, manifest: bytes, files: list[tuple[str, Path]]) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{archive.name}-", dir=archive.absolute().parent)
     os.close(handle)
     try:
         with tarfile.open(name, mode) as tar:  # type: ignore[call-overload]  # the mode comes from a table
-            _add(tar, MANIFEST, text)
-            for item in items:
-                path = chosen[item.member][1]
-                _add(tar, item.member, path.read_bytes())
+            _add(tar, MANIFEST, manifest)
+            for member, path in files:
+                _add(tar, member, path.read_bytes())
         Path(name).rename(archive)
     finally:
         Path(name).unlink(missing_ok=True)
-    return items
 
 
 def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Takes over an archive: what was added, and what was there already. KernelError before anything is written."""
     try:
-        with tarfile.open(archive, "r:*") as tar:
+        with open_tar(archive) as tar:
             items = _checked(archive, tar)
-        added = [item for item in items if cache.lookup(item.key) is None]
-        with tarfile.open(archive, "r:*") as tar, tempfile.TemporaryDirectory(prefix="precast-import-") as folder:
-            for item in added:
-                _store(archive, tar, item, cache, Path(folder))
-    except (tarfile.TarError, EOFError, OSError, KeyError) as error:
-        raise _refusal(archive, f"{type(error).__name__}: {error}", "a readable archive of export-cache") from error
-    return tuple(added), tuple(item for item in items if item not in added)
+        added = {item.member: item for item in items if cache.lookup(item.key) is None}
+        with open_tar(archive) as tar, tempfile.TemporaryDirectory(prefix="precast-import-") as folder:
+            for member in tar:
+                if member.name in added:
+                    _store(archive, tar, member, added[member.name], cache, Path(folder))
+    except (BadArchive, OSError) as error:
+        raise _refusal(archive, str(error), "a readable archive of export-cache") from error
+    return tuple(added.values()), tuple(item for item in items if item.member not in added)
 
 
-def _checked(archive: Path, tar: tarfile.TarFile) -> tuple[Item, ...]:
+def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
     """The items of an archive in which every member is one of them, a plain file, and has the hash it should have."""
-    first = tar.next()
+    members = iter(tar)
+    first = next(members, None)
     if first is None or first.name != MANIFEST or not first.isreg() or first.size > _MANIFEST_BYTES:
         raise _refusal(archive, f"{first.name if first else 'nothing'} as its first member", f"{MANIFEST}, a file")
-    items = _parse(archive, _open(archive, tar, first).read())
+    items = _parse(archive, b"".join(tar.pieces(first)))
     wanted = dict(items)
-    while (member := tar.next()) is not None:
+    for member in members:
         item = wanted.pop(member.name, None)
         if item is None:
             raise _refusal(archive, f"the member {member.name!r}", "the files that its manifest names, once")
         if not member.isreg():
             raise _refusal(archive, f"{member.name!r}, which is a link, a folder or a device", "plain files")
-        if member.size != item.bytes or _hash(_open(archive, tar, member)) != item.sha256:
+        if member.size != item.bytes or _hash(tar.pieces(member)) != item.sha256:
             raise _refusal(archive, f"{member.name!r} with another content than its manifest says", "equal hashes")
     if wanted:
         raise _refusal(archive, f"no {min(wanted)!r}", "every file that its manifest names")
@@ -136,27 +150,22 @@ def _parse_item(entry: Any) -> Item:
     return Item(key, entry["payload"], entry["sha256"], entry["bytes"], float(entry["seconds"]))
 
 
-def _store(archive: Path, tar: tarfile.TarFile, item: Item, cache: Cache, folder: Path) -> None:
-    data = _open(archive, tar, tar.getmember(item.member)).read()
-    if hashlib.sha256(data).hexdigest() != item.sha256:  # the file was exchanged between the two readings
+def _store(archive: Path, tar: Tar, member: tarfile.TarInfo, item: Item, cache: Cache, folder: Path) -> None:
+    file, digest = folder / item.payload, hashlib.sha256()
+    with file.open("wb") as copy:
+        for piece in tar.pieces(member) if member.size == item.bytes else ():
+            digest.update(piece)
+            copy.write(piece)
+    if digest.hexdigest() != item.sha256:  # the archive was exchanged between the two readings
         raise _refusal(archive, f"{item.member!r} changed while it was imported", "a file that stays as it is")
-    file = folder / item.payload
-    file.write_bytes(data)
     cache.store(item.key, file, item.seconds)
     file.unlink()
 
 
-def _open(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    stream = tar.extractfile(member)
-    if stream is None:
-        raise _refusal(archive, f"{member.name!r}, which has no content", "plain files")
-    return stream
-
-
-def _hash(stream: IO[bytes]) -> str:
+def _hash(pieces: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
+    for piece in pieces:
+        digest.update(piece)
     return digest.hexdigest()
 
 

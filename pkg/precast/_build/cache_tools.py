@@ -6,8 +6,6 @@ process which looks for it at that moment sees all of it or nothing; what is map
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from precast._build import trust
 from precast._build.cache import LAYOUT, BuildKey
+from precast._build.entry import META, NotWhole, check_payload, read_meta
 
 OBJECTS = "objects"
 ABANDONED_AFTER_S = 24 * 3600.0  # no build takes a day; a younger staging folder may be another host's, at work
@@ -94,17 +94,22 @@ def usage(root: Path) -> tuple[int, int]:
 
 
 def read_entry(folder: Path) -> Entry:
-    """One entry; whatever is wrong with it is its ``problem``, never an exception."""
-    name = folder.parent.name
+    """One entry; whatever is wrong with it, and would keep it from being loaded, is its ``problem``."""
+    name, owner = folder.parent.name, os.getuid()
+    made, size = _made(folder), _size(folder)
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        key = BuildKey(name, dict(meta["inputs"]))
-        payload = folder / str(meta["payload"])
-        problem = _problem(folder, key, payload, meta)
-        made, seconds = (folder / "meta.json").stat().st_mtime, float(meta.get("seconds", 0.0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Entry(name, folder, None, {}, _size(folder), 0.0, _made(folder), f"meta.json: {_in_words(error)}")
-    return Entry(name, folder, payload, key.inputs, _size(folder), seconds, made, problem)
+        meta = read_meta(folder, owner=owner)
+    except NotWhole as error:
+        return Entry(name, folder, None, {}, size, 0.0, made, str(error))
+    problem = None
+    try:
+        made = (folder / META).lstat().st_mtime
+        check_payload(folder, meta, owner=owner)
+    except (NotWhole, OSError) as error:
+        problem = str(error)
+    if folder.name != meta.key[:16]:
+        problem = f"{META} is that of {meta.key[:16]}"
+    return Entry(name, folder, folder / meta.payload, meta.inputs, size, meta.seconds, made, problem)
 
 
 def plan_prune(root: Path, limits: Limits, now: float) -> tuple[Removal, ...]:
@@ -139,7 +144,7 @@ def remove(root: Path, removals: Iterable[Removal]) -> int:
             freed += removal.bytes
             continue
         staging = root / LAYOUT / _STAGING
-        staging.mkdir(parents=True, exist_ok=True)
+        trust.make_private(staging)
         aside = Path(tempfile.mkdtemp(prefix="removed-", dir=staging))
         try:
             removal.path.rename(aside / "entry")
@@ -204,19 +209,6 @@ def _folders(root: Path) -> Iterator[Path]:
             yield from sorted(folder for folder in group.iterdir() if _FOLDER.fullmatch(folder.name))
 
 
-def _problem(folder: Path, key: BuildKey, payload: Path, meta: Mapping[str, Any]) -> str | None:
-    if payload.parent != folder or payload.is_symlink():
-        return f"its file {meta['payload']!r} is not a file of its own folder"
-    if not payload.is_file():
-        return f"{payload.name} is missing"
-    if meta["key"] != key.digest or folder.name != key.digest[:16]:
-        return "its inputs are not those of its name"
-    found = hashlib.sha256(payload.read_bytes()).hexdigest()
-    if found != meta["sha256"]:
-        return f"{payload.name} is another file than the one that was built (sha256 {found[:16]}...)"
-    return None
-
-
 def _leftovers(root: Path, now: float, *, everything: bool) -> Iterator[Removal]:
     """What builds that ended badly left. Lock files stay: a builder may hold one."""
     for name, why in ((_DAMAGED, "a damaged entry, moved aside"), (_FAILED, "the log of a failed build")):
@@ -242,7 +234,3 @@ def _size(path: Path) -> int:
 
 def _made(folder: Path) -> float:
     return folder.lstat().st_mtime
-
-
-def _in_words(error: Exception) -> str:
-    return f"has no {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)

@@ -140,7 +140,7 @@ CPU_ADAM = Family(
 CPU_OPTIM = Family(
     name="cpu_optim",
     device=None,
-    host=("cpu_optim/host.cpp", "cpu_optim/lists.cpp"),
+    host=("cpu_optim/host.cpp", "cpu_optim/lists.cpp", "common/kind.cpp"),
     cpu=("cpu_optim/cpu.cpp",),
     ops=(
         (
@@ -207,6 +207,7 @@ MULTI_TENSOR = Family(
     device="multi_tensor/device.cu",
     host=(
         "multi_tensor/host.cpp",
+        "common/kind.cpp",
         "multi_tensor/plan.cpp",
         "multi_tensor/table.cpp",
         "multi_tensor/lists.cpp",

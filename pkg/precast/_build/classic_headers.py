@@ -16,7 +16,7 @@ from pathlib import Path
 
 from precast._abi.torch_abi import Exact
 from precast._abi.version import Release
-from precast._build import headers, sources
+from precast._build import headers, sources, torch_wheel
 from precast.errors import KernelError
 
 PINS = Path(__file__).with_name("classic_headers.json")
@@ -61,16 +61,16 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
         return include
     headers.LOG.warning("reading the C++ headers of torch %s from the package index, once", pins.torch)
     try:
-        url = headers.find_wheel(pins.torch)
-        with headers.open_url(url) as file, zipfile.ZipFile(file) as wheel:
+        url = torch_wheel.find_wheel(pins.torch)
+        with torch_wheel.opened(url) as wheel:
             files = headers.closure_in(wheel, ROOTS)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise _unavailable(pins, headers.without_secret(str(error))) from error
+    except OSError as error:
+        raise _unavailable(pins, str(error)) from error
     found = _pins_of(pins.torch, files)
     if found != pins:
         raise KernelError(
             f"the headers of torch {pins.torch} are not those that precast was written against\n"
-            f"  found   {found.files} headers of digest {found.digest} in {headers.without_secret(url)}\n"
+            f"  found   {found.files} headers of digest {found.digest} in {torch_wheel.without_secret(url)}\n"
             f"  needed  {pins.files} headers of digest {pins.digest} (classic_headers.json)\n"
             f"  fix     1) give pip an index that serves the released torch"
         )
@@ -134,5 +134,5 @@ def _unavailable(pins: ClassicPins, found: str) -> KernelError:
         f"the C++ headers of torch {pins.torch} are missing, so no host library can be built for it\n"
         f"  found   {found}\n"
         f"  needed  the {pins.files} headers that classic_headers.json pins\n"
-        f"  fix     1) run this once where pip reaches a package index"
+        f"  fix     1) run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)"
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
@@ -15,6 +16,9 @@ from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.catalogue import Family
 from precast._build.watch import UNWATCHED, Watch
 from precast.errors import BuildFailed, KernelError
+
+if TYPE_CHECKING:
+    from precast._build.nvrtc_child import Isolated
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ def build_program(
     watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
     """The same of any program."""
-    opened: list[nvrtc.Compiler] = []  # one for all threads, and none while everything is cached
+    opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
     finished: list[GpuTarget] = []
 
     def one(target: GpuTarget) -> Artifact:
@@ -150,7 +154,7 @@ def build_program(
 
 
 def _compile(
-    opened: nvrtc.Compiler,
+    opened: nvrtc.Compiler | Isolated,
     program: Program,
     target: GpuTarget,
     compiler: Nvrtc,

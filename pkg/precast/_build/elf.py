@@ -20,6 +20,7 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _DT_NEEDED, _DT_SONAME = 1, 14
+_OVERLAP = 16  # names may share bytes: so many times the bytes of the file, and no more
 _ACCELERATED_12 = 0x800  # e_flags bit of `sm_XXa` in the CUDA 12 layout; the CUDA 13 layout does not tell
 
 
@@ -186,16 +187,21 @@ def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
 
 def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
     undefined, exported = set(), set()
+    left = _OVERLAP * len(elf.data)
     for table in elf.of_kind(_SHT_DYNSYM):
         strings = elf.strings_of(table)
         for offset in range(table.offset, table.offset + table.size, 24):
             name, info, _, section = elf.unpack("<IBBH", offset)
             if not name:
                 continue
+            text = elf.string(strings, name)
+            left -= len(text)
+            if left < 0:
+                raise ElfError("the names of the symbols overlap without end")
             if section == 0:
-                undefined.add(elf.string(strings, name))
+                undefined.add(text)
             elif info >> 4 != 0:  # a local symbol is nobody else's
-                exported.add(elf.string(strings, name))
+                exported.add(text)
     return frozenset(undefined), frozenset(exported)
 
 

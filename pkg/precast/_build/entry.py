@@ -13,9 +13,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+from precast._abi.build_info import MAX_FILE_BYTES
+from precast._build import files, trust
 
 SCHEMA = 1
 META, LOG_NAME = "meta.json", "build.log"
@@ -85,7 +88,7 @@ class Meta:
         _want(_matches(_SHA256, raw["sha256"]), "sha256", raw["sha256"])
         payload = raw["payload"]
         _want(_matches(_PLAIN_NAME, payload) and payload not in {META, LOG_NAME}, "payload", payload)
-        _want(type(raw["bytes"]) is int and raw["bytes"] >= 0, "bytes", raw["bytes"])
+        _want(type(raw["bytes"]) is int and 0 <= raw["bytes"] <= MAX_FILE_BYTES, "bytes", raw["bytes"])
         _want(type(raw["seconds"]) in (int, float) and 0 <= raw["seconds"] < 1e9, "seconds", raw["seconds"])
         _want(isinstance(raw["inputs"], dict), "inputs", type(raw["inputs"]).__name__)
         try:
@@ -97,25 +100,45 @@ class Meta:
         return cls(raw["key"], raw["payload"], raw["sha256"], raw["bytes"], raw["seconds"], raw["inputs"])
 
 
-def verify(entry: Path, digest: str) -> tuple[Path, Meta] | None:
-    """The payload of an entry after every check; None if there is no such folder, NotWhole if it is something else."""
+def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] | None:
+    """The payload of an entry after every check; None if there is no such folder, NotWhole if it is something else.
+
+    ``owner`` is the user that its files must belong to. None stands for a cache that somebody else fills.
+    """
     try:
-        with (entry / META).open("rb") as file:
-            meta = Meta.from_json(file.read(_META_BYTES + 1))
+        meta = read_meta(entry, owner=owner)
         if meta.key != digest:
             raise NotWhole(f"{META} is that of {meta.key[:16]}")
-        payload = entry / meta.payload
-        content = payload.read_bytes()
-    except OSError as error:
+        return check_payload(entry, meta, owner=owner), meta
+    except NotWhole:
         if not os.path.lexists(entry):
             return None
-        raise NotWhole(f"{Path(error.filename or entry).name}: {error.strerror or error}") from error
-    if len(content) != meta.size:
-        raise NotWhole(f"{meta.payload} has {len(content)} bytes, {meta.size} in {META}")
-    found = hashlib.sha256(content).hexdigest()
+        raise
+
+
+def read_meta(entry: Path, *, owner: int | None) -> Meta:
+    """What an entry says of itself; NotWhole for anything but what :meth:`Meta.to_json` writes."""
+    judge = partial(trust.why_not_one, owner=owner)
+    try:  # an administrator may have made links, which are judged with the folders
+        return Meta.from_json(files.read(entry / META, _META_BYTES, links=owner is None, judge=judge))
+    except OSError as error:
+        raise NotWhole(f"{META}: {error.strerror or error}") from error
+
+
+def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
+    """The payload of an entry, which is what its ``meta.json`` says; NotWhole if it is not."""
+    payload, judge = entry / meta.payload, partial(trust.why_not_one, owner=owner)
+    try:
+        size, found = files.digest(payload, meta.size, links=owner is None, judge=judge)
+    except files.WrongSize as error:
+        raise NotWhole(f"{meta.payload} has {error.size} bytes, {meta.size} in {META}") from error
+    except OSError as error:
+        raise NotWhole(f"{meta.payload}: {error.strerror or error}") from error
+    if size != meta.size:
+        raise NotWhole(f"{meta.payload} has {size} bytes, {meta.size} in {META}")
     if found != meta.sha256:
         raise NotWhole(f"{meta.payload} has sha256 {found[:16]}, {meta.sha256[:16]} in {META}")
-    return payload, meta
+    return payload
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,11 +8,13 @@ import re
 import sys
 from pathlib import Path
 
+from precast._build import files
 from precast._version import __version__
 from precast.errors import BuildFailed
 
 _ERROR = re.compile(
-    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left).*$",
+    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left|out of memory"
+    r"|allocate memory|\bKilled\b).*$",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -26,7 +28,7 @@ def first_error(log: str) -> str:
 
 def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
     """Keep the log where the error says, and make the error; ``tool`` is what compiled, with its version."""
-    log_file.write_text(f"{command}\n\n{log}", encoding="utf-8")
+    files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))
     return BuildFailed(
         f"{what}: the compiler failed\n"
         f"  found   {first_error(log)}\n"

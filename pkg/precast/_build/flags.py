@@ -79,9 +79,8 @@ def torch_target_version(floor: Release) -> str:
 
 
 def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
-    """What tells every unit which interface of torch it is compiled against; one and the same for all classic ABIs."""
-    floor = compiled_for(abi)
-    return ("-DPRECAST_TORCH_CLASSIC",) if floor is None else (torch_target_version(floor),)
+    """What tells every unit who defines the functions of torch_c.h: torch, or the adapter of the classic ABIs."""
+    return ("-DPRECAST_TORCH_CLASSIC",) if compiled_for(abi) is None else ()
 
 
 def adapter_options(abi: TorchAbi) -> tuple[str, ...]:

@@ -1,41 +1,44 @@
-"""The headers of torch's stable ABI: 2.15's, pinned by hash, because older ones leak every string argument.
+"""The headers of torch's stable ABI for extensions; precast's own library needs none (csrc/common/torch_c.h).
 
-Those of torch's C++, for torch 2.4 to 2.9, are in ``classic_headers``.
+A release wheel and an sdist carry those of one torch in ``csrc/torch_stable``, with torch's licence. Each file is
+pinned by hash, and none is committed: the job that makes the wheel or the sdist reads them from the package index.
+A precast without them, such as a checkout, takes the headers of the installed torch.
 
-None of them is committed. A wheel and an sdist carry them in ``csrc/torch_stable``, beside torch's licence. A checkout
-takes them from an installed torch that has the very same files, else from the wheel on the package index that pip is
-configured for: only the few pieces that hold them are read, by HTTP range.
+``classic_headers`` has the headers of torch's C++, for torch 2.4 to 2.9.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
-import io
 import json
 import logging
 import posixpath
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precast._build import trust
+from precast._abi.torch_abi import STABLE_FLOOR
+from precast._abi.version import Release
+from precast._build import lock, sources, torch_wheel, trust
+from precast._build.cache import Cache
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
 PINS = Path(__file__).with_name("headers.json")
-BLOCK_BYTES = 1 << 18
+FOLDER = "torch_stable"  # in csrc
 
-# One wheel for every machine: the headers of the closure do not differ, and their hashes would show it if they did.
-_WHEEL_OPTIONS = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312")
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux1_x86_64")  # torch 2.4 to 2.6 have the latter in their names
+# Before this release, an op with a std::string argument leaks a copy of it at each call. The defect is in
+# torch/csrc/stable/stableivalue_conversions.h, so it is compiled into the extension.
+LEAK_FIXED = Release(2, 14)
+
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+_VERSION = re.compile(r"^#define TORCH_VERSION_(MAJOR|MINOR) (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,60 @@ def load_pins(path: Path = PINS) -> Pins:
     return Pins(data["torch"], data["headers"], data["notices"])
 
 
-def ensure_headers(dest: Path, pins: Pins | None = None) -> Path:
+def for_extensions() -> Path:
+    """The include folder that extensions are compiled with: the pinned headers beside our sources, else torch's own."""
+    shipped = _shipped()
+    if complete(shipped, load_pins()):
+        return shipped / "include"
+    found = "no torch"
+    for place in _installed_torch():
+        release = _release_of(place / "include")
+        if release is not None and release >= STABLE_FLOOR:
+            if release < LEAK_FIXED:
+                _warn_of_leak(place / "include", release)
+            return place / "include"
+        found = f"{place}, {'without headers' if release is None else f'torch {release}'}"
+    raise KernelError(
+        f"there are no headers of torch's stable ABI to build an extension with\n"
+        f"  found   {found}, and a precast that brings none: it was not installed from a release\n"
+        f"  needed  the headers of torch {STABLE_FLOOR} or newer; those before {LEAK_FIXED} leak string arguments\n"
+        f"  fix     1) pip install 'torch>={LEAK_FIXED}'\n"
+        f"          2) install precast from a wheel of a release, or from its sdist: both bring the headers"
+    )
+
+
+def pinned(cache: Cache) -> Path:
+    """The include folder of the pinned headers, for a release: beside our sources, in the cache, else fetched."""
+    pins = load_pins()
+    shipped, kept = _shipped(), in_cache(cache, pins)
+    for place in (shipped, kept):
+        if complete(place, pins):
+            return place / "include"
+    where = lock.lock_file(cache.root, f"headers-{pins.digest[:16]}")
+    with lock.exclusive(where, f"the headers of torch {pins.torch}", wait_s=cache.wait_s):
+        return ensure_headers(kept, pins)
+
+
+def are_here(csrc: Path, cache: Cache) -> bool:
+    """Whether ``pinned`` would return without the network."""
+    pins = load_pins()
+    return complete(csrc / FOLDER, pins) or complete(in_cache(cache, pins), pins)
+
+
+def in_cache(cache: Cache, pins: Pins) -> Path:
+    """Where fetched headers are kept."""
+    return cache.root / "headers" / pins.digest[:16]
+
+
+def ensure_headers(dest: Path, pins: Pins) -> Path:
     """Fill ``dest`` with ``include/`` and the notices unless they are there, and return the include folder."""
-    pins = load_pins() if pins is None else pins
     include = dest / "include"
     if complete(dest, pins):
         return include
     try:
-        files = _from_installed_torch(pins) or _from_index(pins)
-        write(dest, files)
+        write(dest, _from_installed_torch(pins) or _from_index(pins))
     except OSError as error:
-        raise _unavailable(pins, f"{dest}: {error}") from error
+        raise _unavailable(pins, str(error)) from error
     return include
 
 
@@ -121,18 +167,45 @@ def closure_in(wheel: zipfile.ZipFile, roots: Iterable[str]) -> dict[str, bytes]
     return closure(roots, read)
 
 
-def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
-    """The pinned files from the torch beside us, if all of them are the same; torch is not imported."""
+def _shipped() -> Path:
+    return sources.csrc_dir() / FOLDER
+
+
+def _installed_torch() -> Iterator[Path]:
+    """The folder of the installed torch, which is not imported."""
     spec = importlib.util.find_spec("torch")
-    for place in () if spec is None else (spec.submodule_search_locations or ()):
-        include = Path(place) / "include"
-        site = Path(place).parent
-        notices = {name: _notice_of(site, pins.torch, name) for name in pins.notices}
-        files = {f"include/{name}": include / name for name in pins.headers} | notices
+    return map(Path, () if spec is None else (spec.submodule_search_locations or ()))
+
+
+def _release_of(include: Path) -> Release | None:
+    """The minor that the headers of a torch are of; None where there is no header."""
+    path = include / "torch" / "headeronly" / "version.h"
+    if not path.is_file():
+        return None
+    said = dict(_VERSION.findall(path.read_text(encoding="utf-8")))
+    return Release(int(said["MAJOR"]), int(said["MINOR"])) if len(said) == 2 else None
+
+
+@functools.cache  # once for each torch
+def _warn_of_leak(include: Path, release: Release) -> None:
+    LOG.warning(
+        "the headers of torch %s leak memory: an op with a string argument keeps a copy of it at each call (%s); "
+        "build with torch %s or newer, or with a precast from a release wheel or an sdist, which brings fixed headers",
+        release,
+        include,
+        LEAK_FIXED,
+    )
+
+
+def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
+    """The pinned files from the installed torch, if all of them are the same."""
+    wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
+    for place in _installed_torch():
+        notices = {name: _notice_of(place.parent, pins.torch, name) for name in pins.notices}
+        files = {f"include/{name}": place / "include" / name for name in pins.headers} | notices
         if not all(path.is_file() for path in files.values()):
             continue
         contents = {name: path.read_bytes() for name, path in files.items()}
-        wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
         if all(hashlib.sha256(contents[name]).hexdigest() == wanted[name] for name in contents):
             return contents
     return None
@@ -144,104 +217,27 @@ def _notice_of(site: Path, version: str, name: str) -> Path:
 
 
 def _from_index(pins: Pins) -> dict[str, bytes]:
-    """The pinned files from the wheel on the index, each checked against its pin."""
+    """The pinned files from the wheel on the index, each compared with its pin."""
     LOG.warning("reading the headers of torch %s from the package index, once", pins.torch)
-    try:
-        url = find_wheel(pins.torch)
-    except OSError as error:
-        raise _unavailable(pins, str(error)) from error
-    try:
-        with open_url(url) as file, zipfile.ZipFile(file) as wheel:
-            files = {f"include/{name}": wheel.read(f"torch/include/{name}") for name in pins.headers}
-            notices = f"torch-{pins.torch}.dist-info/licenses"
-            files |= {name: wheel.read(f"{notices}/{name}") for name in pins.notices}
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise _unavailable(pins, f"{without_secret(url)}: {error}") from error
+    with torch_wheel.opened(torch_wheel.find_wheel(pins.torch)) as wheel:
+        licences = re.compile(rf"torch-{re.escape(pins.torch)}[^/]*\.dist-info/licenses/([^/]+)")
+        notices = {match[1]: match[0] for match in map(licences.fullmatch, wheel.namelist()) if match is not None}
+        files = {f"include/{name}": wheel.read(f"torch/include/{name}") for name in pins.headers}
+        files |= {name: wheel.read(notices.get(name, name)) for name in pins.notices}
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     return {name: check(name, data, wanted[name]) for name, data in files.items()}
 
 
-def find_wheel(torch: str, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> str:
-    """Ask pip, with whatever configuration it has, where the wheel of a release lies; it is not downloaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
-        command += ["--only-binary=:all:", *(f"--platform={platform}" for platform in _PLATFORMS), *_WHEEL_OPTIONS]
-        command += ["--target", folder, "--report", str(report), f"torch=={torch}"]
-        # Away from the current directory, whose files -m would prefer to pip and to the standard library.
-        done = run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode or not report.is_file():
-            raise FileNotFoundError((done.stderr or done.stdout).strip()[-500:] or "pip said nothing")
-        found: str = json.loads(report.read_bytes())["install"][0]["download_info"]["url"]
-    return found
-
-
-def open_url(url: str) -> io.BufferedReader:
-    """A seekable file over a URL: local ones as they are, others block by block."""
-    import urllib.request  # takes longer than a rebuild after an edit, which has the headers
-
-    if url.startswith("file:"):
-        return Path(urllib.request.url2pathname(url.removeprefix("file://"))).open("rb")
-    return io.BufferedReader(_RangeReader(url), BLOCK_BYTES)
-
-
-class _RangeReader(io.RawIOBase):
-    """Reads a remote file in aligned blocks, each fetched once by an HTTP range request."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-        self._at = 0
-        self._blocks: dict[int, bytes] = {}
-        self._size = 0
-        self._fetch(0)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # as io calls it
-        index, start = divmod(self._at, BLOCK_BYTES)
-        piece = self._fetch(index)[start : start + len(buffer)] if self._at < self._size else b""
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def _fetch(self, index: int) -> bytes:
-        import urllib.request
-
-        if index not in self._blocks:
-            first = index * BLOCK_BYTES
-            asked = {"Range": f"bytes={first}-{first + BLOCK_BYTES - 1}"}
-            request = urllib.request.Request(self._url, headers=asked)  # the scheme is pip's
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                total = re.fullmatch(rf"bytes {first}-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-                if total is None:
-                    raise OSError(f"the server sends whole files only (status {answer.status})")
-                self._size = int(total[1])
-                self._blocks[index] = answer.read()
-        return self._blocks[index]
-
-
 def write(dest: Path, files: Mapping[str, bytes]) -> None:
-    """Write beside ``dest`` and rename: another process sees all of the files or none."""
+    """Write to a temporary folder and rename it: another process sees all of the files or none."""
     trust.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         for name, data in files.items():
             path = staging / PurePosixPath(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            trust.make_private(path.parent)
             path.write_bytes(data)
-        staging.chmod(0o755)
+            path.chmod(0o600)
         if dest.exists():  # incomplete, or somebody was faster with equal files
             shutil.rmtree(dest)
         staging.rename(dest)
@@ -249,16 +245,11 @@ def write(dest: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def without_secret(url: str) -> str:
-    """A URL without the name and password in it, for messages."""
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
 def _unavailable(pins: Pins, found: str) -> KernelError:
     return KernelError(
-        f"the headers of torch's stable ABI are missing, so the host library cannot be built\n"
+        f"the headers of torch's stable ABI, which a release and an sdist carry, cannot be had\n"
         f"  found   {found}\n"
         f"  needed  the {len(pins.headers)} headers of torch {pins.torch} that headers.json names\n"
-        f"  fix     1) run this once where pip reaches a package index\n"
-        f"          2) install precast from its wheel or its sdist: both bring the headers along"
+        f"  fix     1) run this once where pip reaches an index with torch {pins.torch} (PIP_INDEX_URL)\n"
+        f"          2) pip install torch=={pins.torch}: an installed torch serves as well"
     )

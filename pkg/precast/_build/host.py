@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._abi.host import Compiler
+from precast._abi.settings import LINE_BREAKS
 from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
 from precast._build import (
     catalogue,
@@ -24,7 +25,6 @@ from precast._build import (
     elf,
     failure,
     flags,
-    headers,
     lock,
     process,
     sources,
@@ -35,7 +35,7 @@ from precast._build.catalogue import Family
 from precast._build.entry import LOG_NAME
 from precast._build.watch import UNWATCHED, Watch
 from precast._version import __version__
-from precast.errors import BuildFailed, KernelUnavailable
+from precast.errors import BuildFailed, KernelError, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"
 _SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
@@ -63,25 +63,6 @@ class Plan:
     abi: TorchAbi
     machine: str
     debug: bool
-
-
-def stable_headers_dir(cache: Cache) -> Path:
-    """The include folder of the stable headers: beside the sources where a wheel or sdist put it, else in the cache."""
-    pins = headers.load_pins()
-    shipped = sources.csrc_dir() / "torch_stable"
-    if headers.complete(shipped, pins):
-        return shipped / "include"
-    kept = headers_in_cache(cache, pins)
-    if headers.complete(kept, pins):
-        return kept / "include"
-    where = lock.lock_file(cache.root, f"headers-{pins.digest[:16]}")
-    with lock.exclusive(where, f"the headers of torch {pins.torch}", wait_s=cache.wait_s):  # ranks that start cold
-        return headers.ensure_headers(kept, pins)
-
-
-def headers_in_cache(cache: Cache, pins: headers.Pins) -> Path:
-    """Where a checkout keeps the stable headers."""
-    return cache.root / "headers" / pins.digest[:16]
 
 
 def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
@@ -140,8 +121,6 @@ def make_plan(
         _refuse_clang(abi, compiler)
         roots["torch"] = torch_headers_dir(abi, cache)
         adapter = (catalogue.CLASSIC_ADAPTER,)
-    else:
-        roots["torch_stable"] = stable_headers_dir(cache)
     of_families = (source for family in families for source in (*family.host, *family.cpu))
     entries = (*catalogue.COMMON_HOST, *adapter, *of_families)
     tree = sources.Tree(roots)
@@ -242,7 +221,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     payload = staging / f"{plan.name}.so"
     objects = {unit.name: cache.lookup(key) for unit, key in plan.units}
     (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
-    (work / "build.ninja").write_text(ninja_file(plan, objects, payload, work), encoding="utf-8")
+    (work / "build.ninja").write_bytes(os.fsencode(ninja_file(plan, objects, payload, work)))
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
     watch.log(staging / LOG_NAME)
@@ -331,9 +310,25 @@ def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
     return info
 
 
-def edge(output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run") -> list[str]:
-    """One build statement; a path is escaped for ninja, and the command for the shell and for ninja."""
-    escaped = " ".join(path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs)
+def edge(
+    output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run", implicit: Sequence[str] = ()
+) -> list[str]:
+    """One build statement; a path is escaped for ninja, and the command for the shell and for ninja.
+
+    ``implicit`` are inputs that the command reads without naming them.
+    """
+    broken = next(
+        (path for path in (output, *inputs, *implicit, *command) if any(c in path for c in LINE_BREAKS)), None
+    )
+    if broken is not None:
+        raise KernelError(
+            f"ninja cannot build what has a line break in its name\n"
+            f"  found   {broken!r}\n"
+            f"  needed  names without one\n"
+            f"  fix     1) PRECAST_CACHE_DIR=/another/folder, or install precast into another one"
+        )
+    named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
+    escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])
     target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
     return [f"build {target}: {rule} {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
 

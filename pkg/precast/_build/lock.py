@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -26,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._build import trust
+from precast._build import files, trust
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -49,7 +50,7 @@ class Turn:
             since = time.strftime("%H:%M:%S")
             note = f"process {os.getpid()} on {socket.gethostname()}, since {since}, log {log}\n"
             os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, note.encode(), 0)
+            os.pwrite(self.descriptor, os.fsencode(note), 0)
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def held(root: Path) -> tuple[tuple[str, str], ...]:
 
 def _note_if_held(path: Path) -> str | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor, _ = files.open_regular(path, links=False)
     except OSError as error:
         LOG.debug("%s: %s", path, error.strerror)
         return None
@@ -143,7 +144,7 @@ def _folders() -> tuple[Path, ...]:
 
 def _suffix(root: Path) -> str:
     """What tells the locks of one cache from those of another."""
-    return f"-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}.lock"
+    return f"-{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:8]}.lock"
 
 
 @functools.cache
@@ -181,7 +182,10 @@ os.register_at_fork(after_in_child=_held.renew)
 
 def _open(path: Path) -> int | None:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise files.OddFile(path, "not a regular file")
     except OSError as error:
         LOG.warning("%s: %s; building without a lock", path, error.strerror)
         return None

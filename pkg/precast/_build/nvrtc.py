@@ -16,10 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Nvrtc
 from precast._abi.version import CudaVersion
+
+if TYPE_CHECKING:
+    from precast._build.nvrtc_child import Isolated
 
 _TOOLKIT = Path("/usr/local/cuda")
 _LIBRARY = re.compile(r"libnvrtc(-[0-9a-f]+)?\.so(\.\d+)*")
@@ -133,9 +137,11 @@ class Compiler:
             raise RuntimeError(f"NVRTC: {self._name(status)}")
 
 
-def open_nvrtc(found: Nvrtc) -> Compiler:
-    """Open a library that ``find_nvrtc`` has found."""
-    return Compiler(found.path, found.builtins)
+def open_nvrtc(found: Nvrtc) -> Compiler | Isolated:
+    """Compile with a library that ``find_nvrtc`` has found: in children, so that it can end none but those."""
+    from precast._build.nvrtc_child import Isolated
+
+    return Isolated(found) if sys.executable else Compiler(found.path, found.builtins)
 
 
 def find_nvrtc(

@@ -7,19 +7,27 @@ is missing is compiled instead.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
+from precast._abi.build_info import (
+    MAX_FILE_BYTES,
+    MAX_MANIFEST_BYTES,
+    BuildInfo,
+    BuildMode,
+    DeviceFile,
+    HostFile,
+    ManifestError,
+)
 from precast._abi.label import Label
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.version import Release
 from precast._build import catalogue, provenance, sources
 from precast._build.binaries import Binary, Made, joined, manifest
+from precast._build.files import digest, read
 from precast._build.matrix import LabelSpec, Matrix
 from precast._version import __version__
 from precast.errors import KernelError
@@ -108,15 +116,15 @@ def _read(folder: Path, label: Label, root: Path, again: str) -> BuildInfo:
     """The manifest of a part that was made from these very sources, and no file beside what it lists."""
     path = folder / MANIFEST
     try:
-        info = BuildInfo.from_json(path.read_text(encoding="utf-8"))
+        info = BuildInfo.from_json(read(path, MAX_MANIFEST_BYTES).decode())
     except (OSError, UnicodeDecodeError, ManifestError) as error:
         raise _refused(path, str(error), "the manifest of a part", again) from error
-    digest = sources.source_digest(sources.csrc_dir())
+    digest_here = sources.source_digest(sources.csrc_dir())
     for what, found, wanted in (
         ("version", info.version, __version__),
         ("mode", info.mode.value, BuildMode.RELEASE.value),
         ("label", info.label.text or "none", label.text or "none"),
-        ("source digest", info.source_digest, digest),
+        ("source digest", info.source_digest, digest_here),
         ("commit", info.commit, provenance.of(root).commit),
     ):
         if found != wanted:
@@ -132,7 +140,7 @@ def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, 
     for file in files:
         path = folder / _name(file)
         try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            _, found = digest(path, MAX_FILE_BYTES)
         except OSError as error:
             raise _refused(path, str(error), f"sha256 {file.sha256}", again) from error
         if found != file.sha256:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+PRIVATE, INHERITED = 0o077, -1
+
 # Runs in the child before it becomes the program: PR_SET_PDEATHSIG (prctl(2)) outlives exec, and ninja, when it is
 # told to end, ends its compilers. Between fork and exec of a process with threads no Python may run, hence a child.
 _DIE_WITH_PARENT = """
@@ -19,8 +21,11 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    """The exit status of a program and what it said, which goes into ``log`` while it runs."""
+def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str], umask: int = PRIVATE) -> tuple[int, str]:
+    """The exit status of a program and what it said, which goes into ``log`` while it runs.
+
+    By default nobody else can read or write the files that it makes; ``INHERITED`` is the umask of this process.
+    """
     shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())] if sys.executable else []
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -29,6 +34,7 @@ def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) ->
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            umask=umask,
             start_new_session=True,  # a group of its own, so that all of it can be ended at once
         )
         try:

@@ -113,8 +113,8 @@ def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 def source_digest(csrc: Path) -> str:
     """The digest of everything that is ours under ``csrc``: what a manifest names the sources by."""
-    files = [path for path in csrc.rglob("*") if path.is_file() and path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
-    ours = [path for path in files if path.relative_to(csrc).parts[0] != "torch_stable"]
+    known = [path for path in csrc.rglob("*") if path.is_file() and path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
+    ours = [path for path in known if path.relative_to(csrc).parts[0] != "torch_stable"]
     return digest_of(SourceFile(f"csrc/{path.relative_to(csrc)}", path, path.read_bytes()) for path in ours)
 
 

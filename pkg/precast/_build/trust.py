@@ -1,7 +1,8 @@
 """Folders that libraries are loaded from: only this user can have put anything there.
 
 Whoever can write into the cache, or can put another folder in its place, runs code in every process that uses it. So
-what is made here has mode 0700, and what is there already is held against :func:`why_not` before it is used.
+folders are made with mode 0700, and :func:`why_not` judges a folder before it is used. Files are judged while they are
+open, by :func:`why_not_one`.
 """
 
 from __future__ import annotations
@@ -47,33 +48,47 @@ def make_private(path: Path) -> None:
             continue
 
 
-def require_own(root: Path) -> None:
-    """Refuse a cache that somebody else could write into, or could exchange."""
-    reason = why_not(root, owner=os.getuid())
+def require_own(root: Path, entry: Path | None = None) -> None:
+    """Refuse a cache that somebody else could write into, or could exchange: its root, and the way to an entry."""
+    reason = why_not(root, entry, owner=os.getuid())
     if reason is not None:
         raise _unsafe(root, reason)
 
 
-def why_not(root: Path, *, owner: int | None) -> str | None:
-    """What makes a folder, or a file, unsafe to load libraries from; None if nothing does, or if it is not there yet.
+def why_not(root: Path, place: Path | None = None, *, owner: int | None) -> str | None:
+    """What makes a folder unsafe to load libraries from; None if nothing does, or if it is not there yet.
 
     It belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
     else may write into it, and on the way to it there is no folder where everybody can rename and no link of another
-    user.
+    user. The same is asked of ``place``, a folder or a file below it, and of each folder between them.
     """
-    absolute = Path(os.path.abspath(root))  # noqa: PTH100  # resolve() would follow the very links that are judged
-    try:
-        facts = absolute.stat()
-    except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
-        return _why_not_the_way(absolute, _LINKS)
-    except OSError as error:
-        return f"{absolute}: {error.strerror}"
+    deepest = root if place is None else place
+    steps = [step for step in reversed(deepest.parents) if step == root or root in step.parents]
+    for step in (*steps, deepest):
+        absolute = _absolute(step)
+        try:
+            facts = absolute.stat()
+        except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
+            break
+        except OSError as error:
+            return f"{absolute}: {error.strerror}"
+        why = why_not_one(facts, owner=owner)
+        if why is not None:
+            return f"{absolute}: {why}"
+    return _why_not_the_way(_absolute(deepest), _LINKS)
+
+
+def why_not_one(facts: os.stat_result, *, owner: int | None) -> str | None:
+    """What makes one file or folder unsafe by itself: its owner, or who else may write it."""
     if owner is not None and facts.st_uid != owner:
-        return f"owner {facts.st_uid} of {absolute}"
-    forbidden = 0o022 if owner is not None else 0o002
-    if facts.st_mode & forbidden:
-        return f"mode {stat.filemode(facts.st_mode)} of {absolute}: others can write into it"
-    return _why_not_the_way(absolute, _LINKS)
+        return f"it belongs to user {facts.st_uid}"
+    if facts.st_mode & (0o022 if owner is not None else 0o002):
+        return f"others can write it (mode {stat.filemode(facts.st_mode)})"
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100  # resolve() would follow the very links that are judged
 
 
 def _why_not_the_way(path: Path, links: int) -> str | None:

@@ -44,7 +44,7 @@ def add(verbs: Verbs) -> None:
 
 def print_dir(options: argparse.Namespace) -> int:
     """Prints the root."""
-    print(_root())
+    output.say(_root())
     return status.GOOD
 
 
@@ -67,9 +67,9 @@ def print_list(options: argparse.Namespace) -> int:
         )
         for entry in shown
     ]
-    print(*output.table([header, *cells]), sep="\n")
+    output.say(*output.table([header, *cells]))
     total = sum(entry.bytes for entry in entries)
-    print(f"{len(entries)} entries, {len(entries) - len(shown)} not shown, {output.size(total)} in {_root()}")
+    output.say(f"{len(entries)} entries, {len(entries) - len(shown)} not shown, {output.size(total)} in {_root()}")
     return status.GOOD
 
 
@@ -81,10 +81,10 @@ def verify_all(options: argparse.Namespace) -> int:
         output.print_json({"entries": len(entries), "damaged": [_to_json(entry) for entry in damaged]})
     else:
         for entry in damaged:
-            print(f"{entry.folder}: {entry.problem}")
-        print(f"{len(entries)} entries, {len(damaged)} damaged")
+            output.say(f"{entry.folder}: {entry.problem}")
+        output.say(f"{len(entries)} entries, {len(damaged)} damaged")
         if damaged:
-            print("a damaged entry is never loaded: its next use builds it again; precast cache prune removes it")
+            output.say("a damaged entry is never loaded: its next use builds it again; precast cache prune removes it")
     return status.NO if damaged else status.GOOD
 
 
@@ -104,9 +104,9 @@ def _remove(limits: cache_tools.Limits, now: float, *, dry_run: bool) -> int:
     root = _root()
     removals = cache_tools.plan_prune(root, limits, now)
     for removal in removals:
-        print(f"{removal.path.relative_to(root)}: {removal.why}")
+        output.say(f"{removal.path.relative_to(root)}: {removal.why}")
     freed = sum(removal.bytes for removal in removals) if dry_run else cache_tools.remove(root, removals)
-    print(f"{len(removals)} {'would go' if dry_run else 'removed'}, {output.size(freed)} in {root}")
+    output.say(f"{len(removals)} {'would go' if dry_run else 'removed'}, {output.size(freed)} in {root}")
     return status.GOOD
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from precast._cli import status
+from precast._cli import output, status
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the script."""
-    print(script(options.parser, options.shell))
+    output.say(script(options.parser, options.shell))
     return status.GOOD
 
 

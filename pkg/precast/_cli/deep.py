@@ -8,18 +8,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
+from precast._build import python
 from precast._build.catalogue import Family
 from precast._load import namespace
-
-# The child sees the path of this process, and never a module that happens to lie in the current folder.
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from precast._cli import numbers; numbers.main(sys.argv[2:])"
-)
 
 
 def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
@@ -37,8 +31,9 @@ def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
 
 def _ask(pairs: list[str]) -> dict[str, str | None]:
     """What one child finds before it ends, however it ends."""
-    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), *pairs]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # its stderr is for the user
+    command = python.command("precast._cli.numbers", *pairs)
+    # Its stderr is for the user.
+    done = subprocess.run(command, env=python.environment(), stdout=subprocess.PIPE, text=True, check=False)
     found: dict[str, str | None] = {}
     started = pairs[0]
     for line in done.stdout.splitlines():

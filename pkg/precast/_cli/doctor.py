@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._build.catalogue import Family
 from precast._cli import deep, names, output, status
-from precast._load import probe, report
+from precast._load import probe, report, system
 from precast.extension import builtin
 from precast.extension.families import FamilyExtension
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(facts)
     else:
-        print(to_text(facts))
+        output.say(to_text(facts))
     return status.GOOD if facts["ok"] else status.NO
 
 
@@ -73,6 +73,8 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
 
 def to_text(facts: dict[str, Any]) -> str:
     """The same for people."""
+    if facts["host"]["system"] != "Linux":
+        return f"{facts['environment']}\n\n{system.only_linux(facts['host']['system'])}"
     lines = [facts["environment"], *_build_lines(facts["build"]), *_host_lines(facts["host"])]
     if facts["settings"]:
         lines.append("  settings  " + ", ".join(f"{name}={value}" for name, value in facts["settings"].items()))
@@ -127,6 +129,10 @@ def _build_lines(build: dict[str, Any]) -> list[str]:
 
 def _host_lines(host: dict[str, Any]) -> list[str]:
     lines = [f"  torch     {host['torch_error']}"] if host["torch_error"] else []
+    if host["torch"] and host["torch"]["hip"]:
+        lines.append(
+            "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
+        )
     lines += [f"  gpu {gpu['index']}     {gpu['capability']} {gpu['name']}" for gpu in host["gpus"]]
     if host["gpu_note"]:
         lines.append(f"  gpus      {host['gpu_note']}")

@@ -61,5 +61,5 @@ def run(options: argparse.Namespace) -> int:
     for row in found:
         families.setdefault(tuple(str(row[column]) for column in columns), []).append(row["family"] or "")
     cells = [(*shown, ", ".join(names)) for shown, names in families.items()]
-    print(*output.table([(*columns, "families"), *cells]), sep="\n")
+    output.say(*output.table([(*columns, "families"), *cells]))
     return status.GOOD

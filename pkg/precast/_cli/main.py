@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from precast._cli import status
+from precast._cli import output, status
 from precast._cli.parser import make_parser
 from precast._load import probe
 from precast.errors import KernelError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the statuses are those of :mod:`precast._cli.status`. Wrong usage raises SystemExit(2)."""
-    options = make_parser().parse_args(argv)
+    """Runs one command; the statuses are those of :mod:`precast._cli.status`. Wrong usage raises SystemExit(2).
+
+    What the world outside may do to any verb is answered here: what was refused, what the system refuses, an interrupt,
+    and a standard output that is closed, full, or that nobody reads any more.
+    """
     try:
-        probe.read_settings()
-    except KernelError as error:
-        return _say(error, status.USAGE)
-    try:
-        result: int = options.run(options)
-        sys.stdout.flush()
-    except KernelError as error:
-        return _say(error, status.FAILED)
+        output.open_streams()
+        try:
+            code = _run(argv)
+        except SystemExit:  # of argparse: --help, --version, wrong usage
+            output.flush()
+            raise
+        output.flush()
+    except output.ReaderGone:  # `precast list | head`
+        return status.GOOD
+    except output.CannotPrint as error:
+        return _say(f"standard output cannot be written: {error}", status.FAILED)
     except KeyboardInterrupt:
         return status.INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has had enough: `precast list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return status.GOOD
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch's MKL ends a process there
+        return _say("the current directory was deleted\n  fix     1) cd to another one", status.FAILED)
+    try:
+        options = make_parser().parse_args(argv)
+        try:
+            probe.read_settings()
+        except KernelError as error:
+            return _say(f"{type(error).__name__}: {error}", status.USAGE)
+        result: int = options.run(options)
+    except KernelError as error:
+        return _say(f"{type(error).__name__}: {error}", status.FAILED)
+    except OSError as error:  # where no verb knows better
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _say(f"{type(error).__name__}: {where}{error.strerror or error}", status.FAILED)
     return result
 
 
-def _say(error: KernelError, code: int) -> int:
-    print(f"precast: {type(error).__name__}: {error}", file=sys.stderr)
+def _say(text: str, code: int) -> int:
+    output.complain(text)
     return code

@@ -90,3 +90,7 @@ def main(pairs: Sequence[str]) -> None:
 def _write(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

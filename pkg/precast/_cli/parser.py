@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from types import ModuleType
+from typing import Any, NoReturn
 
-from precast._cli import doctor, status
+from precast._cli import doctor, output, status
+from precast._load import system
 from precast._version import __version__
 
 
@@ -19,9 +22,23 @@ def verbs_here() -> tuple[ModuleType, ...]:
     return (doctor, why, listing, cache, warm, transfer, report, completion)
 
 
+class _Parser(argparse.ArgumentParser):
+    """On a system without kernels, says so to a user who asks for a verb; prints help like any answer."""
+
+    def error(self, message: str) -> NoReturn:
+        here = platform.system()
+        super().error(message if here == "Linux" else f"{system.only_linux(here)}; the one verb here is doctor")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            output.say(message.removesuffix("\n"))
+        else:
+            super()._print_message(message, file)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """A fresh parser; ``options.run(options)`` of what it has parsed gives the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="precast",
         description="Prebuilt PyTorch kernels: what would be loaded here and why, and the build cache.",
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),

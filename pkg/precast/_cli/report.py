@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._build import cache_tools, failure
+from precast._build import cache_tools, failure, files
 from precast._build.cache import LAYOUT, default_root
 from precast._cli import doctor, output, status
 from precast._load import probe
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from precast._cli.names import Verbs
 
 _PACKAGES = re.compile(r"precast|torch|torchvision|triton|numpy|ninja|setuptools|nvidia[-_].*", re.IGNORECASE)
-_LOGS = 3
+_LOGS, _LOG_BYTES = 3, 64 << 20
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -37,15 +37,15 @@ def run(options: argparse.Namespace) -> int:
     facts = redacted(gather(), os.environ.get("HOME"))
     text = json.dumps(facts, indent=2) if options.json else to_text(facts)
     if options.out is None:
-        print(text)
+        output.say(text)
         return status.GOOD
     try:
-        with options.out.open("x", encoding="utf-8") as file:
+        with options.out.open("x", encoding="utf-8", errors=output.ERRORS) as file:
             file.write(text + "\n")
     except OSError as error:
-        print(f"precast: {options.out}: {error.strerror}; name a file that can be made", file=sys.stderr)
+        output.complain(f"{options.out}: {error.strerror}; name a file that can be made")
         return status.FAILED
-    print(options.out)
+    output.say(options.out)
     return status.GOOD
 
 
@@ -106,11 +106,13 @@ def _packages() -> dict[str, str]:
 
 def _failures(root: Path) -> list[dict[str, str]]:
     """The first error of the builds that failed last."""
-    logs = sorted((root / LAYOUT / ".failed").glob("*.log"), key=lambda log: log.stat().st_mtime, reverse=True)
-    return [
-        {
-            "log": str(log),
-            "error": failure.first_error(log.read_text(encoding="utf-8", errors="replace").partition("\n")[2]),
-        }
-        for log in logs[:_LOGS]
-    ]
+    logs = sorted((root / LAYOUT / ".failed").glob("*.log"), key=lambda log: log.lstat().st_mtime, reverse=True)
+    return [{"log": str(log), "error": _first_error(log)} for log in logs[:_LOGS]]
+
+
+def _first_error(log: Path) -> str:
+    try:
+        text = files.read(log, _LOG_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        return f"the log cannot be read: {error.strerror}"
+    return failure.first_error(text.partition("\n")[2])

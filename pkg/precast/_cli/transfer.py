@@ -42,7 +42,7 @@ def run_export(options: argparse.Namespace) -> int:
         )
     items = cache_archive.export_cache(whole, options.archive)
     total = output.size(sum(item.bytes for item in items))
-    print(f"{len(items)} entries, {total}, {len(entries) - len(whole)} damaged ones left out: {options.archive}")
+    output.say(f"{len(items)} entries, {total}, {len(entries) - len(whole)} damaged ones left out: {options.archive}")
     return status.GOOD
 
 
@@ -51,6 +51,6 @@ def run_import(options: argparse.Namespace) -> int:
     root = default_root(probe.read_settings())
     added, known = cache_archive.import_cache(options.archive, Cache(root))
     for item in added:
-        print(f"{item.key}: {item.payload}, {output.size(item.bytes)}")
-    print(f"{len(added)} entries added, {len(known)} there already, in {root}")
+        output.say(f"{item.key}: {item.payload}, {output.size(item.bytes)}")
+    output.say(f"{len(added)} entries added, {len(known)} there already, in {root}")
     return status.GOOD

@@ -11,7 +11,7 @@ from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
 from precast._build.catalogue import Family
-from precast._cli import names, status
+from precast._cli import names, output, status
 from precast._load import jit, probe, report, verdict
 from precast.errors import JitDisabled, KernelError, KernelUnavailable
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     failed = [family for family in families if not _warm_family(examination, family, visible=options.arch is None)]
     if builders is not None:
         _warm_targets(examination, families, options.arch, builders)
-    print(f"{len(families) - len(failed)} of {len(families)} kernel families are ready")
+    output.say(f"{len(families) - len(failed)} of {len(families)} kernel families are ready")
     return status.NO if failed else status.GOOD
 
 
@@ -62,17 +62,17 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
             raise KernelError(choice)
         decision = choice.decision
         if choice.twin is not None:
-            print(f"{family.name}: {report.TWIN_NOTE}")
+            output.say(f"{family.name}: {report.TWIN_NOTE}")
             continue
         if isinstance(decision, Refuse):
-            print(verdict.refusal(choice))
+            output.say(verdict.refusal(choice))
             ready = False
             continue
         if isinstance(decision.host, BuildHost):
             source = jit.build_host(family.name, decision.host, choice.builders, choice.settings, _WHY)
-            print(f"{family.name}: host library: {source}")
+            output.say(f"{family.name}: host library: {source}")
         else:
-            print(f"{family.name}: host library: prebuilt {decision.host.path}")
+            output.say(f"{family.name}: host library: prebuilt {decision.host.path}")
         targets = [image.target for _, image in decision.images if isinstance(image, BuildImage)]
         if targets:
             _build_images(family, targets, choice.builders, choice.settings)
@@ -114,14 +114,14 @@ def _warm_targets(
     for family in families:
         missing = [target for target in targets if (family.name, target) not in shipped]
         for target in sorted(set(targets) - set(missing), key=str):
-            print(f"{family.name}: {target}: prebuilt")
+            output.say(f"{family.name}: {target}: prebuilt")
         if missing and family.device is not None:
             _build_images(family, missing, builders, examination.settings)
 
 
 def _build_images(family: Family, targets: list[GpuTarget], builders: Builders, settings: Settings) -> None:
     for target, source in jit.build_images(family.name, targets, builders, settings, _WHY).items():
-        print(f"{family.name}: {target}: {source}")
+        output.say(f"{family.name}: {target}: {source}")
 
 
 def _targets(text: str) -> tuple[GpuTarget, ...]:

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(facts)
     else:
-        print(to_text(facts))
+        output.say(to_text(facts))
     return status.GOOD if facts["ok"] else status.NO
 
 
@@ -111,8 +111,6 @@ def _cache_lines(piece: dict[str, Any]) -> list[str]:
     head = f"  {piece['piece']}  cache"
     if piece["state"] == "hit":
         return [f"{head} hit: {piece['path']}"]
-    if piece["state"] == "unknown":
-        return [f"{head}: {piece['note']}"]
     lines = [f"{head} miss: {piece['key']}"]
     lines += [f"      {piece['note']}"] if piece["note"] else []
     near = piece["nearest"]

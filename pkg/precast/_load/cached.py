@@ -8,7 +8,6 @@ from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
 from precast._build import cache_tools
 from precast._build.cache import BuildKey, Cache, open_cache
 from precast._build.catalogue import Family
@@ -32,9 +31,7 @@ def describe(family: Family, choice: Choice) -> list[Json]:
     ]
 
 
-def _look(cache: Cache, key: BuildKey | str) -> Json:
-    if isinstance(key, str):
-        return {"state": "unknown", "key": None, "path": None, "note": key, "nearest": None}
+def _look(cache: Cache, key: BuildKey) -> Json:
     path = cache.lookup(key)
     if path is not None:
         return {"state": "hit", "key": str(key), "path": str(path), "note": "", "nearest": None}
@@ -50,8 +47,8 @@ def _look(cache: Cache, key: BuildKey | str) -> Json:
 
 def _key(
     family: Family, what: BuildHost | BuildImage, builders: Builders, settings: Settings, cache: Cache
-) -> BuildKey | str:
-    """The key a build would have, or why that cannot be told without building."""
+) -> BuildKey:
+    """The key a build would have. A build at run time fetches nothing, so the key can be told without the network."""
     if isinstance(what, BuildImage):
         from precast._build import device
 
@@ -63,25 +60,6 @@ def _key(
 
     if builders.compiler is None:
         raise AssertionError(f"a build of {family.name} was decided without a compiler: {builders}")
-    if not _headers_are_here(what.abi, cache):
-        return "the headers of torch are not here yet: the first build fetches them"
     levels = jit.levels_to_build(settings)
     plan = host.make_plan((family,), what.abi, builders.compiler, cache=cache, debug=settings.debug, levels=levels)
     return plan.key
-
-
-def _headers_are_here(abi: TorchAbi, cache: Cache) -> bool:
-    """Whether a key can be told without the network: it holds the headers of torch."""
-    from precast._build import classic_headers, headers, host, sources
-
-    if isinstance(abi, Exact) and compiled_for(abi) is None:
-        if abi.git is not None:
-            return True  # those of the installed torch
-        wanted = classic_headers.load_pins().get(abi.release)
-        if wanted is None:
-            return True  # refused by name
-        place = cache.root / "headers" / f"torch-{wanted.torch}-{wanted.digest[:16]}" / "include"
-        return classic_headers.complete(place, wanted)
-    pins = headers.load_pins()
-    places = (sources.csrc_dir() / "torch_stable", host.headers_in_cache(cache, pins))
-    return any(headers.complete(place, pins) for place in places)

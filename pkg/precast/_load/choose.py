@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,10 +14,11 @@ from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._build import catalogue
-from precast._load import prebuilt, probe
+from precast._load import library, prebuilt, probe
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
+    from precast._build.flags import CpuLevel
 
 
 @value(frozen=True)
@@ -51,14 +53,14 @@ def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: b
     Builders are looked for only when something has to be built.
     """
     info = None if settings.jit is JitMode.JIT else prebuilt.load_build_info()
-    host = probe.probe_host(settings, gpus=need.device == "cuda", certain=certain)
+    host = prebuilt.judged(probe.probe_host(settings, gpus=need.device == "cuda", certain=certain), info)
     return choose_on(host, info, settings, need, bad)
 
 
 def choose_on(
     host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str] = MappingProxyType({})
 ) -> Choice:
-    """Decide for a host that has been probed.
+    """Decide for a host that has been probed; KernelUnavailable for a CPU level that it does not have.
 
     What reading the files shows is one more fact for the next decision: a file that is damaged (``bad``), a Python that
     cannot unpack any.
@@ -75,8 +77,21 @@ def choose_on(
             host = replace(host, lzma_error=str(error))
             continue
         if not damaged:
+            if settings.cpu_level is not None and not isinstance(decision, Refuse):
+                require_level(settings.cpu_level)
             return Choice(need, settings, host, info, decision, contents, bad, twin)
         bad |= damaged
+
+
+def require_level(name: str) -> CpuLevel:
+    """The CPU level of PRECAST_CPU_LEVEL; KernelUnavailable if this machine has no such level, whatever is loaded."""
+    from precast._build import flags, toolchain
+
+    machine = platform.machine()
+    try:
+        return flags.named_level(machine, toolchain.cpu_features(), name)
+    except ValueError as error:
+        raise library.wrong_level(name, str(error)) from error
 
 
 def _decide(

@@ -16,6 +16,7 @@ from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
@@ -30,14 +31,46 @@ class Forecast:
 
 def driver_version() -> CudaVersion | None:
     """The newest CUDA version the installed driver serves; None when there is no driver."""
+    number = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(_CUDA).cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # AttributeError: a file of that name that is no driver
+        return None
+    return None if failed or number.value <= 0 else CudaVersion.from_driver(number.value)
+
+
+def of_driver() -> tuple[Gpu, ...] | None:
+    """The GPUs of a process in which somebody has started CUDA, as CUDA numbers them; None where nobody has.
+
+    From then on only the driver knows: it has read the environment, which may have changed since. torch.cuda counts by
+    NVML and the environment even then (device_count, torch 2.11).
+    """
     try:
         cuda = ctypes.CDLL(_CUDA)
-    except OSError:
+        count = ctypes.c_int()
+        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:  # CUDA_ERROR_NOT_INITIALIZED, in a forked child too
+            return None
+        found = tuple(_gpu_of_driver(cuda, index) for index in range(count.value))
+    except (OSError, AttributeError):  # no driver, or one too old to have a function
         return None
-    number = ctypes.c_int()
-    if cuda.cuDriverGetVersion(ctypes.byref(number)) != 0 or number.value <= 0:
+    return None if None in found else tuple(gpu for gpu in found if gpu is not None)
+
+
+def _gpu_of_driver(cuda: ctypes.CDLL, index: int) -> Gpu | None:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name, uuid = ctypes.create_string_buffer(_NAME_BYTES), ctypes.create_string_buffer(16)
+    if (
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+        or cuda.cuDeviceGetName(name, _NAME_BYTES, device)
+        or cuda.cuDeviceGetUuid(uuid, device)
+    ):
         return None
-    return CudaVersion.from_driver(number.value)
+    digits = uuid.raw.hex()
+    spelled = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    capability = ComputeCapability(major.value, minor.value)
+    return Gpu(index, capability, name.value.decode(errors="replace"), f"GPU-{spelled}")
 
 
 def forecast(visible_devices: str | None, device_order: str | None) -> Forecast:
@@ -45,7 +78,7 @@ def forecast(visible_devices: str | None, device_order: str | None) -> Forecast:
     try:
         with _nvml() as nvml:
             physical, partitioned = _physical(nvml)
-    except _NvmlError as error:
+    except (_NvmlError, AttributeError) as error:  # AttributeError: an NVML without a function
         return Forecast((), certain=False, note=str(error))
     if partitioned:
         return Forecast((), certain=False, note="GPUs partitioned by MIG are only known to CUDA itself")

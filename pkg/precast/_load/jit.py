@@ -13,7 +13,7 @@ from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build.cache import Artifact, BuildKey, Cache, default_root
 from precast._build.roots import search_path
-from precast._load import library
+from precast._load.choose import require_level
 from precast._load.progress import Progress
 from precast._load.source import Source
 
@@ -49,13 +49,9 @@ def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
     """The one CPU level this machine uses. The key of a build holds it, so that unlike machines may share a cache."""
     from precast._build import flags, toolchain
 
-    machine, features = platform.machine(), toolchain.cpu_features()
-    if settings.cpu_level is None:
-        return (flags.best_level(machine, features),)
-    try:
-        return (flags.named_level(machine, features, settings.cpu_level),)
-    except ValueError as error:
-        raise library.wrong_level(settings.cpu_level, str(error)) from error
+    if settings.cpu_level is not None:
+        return (require_level(settings.cpu_level),)
+    return (flags.best_level(platform.machine(), toolchain.cpu_features()),)
 
 
 def build_images(

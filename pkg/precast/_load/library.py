@@ -55,7 +55,7 @@ class HostLibrary:
 
     def refuse(self, family: str, device: int, message: str) -> None:
         """Makes every launch of the family on this device raise the message."""
-        status = self._c.precast_refuse(family.encode(), device, message.encode())
+        status = self._c.precast_refuse(family.encode(), device, _bytes(message))
         if status != 0:
             raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}")
 
@@ -72,7 +72,7 @@ class HostLibrary:
 
     def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t) -> None:
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        c_arguments = [value.encode() if isinstance(value, str) else value for value in arguments]
+        c_arguments = [_bytes(value) if isinstance(value, str) else value for value in arguments]
         if getattr(self._c, function)(*c_arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
             raise KernelIncompatible(f"{_text(error.value)}\n  from    {function} of {self.path}")
 
@@ -85,6 +85,11 @@ def wrong_level(name: str, why: str) -> KernelUnavailable:
         f"  needed  a level of this machine, or none to be given the best\n"
         f"  fix     1) unset PRECAST_CPU_LEVEL"
     )
+
+
+def _bytes(text: str) -> bytes:
+    """As C takes it; a file name that is no UTF-8 is what it was."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _text(raw: bytes) -> str:

@@ -49,6 +49,7 @@ class _State:
         self.libraries: dict[Path, HostLibrary] = {}
         self.serving: dict[tuple[str, str], HostLibrary] = {}
         self.bad: dict[str, str] = {}
+        self.told_stale = False
         self.renew_locks()
 
     def renew_locks(self) -> None:
@@ -75,8 +76,23 @@ def ensure(family: str, device: str) -> Loaded:
     with _state.locks[family]:
         done = _state.loaded.get((family, device))
         if done is None:
-            done = _state.loaded[family, device] = _load(known, device)
+            try:
+                done = _state.loaded[family, device] = _load(known, device)
+            except ImportError as error:
+                raise _replaced(error) from error
         return done
+
+
+def _replaced(error: ImportError) -> Exception:
+    """A part of ours that is imported when it is first needed, and is gone or another one since this process began."""
+    if not (error.name or "").startswith("precast."):
+        return error
+    return KernelUnavailable(
+        f"precast was removed or replaced while this process ran\n"
+        f"  found   {error}\n"
+        f"  needed  the files that this process began with; what it has loaded still works\n"
+        f"  fix     1) install precast again, and restart this process"
+    )
 
 
 def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
@@ -216,6 +232,11 @@ def _warn(choice: Choice) -> None:
     for rejection in all_rejections(choice.decision):
         if rejection.reason is Reason.DAMAGED:
             _log.warning("%s is not used: %s", prebuilt.C_DIR / rejection.candidate, rejection.found)
+    stale = choice.host.stale
+    if stale is not None and not _state.told_stale:
+        _state.told_stale = True
+        said = f"wanted {stale.wanted}; found {stale.found}"
+        _log.warning("%s is not used, and what is missing is built: %s; fix: %s", prebuilt.C_DIR, said, stale.remedy)
     if isinstance(choice.decision, Refuse):
         return
     for note in choice.decision.notes:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import precast
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, ManifestError
+from precast._abi.build_info import MAX_MANIFEST_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
 from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.host import Host
+from precast._build import files
+from precast._version import __version__
 from precast.errors import KernelIncompatible
 
 C_DIR = Path(precast.__file__).resolve().parent / "_C"
 MANIFEST = "build_info.json"
+_DIGEST_BYTES = 100
 
 
 class Damaged(Exception):
@@ -27,15 +33,47 @@ def load_build_info(folder: Path | None = None) -> BuildInfo | None:
     """The manifest of this installation; None for a pure wheel and a checkout, which have no such file."""
     path = (folder or C_DIR) / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read(path, MAX_MANIFEST_BYTES).decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise _bad_manifest(path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
         raise _bad_manifest(path, str(error)) from error
     try:
         return BuildInfo.from_json(text)
     except ManifestError as error:
         raise _bad_manifest(path, str(error)) from error
+
+
+def judged(host: Host, info: BuildInfo | None) -> Host:
+    """The host, and whether its prebuilt files were made from the code beside them; otherwise they are not used.
+
+    They were not after ``git pull`` in a checkout that holds some, after one version was copied over another, and in a
+    process that outlives an upgrade: ops and arguments may have changed.
+    """
+    if info is None or info.mode is BuildMode.PURE:
+        return host
+    here = _sources_here()
+    if info.version == __version__ and here in {info.source_digest, None}:
+        return host
+    from precast._load import stale
+
+    return replace(host, stale=stale.describe(info, here))
+
+
+@functools.cache
+def _sources_here() -> str | None:
+    """The digest of the sources as this process met them; None for an installation without any.
+
+    A wheel states it, so that a first call need not read a hundred files.
+    """
+    try:
+        return files.read(C_DIR.parent / "csrc" / files.DIGEST, _DIGEST_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        from precast._load import stale
+
+        return stale.sources_on_disk()
 
 
 def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
@@ -45,11 +83,13 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
     """
     path = (folder or C_DIR) / file.path
     try:
-        content = path.read_bytes()
+        content = files.read(path, file.bytes)
     except FileNotFoundError:
         raise Damaged("missing") from None
+    except files.WrongSize as error:
+        raise Damaged(f"{error.size} bytes, {file.bytes} in the manifest") from error
     except OSError as error:
-        raise Damaged(f"unreadable: {error}") from error
+        raise Damaged(f"unreadable: {error.strerror or error}") from error
     if len(content) != file.bytes:
         raise Damaged(f"{len(content)} bytes, {file.bytes} in the manifest")
     digest = hashlib.sha256(content).hexdigest()

@@ -25,6 +25,12 @@ from precast.errors import KernelError
 
 _GLIBCXX = rb"\0GLIBCXX_(3\.4(?:\.\d+)?)(?=\0)"
 _RTLD_DI_LINKMAP = 2  # dlinfo(3)
+# What the import of a broken torch raises: a missing library, a file cut short, the empty folder of an old one, parts
+# of two versions, a version string nobody can read, a check of its own that fails.
+_BROKEN = (
+    *(ImportError, OSError, AttributeError, SyntaxError, ValueError, RuntimeError, TypeError, NameError, LookupError),
+    *(AssertionError, ArithmeticError, EOFError, SystemError, BufferError),
+)
 _SHT_STRTAB, _SHF_ALLOC = 3, 2  # elf(5)
 
 
@@ -34,10 +40,10 @@ class _LinkMap(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
-def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process; a bad value is an error that names the variable."""
+def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = False) -> Settings:
+    """The settings of this process; a bad value is an error that names it. Those of a build only count in one."""
     try:
-        return Settings.from_env(os.environ if environ is None else environ)
+        return Settings.from_env(os.environ if environ is None else environ, at_run=not building)
     except ValueError as error:
         raise KernelError(str(error)) from error
 
@@ -94,9 +100,7 @@ def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
             hip=torch.version.hip,
             xpu=getattr(torch.version, "xpu", None),
         )
-    # What a broken installation raises: a missing library, a file cut short, the empty folder of an old one, a
-    # version string nobody can read.
-    except (ImportError, OSError, AttributeError, SyntaxError, ValueError) as error:
+    except _BROKEN as error:
         return None, None, f"{type(error).__name__}: {error}"
     return torch, info, None
 
@@ -166,13 +170,16 @@ def _probe_gpus(
 def _gpus(torch: ModuleType | None, settings: Settings, certain: bool) -> tuple[Gpu, ...]:
     from precast._load import gpus
 
+    shown = gpus.of_driver()
+    if shown is not None:
+        return shown
     if torch is not None and torch.cuda.is_initialized():
         return _gpus_of_torch(torch)
     forecast = gpus.forecast(settings.visible_devices, settings.device_order)
     if forecast.certain or not certain or torch is None or not torch.cuda.is_available():
         return forecast.gpus
     torch.cuda.init()
-    return _gpus_of_torch(torch)
+    return gpus.of_driver() or _gpus_of_torch(torch)
 
 
 def _gpus_of_torch(torch: ModuleType) -> tuple[Gpu, ...]:

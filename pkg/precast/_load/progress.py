@@ -8,6 +8,7 @@ there), elsewhere as one line.
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import re
 import sys
@@ -43,7 +44,8 @@ class Progress(Watch):
 
     def __init__(self, what: str, with_what: str, why: str, stream: TextIO | None = None) -> None:
         self._what, self._with, self._why = what, with_what, why
-        self._stream = sys.stderr if stream is None else stream
+        given: TextIO | None = sys.stderr if stream is None else stream
+        self._stream = io.StringIO() if given is None or given.closed else given  # closed: nobody watches
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -115,7 +117,13 @@ class Progress(Watch):
             self._say(f"building {self._what} with {self._with} ({self._why}){self._so_far()}{self._where()}")
             self._told = True
             return
-        display = open_display(self._stream)
+        try:
+            self._show(open_display(self._stream))
+        except OSError as error:
+            _log.info("how far %s is cannot be shown: %s", self._what, error)
+
+    def _show(self, display: Display) -> None:
+        """Keeps a line up to date until the build is over."""
         try:
             while True:
                 text = f"building {self._what} with {self._with} ({self._why}){self._where()}"
@@ -136,8 +144,11 @@ class Progress(Watch):
 
     def _say(self, line: str) -> None:
         """At once, whether or not logging is configured: whoever waits wants to know for what."""
-        self._stream.write(f"precast: {line}\n")
-        self._stream.flush()
+        try:
+            self._stream.write(f"precast: {line}\n")
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # full, or closed: nobody watches, and the build goes on
+            _log.info("%s (standard error does not take it: %s)", line, error)
 
 
 def open_display(stream: TextIO) -> Display:

@@ -23,12 +23,12 @@ from precast._abi.decide import (
     all_rejections,
 )
 from precast._abi.host import Host
-from precast._abi.settings import VARIABLES, JitMode, Settings
+from precast._abi.settings import VARIABLES, JitMode, Settings, is_on
 from precast._build.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
 from precast._version import __version__
-from precast.errors import KernelError
+from precast.errors import KernelError, KernelUnavailable
 
 Json = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Examination:
     @cached_property
     def host(self) -> Host:
         """The host, with its GPUs and what could build here."""
-        host = probe.probe_host(self.settings, gpus=True)
+        host = prebuilt.judged(probe.probe_host(self.settings, gpus=True), self.manifest[0])
         return replace(host, builders=probe.probe_builders(self.settings)) if host.system == "Linux" else host
 
     @cached_property
@@ -71,7 +71,10 @@ class Examination:
             info = None
         elif error is not None:
             return error
-        return choose_on(self.host, info, self.settings, need_of(family.name, device))
+        try:
+            return choose_on(self.host, info, self.settings, need_of(family.name, device))
+        except KernelUnavailable as refused:  # a setting that rules out every file
+            return str(refused)
 
 
 def describe_host(examination: Examination) -> Json:
@@ -118,11 +121,12 @@ def describe_build(examination: Examination) -> Json:
     info, error = examination.manifest
     if info is None:
         mode, note = None, "" if error else "no manifest: a checkout, or an installation that was never built"
+        fix = ""
     else:
         mode = info.mode.value
-        note = _pure_note(examination.settings) if info.mode is BuildMode.PURE else ""
+        note, fix = _note(info, examination)
     return {
-        "version": __version__,
+        "version": info.version if info else __version__,
         "label": info.label.text if info else None,
         "mode": mode,
         "commit": info.commit if info else None,
@@ -134,14 +138,24 @@ def describe_build(examination: Examination) -> Json:
         "manifest": str(prebuilt.C_DIR / prebuilt.MANIFEST),
         "manifest_error": error,
         "note": note,
-        "remedy": remedy.BUILD_AGAIN if info is not None and info.mode is BuildMode.PURE else "",
+        "remedy": fix,
     }
 
 
-def _pure_note(settings: Settings) -> str:
+def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
+    """What to know about an installation with a manifest, and the command that helps."""
+    if info.mode is BuildMode.PURE:
+        return _pure_note(), remedy.BUILD_AGAIN
+    stale = examination.host.stale
+    if stale is None:
+        return "", ""
+    return f"the prebuilt files are not used: wanted {stale.wanted}; found {stale.found}", stale.remedy
+
+
+def _pure_note() -> str:
     """Why nothing is prebuilt. With CUDA_EXT=1 in force this is what a wheel kept by pip or uv looks like."""
     note = "pure wheel: CUDA_EXT was not seen at build time"
-    if not settings.cuda_ext:
+    if not is_on(describe_variables().get("CUDA_EXT", "")):
         return note
     return f"{note}; CUDA_EXT=1 is set now and was without effect, as pip and uv reuse the wheel of an earlier build"
 
@@ -175,8 +189,38 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
     pieces += [_describe_piece(f"cuda:{index}", image) for index, image in decision.images]
     error_text = "\n".join(verdict.gpu_refusal(choice, index, why) for index, why in decision.refused) or None
     word = "partly" if decision.refused else "jit" if any(p["source"] == "jit" for p in pieces) else "prebuilt"
+    if word == "jit" and (problem := _cannot_build(examination, family, choice)) is not None:
+        return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": problem}
     notes = list(decision.notes)
     return {"verdict": word, "pieces": pieces, "rejections": rejections, "notes": notes, "error": error_text}
+
+
+def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
+    """The error of a cache that no build can be kept in, or loaded from; None where there is no such cache."""
+    from precast._build import roots, trust
+    from precast._load import cached
+
+    root = roots.planned_root(examination.settings)
+    if root is None:  # the last resort is made, and judged, by the first build
+        return None
+    try:
+        trust.require_own(root)
+    except KernelError as error:
+        return str(error)
+    if _can_write(root) or all(piece["state"] == "hit" for piece in cached.describe(family, choice)):
+        return None
+    return (
+        f"{family.name}: the build cache cannot be written\n"
+        f"  found   {root}, which does not have this build\n"
+        f"  needed  a folder this user can write\n"
+        f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+    )
+
+
+def _can_write(root: Path) -> bool:
+    """Whether a folder, or what would hold it, can be written; nothing is made."""
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def environment_line(examination: Examination) -> str:
@@ -203,17 +247,19 @@ def _describe_rejection(rejection: Rejection) -> Json:
 
 def _describe_cache(settings: Settings, system: str) -> Json:
     """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
-    named = settings.cache_dir or settings.xdg_cache_home or (settings.home and str(Path(settings.home) / ".cache"))
-    root = None if named is None else Path(named) if settings.cache_dir else Path(named) / "precast"
-    if root is None or system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
-        return {"path": root and str(root), "writable": False, "entries": 0, "bytes": 0, "locks": []}
-    from precast._build import cache_tools, lock
+    nothing: Json = {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
+    if system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
+        return nothing
+    from precast._build import cache_tools, lock, roots
 
-    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    root = roots.planned_root(settings)
+    if root is None:
+        return nothing
+
     entries, size = cache_tools.usage(root)
     return {
         "path": str(root),
-        "writable": os.access(there, os.W_OK | os.X_OK),
+        "writable": _can_write(root),
         "entries": entries,
         "bytes": size,
         "locks": [{"name": name, "holder": holder} for name, holder in lock.held(root)],

@@ -16,10 +16,15 @@ _NO_SUBINTERPRETER = (
 )
 
 
+def only_linux(platform: str) -> str:
+    """The sentence for every other system: there is no build for it, and none can be made there."""
+    return f"precast has kernels for Linux only, and this is {platform!r}; nothing was loaded"
+
+
 def require_linux(platform: str = sys.platform) -> None:
-    """Raises one sentence on anything but Linux: there is no build for it, and none can be made there."""
+    """Raises that sentence on anything but Linux."""
     if platform != "linux":
-        raise KernelUnavailable(f"precast has kernels for Linux only, and this is {platform!r}; nothing was loaded")
+        raise KernelUnavailable(only_linux(platform))
 
 
 def after_fork_in_child(renew: Callable[[], None]) -> None:

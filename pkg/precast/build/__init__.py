@@ -39,12 +39,10 @@ Signatures::
     images(package, name) -> {GPU index: Image} of a DeviceExtension, for the GPUs that are visible
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in precast itself: ``python -m precast.build`` comes through here before its first line
 if TYPE_CHECKING:
+    from typing import Any
+
     from precast._load.downstream import guard, images, load_library
     from precast.build.command import BuildExtension
     from precast.build.extensions import DeviceExtension, StableExtension, ext_modules, labelled
@@ -73,7 +71,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -3,12 +3,16 @@
 Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not understood, or no wheel.
 """
 
-from __future__ import annotations
+import sys
+
+from precast._build import python
+
+if __name__ == "__main__":
+    python.leave_here()
 
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 
 from precast._abi.settings import Settings

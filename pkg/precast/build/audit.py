@@ -11,7 +11,6 @@ import csv
 import hashlib
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from email import message_from_bytes
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
-from precast._build import elf
+from precast._build import archives, elf
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
 from precast.build import facts, wheel
@@ -53,9 +52,9 @@ def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
     with tempfile.TemporaryDirectory(prefix="precast-audit-") as folder:
         root = Path(folder)
         try:
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(root)  # takes no name out of its folder
-        except (OSError, EOFError, zipfile.BadZipFile) as error:
+            with archives.open_zip(path) as archive:
+                archive.extract_all(root)
+        except archives.BadArchive as error:
             raise KernelError(f"{path} cannot be read as a wheel: {error}") from error
         found: list[Violation] = []
         infos: list[BuildInfo] = []

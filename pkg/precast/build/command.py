@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
     """
 
     extensions: list[Extension]
+    build_lib: str
 
     def __new__(cls, distribution: Any, **options: Any) -> Any:
         """The command that the extensions of this distribution need.
@@ -44,9 +46,34 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 return object.__new__(type(cls.__name__, (cls, OfTorch), {}))
         return object.__new__(cls)
 
+    def finalize_options(self) -> None:
+        """An editable install lends folders that it removes; objects stay where other builds have them."""
+        super().finalize_options()
+        if self.editable_mode:
+            self.build_temp = str(self._kept("temp"))
+
     def build_extensions(self) -> None:
         """Compile everything, then say in each package what lies there."""
-        self._settings = probe.read_settings()
+        if not self.editable_mode:
+            self._build_everything()
+            return
+        lent, self.build_lib = self.build_lib, str(self._kept("lib"))
+        try:
+            self._build_everything()
+            made = [(Path(self.build_lib) / relative, Path(lent) / relative) for relative in self._written()]
+        finally:
+            self.build_lib = lent
+        for source, target in made:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+    def _kept(self, what: str) -> Path:
+        """Where setuptools keeps what a build makes that is not editable."""
+        base = self.get_finalized_command("build").build_base
+        return Path(base) / f"{what}.{self.plat_name}-{sys.implementation.cache_tag}"
+
+    def _build_everything(self) -> None:
+        self._settings = probe.read_settings(building=True)
         bound = any(not isinstance(extension, _OURS) for extension in self.extensions)
         self._torch = probe.probe_host(self._settings, gpus=False).torch if bound else None
         self._compilers: dict[str, str] = {}

@@ -22,8 +22,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[a-z][a-z0-9_]*")
 class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no types
     """C++ on torch's stable ABI: one library for every torch from ``floor`` on and for every Python.
 
-    It is compiled against the stable headers that come with precast, so no torch need be there, and it must not name
-    Python or torch's classic C++, at:: or c10::. It registers its ops with STABLE_TORCH_LIBRARY.
+    It is compiled with the headers that a released precast brings, and needs no torch then. Any other precast takes the
+    headers of the installed torch. The code must not name Python or torch's classic C++, at:: or c10::. It registers
+    its ops with STABLE_TORCH_LIBRARY.
     """
 
     def __init__(

@@ -8,16 +8,15 @@ from pathlib import Path
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR
-from precast._build import flags, host, machine, toolchain
-from precast._build.cache import open_cache
+from precast._build import flags, headers, machine, toolchain
 from precast._load import probe
 from precast.errors import KernelError
 
 
 def include(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """Where the headers are: the stable ones that come with precast, or all of the torch that is here."""
+    """Where the headers are: those of the stable ABI, or all of the installed torch."""
     if not classic:
-        return ("-isystem", str(host.stable_headers_dir(open_cache(settings))))
+        return ("-isystem", str(headers.for_extensions()))
     root = _torch_libraries().parent / "include"
     return ("-isystem", str(root), "-isystem", str(root / "torch" / "csrc" / "api" / "include"))
 

@@ -1,20 +1,24 @@
 """The library of a StableExtension: parallel compiles in a build folder that is kept, and only of what has changed.
 
 Ninja knows from each compile which headers it read, and a command that differs is a compile that is due. So a debug
-build after a release build, or one with another compiler, leaves no object of the other behind.
+build after a release build, or one with another compiler, leaves no object of the other behind. Two inputs show in no
+command: a compiler replaced in place, and torch's headers, which each isolated build has in another folder. Both are
+told to ninja by their content, in the file ``tools``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._build import failure, flags, host, process, toolchain
-from precast._build.cache import open_cache
+from precast._build import failure, flags, headers, host, process, toolchain
+from precast._build.cache import BuildKey, open_cache
 from precast.build.extensions import StableExtension
 from precast.errors import KernelError
 
-_LOG = "build.log"
+_LOG, _TOOLS, _TORCH = "build.log", "tools", "torch_stable"
 
 
 def build_library(extension: StableExtension, output: Path, folder: Path, settings: Settings) -> tuple[str, str]:
@@ -29,14 +33,18 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
         )
     folder.mkdir(parents=True, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    headers = host.stable_headers_dir(open_cache(settings))
-    text = ninja_file(extension, output.resolve(), folder, compiler.path, compiler.kind, headers, settings)
-    (folder / "build.ninja").write_text(text, encoding="utf-8")
+    include = headers.for_extensions()
+    _point(folder / _TORCH, include)
+    _write_changed(folder / _TOOLS, f"{compiler.kind} {compiler.version}\n{_digest(include)}\n")
+    text = ninja_file(extension, output.resolve(), folder, compiler.path, compiler.kind, settings)
+    (folder / "build.ninja").write_bytes(os.fsencode(text))
     command = [ninja, "-C", str(folder), "-j", str(toolchain.default_jobs(settings)), "-v"]
-    status, log = process.run(command, log=folder / _LOG, environment=host.clean_environment())
+    status, log = process.run(command, log=folder / _LOG, environment=host.clean_environment(), umask=process.INHERITED)
     if status:
         tool = f"{compiler.kind} {compiler.version}"
-        raise failure.build_failed(extension.name, log, host.failed_command(log), folder / _LOG, tool=tool)
+        # pip removes the folder of an isolated build with everything in it; the cache it leaves alone
+        kept = open_cache(settings).failure_log(BuildKey(extension.name, {"folder": str(folder.resolve())}))
+        raise failure.build_failed(extension.name, log, host.failed_command(log), kept, tool=tool)
     return compiler.kind, compiler.version
 
 
@@ -46,7 +54,6 @@ def ninja_file(
     folder: Path,
     compiler: str,
     kind: str,
-    headers: Path,
     settings: Settings,
 ) -> str:
     """The graph: each object with the headers it read the last time, the stub of torch, the link."""
@@ -76,14 +83,18 @@ def ninja_file(
             options,
             source=str(Path(source).resolve()),
             output=output_name,
-            roots={} if settings.debug else {".": root, "torch_stable": str(headers)},
+            roots={} if settings.debug else {".": root},
             includes=tuple(str(Path(place).resolve()) for place in extension.include_dirs),
-            system=(str(headers),),
+            system=(_TORCH,),
             build_dir=str(folder.resolve()),
             seed=source,
         )
         lines += host.edge(
-            output_name, (str(Path(source).resolve()),), (*toolchain.launcher(), *command), rule="compile"
+            output_name,
+            (str(Path(source).resolve()),),
+            (*toolchain.launcher(), *command),
+            rule="compile",
+            implicit=(_TOOLS,),
         )
     stubs = flags.stub_sonames(extension.abi)
     for soname in stubs:
@@ -100,3 +111,27 @@ def ninja_file(
         stubs=tuple(f"./{soname}" for soname in stubs),
     )
     return "\n".join([*lines, *host.edge(str(output), (*objects, *stubs), command)])
+
+
+def _point(link: Path, target: Path) -> None:
+    """Let a link name a folder, so that commands need not name where it lies this time."""
+    if link.is_symlink() and link.readlink() == target.resolve():
+        return
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.resolve())
+
+
+def _write_changed(path: Path, text: str) -> None:
+    """Write a file unless it says that already: its time is what ninja goes by."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def _digest(include: Path) -> str:
+    """What a folder of torch's headers holds of the stable ABI, wherever it lies and however old its files are."""
+    parts = ("torch/csrc/stable", "torch/headeronly", "torch/csrc/inductor/aoti_torch")
+    total = hashlib.sha256()
+    for path in sorted(path for part in parts for path in (include / part).rglob("*.h")):
+        total.update(f"{path.relative_to(include)}\0".encode())
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()

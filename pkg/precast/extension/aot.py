@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtension:
     """Compiles the families for torch's stable ABI and returns what links them into ``name``."""
-    settings = probe.read_settings()
+    settings = probe.read_settings(building=True)
     builders = probe.probe_builders(settings)
     torch_libraries = probe.torch_lib_dir()
     if builders.compiler is None or builders.ninja is None or torch_libraries is None:

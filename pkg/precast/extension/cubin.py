@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from precast._abi.build_info import MAX_FILE_BYTES
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.settings import JitMode, Settings
+from precast._build import files
 from precast._load import probe, verdict
 from precast._load.source import Source
 from precast.errors import KernelIncompatible, KernelUnavailable
@@ -148,7 +150,7 @@ class CubinExtension(Places, Extension):
     def _shipped(self, settings: Settings) -> tuple[tuple[images.Image, ...], Path | None]:
         """The images that were built while installing."""
         path = None if settings.jit is JitMode.JIT else self.prebuilt_file()
-        return ((), None) if path is None else (images.unpack(path.read_bytes(), str(path)), path)
+        return ((), None) if path is None else (images.unpack(files.read(path, MAX_FILE_BYTES), str(path)), path)
 
     def _choose(self, settings: Settings, *, certain: bool, prebuilt: bool = True) -> list[Chosen]:
         """For each visible GPU the images that were built while installing, and the target of what is to be built."""

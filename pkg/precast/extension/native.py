@@ -16,9 +16,9 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._build import failure, process, sources, toolchain
+from precast._build import failure, process, python, sources, toolchain
 from precast._build.cache import BuildKey, Cache
 from precast._load import jit, probe, verdict
 from precast._load.progress import Progress
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from setuptools import Extension as SetuptoolsExtension
 
+_CHILD = "precast.extension.child"
 _SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 
 
@@ -240,14 +241,13 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
     assert builders.compiler is not None and builders.ninja is not None
     spec = staging / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(native)), encoding="utf-8")
-    command = [sys.executable, "-m", "precast.extension.child", str(spec), str(staging / "lib"), str(staging / "tmp")]
-    environment = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
+    command = python.command(_CHILD, str(spec), str(staging / "lib"), str(staging / "tmp"))
+    environment = {name: value for name, value in python.environment().items() if name not in _SEARCH_PATHS}
     environment |= {
         "LC_ALL": "C",
         "CXX": builders.compiler.path,
         "MAX_JOBS": str(toolchain.default_jobs(settings)),
-        "PATH": os.pathsep.join([str(Path(builders.ninja).parent), os.environ.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if entry),
+        "PATH": os.pathsep.join([str(Path(builders.ninja).parent), os.environ.get("PATH") or os.defpath]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     if native.nvcc_flags is not None and (targets := arch_list(settings)):
@@ -263,7 +263,7 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
 
 
 def _compile_command(log: str, command: list[str]) -> str:
-    """The command line that ninja prints under FAILED, else the child's."""
+    """The command line that ninja prints under FAILED, else the child's, without the path that it is given."""
     lines = log.splitlines()
     failed = [after for line, after in itertools.pairwise(lines) if line.startswith("FAILED:")]
-    return failed[0] if failed else " ".join(command)
+    return failed[0] if failed else shlex.join(["python", "-m", *command[command.index(_CHILD) :]])

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
@@ -19,6 +20,9 @@ from precast._load.progress import Progress
 from precast._load.source import Source
 from precast.errors import BuildFailed, KernelUnavailable
 from precast.extension import images, native
+
+if TYPE_CHECKING:
+    from precast._build.nvrtc_child import Isolated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def build(
         )
     work = [(source, target) for target in targets for source in programs.sources]
     wanted = " ".join(map(str, targets))
-    opened: list[nvrtc.Compiler] = []  # one for all threads, and none while everything is cached
+    opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
     with Progress(f"the device code of {programs.name} for {wanted}", f"NVRTC {compiler.version}", why) as said:
         cache = jit.AnnouncingCache(settings, said.start)
         done: list[Artifact] = []
@@ -105,7 +109,7 @@ def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[s
 
 
 def _compile(
-    opened: nvrtc.Compiler,
+    opened: nvrtc.Compiler | Isolated,
     programs: Programs,
     source: str,
     target: GpuTarget,

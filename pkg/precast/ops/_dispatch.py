@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -142,6 +142,29 @@ def is_plain(*tensors: Tensor | None) -> bool:
         and not has_torch_function(tensors)
         and not _is_excluded(AUTOGRAD_KEY)
     )
+
+
+def are_bare(tensors: Sequence[Tensor]) -> bool:
+    """Whether the dispatcher would hand over these very tensors: a kernel may then take them from elsewhere as well."""
+    return means_its_memory(*tensors) and not has_torch_function(tuple(tensors))
+
+
+def means_its_memory(*tensors: Tensor) -> bool:
+    """Whether the memory of each tensor is all there is to it.
+
+    It is not if the tensor is of a subclass with ``__torch_dispatch__`` or of a transform, if it has no memory (zero
+    tensor), or if its elements are not what the memory says (negative bit).
+    """
+    keys_of, others = torch._C._dispatch_keys, ~_plain_keys()
+    return not any(keys_of(tensor).raw_repr() & others for tensor in tensors)
+
+
+@functools.cache
+def _plain_keys() -> int:
+    backends = ("CPU", "CUDA", "XPU")
+    names = ("ADInplaceOrView", *(way + name for way in ("", "Autograd", "Autocast") for name in backends))
+    keys = (torch._C.DispatchKeySet(cast("Any", torch._C._parse_dispatch_key(name))) for name in names)
+    return functools.reduce(int.__or__, (key.raw_repr() for key in keys))
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:

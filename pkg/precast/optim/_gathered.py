@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from precast.ops._dispatch import are_bare, means_its_memory
+
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -72,7 +74,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
-    """The gradient as the kernel takes it, and whether it is simply the gradient of the parameter."""
+    """The gradient as the op takes it, and whether the kernel may take it from the parameter just as well."""
     if local_of(param) is not param:
         if getattr(grad, "placements", None) != cast("Any", param).placements:
             raise RuntimeError(
@@ -80,11 +82,23 @@ def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
                 f"{getattr(grad, 'placements', 'none: it is no DTensor')}; needed the same for both"
             )
         return local_grad(local_of(param), local_of(grad))[0], False
-    if grad.is_contiguous() and param.is_contiguous():
-        return grad, True
-    if grad.stride() == param.stride():
-        return grad, True
+    if (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride():
+        if are_bare((grad,)):
+            return grad, True
+        # The dispatcher would hand over one zero for all elements.
+        return torch.zeros_like(param, dtype=grad.dtype) if grad._is_zerotensor() else grad, False
     return torch.empty_like(param, dtype=grad.dtype).copy_(grad), False
+
+
+def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
+    """Raises on tensors for which the op would be handed others: a plan would keep those, and update them alone."""
+    for index, tensor in enumerate(tensors):
+        if not means_its_memory(tensor):
+            raise RuntimeError(
+                f"{name}.step: {what} {index} has no memory of its own; nothing was updated\n"
+                f"found: a {type(tensor).__name__}{' with the negative bit' * tensor.is_neg()}; needed: a plain tensor "
+                "(as tensor.resolve_neg() makes it), or a DTensor"
+            )
 
 
 def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:

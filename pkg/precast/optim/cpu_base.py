@@ -75,7 +75,7 @@ class CPUOptimizer(PlannedOptimizer):
         known, self._known = self._known, None
         if known is None or not self._step_again(known, grads, copies, scale):
             known = self._first_step(grads, copies, scale)
-        if known is not None and not known.plan.passing:
+        if known is not None and known.plan.kept:
             self._known = known
         return loss
 

@@ -19,11 +19,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from precast.ops._dispatch import mark_written
+from precast.ops._dispatch import are_bare, mark_written
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
 Row: TypeAlias = "tuple[float, ...]"
+_transform_active = torch._C._are_functorch_transforms_active
 STATES = 3  # what one parameter can have: two moments, and the maximum of the second
 
 
@@ -57,6 +58,7 @@ class Plan:
         "_numbers",
         "_values",
         "_written",
+        "kept",
         "lists",
         "passing",
         "positions",
@@ -66,8 +68,10 @@ class Plan:
     def __init__(self, items: Sequence[Item]) -> None:
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
-        self.passing: list[tuple[Tensor, Tensor]] = []  # what lies too sparsely to be updated in place, and its copy
-        params = [item.param if _is_dense(item.param) else self._pass(item.param) for item in items]
+        self.passing: list[
+            tuple[Tensor, Tensor]
+        ] = []  # what cannot be updated in place, as it lies too sparsely, and its copy
+        params = [item.param if _in_place(item.param) else self._pass(item.param) for item in items]
         states = [
             [_NONE if (name := item.names[index]) is None else item.state[name] for item in items]
             for index in range(STATES)
@@ -79,12 +83,12 @@ class Plan:
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
-        self._number = torch.zeros(0 if self.passing else 1, dtype=torch.int64)
+        # The kernel keeps what it is handed: that must be the tensors themselves, not what they stand for.
+        self.kept = not self.passing and are_bare(self._written)
+        self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
         # A tensor of inference mode has no version that could be counted.
-        self._alone = not self.passing and not any(tensor.is_inference() for tensor in self._written)
-        if not self.passing:
-            weakref.finalize(self, forget, self._number).atexit = False
+        self._alone = self.kept and not any(tensor.is_inference() for tensor in self._written)
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in the layouts of their parameters; nothing if there are none at all."""
@@ -101,7 +105,11 @@ class Plan:
                 f"a tensor of shape {tuple(tensor.shape)} has one place for many elements (strides "
                 f"{tensor.stride()}) and cannot be updated; nothing was"
             )
-        dense = tensor.contiguous() if like is None else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        dense = (
+            tensor.resolve_neg().contiguous()
+            if like is None
+            else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        )
         self.passing.append((tensor, dense))
         return dense
 
@@ -112,7 +120,9 @@ class Plan:
         optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)
         if not self._known:
             self.rows = [(group, False, count) for group, _, count in self.rows]
-            self._known = not self.passing
+            self._known = self.kept
+            if self.kept:
+                weakref.finalize(self, forget, self._number).atexit = False
         mark_written(self._written)
         for tensor, dense in self.passing:
             tensor.copy_(dense)
@@ -122,7 +132,8 @@ class Plan:
 
         False, and nothing is done, if they cannot be taken as they are, or ``idle`` parameters have one as well.
         """
-        if not self._alone or any(param.grad is not None for param in idle):
+        # Under a transform the op for plans would not be asked what it makes of that.
+        if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
         self._fill(row)
         return optimize_again(self._number, self._numbers, scale)
@@ -166,11 +177,14 @@ def same(these: Sequence[object], those: Sequence[object]) -> bool:
     return len(these) == len(those) and all(map(is_, these, those))
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+def _in_place(tensor: Tensor) -> bool:
+    dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    return dense and not tensor.is_neg()
 
 
 def _alike(tensor: Tensor, param: Tensor) -> bool:
+    if tensor.is_neg():
+        return False
     if param.is_contiguous():
         return tensor.is_contiguous()
     return tensor.stride() == param.stride()

@@ -21,7 +21,7 @@ from precast.ops import multi_tensor
 from precast.ops._dispatch import mark_written
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
-from precast.optim._gathered import Signature, Work, gather, local_of, locals_of
+from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
@@ -37,6 +37,7 @@ class Plan:
     written: tuple[Tensor, ...]  # the parameters of the model, whose versions a step raises
     listed: bool  # gradients are handed over, as they are not simply those of the parameters
     locals: tuple[Tensor, ...]  # of the parameters, where they are listed
+    idle: tuple[Tensor, ...]  # the parameters that had no gradient
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -94,7 +95,8 @@ class FusedOptimizer(PlannedOptimizer):
                 done.add(plan.signature)
                 continue
             for anew in self._replan():
-                if anew.signature not in done and not self._run(anew):
+                # The second time with the gradients in a list: whatever they are, the dispatcher deals with it.
+                if anew.signature not in done and not self._run(anew) and not self._run(anew, listed=True):
                     raise RuntimeError(
                         f"{type(self).__name__}.step: the parameters, their gradients or states change while the step "
                         "is made; needed: one thread at a time for one optimizer"
@@ -102,12 +104,14 @@ class FusedOptimizer(PlannedOptimizer):
             break
         return loss
 
-    def _run(self, plan: Plan) -> bool:
+    def _run(self, plan: Plan, *, listed: bool = False) -> bool:
         """One call of the op; False, and nothing done, if the plan does not describe the tensors any more."""
         grads: list[Tensor] = []
-        if plan.listed:
+        if plan.listed or listed:
+            if any(param.grad is not None for param in plan.idle):
+                return False
             found = locals_of(plan.written)
-            if found is None or not all(map(operator.is_, found[0], plan.locals)):
+            if found is None or (plan.listed and not all(map(operator.is_, found[0], plan.locals))):
                 return False
             grads = found[1]
         groups, rates = self._group_numbers()
@@ -193,6 +197,10 @@ class FusedOptimizer(PlannedOptimizer):
             lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
         params = [local_of(param) for param in work.params]
         masters = [local_of(state["master_param"]) for state in states] if work.masters else []
+        named = {"parameter": params, "master_param of parameter": masters}
+        named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}
+        for what, tensors in named.items():
+            check_memory(type(self).__name__, what, tensors)
         number = multi_tensor.plan(
             masters or params,
             work.grads,
@@ -201,7 +209,9 @@ class FusedOptimizer(PlannedOptimizer):
             [] if work.listed else idle,
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
-        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else ())
+        plan = Plan(
+            number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else (), tuple(idle)
+        )
         # Whatever happens to the optimizer: what the plan holds is given back.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precast.ops._dispatch import are_bare, means_its_memory
 from precast.ops._twins.updates import COLUMNS, COPY, ELEMENTS, FIRST, FIRST_PROGRAM, GRAD, PARAM, SECOND, THIRD
 
 BLOCK = 1024  # elements of a program
@@ -111,6 +112,8 @@ class Plan:
         found = [grads[i] for i in self._order] if grads else [param.grad for param in owners]
         now = [grad for grad in found if grad is not None and grad.device == self.device]
         if [grad.dtype for grad in now] != self._grad_dtypes or _sizes(params) != self._columns[ELEMENTS]:
+            return False
+        if not means_its_memory(*params) or not (grads or are_bare(now)):
             return False
         if _sizes(now) != self._columns[ELEMENTS] or not all(map(_fits, now, params)):
             return False

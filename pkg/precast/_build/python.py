@@ -1,0 +1,75 @@
+"""Child Pythons, which all start here: they import what this process can, and nothing of the current directory.
+
+Imports only ``os`` and ``sys``, which every Python has loaded by itself: the command line calls :func:`leave_here`
+before it imports anything else.
+"""
+
+import os
+import sys
+
+# What this process was told about its own start holds for its children.
+_FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"}
+# Python 3.10 has no -P and puts the current directory first; ``sys`` is built in, so nothing is searched for before.
+_START = (
+    "import sys; count = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + count]; sys.argv[:] = sys.argv[2 + count :]; "
+    "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module like ``python -m``; run it with :func:`environment`."""
+    given = [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag)]
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    path = child_path()
+    return [sys.executable, *given, *safe, "-c", _START, str(len(path)), *path, module, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """The environment of a child. Python reads PYTHONPATH before any code runs, so only absolute folders stay in it."""
+    kept = dict(os.environ)
+    named = _absolute(kept.pop("PYTHONPATH", "").split(os.pathsep))
+    return {**kept, "PYTHONPATH": os.pathsep.join(named)} if named else kept
+
+
+def leave_here() -> None:
+    """Takes the current directory off the path of this process."""
+    sys.path[:] = child_path()
+
+
+def child_path() -> list[str]:
+    """The path of this process without the current directory, every entry absolute."""
+    path = list(sys.path)
+    try:
+        here = os.getcwd()  # noqa: PTH109 - pathlib is not loaded yet
+    except FileNotFoundError:  # deleted: relative entries lead nowhere
+        return _absolute(path)
+    named = [] if sys.flags.ignore_environment else _absolute(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    named.append(os.path.dirname(package))  # noqa: PTH120
+    return without_here(path, here, named=named, library=os.path.dirname(os.__file__))  # noqa: PTH120
+
+
+def without_here(path: list[str], here: str, *, named: list[str], library: str) -> list[str]:
+    """``path`` without what Python itself adds for the current directory; everything else stays, and absolute.
+
+    A relative entry for the directory itself goes. An absolute one goes if it comes before the standard ``library``:
+    only -m, the folder of a script and PYTHONPATH put it there. It stays if it is ``named``: in PYTHONPATH by its whole
+    name, or as the folder that this package was imported from. Behind the library an installation has put it, such as
+    an editable one.
+    """
+    place = os.path.realpath(here)
+    allowed = {os.path.realpath(folder) for folder in named}
+    first = path.index(library) if library in path else len(path)
+    kept = []
+    for index, entry in enumerate(path):
+        whole = os.path.join(here, entry)  # noqa: PTH118 - an absolute entry stays as it is spelled
+        if os.path.realpath(whole) == place:
+            added = not os.path.isabs(entry) or index < first  # noqa: PTH117
+            if added and (place not in allowed or not os.path.isabs(entry)):  # noqa: PTH117
+                continue
+        kept.append(whole)
+    return kept
+
+
+def _absolute(entries: list[str]) -> list[str]:
+    return [entry for entry in entries if os.path.isabs(entry)]  # noqa: PTH117

@@ -1,0 +1,55 @@
+"""What is wrong with prebuilt files that were not made from the code beside them, and what helps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from precast._abi import remedy
+from precast._abi.build_info import BuildInfo
+from precast._abi.host import Stale
+from precast._build import files, sources
+from precast._version import __version__
+from precast.errors import KernelError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SMALL = 10_000  # bytes of a file with one line
+_SHOWN = 12  # digits of a digest
+
+
+def sources_on_disk() -> str | None:
+    """The digest of the sources as they are now: the one that a wheel states, else that of the files themselves."""
+    try:
+        csrc = sources.csrc_dir()
+    except KernelError:
+        return None
+    try:
+        return files.read(csrc / files.DIGEST, _SMALL).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return sources.source_digest(csrc)
+
+
+def describe(info: BuildInfo, here: str | None) -> Stale:
+    """Prebuilt files of another version, or of other sources than ``here``, those of this process."""
+    if info.version != __version__:
+        wanted, found = f"files of precast {__version__}", f"those of precast {info.version}"
+    else:
+        wanted, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
+    if info.version == _version_on_disk() and sources_on_disk() in {info.source_digest, None}:
+        return Stale(wanted, f"{found}: precast was upgraded while this process ran", "restart this process")
+    checkout = _PACKAGE.parents[1]
+    if (checkout / "setup.py").is_file() and not (_PACKAGE / "csrc").is_dir():
+        return Stale(wanted, found, remedy.build_from(shlex.quote(str(checkout))))
+    return Stale(wanted, found, remedy.reinstall(replace(info, version=__version__)))
+
+
+def _version_on_disk() -> str | None:
+    """The version that the files have now; this process has the one from when it started."""
+    try:
+        text = files.read(_PACKAGE / "_version.py", _SMALL)
+    except OSError:
+        return None
+    match = re.search(rb'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    return match[1].decode("ascii", "replace") if match else None
