@@ -1,10 +1,13 @@
-"""The one policy of this suite: a test says what it needs, and a skip that this machine gives no reason for fails.
+"""The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``act``,
-``strace``, ``container``, ``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what was found
-is printed above the results, and a test whose need is not met is skipped here, with the reason. Any other skip is
-reported as a failure, because it would hide that something untested could have been tested. Every skip is listed again
-at the end. A module that cannot even be imported without torch says ``pytest.importorskip("torch")`` first.
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``headers``,
+``act``, ``strace``, ``container``, ``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what
+was found is printed below the results, and a test whose need is not met is skipped here, with the reason. Any other
+skip is reported as a failure, because it would hide that something untested could have been tested. Every skip is
+listed again at the end. A module that cannot be imported without torch says ``pytest.importorskip("torch")`` first.
+
+A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
+spreads the tests over processes; the process that hands them out prints what those that run them found.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests import parallel
+from tests.parallel import is_worker
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,6 +106,18 @@ def probe_wheel() -> Found:
     return Found(True, f"pip finds {wanted}")
 
 
+def probe_headers() -> Found:
+    """Whether a wheel of torch can be read piece by piece, as a release does it."""
+    from precast._build import headers, torch_wheel
+
+    torch = headers.load_pins().torch
+    try:
+        with torch_wheel.opened(torch_wheel.find_wheel(torch)):
+            return Found(True, f"the wheel of torch {torch} can be read by range")
+    except OSError as error:
+        return Found(False, str(error).splitlines()[0])
+
+
 def probe_triton() -> Found:
     """Its interpreter needs no GPU."""
     there = importlib.util.find_spec("triton") is not None
@@ -168,6 +187,7 @@ NEEDS = {
         Need("matplotlib", "draws: the dependency group bench", probe_matplotlib),
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
+        Need("headers", "reads the headers of a released torch from the package index", probe_headers),
         Need("act", "runs workflows on this machine by act", probe_act),
         Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
@@ -175,6 +195,10 @@ NEEDS = {
         Need("container", "needs a container engine that answers", probe_container),
     )
 }
+
+
+# What is printed above the skips, each line once however many processes say it.
+FACTS = pytest.StashKey[dict[str, None]]()
 
 
 @functools.cache
@@ -203,11 +227,56 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for need in NEEDS.values():
         config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
+    config.addinivalue_line("markers", "long: repeats the claim of a test without this marker, for more cases")
+    config.stash[FACTS] = {}
+    # A worker has the arguments of the process that hands out the tests, so both decide alike.
+    chosen = config.option.markexpr or config.option.keyword or config.args_source is config.ArgsSource.ARGS
+    if not chosen:
+        config.option.markexpr = "not long"
 
 
-def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
-    used = {marker.name for item in items for marker in item.iter_markers()} & set(NEEDS)
-    return [f"need {name}: {'met' if found(name).met else 'NOT met'} ({found(name).detail})" for name in sorted(used)]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return parallel.workers(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    return parallel.scheduler(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    return parallel.sendable((yield))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_worker(config):
+        items.sort(key=lambda item: parallel.rank(item.nodeid))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long and long[0].config.option.markexpr == "not long":
+        long[0].config.stash[FACTS][f"left out: {len(long)} tests marked long; make test-all runs them too"] = None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    used = {marker.name for item in session.items for marker in item.iter_markers()} & set(NEEDS)
+    for name in sorted(used):
+        line = f"need {name}: {'met' if found(name).met else 'NOT met'} ({found(name).detail})"
+        session.config.stash[FACTS][line] = None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if is_worker(session.config):
+        session.config.workeroutput["facts"] = list(session.config.stash[FACTS])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker found; one that crashed left nothing."""
+    node.config.stash[FACTS].update(dict.fromkeys(getattr(node, "workeroutput", {}).get("facts", ())))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -261,6 +330,11 @@ def grouped(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> dict
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    facts = terminalreporter.config.stash[FACTS]
+    if facts:
+        terminalreporter.section("this machine")
+    for line in facts:
+        terminalreporter.write_line(line)
     groups = grouped(terminalreporter.stats.get("skipped", []))
     if not groups:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,17 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precast._abi.host import Nvrtc
-from precast._abi.settings import Settings
-from precast._build import host, matrix, nvrtc
-from precast._build.cache import open_cache
+from precast._build import matrix, nvrtc
 
 MATRIX = matrix.load(Path(__file__).parents[1] / "matrix.toml")
 LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}
-
-
-def stable_headers() -> Path:
-    """The folder of includes, once per user."""
-    return host.stable_headers_dir(open_cache(Settings.from_env(os.environ)))
 
 
 def pip_install(wanted: str, site: Path) -> None:

@@ -121,7 +121,6 @@ def copy_of_csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "csrc"
     shutil.copytree(CSRC, copy, ignore=shutil.ignore_patterns("torch_stable"))
     monkeypatch.setattr(sources, "csrc_dir", lambda *_: copy)
-    monkeypatch.setattr(host, "stable_headers_dir", lambda cache: copy)
     return copy
 
 

@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from precast._build import headers
+from precast._build import torch_wheel
 
 torch = pytest.importorskip("torch")
 
@@ -50,12 +49,12 @@ def cuda_headers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     path = more / ONLY_CUDA
     path.parent.mkdir(parents=True)
     release = torch.__version__.partition("+")[0]
-    with headers.open_url(headers.find_wheel(release)) as file, zipfile.ZipFile(file) as wheel:
+    with torch_wheel.opened(torch_wheel.find_wheel(release)) as wheel:
         path.write_bytes(wheel.read(f"torch/include/{ONLY_CUDA}"))
     return [more, here]
 
 
-@pytest.mark.wheel
+@pytest.mark.headers
 @pytest.mark.parametrize("module", ["fused_bias_act", "upfirdn2d"])
 def test_host_code(module: str, cuda_headers: list[Path]) -> None:
     folders = [*cuda_headers, nvcc().resolve().parents[1] / "include", Path(sysconfig.get_path("include"))]

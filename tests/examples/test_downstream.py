@@ -59,5 +59,23 @@ def test_a_package_whose_tests_fail_has_failed(tmp_path: Path, monkeypatch: pyte
     make_wheel(tmp_path / "wheels", tag="py3-none-any")
     downstream.lend(tmp_path / "lent", ("pip", "setuptools", "pytest"))
     outcome = downstream.try_package(downstream.Package("wrong"), tmp_path)
-    assert outcome.failed and outcome.wheel == "wrong-1.0-py3-none-any.whl"
-    assert "assert 41 == 42" in outcome.said and downstream.line(outcome).startswith("FAILED wrong-1.0")
+    assert outcome.verdict == "FAILED" and outcome.wheel == "wrong-1.0-py3-none-any.whl"
+    assert "assert 41 == 42" in outcome.said and downstream.line(outcome).startswith("FAILED  wrong-1.0")
+
+
+@pytest.mark.torch
+def test_a_package_that_cannot_be_built_here_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    """The real words of precast, of a checkout beside a torch without headers."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    source = str(Path(downstream.HERE).parent / "pkg")
+    env = {"PYTHONPATH": f"{tmp_path}:{source}", "PATH": ""}
+    missing = downstream.missing_headers([sys.executable], tmp_path, env)
+    assert missing is not None and f"{tmp_path / 'torch'}, without headers" in missing
+    outcome = downstream.Outcome("edits", "edits", missing, 1.0, "skipped")
+    assert downstream.line(outcome).startswith("skipped edits ")
+
+
+def test_another_failure_is_not_taken_for_missing_headers(tmp_path: Path) -> None:
+    with pytest.raises(downstream.StepFailed, match="No module named"):
+        downstream.missing_headers([sys.executable, "-S", "-I"], tmp_path, {})

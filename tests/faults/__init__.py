@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults import crowds, damage, disks, hosts, kills
+from tests.faults import crowds, damage, devices, disks, hosts, kills, oddities, upgrades
 from tests.faults.lab import FAULTS
 
 ROWS = tuple(FAULTS)
-__all__ = ["ROWS", "crowds", "damage", "disks", "hosts", "kills"]
+__all__ = ["ROWS", "crowds", "damage", "devices", "disks", "hosts", "kills", "oddities", "upgrades"]

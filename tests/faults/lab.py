@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import fetched
 from tests.load.conftest import Site, make_site
 from tests.unit.load import fakes
 
@@ -78,10 +77,6 @@ class Lab:
         self._count = itertools.count()
 
     @functools.cached_property
-    def headers(self) -> Path:
-        return fetched.stable_headers().parent
-
-    @functools.cached_property
     def seed(self) -> Path:
         site = self.site(warm="nothing")
         assert site.ok(BUILD) == "jit\n"
@@ -112,7 +107,7 @@ class Lab:
         """An installation; ``warm`` says what its cache holds: "nothing", "objects" (only a link is missing), "all"."""
         folder = self.folder / f"{next(self._count)}"
         folder.mkdir(parents=True)
-        site = make_site(folder, folder / "cache", self.headers)
+        site = make_site(folder, folder / "cache")
         if warm != "nothing":
             kept = [".*"] if warm == "all" else [".*", "cpu_adam"]
             shutil.copytree(self.seed, site.cache, ignore=shutil.ignore_patterns(*kept))
@@ -126,7 +121,7 @@ class Lab:
         """
         folder = self.folder / f"{next(self._count)}"
         folder.mkdir(parents=True)
-        site = make_site(folder, folder / "cache", None)
+        site = make_site(folder, folder / "cache", sources=False)
         (path,) = (library.cache if library else self.seed).glob("v1/cpu_adam/*/cpu_adam.so")
         fakes.write_installation(site.c_dir, path, device, families=("cpu_adam", "rms_norm"))
         return site

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import fetched
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -79,15 +78,9 @@ class Site:
 
 
 @pytest.fixture(scope="session")
-def stable_headers() -> Path:
-    """The folder that a wheel carries as csrc/torch_stable; read from the package index once per user."""
-    return fetched.stable_headers().parent
-
-
-@pytest.fixture(scope="session")
-def built(stable_headers: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """A checkout-like installation in whose cache the host library of cpu_adam has been built."""
-    site = make_site(tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("cache"), stable_headers)
+    site = make_site(tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("cache"))
     site.ok("import precast; print(precast.load('adam_'))")
     return site
 
@@ -95,40 +88,38 @@ def built(stable_headers: Path, tmp_path_factory: pytest.TempPathFactory) -> Sit
 @pytest.fixture
 def bare(tmp_path: Path) -> Site:
     """An installation with nothing prebuilt, an empty cache, and no sources to build from."""
-    return make_site(tmp_path, tmp_path / "cache", None)
+    return make_site(tmp_path, tmp_path / "cache", sources=False)
 
 
 @pytest.fixture
-def pure(tmp_path: Path, stable_headers: Path) -> Site:
+def pure(tmp_path: Path) -> Site:
     """An installation with nothing prebuilt, and an empty cache."""
-    return make_site(tmp_path, tmp_path / "cache", stable_headers)
+    return make_site(tmp_path, tmp_path / "cache")
 
 
 @pytest.fixture
-def cold(built: Site, tmp_path: Path, stable_headers: Path) -> Site:
+def cold(built: Site, tmp_path: Path) -> Site:
     """An installation in whose cache only the link of cpu_adam is missing."""
-    site = make_site(tmp_path, tmp_path / "cache", stable_headers)
+    site = make_site(tmp_path, tmp_path / "cache")
     shutil.copytree(built.cache, site.cache, ignore=shutil.ignore_patterns(".*", "cpu_adam"))
     return site
 
 
 @pytest.fixture
-def wheel(built: Site, tmp_path: Path, stable_headers: Path) -> Site:
+def wheel(built: Site, tmp_path: Path) -> Site:
     """An installation with a prebuilt host library of cpu_adam; a JIT finds it in the cache as well."""
-    site = make_site(tmp_path, built.cache, stable_headers)
+    site = make_site(tmp_path, built.cache)
     (library,) = built.cache.glob("v1/cpu_adam/*/cpu_adam.so")
     fakes.write_installation(site.c_dir, library, families=("cpu_adam",))
     return site
 
 
-def make_site(folder: Path, cache: Path, headers: Path | None) -> Site:
+def make_site(folder: Path, cache: Path, *, sources: bool = True) -> Site:
     site = Site(folder / "site", folder / "home", cache)
     site.home.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.cubin", "*.ptx", "build_info.json")
     shutil.copytree(CHECKOUT / "pkg" / "precast", site.folder / "precast", ignore=ignored)
-    if headers is not None:
-        shutil.copytree(
-            CHECKOUT / "csrc", site.folder / "precast" / "csrc", ignore=shutil.ignore_patterns("torch_stable")
-        )
-        (site.folder / "precast" / "csrc" / "torch_stable").symlink_to(headers)
+    if sources:
+        kept_out = shutil.ignore_patterns("torch_stable")
+        shutil.copytree(CHECKOUT / "csrc", site.folder / "precast" / "csrc", ignore=kept_out)
     return site

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from precast._build import catalogue
+from precast._build import catalogue, python
 from precast._cli import deep
 from precast._load import namespace
 from tests.load.conftest import Site
@@ -76,7 +77,7 @@ for pair in sys.argv[2:]:
 def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deep, "_CHILD", DYING)
+    monkeypatch.setattr(python, "command", lambda *words: [sys.executable, "-c", DYING, *words])
     found = {check["op"]: check["wrong"] for check in deep.examine([(catalogue.SOFTMAX, "cpu")])}
     assert found == {
         "scaled_softmax": "the process that ran it was ended by SIGSEGV",
@@ -88,7 +89,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_child_that_says_nothing_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    monkeypatch.setattr(deep, "_CHILD", f"raise SystemExit({status})")
+    monkeypatch.setattr(python, "command", lambda *_: [sys.executable, "-c", f"raise SystemExit({status})"])
     (check,) = deep.examine([(catalogue.CPU_ADAM, "cpu")])
     assert not check["ok"] and f"status {status}" in check["wrong"]
 
@@ -101,16 +102,3 @@ def test_in_depth_the_kernel_is_loaded_and_asked(built: Site) -> None:
     facts = json.loads(said)
     assert status == "0\n" and facts["ok"]
     assert facts["deep"] == [{"op": "adam_", "device": "cpu", "ok": True, "wrong": None}]
-
-
-@pytest.mark.torch
-@pytest.mark.compiler
-def test_in_depth_no_module_of_the_current_folder_is_imported(built: Site) -> None:
-    (built.home / "torch.py").write_text("raise RuntimeError('taken from the current folder')")
-    try:
-        ask = (
-            "import sys; sys.path.remove(''); from precast.__main__ import main; main(['doctor', '--deep', 'cpu_adam'])"
-        )
-        assert "adam_  cpu     right" in built.ok(ask)
-    finally:
-        (built.home / "torch.py").unlink()

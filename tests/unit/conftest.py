@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,3 @@ def label_nvrtc(pytestconfig: pytest.Config) -> Callable[[str], Nvrtc]:
         return fetched.label_nvrtc(label, pytestconfig.cache.mkdir(f"nvrtc-{fetched.LABELS[label].nvrtc}"))
 
     return find
-
-
-@pytest.fixture(scope="session")
-def stable_headers() -> Path:
-    """The headers of torch's stable ABI."""
-    return fetched.stable_headers()

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ import pytest
 from examples import downstream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none.
-LABELS = ("cu121", "cu128", "cu130", "cpu")
+# The oldest NVRTC, the first that writes cubins in both layouts, one of CUDA 13, and none. The device code of a label
+# takes minutes to compile, so a quick run has one label with device code and the one without.
+QUICK_LABELS = ("cu130", "cpu")
+LABELS = ("cu121", "cu128", *QUICK_LABELS)
+EACH_LABEL = [pytest.param(label, marks=() if label in QUICK_LABELS else pytest.mark.long) for label in LABELS]
 # Slim wheels: the library for the stable ABI alone. Those for the classic ABI are proved in their torch.
 ONLY_TORCH = "2.13"
 # What would change a build, or find the checkout's package instead of the installed one.
@@ -25,6 +28,16 @@ _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Install = Callable[..., "Installed"]
+
+
+# A release and an sdist carry torch's headers for extensions; nothing else in this folder reads any.
+_CARRIES_HEADERS = {"built", "repaired", "sdist"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of a release or of the sdist need the headers."""
+    if _CARRIES_HEADERS.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker("headers")
 
 
 @pytest.fixture(scope="session")
@@ -56,27 +69,51 @@ def run(work: Path) -> Run:
     return run
 
 
+class Wheels(Mapping[str, Path]):
+    """A wheel for each label, made when a test first asks for it."""
+
+    def __init__(self, labels: tuple[str, ...], make: Callable[[str], Path]) -> None:
+        self._labels, self._make, self._made = labels, make, dict[str, Path]()
+
+    def __getitem__(self, label: str) -> Path:
+        if label not in self._labels:
+            raise KeyError(label)
+        if label not in self._made:
+            self._made[label] = self._make(label)
+        return self._made[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+
 @pytest.fixture(scope="session")
 def built(work: Path, tree: Path, run: Run) -> Mapping[str, Path]:
     """A labelled wheel for each label, and the pure one under ``""``, all with build isolation."""
-    made = {}
-    for label in (*LABELS, ""):
+
+    def make(label: str) -> Path:
         folder = work / "built" / (label or "pure")
         variables = {"PRECAST_LABEL": label, "PRECAST_ONLY_TORCH": ONLY_TORCH} if label else {}
         run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, tree, **variables)
-        (made[label],) = folder.glob("*.whl")
-    return made
+        (made,) = folder.glob("*.whl")
+        return made
+
+    return Wheels((*LABELS, ""), make)
 
 
 @pytest.fixture(scope="session")
 def repaired(work: Path, tree: Path, run: Run, built: Mapping[str, Path]) -> Mapping[str, Path]:
     """The labelled wheels as they are published."""
-    made = {}
-    for label in LABELS:
+
+    def make(label: str) -> Path:
         folder = work / "repaired" / label
         run(sys.executable, "-m", "tools", "repair", "--out", folder, built[label], PYTHONPATH=tree)
-        (made[label],) = folder.glob("*.whl")
-    return made
+        (made,) = folder.glob("*.whl")
+        return made
+
+    return Wheels(LABELS, make)
 
 
 @pytest.fixture(scope="session")

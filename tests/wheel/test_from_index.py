@@ -46,6 +46,7 @@ def test_the_guide_shows_one_for_each_installer() -> None:
     assert sorted({command.partition(" ")[0] for command in commands()}) == ["pip", "uv"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", commands())
 def test_a_command_installs_what_runs(
     command: str, run: Run, uv: str, repaired: Mapping[str, Path], tmp_path: Path

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode
-from precast._build import catalogue, matrix
+from precast._build import catalogue, headers, matrix
 from precast._version import __version__
 
-from .conftest import CHECKOUT, LABELS, Run
+from .conftest import CHECKOUT, EACH_LABEL, LABELS, QUICK_LABELS, Run
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
@@ -31,7 +31,7 @@ def names(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", EACH_LABEL)
 def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path], label: str) -> None:
     wheel = repaired[label]
     assert wheel.name.startswith(f"precast-{__version__}+{label}-py3-none-") and "manylinux_2_28" in wheel.name
@@ -57,12 +57,24 @@ def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path]) -
         "precast/_C/__init__.py",
         "precast/_C/build_info.json",
     }
-    assert {"precast/csrc/common/api.cpp", "precast/csrc/torch_stable/LICENSE"} <= names(wheel)
+    assert {"precast/csrc/common/api.cpp", "precast/csrc/DIGEST"} <= names(wheel)
+    assert not [name for name in names(wheel) if "torch_stable" in name], "a checkout has none, and none are fetched"
     assert manifest(wheel).mode is BuildMode.PURE
 
 
-def test_every_label_holds_the_same_library(repaired: Mapping[str, Path]) -> None:
-    assert len({manifest(wheel).host[0].sha256 for wheel in repaired.values()}) == 1
+def test_a_release_carries_the_headers_for_extensions(repaired: Mapping[str, Path], sdist: Path, run: Run) -> None:
+    pins = headers.load_pins()
+    wanted = {f"torch_stable/include/{name}" for name in pins.headers} | {f"torch_stable/{n}" for n in pins.notices}
+    for label in QUICK_LABELS:
+        found = {name.removeprefix("precast/csrc/") for name in names(repaired[label])}
+        assert wanted <= found, label
+    listed = {name.partition("/csrc/")[2] for name in run("tar", "tf", sdist).stdout.splitlines()}
+    assert wanted <= listed
+
+
+@pytest.mark.parametrize("labels", [QUICK_LABELS, pytest.param(LABELS, marks=pytest.mark.long)], ids=["two", "all"])
+def test_the_labels_hold_the_same_library(repaired: Mapping[str, Path], labels: tuple[str, ...]) -> None:
+    assert len({manifest(repaired[label]).host[0].sha256 for label in labels}) == 1
 
 
 def test_wheel_and_sdist_remember_the_commit(sdist: Path, built: Mapping[str, Path], tree: Path, run: Run) -> None:

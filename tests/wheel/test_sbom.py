@@ -14,7 +14,7 @@ from precast._build import headers, matrix
 from tools import audit as tools_audit
 from tools.wheel import read_wheel
 
-from .conftest import CHECKOUT, LABELS, ONLY_TORCH
+from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH
 from .tampering import CUBIN, HOST, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
@@ -74,7 +74,7 @@ def test_a_lie_is_refused(repaired: Mapping[str, Path], tmp_path: Path, lie: str
     assert any(wrong in f"{v.where} {v.wanted} {v.found}" for v in found), found
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", EACH_LABEL)
 def test_it_lists_what_is_in_the_wheel_and_what_compiled_it(repaired: Mapping[str, Path], label: str) -> None:
     wheel = read_wheel(repaired[label])
     info = BuildInfo.from_json(wheel.files["precast/_C/build_info.json"].decode())

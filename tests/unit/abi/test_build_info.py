@@ -79,7 +79,7 @@ BAD_VALUES = [
     (("host", 0, "sha256"), "0" * 64 + "0", "$.host[0].sha256"),
     (("host", 0, "sha256"), "G" + "0" * 63, "$.host[0].sha256"),
     (("host", 0, "sha256"), "A" * 64, "$.host[0].sha256"),
-    (("host", 0, "bytes"), -1, "$.host[0].bytes: wanted 0 or more, found -1"),
+    (("host", 0, "bytes"), -1, "$.host[0].bytes: wanted 0 to 4294967296, found -1"),
     (("host", 0, "bytes"), 1.5, "$.host[0].bytes: wanted a whole number"),
     (("host", 0, "path"), "/etc/passwd", "$.host[0].path: wanted 'host/<file name>'"),
     (("host", 0, "path"), "host/../../x.so", "$.host[0].path"),

@@ -9,6 +9,7 @@ import pytest
 from precast._abi.build_info import BuildInfo, BuildMode, HostFile
 from precast._abi.decide import (
     BuildHost,
+    BuildImage,
     BuildJit,
     Decision,
     Need,
@@ -20,7 +21,7 @@ from precast._abi.decide import (
     decide,
     needs_builders,
 )
-from precast._abi.host import Host
+from precast._abi.host import Builders, Host, Stale
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import Release
 from tests.unit.abi import examples as ex
@@ -109,6 +110,25 @@ def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
     rejection = only(decision, Reason.DAMAGED)
     assert rejection.found == "sha256 differs"
     assert rejection.remedy == 'pip install --force-reinstall --no-deps "precast==1.0+cu130"'
+
+
+def stale_host(build_with: Builders | None = None) -> Host:
+    stale = Stale("files of precast 1.0", "those of precast 9.9.9", "pip install again")
+    return replace(ex.host(build_with=build_with), stale=stale)
+
+
+def test_stale_files_are_not_used_and_everything_is_built_instead() -> None:
+    decision = decide(stale_host(ex.builders()), ex.build_info("sm_90"), AUTO, CUDA)
+    assert isinstance(decision, BuildJit)
+    assert isinstance(decision.host, BuildHost) and isinstance(decision.images[0][1], BuildImage)
+    assert [why.piece for why in decision.rejections if why.reason is Reason.STALE] == ["host", "cuda:0"]
+
+
+def test_stale_files_under_aot_are_refused_with_the_way_out() -> None:
+    decision = decide(stale_host(), ex.build_info("sm_90"), replace(AUTO, jit=JitMode.AOT), CPU)
+    assert isinstance(decision, Refuse)
+    assert [why.reason for why in decision.rejections] == [Reason.STALE, Reason.AOT_ONLY]
+    assert decision.rejections[0].remedy == "pip install again"
 
 
 def test_a_damaged_cubin_falls_back_to_the_next_best() -> None:
@@ -326,6 +346,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin.xz": "x"}),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
+        decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),
         decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
     ]
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.label import Label
-from precast._abi.settings import VARIABLES, JitMode, Settings, settings_table
+from precast._abi.settings import VARIABLES, JitMode, Settings, Variable, settings_table
 from precast._abi.version import Release
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "settings.md"
@@ -90,7 +90,8 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
         ("PRECAST_LABEL", "cuda13", "cu130"),
         ("PRECAST_ARCH", "arm64", "x86_64 or aarch64"),
         ("PRECAST_ONLY_TORCH", "newest", "a minor such as '2.6'"),
-        ("PRECAST_CUDA_ARCH_LIST", "9.0;nine", "nine"),
+        ("PRECAST_CACHE_DIR", "/a\nb", "without a line break"),
+        ("PRECAST_CACHE_PATH", "/a:/b\0", "without a line break"),
     ],
 )
 def test_a_bad_value_is_refused_with_name_value_and_what_is_accepted(name: str, value: str, accepted: str) -> None:
@@ -112,9 +113,24 @@ def test_the_arch_list_of_torch_is_second_and_judged_at_use() -> None:
     settings = Settings.from_env({"TORCH_CUDA_ARCH_LIST": "8.0+PTX"})
     assert " ".join(map(str, settings.targets())) == "sm_80 compute_80"
     assert Settings().targets() == ()
-    strange = Settings.from_env({"TORCH_CUDA_ARCH_LIST": "Kepler+Tesla"})
-    with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST='Kepler\\+Tesla' is not accepted"):
-        strange.targets()
+    for name in ("TORCH_CUDA_ARCH_LIST", "PRECAST_CUDA_ARCH_LIST"):
+        strange = Settings.from_env({name: "Kepler+Tesla"})
+        with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST='Kepler\\+Tesla' is not accepted"):
+            strange.targets()
+
+
+OF_A_BUILD = [variable for variable in VARIABLES if variable.when == "build"]
+
+
+@pytest.mark.parametrize("variable", OF_A_BUILD, ids=lambda variable: variable.name)
+def test_what_only_a_build_reads_is_not_read_at_run_time(variable: Variable) -> None:
+    assert Settings.from_env({variable.name: "garbage"}, at_run=True) == Settings()
+
+
+def test_what_is_read_at_run_time_is_judged_there() -> None:
+    assert len(OF_A_BUILD) == 5
+    with pytest.raises(ValueError, match="MAX_JOBS='many' is not accepted"):
+        Settings.from_env({"MAX_JOBS": "many", "PRECAST_LABEL": "bogus"}, at_run=True)
 
 
 def test_the_page_in_the_docs_holds_the_table() -> None:

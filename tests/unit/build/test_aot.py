@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from setuptools import Distribution
 
-from precast._abi.build_info import BuildMode, HostFile
+from precast._abi.build_info import BuildMode, DeviceFile, HostFile, device_path, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._abi.version import Release
-from precast._build import aot, binaries, commands, headers, machine, matrix, provenance
+from precast._abi.version import CudaVersion, Release
+from precast._build import aot, binaries, catalogue, commands, headers, machine, matrix, provenance
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -98,6 +98,67 @@ def test_requirements_follow_the_mode(
 def test_an_unknown_label_stops_the_build_at_once(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(matrix.MatrixError, match="cu125"):
         aot.requirements(Settings(label=Label("cu125"), cache_dir=str(tmp_path)), checkout)
+
+
+def test_a_minor_of_torch_that_there_is_not_stops_the_build_at_once(checkout: Path, tmp_path: Path) -> None:
+    slim = replace(CU130, cache_dir=str(tmp_path), only_torch=Release(9, 9))
+    with pytest.raises(KernelError) as caught:
+        aot.requirements(slim, checkout)
+    said = str(caught.value)
+    assert said.startswith("PRECAST_ONLY_TORCH=9.9 selects no host library for ")
+    assert "needed  one of 2.4, 2.5, 2.6, " in said and "fix     1) PRECAST_ONLY_TORCH=2." in said
+    with pytest.raises(KernelError, match="selects no host library"):
+        aot.requirements(replace(slim, parts="parts"), checkout)
+    assert "ninja" not in aot.requirements(replace(slim, only_torch=Release(2, 6), parts="parts"), checkout)
+
+
+def test_a_slim_wheel_takes_a_label() -> None:
+    with pytest.raises(KernelError, match=r"PRECAST_ONLY_TORCH=2\.6 is about a release wheel"):
+        aot.mode_of(Settings(only_torch=Release(2, 6)))
+
+
+def test_a_list_of_gpus_that_names_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST=' ; ' is not accepted: it names no GPU architecture"):
+        Settings(arch_list=" ; ").targets()
+
+
+def promised(folder: Path, known: matrix.Matrix, label: str) -> binaries.Made:
+    """Made-up files for all that a label promises on x86_64."""
+    (folder / "x").write_bytes(b"1")
+    hosts = [replace(FILE, path=host_path(abi), abi=abi) for abi in known.built_abis("x86_64")]
+    devices = [
+        DeviceFile(device_path(family.name, target), "0" * 64, 1, family.name, target, "13.0.88", CudaVersion(13, 0), 1)
+        for family in catalogue.FAMILIES
+        for target in known.label(Label(label)).targets
+        if family.device is not None
+    ]
+    return binaries.Made(tuple((f, folder / "x") for f in hosts), tuple((f, folder / "x") for f in devices))
+
+
+@pytest.mark.parametrize("label", ["cu130", "cpu", ""])
+def test_a_wheel_that_is_not_what_its_label_promises_is_refused(label: str, checkout: Path, tmp_path: Path) -> None:
+    known = matrix.load(checkout / "matrix.toml")
+    whole = promised(tmp_path, known, label)
+
+    def check(made: binaries.Made) -> None:
+        aot.check_promise(made, known, Label(label), "x86_64", None)
+
+    check(whole)
+    with pytest.raises(KernelError, match=r"found   no host/torch-2\.4-cxx0\.so, no host/torch-2\.5-cxx0\.so"):
+        check(replace(whole, host=whole.host[2:]))
+    with pytest.raises(KernelError, match=r"found   no .*, and [0-9]+ more"):
+        check(binaries.Made())
+    empty = tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(KernelError, match=r"found   no host/torch-stable-2\.10\.so\n"):
+        check(replace(whole, host=(*whole.host[:-1], (whole.host[-1][0], empty))))
+    foreign = promised(tmp_path, known, "cu121").device  # CUDA 13 has no sm_70
+    if label:
+        with pytest.raises(KernelError, match=r"sm_70\.cubin\.xz, which the label does not promise"):
+            check(replace(whole, device=(*whole.device, *(pair for pair in foreign if "sm_70" in pair[0].path))))
+    if whole.device:
+        with pytest.raises(KernelError, match=f"found   no {whole.device[-1][0].path}\n"):
+            check(replace(whole, device=whole.device[:-1]))
 
 
 def test_a_release_above_the_ceilings_is_refused() -> None:

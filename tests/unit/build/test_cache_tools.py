@@ -61,16 +61,16 @@ def link(entry: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "flipped": (lambda e: (e / "softmax.cubin").write_bytes(b"c0de"), "another file than the one that was built"),
-    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "another file"),
-    "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin is missing"),
+    "flipped": (lambda e: (e / "softmax.cubin").write_bytes(b"c0de"), "softmax.cubin has sha256"),
+    "empty": (lambda e: (e / "softmax.cubin").write_bytes(b""), "softmax.cubin has 0 bytes, 4 in meta.json"),
+    "gone": (lambda e: (e / "softmax.cubin").unlink(), "softmax.cubin: No such file"),
     "no meta": (lambda e: (e / "meta.json").unlink(), "meta.json: No such file"),
-    "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json: "),
-    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json: "),
-    "half": (lambda e: edit(e, payload=None), "is missing"),
-    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "not those of its name"),
-    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "not a file of its own folder"),
-    "a link": (link, "not a file of its own folder"),
+    "no json": (lambda e: (e / "meta.json").write_text("{"), "meta.json cannot be read"),
+    "a list": (lambda e: (e / "meta.json").write_text("[]"), "meta.json has other keys"),
+    "half": (lambda e: edit(e, payload=None), "payload 'None'"),
+    "other inputs": (lambda e: edit(e, inputs={"kind": "device"}), "holds the inputs of"),
+    "a path": (lambda e: edit(e, payload="../../../made/softmax.cubin"), "payload '../"),
+    "a link": (link, "softmax.cubin: a link, not a regular file"),
 }
 
 

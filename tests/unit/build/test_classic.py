@@ -17,7 +17,7 @@ import pytest
 from precast._abi.host import Compiler
 from precast._abi.torch_abi import STABLE_FLOOR, Exact, TorchAbi, parse_torch_abi
 from precast._abi.version import Release
-from precast._build import catalogue, classic_headers, flags, headers, host, matrix
+from precast._build import catalogue, classic_headers, flags, host, matrix, torch_wheel
 from precast._build.cache import Cache
 from precast._build.classic_headers import ROOTS, ClassicPins
 from precast.errors import KernelError, KernelUnavailable
@@ -45,7 +45,7 @@ def pinned(path: Path) -> ClassicPins:
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The wheel that pip would find."""
     wheel = make_wheel(tmp_path / "torch.whl")
-    monkeypatch.setattr(headers, "find_wheel", lambda torch: wheel.as_uri())
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda torch: wheel.as_uri())
     return wheel
 
 
@@ -84,7 +84,7 @@ def test_kept_headers_are_not_asked_for_again_until_one_is_damaged(
     pins = pinned(index)
     include = classic_headers.ensure(tmp_path / "kept", OLD, pins)
     asked: list[str] = []
-    monkeypatch.setattr(headers, "find_wheel", lambda torch: asked.append(torch) or index.as_uri())
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda torch: asked.append(torch) or index.as_uri())
     classic_headers.ensure(tmp_path / "kept", OLD, pins)
     assert not asked
     (include / "c10/beside.h").write_text("// edited\n")
@@ -104,7 +104,7 @@ def test_two_libraries_of_one_minor_fetch_its_headers_once(
         time.sleep(0.2)
         return index.as_uri()
 
-    monkeypatch.setattr(headers, "find_wheel", slowly)
+    monkeypatch.setattr(torch_wheel, "find_wheel", slowly)
     monkeypatch.setattr(classic_headers, "_pins_for", lambda abi: pins)
     cache = Cache(tmp_path / "cache")
     found: list[Path] = []
@@ -131,12 +131,12 @@ def test_another_header_than_the_pinned_one_is_refused(tmp_path: Path, index: Pa
 
 def test_without_an_index_the_error_names_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(torch: str) -> str:
-        raise FileNotFoundError(f"no torch {torch} at https://me:secret@index")
+        raise FileNotFoundError(f"no wheel of torch {torch} on https://index")
 
-    monkeypatch.setattr(headers, "find_wheel", nowhere)
+    monkeypatch.setattr(torch_wheel, "find_wheel", nowhere)
     with pytest.raises(KernelError, match=r"C\+\+ headers of torch 2\.4\.1 are missing") as caught:
         classic_headers.ensure(tmp_path, OLD)
-    assert "secret" not in str(caught.value)
+    assert "no wheel of torch 2.4.1 on https://index" in str(caught.value)
 
 
 def test_a_minor_without_pins_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._build.elf import CubinHeader, ElfError, ElfInfo, read_cubin, read_shared_object
+from tools import binaries
 
 
 def make_cubin(os_abi: int, abi_version: int, flags: int, machine: int = 190) -> bytes:
@@ -110,3 +111,37 @@ def test_a_cubin_is_no_shared_object_and_the_other_way_round() -> None:
         read_shared_object(make_cubin(51, 7, 0x5A))
     with pytest.raises(ElfError, match="machine"):
         read_cubin(shared_object())
+
+
+def overlapping(names: int, characters: int) -> bytes:
+    """A library whose symbols' names each begin one character after the last, in one long text."""
+    strings = b"\0" + b"a" * characters + b"\0"
+    symbols = bytes(24) + b"".join(struct.pack("<IBBHQQ", 1 + n, 0x12, 0, 0, 0, 0) for n in range(names))
+    text = b"\0.dynsym\0.dynstr\0.dynamic\0.text\0"
+    parts, at, headers = [symbols, strings, bytes(16), bytes(16), text], 64, [bytes(64)]
+    kinds = ((".dynsym", 11, 2, 24), (".dynstr", 3, 0, 0), (".dynamic", 6, 2, 16), (".text", 1, 0, 0), ("", 3, 0, 0))
+    for (name, kind, link, size), part in zip(kinds, parts, strict=True):
+        place = text.index(name.encode() + b"\0")
+        headers.append(struct.pack("<IIQQQQIIQQ", place, kind, 0, 0, at, len(part), link, 1, 1, size))
+        at += len(part)
+    ident = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 56, 0, 64, 6, 5)
+    return ident + header + b"".join(parts) + b"".join(headers)
+
+
+def test_names_that_overlap_take_no_memory_without_end() -> None:
+    assert len(read_shared_object(overlapping(5, 100)).undefined) == 5
+    with pytest.raises(ElfError, match="overlap without end"):
+        read_shared_object(overlapping(2_000, 50_000))
+
+
+def test_the_reader_of_the_audit_has_the_same_bounds() -> None:
+    assert len(binaries.read_library(overlapping(5, 100)).undefined) == 5
+    with pytest.raises(binaries.Unreadable, match="overlap without end"):
+        binaries.read_library(overlapping(2_000, 50_000))
+    endless = bytearray(overlapping(5, 100))
+    table = int.from_bytes(endless[40:48], "little") + 4 * 64  # .text
+    endless[table + 4 : table + 8] = (8).to_bytes(4, "little")  # SHT_NOBITS
+    endless[table + 32 : table + 40] = (1 << 40).to_bytes(8, "little")
+    with pytest.raises(binaries.Unreadable, match=r"section \.text: SHT_NOBITS of 1099511627776 bytes"):
+        binaries.read_library(bytes(endless))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from precast._build.entry import BuildKey, Meta, NotWhole, verify
+from tests import odd
 
 KEY = BuildKey("family", {"schema": 1, "sources": {"a.cpp": "00"}})
 
@@ -22,20 +24,20 @@ def make_entry(folder: Path) -> Path:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    found = verify(make_entry(tmp_path / "e"), KEY.digest)
+    found = verify(make_entry(tmp_path / "e"), KEY.digest, owner=os.getuid())
     assert found is not None
     assert found[0] == tmp_path / "e" / "out.so"
     assert found[1] == Meta.of(KEY, "out.so", b"payload", 1.5) == Meta.from_json(found[1].to_json().encode())
 
 
 def test_no_folder_is_no_entry_and_no_damage(tmp_path: Path) -> None:
-    assert verify(tmp_path / "nothing", KEY.digest) is None
+    assert verify(tmp_path / "nothing", KEY.digest, owner=os.getuid()) is None
 
 
 def test_an_empty_folder_is_damage(tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     with pytest.raises(NotWhole, match=r"meta.json: No such file"):
-        verify(tmp_path / "e", KEY.digest)
+        verify(tmp_path / "e", KEY.digest, owner=os.getuid())
 
 
 def edit(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -71,7 +73,7 @@ def test_a_lie_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], dict[
     path = make_entry(tmp_path / "e") / "meta.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(NotWhole, match=said):
-        verify(tmp_path / "e", KEY.digest)
+        verify(tmp_path / "e", KEY.digest, owner=os.getuid())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,26 @@ def test_bytes_that_are_no_text_and_a_file_without_an_end_are_named() -> None:
         Meta.from_json(b" " * ((1 << 24) + 1))
 
 
+@pytest.mark.parametrize("name", ["meta.json", "out.so"])
+@pytest.mark.parametrize("kind", odd.ODD)
+@pytest.mark.parametrize("own", [True, False])
+def test_an_odd_file_is_damage_and_is_named_at_once(tmp_path: Path, name: str, kind: str, own: bool) -> None:
+    path = make_entry(tmp_path / "e") / name
+    odd.put(kind, path)
+    with odd.no_hang(), pytest.raises(NotWhole, match=name):
+        verify(tmp_path / "e", KEY.digest, owner=os.getuid() if own else None)
+
+
+def test_a_size_that_no_file_may_have_is_refused_with_nothing_read(tmp_path: Path) -> None:
+    entry = make_entry(tmp_path / "e")
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "meta.json").write_text(json.dumps(meta | {"bytes": odd.HUGE}))
+    odd.put("sparse", entry / "out.so")
+    with odd.no_hang(), pytest.raises(NotWhole, match=f"bytes '{odd.HUGE}'"):
+        verify(entry, KEY.digest, owner=os.getuid())
+
+
 def test_the_entry_of_another_key_is_not_taken(tmp_path: Path) -> None:
     """Sixteen digits name the folder; the whole key must agree."""
     with pytest.raises(NotWhole, match="is that of"):
-        verify(make_entry(tmp_path / "e"), KEY.digest[:16] + "0" * 48)
+        verify(make_entry(tmp_path / "e"), KEY.digest[:16] + "0" * 48, owner=os.getuid())

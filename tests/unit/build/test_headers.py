@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from precast._build import headers
+from precast._abi.torch_abi import STABLE_FLOOR
+from precast._build import headers, sources, torch_wheel
+from precast._build.cache import Cache
 from precast._build.headers import Pins
 from precast.errors import KernelError
-
-TEXTS = {"torch/a.h": b"// a\n", "torch/sub/b.h": b"// b\n" * 1000}
-NOTICE = b"the licence\n"
+from tests.unit.build.ranges import NOTICE, TEXTS, Server, make_wheel, serving
 
 
 def sha(data: bytes) -> str:
@@ -33,85 +28,37 @@ def sha(data: bytes) -> str:
 PINS = Pins("2.15.0", {name: sha(data) for name, data in TEXTS.items()}, {"LICENSE": sha(NOTICE)})
 
 
-def make_wheel(path: Path, texts: dict[str, bytes] = TEXTS) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr("torch/lib/large.so", bytes(3_000_000), compress_type=zipfile.ZIP_STORED)
-        for name, data in texts.items():
-            wheel.writestr(f"torch/include/{name}", data)
-        wheel.writestr("torch-2.15.0.dist-info/licenses/LICENSE", NOTICE)
-    return path
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[SimpleNamespace]:
-    """A server of one file that knows ranges, or not, and counts what it sends."""
-    state = SimpleNamespace(path=tmp_path / "torch.whl", ranges=True, sent=0, url="")
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            data = state.path.read_bytes()
-            if state.ranges and "Range" in self.headers:
-                first, last = (int(part) for part in self.headers["Range"].removeprefix("bytes=").split("-"))
-                piece = data[first : last + 1]
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{first + len(piece) - 1}/{len(data)}")
-            else:
-                piece = data[:10]
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(piece)))
-            self.end_headers()
-            self.wfile.write(piece)
-            state.sent += len(piece)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_port}/torch.whl"
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def served(tmp_path: Path) -> Iterator[Server]:
+    """A server of one file, which knows ranges."""
+    with serving(tmp_path / "torch.whl") as server:
+        yield server
 
 
 def index_says(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(headers, "_from_installed_torch", lambda pins: None)
-    monkeypatch.setattr(headers, "find_wheel", lambda pins: url)
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda pins: url)
 
 
-def test_headers_come_by_range_and_only_once(
-    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_come_by_range_and_only_once(served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(served.path)
     index_says(monkeypatch, served.url)
     include = headers.ensure_headers(tmp_path / "dest", PINS)
     assert {name: (include / name).read_bytes() for name in TEXTS} == TEXTS
     assert (tmp_path / "dest" / "LICENSE").read_bytes() == NOTICE
     assert served.sent < 1_000_000, "the large file was not read"
-    monkeypatch.setattr(headers, "find_wheel", lambda pins: pytest.fail("asked again"))
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda pins: pytest.fail("asked again"))
     assert headers.ensure_headers(tmp_path / "dest", PINS) == include
 
 
 def test_another_content_than_the_pinned_is_refused(
-    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_wheel(served.path, {**TEXTS, "torch/a.h": b"// A\n"})
     index_says(monkeypatch, served.url)
     with pytest.raises(KernelError, match=r"include/torch/a\.h is not the file"):
         headers.ensure_headers(tmp_path / "dest", PINS)
     assert not (tmp_path / "dest").exists()
-
-
-def test_a_server_without_ranges_is_named_without_its_password(
-    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_wheel(served.path)
-    served.ranges = False
-    index_says(monkeypatch, served.url)
-    with pytest.raises(KernelError, match="whole files only"):
-        headers.ensure_headers(tmp_path / "dest", PINS)
-    assert headers.without_secret("https://me:secret@index/torch.whl") == "https://index/torch.whl"
 
 
 def test_a_local_wheel_needs_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +78,7 @@ def test_an_installed_torch_serves_only_with_equal_files(
         (site / name).write_bytes(data + (b" " if changed else b""))
     spec = SimpleNamespace(submodule_search_locations=[str(site / "torch")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(headers, "find_wheel", lambda pins: (_ for _ in ()).throw(KernelError("asked the index")))
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda pins: (_ for _ in ()).throw(KernelError("asked the index")))
     if changed:
         with pytest.raises(KernelError, match="asked the index"):
             headers.ensure_headers(tmp_path / "dest", PINS)
@@ -148,37 +95,28 @@ def test_an_incomplete_folder_is_made_again(tmp_path: Path, monkeypatch: pytest.
     assert headers.complete(dest, PINS)
 
 
-def test_what_pip_says_is_passed_on() -> None:
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found for torch==2.15.0")
-
-    with pytest.raises(FileNotFoundError, match="No matching distribution"):
-        headers.find_wheel("2.15.0", run=pip)
-
-
-def test_without_an_index_the_error_says_what_brings_the_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_index_the_error_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(torch: str) -> str:
-        raise FileNotFoundError(f"No matching distribution found for torch=={torch}")
+        raise FileNotFoundError(f"no wheel of torch {torch} on https://index: no route to host")
 
-    monkeypatch.setattr(headers, "find_wheel", nowhere)
-    with pytest.raises(KernelError, match="No matching distribution") as caught:
+    monkeypatch.setattr(torch_wheel, "find_wheel", nowhere)
+    with pytest.raises(KernelError) as caught:
         headers.ensure_headers(tmp_path / "dest", PINS)
-    assert "sdist" in str(caught.value)
+    assert "no wheel of torch 2.15.0 on https://index: no route to host" in str(caught.value)
 
 
-def test_pip_is_asked_for_the_same_wheel_on_every_machine() -> None:
-    asked: list[str] = []
+def test_a_wheel_that_lacks_a_file_is_named(served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(served.path, {"torch/a.h": TEXTS["torch/a.h"]})
+    index_says(monkeypatch, served.url)
+    with pytest.raises(KernelError) as caught:
+        headers.ensure_headers(tmp_path / "dest", PINS)
+    assert f"{served.url}: \"There is no item named 'torch/include/torch/sub/b.h'" in str(caught.value)
 
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.extend(command)
-        report = {"install": [{"download_info": {"url": "https://index/torch.whl"}}]}
-        Path(command[command.index("--report") + 1]).write_text(json.dumps(report))
-        return subprocess.CompletedProcess(command, 0, "", "")
 
-    assert headers.find_wheel("2.15.0", run=pip) == "https://index/torch.whl"
-    assert "--dry-run" in asked and "torch==2.15.0" in asked and "--platform=manylinux_2_28_x86_64" in asked
+def test_a_build_with_a_local_version_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an index for one kind of GPU has it: 2.15.0+cu130."""
+    index_says(monkeypatch, make_wheel(tmp_path / "a.whl", version="2.15.0+cu130").as_uri())
+    assert headers.complete(headers.ensure_headers(tmp_path / "dest", PINS).parent, PINS)
 
 
 def test_the_committed_pins_are_hashes_of_the_matrix_torch() -> None:
@@ -186,23 +124,6 @@ def test_the_committed_pins_are_hashes_of_the_matrix_torch() -> None:
     assert len(pins.headers) > 40 and pins.notices
     for digest in (*pins.headers.values(), *pins.notices.values()):
         assert len(digest) == 64 and int(digest, 16)
-
-
-def test_pip_is_asked_away_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-m`` looks there first: a pip.py, or a json.py, of somebody else would be run."""
-    (tmp_path / "pip.py").write_text("raise SystemExit('code of the current directory was run')")
-    monkeypatch.chdir(tmp_path)
-    ran = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
-    assert "current directory was run" in ran.stderr, "the danger is real"
-
-    def version_only(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
-        again = [*command[:3], "--version"]
-        done = subprocess.run(again, cwd=str(how["cwd"]), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return subprocess.CompletedProcess(command, 1, "", "enough")
-
-    with pytest.raises(FileNotFoundError, match="enough"):
-        headers.find_wheel(PINS.torch, run=version_only)
 
 
 def test_the_folders_of_the_headers_are_for_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +138,6 @@ def test_the_folders_of_the_headers_are_for_their_owner_alone(tmp_path: Path, mo
 
 def test_ranks_that_start_cold_fetch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock one would remove the folder that another has just filled and compiles with."""
-    from precast._build import host, sources
-    from precast._build.cache import Cache
-
     asked: list[int] = []
 
     def fetch(pins: Pins) -> dict[str, bytes]:
@@ -232,12 +150,80 @@ def test_ranks_that_start_cold_fetch_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(headers, "_from_index", fetch)
     monkeypatch.setattr(sources, "csrc_dir", lambda: tmp_path / "csrc")
     found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(host.stable_headers_dir(Cache(tmp_path / "c")))) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(headers.pinned(Cache(tmp_path / "c")))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(asked) == 1 and len(found) == 8 and len(set(found)) == 1
     assert headers.complete(found[0].parent, PINS)
+
+
+@pytest.fixture
+def torch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], Path]:
+    """Pretends that a torch of a version, or one without headers, is installed beside a precast without headers."""
+    monkeypatch.setattr(sources, "csrc_dir", lambda: tmp_path / "csrc")
+    headers._warn_of_leak.cache_clear()
+
+    def install(version: str | None) -> Path:
+        place = tmp_path / f"torch-{version}"
+        (place / "include").mkdir(parents=True)
+        if version is not None:
+            major, minor = version.split(".")
+            path = place / "include" / "torch/headeronly/version.h"
+            path.parent.mkdir(parents=True)
+            path.write_text(f"#define TORCH_VERSION_MAJOR {major}\n#define TORCH_VERSION_MINOR {minor}\n")
+        spec = SimpleNamespace(submodule_search_locations=[str(place)])
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        return place / "include"
+
+    return install
+
+
+@pytest.mark.parametrize(("version", "leaks"), [("2.10", True), ("2.13", True), ("2.14", False), ("2.15", False)])
+def test_extensions_take_the_headers_of_the_installed_torch(
+    torch_here: Callable[[str | None], Path], caplog: pytest.LogCaptureFixture, version: str, leaks: bool
+) -> None:
+    include = torch_here(version)
+    assert [headers.for_extensions() for _ in range(3)] == [include] * 3
+    assert [record.getMessage().partition(" leak memory")[0] for record in caplog.records] == (
+        [f"the headers of torch {version}"] if leaks else []
+    ), "once"
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [("2.9", "torch 2.9"), (None, "without headers")], ids=["older", "no headers"]
+)
+def test_without_headers_for_extensions_the_error_says_how_to_get_them(
+    torch_here: Callable[[str | None], Path], version: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_here(version)
+    monkeypatch.setattr(torch_wheel, "find_wheel", lambda torch: pytest.fail("an extension's build asks no index"))
+    with pytest.raises(KernelError, match=found) as caught:
+        headers.for_extensions()
+    assert "pip install 'torch>=2.14'" in str(caught.value)
+
+
+def test_the_headers_that_precast_brings_come_first(
+    torch_here: Callable[[str | None], Path],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch_here("2.13")
+    monkeypatch.setattr(headers, "load_pins", lambda: PINS)
+    files = {f"include/{name}": data for name, data in TEXTS.items()} | {"LICENSE": NOTICE}
+    headers.write(tmp_path / "csrc" / headers.FOLDER, files)
+    assert headers.for_extensions() == tmp_path / "csrc" / headers.FOLDER / "include" and not caplog.records
+    (tmp_path / "csrc" / headers.FOLDER / "LICENSE").write_text("edited")
+    assert headers.for_extensions() != tmp_path / "csrc" / headers.FOLDER / "include", "only the very files"
+
+
+@pytest.mark.torch
+def test_the_leak_is_in_the_text_of_the_headers_that_are_warned_of() -> None:
+    """The defect: the copy that torch's conversion makes of a string argument is on the heap, and stays there."""
+    for include in (place / "include" for place in headers._installed_torch()):
+        release = headers._release_of(include)
+        if release is not None and release >= STABLE_FLOOR:
+            text = (include / "torch/csrc/stable/stableivalue_conversions.h").read_text()
+            assert ("new std::string(data, length)" in text) is (release < headers.LEAK_FIXED)

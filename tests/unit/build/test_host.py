@@ -35,7 +35,7 @@ extern "C" int not_exported() { return 1; }
 FILES = {
     "common/api.cpp": API,
     "common/shared.h": "#define SHARED 1\n",
-    "tiny/host.cpp": '#include "../common/shared.h"\n#include <pinned.h>\nint tiny() { return SHARED + PINNED; }\n',
+    "tiny/host.cpp": '#include "../common/shared.h"\nint tiny() { return SHARED; }\n',
     "tiny/cpu.cpp": "#define N2(a) tiny_##a\n#define N(a) N2(a)\nint N(PRECAST_CPU_LEVEL)() { return 2; }\n",
     "other/host.cpp": "int other() { return 3; }\n",
     **{source: "" for source in catalogue.COMMON_HOST if source != "common/api.cpp"},
@@ -50,11 +50,7 @@ def csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    include = tmp_path / "include"
-    include.mkdir()
-    (include / "pinned.h").write_text("#define PINNED 10\n")
     monkeypatch.setattr(sources, "csrc_dir", lambda: root)
-    monkeypatch.setattr(host, "stable_headers_dir", lambda cache: include)
     return root
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from precast._build import lock, trust
+from tests import odd
 
 
 def test_a_second_process_waits_and_then_builds_as_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +55,21 @@ def test_who_gave_up_waiting_leaves_the_lock_and_its_note_alone(tmp_path: Path) 
             with lock.exclusive(path, "x", wait_s=0) as turn:
                 turn.tell(Path("/another/log"))
             assert f"process {holder.pid} " in path.read_text()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "listening"])
+def test_an_odd_file_in_the_place_of_a_lock_costs_the_lock_and_no_more(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lock, "_folders", lambda: (tmp_path,))
+    tmp_path.chmod(0o700)
+    path = lock.lock_file(tmp_path / "cache", "k")
+    assert path is not None
+    odd.put(kind, path)
+    with odd.no_hang(), lock.exclusive(path, "family/1234", wait_s=1) as turn:
+        turn.tell(Path("/the/log"))
+        assert lock.held(tmp_path / "cache") == ()
+    assert "building without a lock" in caplog.text
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

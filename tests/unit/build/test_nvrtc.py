@@ -19,6 +19,7 @@ from precast.errors import BuildFailed, KernelError
 pytestmark = pytest.mark.compiler
 
 SOURCE = r"""
+#include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
 #include <locale.h>
@@ -31,7 +32,11 @@ E const char* nvrtcGetErrorString(int status) { return status == 6 ? "NVRTC_ERRO
 typedef const char** Texts;
 E int nvrtcCreateProgram(void** p, const char*, const char*, int, Texts, Texts) { *p = malloc(1); return 0; }
 E int nvrtcDestroyProgram(void** p) { free(*p); return 0; }
-E int nvrtcCompileProgram(void*, int, const char**) { uselocale(newlocale(LC_ALL_MASK, "C", 0)); return 6; }
+E int nvrtcCompileProgram(void*, int, const char**) {
+  if (getenv("OUT_OF_MEMORY")) { fputs("LLVM ERROR: out of memory\n", stderr); abort(); }
+  uselocale(newlocale(LC_ALL_MASK, "C", 0));
+  return 6;
+}
 E int nvrtcGetProgramLogSize(void*, size_t* size) { *size = strlen(text) + 1; return 0; }
 E int nvrtcGetProgramLog(void*, char* log) { strcpy(log, text); return 0; }
 """
@@ -142,6 +147,29 @@ def test_a_failed_compile_tells_the_first_error_the_options_and_the_log(
     assert "--gpu-architecture=sm_90 --std=c++17 -G" in message
     log = Path(message.rpartition(": ")[2])
     assert log.is_relative_to(tmp_path / "cache") and "1 error detected" in log.read_text()
+
+
+def test_an_nvrtc_that_ends_its_process_ends_a_child_and_is_a_failed_build(
+    tmp_path: Path, put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "other" / "nvidia" / "cu13" / "lib", "13.0.88")
+    monkeypatch.setenv("OUT_OF_MEMORY", "1")
+    with pytest.raises(BuildFailed) as caught:
+        device.build_images(
+            "rms_norm", [GpuTarget.parse("sm_90")], find(tmp_path), cache=Cache(tmp_path / "c"), debug=False, jobs=1
+        )
+    assert str(caught.value).splitlines()[1] == "  found   LLVM ERROR: out of memory"
+
+
+def test_a_child_runs_no_code_of_the_current_directory(
+    tmp_path: Path, put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = put(tmp_path / "other" / "nvidia" / "cu13" / "lib", "13.0.88")
+    for name in ("json", "struct", "ctypes", "signal", "sitecustomize", "precast"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('code of the current directory was run')")
+    monkeypatch.chdir(tmp_path)
+    found = nvrtc.Nvrtc(str(library), None, "13.0.88", (), "package")
+    assert nvrtc.open_nvrtc(found).compile(b"", "device.cu", {}, [], ptx=False).error == "NVRTC_ERROR_COMPILATION"
 
 
 def test_a_compile_leaves_the_locale_of_its_thread_alone(tmp_path: Path, put: Callable[..., Path]) -> None:

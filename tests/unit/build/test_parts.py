@@ -17,7 +17,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import CudaVersion, Release
-from precast._build import aot, catalogue, host, matrix, parts
+from precast._build import aot, catalogue, headers, matrix, parts
 from precast._build.binaries import Made
 
 ABI = Stable(STABLE_FLOOR)
@@ -197,13 +197,15 @@ def test_setup_places_the_parts_and_compiles_nothing(
     monkeypatch.setattr(aot, "make_host", compiles)
     monkeypatch.setattr(aot, "make_device", compiles)
     monkeypatch.setattr(matrix, "load", lambda _: known)
-    monkeypatch.setattr(host, "stable_headers_dir", lambda _: tmp_path / "include")
+    monkeypatch.setattr(headers, "pinned", lambda _: tmp_path / "include")
     monkeypatch.setattr(aot, "_copy_headers", lambda *_: None)
     settings = Settings(label=Label("cu130"), parts=str(folder), arch=MACHINE, cache_dir=str(tmp_path / "no cache"))
+    (tmp_path / "lib" / "precast" / "csrc").mkdir(parents=True)  # setuptools has put the sources there
     aot.stage_wheel(tmp_path / "lib", settings, checkout)
     placed = tmp_path / "lib" / "precast" / "_C"
     info = BuildInfo.from_json((placed / "build_info.json").read_text())
     assert (info.mode, info.label.text) == (BuildMode.RELEASE, "cu130")
+    assert (placed.parent / "csrc" / "DIGEST").read_text().strip() == info.source_digest
     for file in (*info.host, *info.device):
         assert sha256((placed / file.path).read_bytes()) == file.sha256
     assert not (tmp_path / "no cache").exists()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from precast._build import trust
+from precast._build import cache_tools, failure, headers, process, trust
 from precast._build.cache import BuildKey, Cache
 from precast.errors import KernelError
 
@@ -19,15 +23,136 @@ def build(staging: Path) -> Path:
     return staging / "out.so"
 
 
-def test_what_is_made_is_for_its_owner_alone_whatever_the_umask_says(tmp_path: Path) -> None:
-    before = os.umask(0)
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
     try:
-        made = Cache(tmp_path / "a" / "cache").obtain(KEY, build)
+        yield
     finally:
         os.umask(before)
-    folders = [folder for folder in made.path.parents if tmp_path in folder.parents]
-    assert len(folders) == 5
-    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
+def modes(root: Path) -> dict[str, int]:
+    """The mode of everything below a folder, and its own, by the kind of thing."""
+    found = {"folder": set(), "file": set()}
+    for path in (root, *root.rglob("*")):
+        found["folder" if path.is_dir() else "file"].add(path.stat().st_mode & 0o7777)
+    (folders,), (files,) = found["folder"], found["file"]
+    return {"folder": folders, "file": files}
+
+
+PRIVATE = {"folder": 0o700, "file": 0o600}
+
+
+def run_compiler(staging: Path) -> Path:
+    """As a compiler does it: a child makes the payload and a log, with all modes that the umask leaves."""
+    command = [sys.executable, "-c", "import os; os.mkdir('work'); os.open('out.so', os.O_CREAT | os.O_WRONLY, 0o777)"]
+    status, log = process.run(["env", "-C", str(staging), *command], log=staging / "build.log", environment=os.environ)
+    assert status == 0, log
+    assert (staging / "out.so").stat().st_mode & 0o077 == 0, "private from the start"
+    return staging / "out.so"
+
+
+@pytest.mark.parametrize("mask", [0, 0o002, 0o077, 0o377])
+def test_what_is_made_is_for_its_owner_alone_whatever_the_umask_says(
+    tmp_path: Path, mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with umask(mask & 0o077):
+        root = tmp_path / "a" / "cache"
+        cache = Cache(root)
+        made = cache.obtain(KEY, run_compiler)
+        (tmp_path / "loose.o").write_bytes(b"object")
+        (tmp_path / "loose.o").chmod(0o777)
+        cache.store(BuildKey("objects", {"schema": 1}), tmp_path / "loose.o", 1.0)
+        failure.build_failed("x", "error: y", "cc", cache.failure_log(KEY), tool="cc")
+        made.path.write_bytes(b"another")
+        assert not cache.obtain(KEY, run_compiler).cached, "the damaged one is moved aside"
+        headers.write(root / "headers" / "0123", {"include/torch/a.h": b"//"})
+        monkeypatch.setattr(Path, "rename", refuse_to_rename)
+        cache.store(BuildKey("copied", {"schema": 1}), tmp_path / "loose.o", 1.0)
+        removals = [cache_tools.Removal(cache.entry(BuildKey("objects", {"schema": 1})), 1, "")]
+        monkeypatch.undo()
+        cache_tools.remove(root, removals)
+    names = {path.relative_to(root).parts[1] for path in root.glob("*/*")}
+    assert {".damaged", ".failed", ".staging", "family", "copied", "0123"} <= names
+    assert modes(root) == PRIVATE
+
+
+def refuse_to_rename(self: Path, target: Path) -> Path:
+    raise OSError(18, "Invalid cross-device link", str(target))
+
+
+def test_what_this_process_keeps_for_itself_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "_show", lambda *_: refuse_to_rename(tmp_path, tmp_path))
+    with umask(0):
+        made = Cache(tmp_path / "cache").obtain(KEY, build)
+    assert modes(made.path.parents[1]) == PRIVATE
+    with made.path.open("rb") as mapped:
+        assert Cache(tmp_path / "cache").obtain(KEY, build).path == made.path
+        assert mapped.read() == b"payload", "a library that is mapped is not written to"
+
+
+@pytest.mark.parametrize("name", ["out.so", "meta.json"])
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666, 0o775])
+def test_a_file_that_others_can_write_is_not_used_and_is_built_again(
+    tmp_path: Path, name: str, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    entry = cache.obtain(KEY, build).path.parent
+    (entry / name).chmod(mode)
+    assert cache.lookup(KEY) is None
+    found = cache_tools.read_entry(entry)
+    assert f"{name}: others can write it" in str(found.problem), "what is listed agrees with what is loaded"
+    again = cache.obtain(KEY, build)
+    assert not again.cached and f"{name}: others can write it (mode {stat.filemode(0o100000 | mode)})" in caplog.text
+    assert cache.obtain(KEY, build).cached and modes(entry) == PRIVATE
+
+
+@pytest.mark.parametrize("name", ["out.so", "meta.json"])
+def test_a_file_of_another_user_is_not_used(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    entry = cache.obtain(KEY, build).path.parent
+    inode, fstat = (entry / name).stat().st_ino, os.fstat
+
+    def of_another(descriptor: int) -> os.stat_result:
+        facts = list(fstat(descriptor))
+        if facts[1] == inode:
+            facts[4] = 4711
+        return os.stat_result(facts)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert cache.lookup(KEY) is None
+    assert f"{name}: it belongs to user 4711" in str(cache_tools.read_entry(entry).problem)
+
+
+def test_a_link_in_place_of_a_file_is_not_used_in_ones_own_cache(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    path = cache.obtain(KEY, build).path
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert cache.lookup(KEY) is None
+    assert "a link, not a regular file" in str(cache_tools.read_entry(path.parent).problem)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_read_only_cache_of_an_administrator_is_used_as_it_is(tmp_path: Path, linked: bool) -> None:
+    path = Cache(tmp_path / "site").obtain(KEY, build).path
+    if linked:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    for place in (tmp_path / "site").rglob("*"):
+        place.chmod(0o755 if place.is_dir() else 0o644)
+    (tmp_path / "site").chmod(0o755)
+    assert Cache(tmp_path / "own", search=(tmp_path / "site",)).lookup(KEY) == path
+    assert Cache(tmp_path / "site").lookup(KEY) == (None if linked else path), "and the one who fills it uses it too"
+
+
+@pytest.mark.parametrize("below", ["v1", "v1/family"])
+def test_a_folder_on_the_way_to_an_entry_that_others_can_write_is_refused(tmp_path: Path, below: str) -> None:
+    Cache(tmp_path / "cache").obtain(KEY, build)
+    (tmp_path / "cache" / below).chmod(0o770)
+    with pytest.raises(KernelError, match=f"{below}: others can write it"):
+        Cache(tmp_path / "cache").lookup(KEY)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
@@ -35,7 +160,7 @@ def test_a_cache_that_others_can_write_is_refused_with_nothing_written(tmp_path:
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(mode)
-    with pytest.raises(KernelError, match="others can write into it") as caught:
+    with pytest.raises(KernelError, match="others can write it") as caught:
         Cache(root).obtain(KEY, build)
     assert f"chmod go-w {root}" in str(caught.value) and list(root.iterdir()) == []
 
@@ -50,7 +175,7 @@ def test_a_warm_cache_that_others_can_write_is_refused_before_its_file_is_used(t
 
 def test_an_entry_that_others_can_write_is_refused(tmp_path: Path) -> None:
     Cache(tmp_path / "cache").obtain(KEY, build).path.parent.chmod(0o777)
-    with pytest.raises(KernelError, match="others can write into it"):
+    with pytest.raises(KernelError, match="others can write it"):
         Cache(tmp_path / "cache").lookup(KEY)
 
 
@@ -59,7 +184,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.
     root.mkdir(mode=0o700)
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    with pytest.raises(KernelError, match=f"owner {uid} of"):
+    with pytest.raises(KernelError, match=f"belongs to user {uid}"):
         Cache(root).obtain(KEY, build)
 
 

@@ -19,6 +19,7 @@ from precast._build import catalogue, lock
 from precast._build.cache import BuildKey, Cache
 from precast._cli import deep, doctor
 from precast._load import gpus, probe
+from precast._version import __version__
 from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
 
@@ -248,3 +249,30 @@ def test_no_default_setting_is_shown() -> None:
     from precast._load import report
 
     assert report.describe_settings(Settings(home="/root", xdg_cache_home="/x")) == {}
+
+
+def test_stale_files_are_told_apart_from_the_code_that_does_not_use_them(
+    examine: Any, c_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}, label="cu130")
+    old = dataclasses.replace(info, version="9.9.9")
+    (c_dir / "build_info.json").write_text(old.to_json())
+    facts = examine(ex.host())
+    text = doctor.to_text(facts)
+    assert text.startswith(f"precast {__version__}+cu130, torch "), "the first line is about the code"
+    assert "\n  build     9.9.9+cu130, release" in text, "and this one about what was built"
+    wanted = f"wanted files of precast {__version__}; found those of precast 9.9.9"
+    assert f"\n  note      the prebuilt files are not used: {wanted}\n" in text
+    assert facts["build"]["remedy"].startswith("CUDA_EXT=1 python -m pip install ")
+    assert facts["ok"] and kernels(facts)["cpu_adam_x86"] == "jit" and "stale" in reasons(facts, "cpu_adam_x86")
+    monkeypatch.setenv("PRECAST_JIT", "aot")
+    refused = examine(ex.host())
+    assert not refused["ok"] and kernels(refused)["cpu_adam_x86"] == "refused"
+    assert f"rejected (stale): {wanted}" in doctor.to_text(refused)
+
+
+def test_a_rocm_build_of_torch_is_named_in_one_line(examine: Any) -> None:
+    rocm = ex.host(torch=ex.torch_info("2.13.0+rocm7.0", cuda=None, hip="7.0"))
+    said = "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
+    assert said in doctor.to_text(examine(rocm)).splitlines()
+    assert "ROCm build" not in doctor.to_text(examine(ex.host()))

@@ -77,7 +77,7 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
     assert found is not None
     found.write_bytes(b"other")
     out = precast(*ask)[1]
-    assert "its entry is damaged and will be made again: softmax.cubin is another file" in out
+    assert "its entry is damaged and will be made again: softmax.cubin has 5 bytes, 4 in meta.json" in out
 
 
 def device_key(family: str, target: str) -> BuildKey:
@@ -88,17 +88,13 @@ def device_key(family: str, target: str) -> BuildKey:
     return device.image_key(program, GpuTarget.parse(target), ex.nvrtc("13.0.88"), debug=False, defines={})
 
 
-def test_without_torchs_headers_the_key_of_a_library_is_not_guessed(
+def test_nothing_is_fetched_to_tell_the_key_of_a_library(
     precast: Precast, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(ex.host(gpu=""))
-
-    def fetch(*_: object) -> None:
-        raise AssertionError("nothing is fetched to answer a question")
-
-    monkeypatch.setattr("precast._build.headers.complete", lambda *_: False)
-    monkeypatch.setattr("precast._build.headers.ensure_headers", fetch)
-    assert "the headers of torch are not here yet" in precast("why", "cpu_adam")[1]
+    monkeypatch.setattr("precast._build.torch_wheel.find_wheel", lambda torch: pytest.fail("the index was asked"))
+    status, out, _ = precast("why", "cpu_adam")
+    assert status == 0 and "cpu_adam on cpu: jit" in out
 
 
 def test_a_device_that_is_not_here_counts_only_when_asked_for(precast: Precast, pretend: Pretend) -> None:

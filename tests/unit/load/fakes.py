@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import struct
@@ -13,7 +14,8 @@ from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release
-from precast._build import packing
+from precast._build import packing, sources
+from precast._version import __version__
 
 # Appends every call to the file named by TOY_LOG. The family "broken" fails; nothing is registered with torch.
 HOST_LIBRARY = r"""
@@ -125,6 +127,12 @@ def ptx(number: int) -> bytes:
     return f"//\n.version 8.1\n.target sm_{number}\n.address_size 64\n".encode()
 
 
+@functools.cache
+def sources_digest() -> str:
+    """The digest of the checkout's sources, of which the installations of the tests have copies."""
+    return sources.source_digest(Path(__file__).resolve().parents[3] / "csrc")
+
+
 def write_installation(
     folder: Path,
     library: Path | None,
@@ -166,12 +174,12 @@ def write_installation(
         driver = CudaVersion(12, 0) if target.kind is TargetKind.SASS else CudaVersion.parse(nvrtc)
         device_files.append(DeviceFile(path, digest, len(packed), "rms_norm", target, nvrtc, driver, len(content)))
     info = BuildInfo(
-        version="0.1.0",
+        version=__version__,
         label=Label(label),
         mode=mode,
         commit="0123abc",
         dirty=False,
-        source_digest="0" * 64,
+        source_digest=sources_digest(),
         host=tuple(host_files),
         device=tuple(device_files),
     )

@@ -5,14 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.host import Stale
+from precast._abi.label import Label
 from precast._build import packing
 from precast._load import prebuilt
+from precast._version import __version__
 from precast.errors import KernelIncompatible
+from tests import odd
+from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
 
 
@@ -119,7 +125,91 @@ def test_a_damaged_manifest_is_refused_by_name_with_the_way_out(c_dir: Path) -> 
         assert "pip install --force-reinstall" in message and "PRECAST_JIT=jit" in message
 
 
-def test_a_manifest_that_cannot_be_read_is_refused_by_name(c_dir: Path) -> None:
-    (c_dir / "build_info.json").mkdir()
-    with pytest.raises(KernelIncompatible, match=r"build_info\.json"):
+@pytest.mark.parametrize("kind", odd.ODD)
+def test_an_odd_file_in_the_place_of_the_manifest_is_refused_by_name(c_dir: Path, kind: str) -> None:
+    odd.put(kind, c_dir / "build_info.json")
+    with odd.no_hang(), pytest.raises(KernelIncompatible, match=r"build_info\.json"):
         prebuilt.load_build_info()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", odd.ODD)
+def test_an_odd_file_in_the_place_of_a_shipped_one_is_damage(c_dir: Path, toy_library: Path, kind: str) -> None:
+    info = fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
+    for file in (*info.host, *info.device):
+        odd.put(kind, c_dir / file.path)
+        with odd.no_hang():
+            said = refusal(file)
+        assert said.endswith("not a regular file") or said == f"{odd.HUGE} bytes, {file.bytes} in the manifest"
+
+
+def judged(**changes: object) -> Stale | None:
+    """What is said of an installation whose manifest differs in this from one of today."""
+    info = fakes.write_installation(prebuilt.C_DIR, None, {"sm_90": fakes.cubin(90)})
+    return prebuilt.judged(ex.host(), dataclasses.replace(info, **changes)).stale
+
+
+@pytest.fixture
+def _fresh(c_dir: Path) -> Iterator[None]:
+    prebuilt._sources_here.cache_clear()
+    yield
+    prebuilt._sources_here.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_files_of_this_very_code_are_not_stale() -> None:
+    assert judged() is None
+    pure = BuildInfo("9.9.9", Label(""), BuildMode.PURE, None, False, "0" * 64)
+    assert prebuilt.judged(ex.host(), pure).stale is None, "it has no files"
+    assert prebuilt.judged(ex.host(), None).stale is None
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_files_of_another_version_are_stale_and_a_checkout_is_built_from() -> None:
+    stale = judged(version="9.9.9")
+    assert stale is not None
+    assert (stale.wanted, stale.found) == (f"files of precast {__version__}", "those of precast 9.9.9")
+    checkout = Path(__file__).resolve().parents[3]
+    assert stale.remedy.startswith("CUDA_EXT=1 python -m pip install ") and stale.remedy.endswith(f" {checkout}")
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_files_of_other_sources_are_stale() -> None:
+    stale = judged(source_digest="0" * 64)
+    assert stale is not None and stale.found == "those of 000000000000"
+    assert stale.wanted == f"files of the sources {fakes.sources_digest()[:12]}"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_the_digest_that_a_wheel_states_is_read_instead_of_its_sources(
+    c_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_all(*_: object) -> str:
+        raise AssertionError("a first call reads no sources")
+
+    monkeypatch.setattr("precast._build.sources.source_digest", read_all)
+    (c_dir.parent / "csrc").mkdir()
+    (c_dir.parent / "csrc" / "DIGEST").write_text("7" * 64 + "\n")
+    info = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)})
+    assert prebuilt.judged(ex.host(), dataclasses.replace(info, source_digest="7" * 64)).stale is None
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_the_fix_for_a_wheel_installs_the_version_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("precast._load.stale._PACKAGE", tmp_path / "lib" / "precast")
+    stale = judged(version="9.9.9")
+    assert stale is not None
+    assert stale.remedy == f'pip install --force-reinstall --no-deps "precast=={__version__}+cu121"'
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_process_that_outlives_an_upgrade_is_told_to_restart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert judged() is None
+    package = tmp_path / "lib" / "precast"
+    package.mkdir(parents=True)
+    (package / "_version.py").write_text('__version__ = "9.9.9"\n')
+    monkeypatch.setattr("precast._load.stale._PACKAGE", package)
+    monkeypatch.setattr("precast._build.sources.csrc_candidates", lambda: (package / "csrc", package / "csrc"))
+    stale = judged(version="9.9.9", source_digest="7" * 64)
+    assert stale is not None and stale.remedy == "restart this process"
+    assert "upgraded while this process ran" in stale.found

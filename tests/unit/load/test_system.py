@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from precast._load import probe
@@ -23,3 +27,51 @@ def test_linux_gets_none() -> None:
 def test_a_setting_that_cannot_be_read_is_a_kernel_error_that_names_it() -> None:
     with pytest.raises(KernelError, match=r"PRECAST_JIT='always'.*auto, aot, jit, off"):
         probe.read_settings({"PRECAST_JIT": "always"})
+
+
+# The parts of another system that a module of ours could trip over. torch has to be imported before it is one.
+PRETEND = """
+import os, platform, sys
+import torch
+name, sys.platform = sys.argv[1:3]
+platform.system = lambda: name
+for module in ("fcntl", "pwd", "grp", "resource", "termios"):
+    sys.modules[module] = None
+for gone in ("getuid", "register_at_fork", "confstr", "fchmod", "killpg", "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW"):
+    if name == "Windows" and hasattr(os, gone):
+        delattr(os, gone)
+import precast
+from precast.errors import KernelUnavailable
+
+def ops():
+    import precast.ops
+
+for use in (ops, lambda: precast.load("rms_norm"), lambda: precast.prebuild()):
+    try:
+        use()
+    except KernelUnavailable as error:
+        print(error)
+from precast._cli.main import main
+print("status", main(["doctor"]))
+try:
+    main(["warm"])
+except SystemExit as done:
+    print("status", done.code)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "platform"), [("Windows", "win32"), ("Darwin", "darwin")])
+def test_another_system_imports_the_package_and_is_told_the_rest_in_one_sentence(
+    name: str, platform: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", PRETEND, name, platform]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sentence = f"precast has kernels for Linux only, and this is '{platform}'; nothing was loaded"
+    of_verbs = sentence.replace(platform, name)
+    first, second, third, environment, blank, doctor, *rest = done.stdout.splitlines()
+    assert {first, second, third} == {sentence}
+    assert environment.startswith("precast ") and f", {name} " in environment
+    assert (blank, doctor, rest) == ("", of_verbs, ["status 1", "status 2"])
+    assert f"{of_verbs}; the one verb here is doctor" in done.stderr

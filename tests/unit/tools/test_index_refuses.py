@@ -49,7 +49,10 @@ def for_one_machine_twice(folder: Path) -> Path:
         (lambda folder: make_wheel(folder, name="torch"), "a distribution of torch; this index serves precast alone"),
         (lambda folder: make_sdist(folder, name="torch"), "a distribution of torch"),
         (lambda folder: make_wheel(folder, version="1.0+cu125"), "matrix.toml has no label 'cu125'; it has: cu121"),
-        (lambda folder: make_wheel(folder, tag="py3-none-linux_x86_64"), "auditwheel repair comes first"),
+        (
+            lambda folder: make_wheel(folder, tag="py3-none-linux_x86_64"),
+            "fix     1) python -m tools repair --out wheelhouse",
+        ),
         (lambda folder: make_wheel(folder, tag="py3-none-win_amd64"), "not a platform tag: 'win_amd64'"),
         (no_metadata, "its metadata says precast 1.0+cu121, its name precast 1.0+cu130"),
         (lambda folder: make_wheel(folder, python="3.10 or so"), "Requires-Python: Invalid specifier"),

@@ -57,12 +57,18 @@ INFO = BuildInfo(
 )
 
 
+def of(folder: Path, document: bytes, *shipped: str) -> Audited:
+    """A wheel with a document and, by name alone, files."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "precast-1.0-py3-none-manylinux_2_28_aarch64.whl"
+    write_wheel(path, DIST_INFO, {**dict.fromkeys(shipped, b""), f"{DIST_INFO}/{NAME}": document}, EPOCH)
+    return Audited(read_wheel(path), INFO, MATRIX, {}, Asked())
+
+
 @pytest.fixture
 def audited(tmp_path: Path) -> Audited:
     document = sbom(INFO, headers.load_pins(), MATRIX, moment_of(EPOCH))
-    path = tmp_path / "precast-1.0-py3-none-manylinux_2_28_aarch64.whl"
-    write_wheel(path, DIST_INFO, {f"{DIST_INFO}/{NAME}": document}, EPOCH)
-    return Audited(read_wheel(path), INFO, MATRIX, {}, Asked())
+    return of(tmp_path, document, f"precast/csrc/{headers.FOLDER}/LICENSE")
 
 
 def test_every_compiler_and_every_torch_is_listed_once(audited: Audited) -> None:
@@ -89,3 +95,11 @@ def test_it_is_held_against_the_manifest(audited: Audited) -> None:
         "pkg:pypi/torch@2.6.0",
         "pkg:pypi/torch@2.9.1",
     }
+
+
+def test_headers_are_listed_where_the_wheel_has_them(audited: Audited, tmp_path: Path) -> None:
+    document = sbom(INFO, None, MATRIX, moment_of(EPOCH))
+    assert b"torch_stable" not in document
+    assert [v.found for v in check_sbom(of(tmp_path / "none", document))] == []
+    with_headers = audited.wheel.files[f"{DIST_INFO}/{NAME}"]
+    assert {v.found for v in check_sbom(of(tmp_path / "claimed", with_headers))} == {"listed"}

@@ -125,3 +125,25 @@ def test_every_verb_is_documented_and_explains_itself(checkout: Path, capsys: py
         with pytest.raises(SystemExit) as left:
             tools_main.main([verb, "--help"])
         assert left.value.code == 0 and f"python -m tools {verb}" in capsys.readouterr().out
+
+
+def test_a_verb_without_its_packages_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="jinja2.filters")
+
+    monkeypatch.setattr(tools_main.importlib, "import_module", missing)
+    assert tools_main.main(["index"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("python -m tools index needs the package jinja2.filters\n")
+    assert "make tools && . .venv-tools/bin/activate" in said
+
+
+def test_a_module_of_ours_that_is_missing_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(tools_main.importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError):
+        tools_main.main(["index"])

@@ -72,7 +72,7 @@ def test_a_list_reads_back_what_was_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.wheel
+@pytest.mark.headers
 def test_the_adapter_asks_for_nothing_but_what_was_seen_in_torch(checkout: Path, tmp_path: Path) -> None:
     """The one unit that calls torch's C++, compiled as for a wheel."""
     assert isinstance(NEWEST, Exact)

@@ -9,50 +9,45 @@ import pytest
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import Release
 from tools.binaries import Undefined
-from tools.guards.symbols import _classic, _of_the_system, _stable, declared_shims, exported_by
+from tools.guards.symbols import _classic, _of_the_system, _stable, declared, exported_by
 
-HEADER = b"""
-#ifdef __cplusplus
-extern "C" {
-#endif
-AOTI_TORCH_EXPORT int32_t aoti_torch_always();
-// AOTI_TORCH_EXPORT int32_t aoti_torch_in_a_comment();
-#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
-AOTI_TORCH_EXPORT AOTITorchError
-torch_over_two_lines(size_t size, StableListHandle* ret);
-#ifdef USE_CUDA
-AOTI_TORCH_EXPORT AOTITorchError aoti_torch_of_cuda(int32_t device);
-#endif // USE_CUDA
-#endif
-AOTI_TORCH_EXPORT int32_t aoti_torch_after();
+HEADER = """
+#define PRECAST_SINCE(major, minor) extern "C"
+PRECAST_SINCE(2, 2) int32_t aoti_torch_old();
+// PRECAST_SINCE(2, 2) int32_t aoti_torch_in_a_comment();
+PRECAST_SINCE(2, 11)
+AOTITorchError torch_over_two_lines(size_t size,
+                                    void (*function)(StableIValue*), StableListHandle* ret);
+PRECAST_WEAK_SINCE(2, 13) const char* torch_new();
+PRECAST_CUDA_SINCE(2, 4) AOTITorchError aoti_torch_of_cuda(int32_t device);
 """
-SHIMS = declared_shims({"stable/c/shim.h": HEADER, "stable/ops.h": b"AOTI_TORCH_EXPORT int torch_not_a_shim();"})
+FUNCTIONS = declared(HEADER)
 
 
 def test_each_function_has_the_torch_it_came_with() -> None:
-    old, new = Release(0, 0), Release(2, 11)
-    wanted = {
-        "aoti_torch_always": old,
-        "torch_over_two_lines": new,
+    assert {
+        "aoti_torch_old": Release(2, 2),
+        "torch_over_two_lines": Release(2, 11),
+        "torch_new": Release(2, 13),
         "aoti_torch_of_cuda": None,
-        "aoti_torch_after": old,
-    }
-    assert {**wanted, "aoti_torch_after": old} == SHIMS
+    } == FUNCTIONS
 
 
 @pytest.mark.parametrize(
     ("name", "weak", "refused"),
     [
-        ("aoti_torch_always", False, None),
+        ("aoti_torch_old", False, None),
         ("torch_over_two_lines", False, "since torch 2.11"),
         ("torch_over_two_lines", True, None),
+        ("torch_new", True, None),
+        ("torch_new", False, "since torch 2.13"),
         ("aoti_torch_of_cuda", False, "of its CUDA part"),
         ("cudaMalloc", False, "cudaMalloc"),
         ("_ZN2at4fullEv", True, "_ZN2at4fullEv"),
     ],
 )
 def test_a_stable_library_takes_what_its_floor_has(name: str, weak: bool, refused: str | None) -> None:
-    found = list(_stable("host/x.so", Stable(Release(2, 10)), [Undefined(name, None, weak)], SHIMS))
+    found = list(_stable("host/x.so", Stable(Release(2, 10)), [Undefined(name, None, weak)], FUNCTIONS))
     assert [v.where for v in found] == ([] if refused is None else ["host/x.so"])
     assert refused is None or refused in found[0].found
 
