@@ -1,14 +1,17 @@
 # The developer commands. Each one first makes the environment it needs, from python3 (3.10 or newer, with venv), a C++
 # compiler and pip alone.
 #
-#   make test                     everything this machine can run
-#   make test ARGS="-k norm"      arguments for pytest (or for the demo, or for the benchmarks)
+#   make test                     the tests this machine can run, without those marked long
+#   make test ARGS="-k norm"      arguments for pytest, the demo or the benchmarks; tests they name run, long or not
+#   make test-all                 every test this machine can run
 #   make dev FAMILY=rms_norm      build what an edit of one kernel family changed; without FAMILY, of all of them
 #   make examples                 the packages in examples/, each built, installed and tested in a clean environment
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
 #   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
 #   PYTHON=python3.12 make test   another interpreter, likewise
+#   make env                      only the environment, so that the other commands need no network
+#   make newcomer                 the README's commands on a stranger's machine, a row each; ARGS may name some of them
 #   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
 #   make act                      the release workflow on this machine, one wheel of it, as a dry run
 
@@ -31,14 +34,18 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test demo dev examples bench faults sanitize free-threaded fuzz release-local prove-classic lint format tools act
+.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test demo dev examples bench faults sanitize free-threaded fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz release-local prove-classic lint format tools act"
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# A run leaves out the long tests unless it names something, and this one names them all.
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto tests $(ARGS)
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -62,6 +69,14 @@ faults: $(READY)
 # The GPU tests of the optimizers under every tool of compute-sanitizer; ARGS="-- tests/ops/test_rms_norm.py": others.
 sanitize: $(READY)
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
+
+env: $(READY)
+	@echo '. $(BIN)/activate'
+
+# It makes each environment by the commands that it tries, so it needs none itself.
+newcomer:
+	$(NEW_ENOUGH)
+	$(PYTHON) -m tests.newcomer $(ARGS)
 
 # What runs on a Python without its global lock, in an environment of its own; the last torch for 3.13t is 2.12.0.
 free-threaded: $(READY)
@@ -107,7 +122,7 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(NEW_ENOUGH)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^triton==/d)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m tools constraints --torch "$(TORCH)" > $(VENV)/constraints.txt
 	@echo 'Installing torch and the tools that constraints.txt pins; this may take minutes.'
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --upgrade pip
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --group dev torch
@@ -118,6 +133,7 @@ $(TOOLS)/.ready: constraints.txt pyproject.toml Makefile
 	$(NEW_ENOUGH)
 	rm -rf $(TOOLS)
 	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install -qq -c constraints.txt --upgrade pip
-	$(TOOLS)/bin/python -m pip install -qq -c constraints.txt --group tools
+	$(TOOLS)/bin/python -m tools constraints > $(TOOLS)/constraints.txt
+	$(TOOLS)/bin/python -m pip install -qq -c $(TOOLS)/constraints.txt --upgrade pip
+	$(TOOLS)/bin/python -m pip install -qq -c $(TOOLS)/constraints.txt --group tools
 	touch $@

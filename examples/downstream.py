@@ -2,7 +2,8 @@
 
 An environment sees a wheel of this checkout, the torch and the tools of the environment that runs this, and nothing
 else. Every package becomes a wheel, which is audited where ``precast.build`` made it, installed, and asked by the tests
-of the package itself. Nothing outside a temporary folder is changed. The exit status is 0 only if all of it held.
+of the package itself. A package that cannot be built with this torch is skipped, with the reason. Nothing outside a
+temporary folder is changed. The exit status is 0 only if all the others held.
 
 Usage: python examples/downstream.py [PACKAGE...]
 """
@@ -34,24 +35,33 @@ _FOREIGN = ("PRECAST_", "PYTHON", "CUDA_EXT", "TORCH_EXTENSIONS_DIR", "PYTEST_",
 
 @dataclass(frozen=True)
 class Package:
-    """A folder beside this file, and the variables its author would set to build it."""
+    """A folder beside this file, and the variables its author would set to build it.
+
+    A ``stable`` one needs the headers of torch's stable ABI: a torch below 2.10 has none, and a checkout brings none.
+    """
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    stable: bool = False
 
 
-PACKAGES = (Package("image_ops", {"CUDA_EXT": "1"}), Package("edits"), Package("rowwise"), Package("rowstats"))
+PACKAGES = (
+    Package("image_ops", {"CUDA_EXT": "1"}),
+    Package("edits", stable=True),
+    Package("rowwise"),
+    Package("rowstats", stable=True),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a package: its wheel, what pytest closed with, the seconds it took; or what failed."""
+    """What became of a package: its wheel, what pytest closed with, the seconds it took; or why there is none."""
 
     package: str
     wheel: str
     said: str
     seconds: float
-    failed: bool = False
+    verdict: str = "ok"  # or "skipped", "FAILED"
 
 
 class StepFailed(Exception):
@@ -121,6 +131,18 @@ def has_manifest(wheel: Path) -> bool:
         return any(name.endswith("_C/build_info.json") for name in archive.namelist())
 
 
+def missing_headers(python: Sequence[object], cwd: Path, env: Mapping[str, str]) -> str | None:
+    """Why nothing can be built on the stable ABI in this environment, in precast's words; None if it can."""
+    try:
+        run([*python, "-m", "precast.build", "--include"], cwd, env)
+    except StepFailed as failure:
+        said = str(failure).splitlines()
+        if any(line.startswith("there are no headers of torch's stable ABI") for line in said):
+            return next(line.split(maxsplit=1)[1] for line in said if line.startswith("  found"))
+        raise
+    return None
+
+
 def try_package(package: Package, work: Path) -> Outcome:
     """Build, audit, install and test one package."""
     start = time.perf_counter()
@@ -132,6 +154,9 @@ def try_package(package: Package, work: Path) -> Outcome:
     try:
         python = clean_python(home / "venv", work / "lent")
         run([python, "-m", "pip", "install", "-q", "precast"], tree, env)
+        missing = missing_headers([python], home, env) if package.stable else None
+        if missing is not None:
+            return Outcome(package.name, package.name, missing, time.perf_counter() - start, "skipped")
         made = home / "dist"
         run([python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", made, "."], tree, env)
         (wheel,) = made.glob("*.whl")
@@ -141,7 +166,7 @@ def try_package(package: Package, work: Path) -> Outcome:
         run([python, "-m", "pip", "install", "-q", wheel], home, env)
         said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], tree, env)
     except StepFailed as failure:
-        return Outcome(package.name, name, str(failure), time.perf_counter() - start, failed=True)
+        return Outcome(package.name, name, str(failure), time.perf_counter() - start, "FAILED")
     return Outcome(package.name, name, said.strip().splitlines()[-1], time.perf_counter() - start)
 
 
@@ -163,14 +188,14 @@ def main(arguments: Sequence[str]) -> int:
             for done in as_completed([pool.submit(try_package, package, work) for package in wanted]):
                 outcomes.append(done.result())
                 print(line(outcomes[-1]), flush=True)
-    failed = sum(outcome.failed for outcome in outcomes)
-    print(f"{len(outcomes) - failed} of {len(outcomes)} packages were built, installed and tested")
-    return 1 if failed else 0
+    held = sum(outcome.verdict == "ok" for outcome in outcomes)
+    print(f"{held} of {len(outcomes)} packages were built, installed and tested")
+    return int(any(outcome.verdict == "FAILED" for outcome in outcomes))
 
 
 def line(outcome: Outcome) -> str:
     """One outcome, on one line unless it failed."""
-    return f"{'FAILED' if outcome.failed else 'ok':7}{outcome.wheel:50} {outcome.said}, {outcome.seconds:.0f} s in all"
+    return f"{outcome.verdict:8}{outcome.wheel:50} {outcome.said}, {outcome.seconds:.0f} s in all"
 
 
 if __name__ == "__main__":
