@@ -5,7 +5,7 @@
 // Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
-#include "../common/simd.h"
+#include "../common/exponential.h"
 
 namespace precast::softmax::PRECAST_CPU_LEVEL {
 namespace {
@@ -16,50 +16,11 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 constexpr int64_t kKept = 4096;      // elements that are kept: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
 
-// exp(x) for x <= 0, minus infinity included; NaN stays NaN. x = n ln 2 + r with |r| < 0.35, and the series of exp(r)
-// up to r^7 / 7! is off by 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add,
-// and 2^n is two factors, so that results below the normal range are right.
-PRECAST_INLINE FloatPart exp_part(FloatPart x) {
-  const FloatPart zero = {};
-  const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  FloatPart bounded = select(is_less(x, zero - 104.0f), zero - 104.0f, x);
-  bounded = select(is_number(x), bounded, zero);
-  const FloatPart shifted = fma_part(bounded, zero + 1.44269504f, magic);
-  const FloatPart n = shifted - magic;
-  FloatPart r = fma_part(n, zero - 0.693359375f, bounded);
-  r = fma_part(n, zero + 2.12194440e-4f, r);
-  FloatPart series = zero + 1.0f / 5040.0f;
-  series = fma_part(series, r, zero + 1.0f / 720.0f);
-  series = fma_part(series, r, zero + 1.0f / 120.0f);
-  series = fma_part(series, r, zero + 1.0f / 24.0f);
-  series = fma_part(series, r, zero + 1.0f / 6.0f);
-  series = fma_part(series, r, zero + 0.5f);
-  series = fma_part(series * r, r, r) + 1.0f;
-  const SignedPart power = (SignedPart)shifted - (SignedPart)magic, half = power >> 1;
-  const FloatPart low = (FloatPart)((half + 127) << 23), high = (FloatPart)((power - half + 127) << 23);
-  return select(is_number(x), series * low * high, x);
-}
-
-PRECAST_INLINE Floats exponential(Floats a) {
-#define PRECAST_PART(i) exp_part(a.part[i])
-  return {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
-}
-
 PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
   const FloatPart other = value - FloatPart{};
 #define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, a.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
-}
-
-PRECAST_INLINE float largest_lane(Floats a) {
-  float lane[kLanes];
-  store(lane, a);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] = lane[i + width] > lane[i] ? lane[i + width] : lane[i];
-  }
-  return lane[0];
 }
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

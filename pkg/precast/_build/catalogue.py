@@ -255,6 +255,23 @@ KV_CACHE = Family(
     late=True,
 )
 
+# Attention of up to sixteen tokens of each sequence over its keys and values in a paged cache. For inference.
+DECODE_ATTENTION = Family(
+    name="decode_attention",
+    device="decode_attention/device.cu",
+    host=("decode_attention/host.cpp",),
+    cpu=("decode_attention/cpu.cpp",),
+    ops=(
+        (
+            "paged_decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
+            " Tensor lengths, float scale, int window, float softcap, Tensor? alibi_slopes, Tensor? sinks,"
+            " Tensor? key_scale, Tensor? value_scale) -> (Tensor, Tensor)"
+        ),
+    ),
+    devices=("cpu", "cuda"),
+    late=True,
+)
+
 FAMILIES = (
     RMS_NORM,
     RMS_NORM_BACKWARD,
@@ -269,6 +286,7 @@ FAMILIES = (
     ROTARY,
     MULTI_TENSOR,
     KV_CACHE,
+    DECODE_ATTENTION,
 )
 
 

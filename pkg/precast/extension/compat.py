@@ -35,6 +35,7 @@ def reference(name: str) -> Callable[..., Any]:
         "precast.ops._softmax_reference",
         "precast.ops._rotary_reference",
         "precast.ops._kv_cache_reference",
+        "precast.ops._decode_attention_reference",
     ):
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:

@@ -18,6 +18,7 @@ from precast.ops.softmax import (
 )
 
 if TYPE_CHECKING:
+    from precast.ops.decode_attention import paged_decode_attention
     from precast.ops.kv_cache import reshape_and_cache, rotary_embedding_and_cache
     from precast.ops.multi_tensor import (
         clip_grad_norm_,
@@ -40,6 +41,7 @@ __all__ = [
     "multi_tensor_axpby_",
     "multi_tensor_l2norm",
     "multi_tensor_scale_",
+    "paged_decode_attention",
     "reshape_and_cache",
     "rms_norm",
     "rotary_embedding",
@@ -54,6 +56,7 @@ __all__ = [
 
 # What is imported at its first use, so that other first calls need not wait for it: by name, the module that has it.
 _LATE = {
+    "paged_decode_attention": "decode_attention",
     **dict.fromkeys(
         ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
     ),

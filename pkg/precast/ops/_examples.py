@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _kv_cache_reference, _reference, _rotary_reference, _softmax_reference
+from precast.ops import _decode_attention_reference, _kv_cache_reference, _reference, _rotary_reference, _softmax_reference
 
 _EPS = 1e-6
 _PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours
@@ -61,6 +61,11 @@ def arguments(op: str) -> Arguments:
             *(some(3, 4, 6), some(3, 2, 6), some(3, 2, 6), some(5, 2), some(5, 2)),
             *(some(2, 4, 2, 6), some(2, 4, 2, 6), torch.tensor([7, -1, 2]), *_PAIRS),
         ),
+        "paged_decode_attention": lambda: (
+            *(some(2, 3, 4, 64), some(3, 4, 2, 64), some(3, 4, 2, 80)),
+            *(torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.tensor([11, 2])),
+            *(0.125, 6, 30.0, some(4).abs(), some(4), some(2).abs(), some(1).abs()),
+        ),
         "multi_tensor_axpby_": lambda: ([some(33)], [some(33)], [some(33)], 0.5, -2.0, some(1), some(1)),
     }
     if op not in make:
@@ -71,6 +76,12 @@ def arguments(op: str) -> Arguments:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     name = "scaled_aligned_causal_softmax" if op == "scaled_upper_triang_masked_softmax" else op  # equal on squares
-    modules = (_reference, _softmax_reference, _rotary_reference, _kv_cache_reference)
+    modules = (
+        _reference,
+        _softmax_reference,
+        _rotary_reference,
+        _kv_cache_reference,
+        _decode_attention_reference,
+    )
     found: Callable[..., Any] = next(getattr(module, name) for module in modules if hasattr(module, name))
     return found

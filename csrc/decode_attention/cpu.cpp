@@ -1,0 +1,269 @@
+// Attention over a paged cache, sixteen elements at a time. Compiled once per CPU level.
+//
+// A work item keeps the scores of a chunk of keys, takes their softmax over the chunk, and adds up the values. The chunks
+// of a row are merged in their order, so the result does not depend on the number of threads.
+#include "cpu.h"
+
+#include "../common/exponential.h"
+
+namespace precast::decode_attention::PRECAST_CPU_LEVEL {
+namespace {
+
+using namespace ::precast::PRECAST_CPU_LEVEL;
+
+constexpr float kInfinity = __builtin_inff();
+constexpr int64_t kMostWidth = 256;
+constexpr int64_t kTogether = 4;  // rows that share a loaded key, keys that share a loaded sum
+
+PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+PRECAST_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+struct Narrow {
+  uint8_t bits;
+};
+
+// `count` elements as floats.
+template <class C>
+PRECAST_INLINE void bring(const C* from, int64_t count, const float*, float* to) {
+  for (int64_t i = 0; i < count; i += kLanes) store_upto(to + i, load_upto(from + i, count - i), count - i);
+}
+PRECAST_INLINE void bring(const Narrow* from, int64_t count, const float* numbers, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = numbers[from[i].bits];
+}
+
+PRECAST_INLINE int64_t block_of(const Attention& a, int64_t sequence, int64_t number) {
+  const int64_t at = sequence * a.table_row + number;
+  if ((a.flags & kLongTables) != 0) return reinterpret_cast<const int64_t*>(a.tables)[at];
+  return reinterpret_cast<const int32_t*>(a.tables)[at];
+}
+
+// The dot products of a key with several rows.
+template <int kCount>
+PRECAST_INLINE void dots(const float (*query)[kMostWidth], const float* key, int64_t width, float* scores) {
+  Floats total[kCount];
+  for (int r = 0; r < kCount; ++r) total[r] = broadcast(0);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Floats k = load(key + i);
+    for (int r = 0; r < kCount; ++r) total[r] = fma(load(query[r] + i), k, total[r]);
+  }
+  for (int r = 0; r < kCount; ++r) scores[r * kChunk] = sum(total[r]);
+}
+
+// tanh by way of exp(-2 |x|).
+PRECAST_INLINE Floats soft_capped(Floats x, float cap) {
+  const Floats one = broadcast(1), y = x * broadcast(1 / cap), way = sign(y);
+  const Floats e = exponential(y * way * broadcast(-2));
+  return way * (one - e) / (one + e) * broadcast(cap);
+}
+
+// What a tile of rows has while it goes through a chunk.
+struct Tile {
+  float query[kRows][kMostWidth];
+  float scores[kRows * kChunk];
+  float totals[kRows][kMostWidth];
+  int64_t sequence, kv_head, first, rows;  // the tile's first row of those that share the head
+  int64_t begin, end;                      // keys
+};
+
+PRECAST_INLINE int64_t group_of(const Attention& a) { return a.heads / a.kv_heads; }
+
+// The position of a row's query; below zero for a query of a sequence that is shorter than the queries.
+PRECAST_INLINE int64_t position_of(const Work& work, const Tile& tile, int64_t row) {
+  return work.lengths[tile.sequence] - work.call.queries + (tile.first + row) / group_of(work.call);
+}
+
+PRECAST_INLINE int64_t head_of(const Attention& a, const Tile& tile, int64_t row) {
+  return tile.kv_head * group_of(a) + (tile.first + row) % group_of(a);
+}
+
+template <class C>
+void bring_key(const Work& work, const char* at, float* to) {
+  const Attention& a = work.call;
+  for (int64_t piece = 0, i = 0; i < a.key_width; ++piece, i += a.piece) {
+    bring(reinterpret_cast<const C*>(at + piece * a.key_piece), a.piece, work.narrow, to + i);
+  }
+}
+
+template <class C>
+void score_keys(const Work& work, Tile& tile) {
+  const Attention& a = work.call;
+  float key[kMostWidth];
+  for (int64_t j = tile.begin; j < tile.end; ++j) {
+    const char* at = a.keys + block_of(a, tile.sequence, j / a.block_size) * a.key_block +
+                     j % a.block_size * a.key_position + tile.kv_head * a.key_head;
+    bring_key<C>(work, at, key);
+    float* scores = tile.scores + (j - tile.begin);
+    int64_t row = 0;
+    for (; row + kTogether <= tile.rows; row += kTogether) {
+      dots<kTogether>(tile.query + row, key, a.key_width, scores + row * kChunk);
+    }
+    for (; row < tile.rows; ++row) dots<1>(tile.query + row, key, a.key_width, scores + row * kChunk);
+  }
+}
+
+// The weights of a row in place of its scores; the maximum and the sum of the weights go to `part`.
+PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* scores, float* part) {
+  const Attention& a = work.call;
+  const int64_t position = position_of(work, tile, row), head = head_of(a, tile, row), count = tile.end - tile.begin;
+  const int64_t seen = a.window != 0 ? larger(position - a.window + 1, tile.begin) : tile.begin;
+  const int64_t open = smaller(larger(seen - tile.begin, 0), count);
+  const int64_t close = larger(smaller(position + 1 - tile.begin, count), open);
+  float factor = a.scale;
+  if (a.key_scales != nullptr) factor *= a.key_scales[(a.flags & kHeadKeyScales) != 0 ? tile.kv_head : 0];
+  const float slope = a.slopes != nullptr ? a.slopes[head] : 0;
+  float steps[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) steps[i] = static_cast<float>(i);
+  Floats most = broadcast(-kInfinity);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats x = load(scores + i) * broadcast(factor);
+    if (a.softcap != 0) x = soft_capped(x, a.softcap);
+    const float distance = static_cast<float>(tile.begin + i - position);
+    if (a.slopes != nullptr) x = fma(load(static_cast<const float*>(steps)) + broadcast(distance), broadcast(slope), x);
+    store(scores + i, x);
+    if (i < open || i + kLanes > close) {
+      for (int64_t k = i; k < i + kLanes; ++k) {
+        if (k < open || k >= close) scores[k] = -kInfinity;
+      }
+    }
+    most = greater(most, load(static_cast<const float*>(scores + i)));
+  }
+  const float largest = largest_lane(most);
+  const Floats base = broadcast(largest == -kInfinity ? 0 : largest);
+  Floats total = broadcast(0);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats weight = exponential(load(scores + i) - base);
+    store(scores + i, weight);
+    total = total + weight;
+  }
+  part[a.value_width] = largest;
+  part[a.value_width + 1] = sum(total);
+}
+
+template <class C>
+void add_values(const Work& work, Tile& tile) {
+  const Attention& a = work.call;
+  float value[kTogether][kMostWidth];
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    for (int64_t i = 0; i < a.value_width; i += kLanes) store(tile.totals[row] + i, broadcast(0));
+  }
+  for (int64_t first = tile.begin; first < tile.end; first += kTogether) {
+    for (int64_t k = 0; k < kTogether; ++k) {
+      // Behind the end the last key stands once more: its weight there is zero.
+      const int64_t j = smaller(first + k, tile.end - 1);
+      const char* at = a.values + block_of(a, tile.sequence, j / a.block_size) * a.value_block +
+                       j % a.block_size * a.value_position + tile.kv_head * a.value_head;
+      bring(reinterpret_cast<const C*>(at), a.value_width, work.narrow, value[k]);
+    }
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      const float* weights = tile.scores + row * kChunk + (first - tile.begin);
+      for (int64_t i = 0; i < a.value_width; i += kLanes) {
+        Floats total = load(tile.totals[row] + i);
+        for (int64_t k = 0; k < kTogether; ++k) total = fma(load(value[k] + i), broadcast(weights[k]), total);
+        store(tile.totals[row] + i, total);
+      }
+    }
+  }
+}
+
+void bring_queries(const Work& work, Tile& tile) {
+  const Attention& a = work.call;
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const char* at = a.query + tile.sequence * a.query_sequence +
+                     (tile.first + row) / group_of(a) * a.query_token + head_of(a, tile, row) * a.query_head;
+    with_type(a.dtype, [&](auto zero) {
+      bring(reinterpret_cast<const decltype(zero)*>(at), a.key_width, nullptr, tile.query[row]);
+    });
+  }
+}
+
+template <class C>
+void attend(const Work& work, int64_t begin, int64_t end) {
+  const Attention& a = work.call;
+  const int64_t rows = group_of(a) * a.queries, stride = a.value_width + 2;
+  Tile tile;
+  int64_t sequence = 0;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t chunk = item / a.kv_heads;
+    while (work.starts[sequence + 1] <= chunk) ++sequence;
+    const int64_t length = work.lengths[sequence];
+    const int64_t oldest = a.window != 0 ? larger(length - a.queries - a.window + 1, 0) : 0;
+    tile.sequence = sequence;
+    tile.kv_head = item - chunk * a.kv_heads;
+    const int64_t first = (oldest / kChunk + chunk - work.starts[sequence]) * kChunk;
+    tile.begin = larger(first, oldest);
+    tile.end = smaller(first + kChunk, length);
+    for (tile.first = 0; tile.first < rows; tile.first += kRows) {
+      tile.rows = smaller(kRows, rows - tile.first);
+      bring_queries(work, tile);
+      for (int64_t i = 0; i < kRows * kChunk; i += kLanes) store(tile.scores + i, broadcast(0));
+      score_keys<C>(work, tile);
+      float* part = work.parts + (item * rows + tile.first) * stride;
+      for (int64_t row = 0; row < tile.rows; ++row) {
+        weigh(work, tile, row, tile.scores + row * kChunk, part + row * stride);
+      }
+      add_values<C>(work, tile);
+      for (int64_t row = 0; row < tile.rows; ++row) {
+        for (int64_t i = 0; i < a.value_width; i += kLanes) store(part + row * stride + i, load(tile.totals[row] + i));
+      }
+    }
+  }
+}
+
+PRECAST_RARE float exponential_of(float x) {
+  float lane[kLanes];
+  store(lane, exponential(broadcast(x)));
+  return lane[0];
+}
+
+}  // namespace
+
+void attend_chunks(const Work& work, int64_t begin, int64_t end) {
+  const int type = work.call.cache_dtype;
+  if (type == kCacheE4M3 || type == kCacheE5M2) return attend<Narrow>(work, begin, end);
+  with_type(type, [&](auto zero) { attend<decltype(zero)>(work, begin, end); });
+}
+
+void merge_rows(const Work& work, int64_t begin, int64_t end) {
+  const Attention& a = work.call;
+  const int64_t group = group_of(a), rows = group * a.queries, stride = a.value_width + 2;
+  float total[kMostWidth], lane[kLanes];
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t sequence = row / (int64_t{a.queries} * a.heads), query = row / a.heads % a.queries;
+    const int64_t head = row % a.heads, kv_head = head / group, within = query * group + head % group;
+    const auto part = [&](int64_t chunk) {
+      return work.parts + ((chunk * a.kv_heads + kv_head) * rows + within) * stride;
+    };
+    const int64_t first = work.starts[sequence], last = work.starts[sequence + 1];
+    float largest = a.sinks != nullptr ? a.sinks[head] : -kInfinity, sum = 0;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const float one = part(chunk)[a.value_width];
+      if (!(one <= largest)) largest = one;  // NaN too
+    }
+    const float base = largest == -kInfinity ? 0 : largest;
+    if (a.sinks != nullptr) sum = exponential_of(a.sinks[head] - base);
+    for (int64_t i = 0; i < a.value_width; ++i) total[i] = 0;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      const float* from = part(chunk);
+      const float weight = exponential_of(from[a.value_width] - base);
+      if (weight == 0) continue;
+      store(lane, fma(broadcast(from[a.value_width + 1]), broadcast(weight), broadcast(sum)));
+      sum = lane[0];
+      for (int64_t i = 0; i < a.value_width; i += kLanes) {
+        store(total + i, fma(load(from + i), broadcast(weight), load(static_cast<const float*>(total + i))));
+      }
+    }
+    float factor = sum == 0 ? 0 : 1 / sum;
+    if (a.value_scales != nullptr) factor *= a.value_scales[(a.flags & kHeadValueScales) != 0 ? kv_head : 0];
+    with_type(a.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      T* to = reinterpret_cast<T*>(a.out) + row * a.value_width;
+      for (int64_t i = 0; i < a.value_width; i += kLanes) {
+        store(to + i, load(static_cast<const float*>(total + i)) * broadcast(factor));
+      }
+    });
+    a.lse[row] = largest;
+    work.sums[row] = sum;
+  }
+}
+
+}  // namespace precast::decode_attention::PRECAST_CPU_LEVEL

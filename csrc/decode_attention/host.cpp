@@ -1,0 +1,194 @@
+// Attention over a paged cache: checks, what the CPU does, and the choice of a kernel.
+#include "../common/cpu_level.h"
+#include "../common/launch.h"
+#include "check.h"
+#include "cpu.h"
+
+namespace precast::decode_attention {
+namespace {
+
+// ---- which kernel serves which call ----
+//
+//   query and caches                                             kernel       a warp has
+//   float16 or bfloat16, all at multiples of 16 bytes, sm_80     decode_...   16 keys at a time, by matrix instructions
+//   anything else                                                decode_any   32 keys at a time, in float32
+//
+// `Shape` has the numbers of each. Every call has a second launch, merge_parts, for the rows whose keys were split over
+// several blocks, and for those that have none.
+
+struct Shape {
+  int width;   // the most elements of a key or a value
+  int warps;
+  int shared;  // bytes
+};
+
+constexpr Shape kShapes[] = {{64, 4, 65536}, {128, 4, 98304}, {256, 2, 65536}, {256, 4, 51200}};
+constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
+
+constexpr Entry kEntries[] = {
+    {"decode_64_f16", kShapes[0].shared},   {"decode_64_bf16", kShapes[0].shared},
+    {"decode_128_f16", kShapes[1].shared},  {"decode_128_bf16", kShapes[1].shared},
+    {"decode_256_f16", kShapes[2].shared},  {"decode_256_bf16", kShapes[2].shared},
+    {"decode_any", kShapes[kAnyShape].shared}, {"merge_parts"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+
+KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
+
+constexpr int64_t kTile = 64;  // keys that a block takes at a time
+constexpr uint32_t kMergeThreads = 128;
+
+uint64_t misaligned(const Attention& a) {
+  const int64_t bytes = cache_bytes(a.cache_dtype);
+  return misalignment(a.query, a.query_sequence | a.query_token | a.query_head) |
+         misalignment(a.keys, a.key_block | a.key_position | a.key_head | a.key_piece) |
+         misalignment(a.values, a.value_block | a.value_position | a.value_head) |
+         (static_cast<uint64_t>(a.piece * bytes) & 15);
+}
+
+int shape_for(const Attention& a, int32_t device) {
+  const bool halves = a.dtype != 0 && a.cache_dtype == a.dtype;
+  if (!halves || misaligned(a) != 0 || kernels.devices[device].believed_major < 8) return kAnyShape;
+  const int width = a.key_width > a.value_width ? a.key_width : a.value_width;
+  return width <= 64 ? 0 : width <= 128 ? 1 : 2;
+}
+
+Tensor scratch(int64_t count, int32_t dtype, const Tensor& like) { return empty(&count, 1, dtype, like); }
+
+void attend_cuda(const Tensor& query, Attention& call) {
+  const int32_t device = query.device_index();
+  prepare(kernels, device);
+  const int chosen = shape_for(call, device);
+  const Shape& shape = kShapes[chosen];
+  DecodeArgs args = {};
+  args.call = call;
+  args.block_size = division_by(call.block_size);
+  const int64_t chunks = call.piece * cache_bytes(call.cache_dtype) / 16;
+  args.pieces = division_by(chunks > 0 ? chunks : 1);
+  // As many blocks as are resident at a time, or fewer if even full tables have fewer tiles.
+  const int64_t room = block_shared_bytes(device) + 1024, each = shape.shared + 1024 + kStaticSharedBytes;
+  const int64_t resident = room / each < 1 ? 1 : room / each > 4 ? 4 : room / each;
+  const int64_t rows = int64_t{call.heads} / call.kv_heads * call.queries, tiles = (rows + kRows - 1) / kRows;
+  const int64_t keys = (int64_t{call.table_blocks} * call.block_size + kTile - 1) / kTile;
+  const int64_t most = keys * call.sequences * call.kv_heads * tiles, all = multiprocessors(device) * resident;
+  args.blocks = static_cast<int>(most < 1 ? 1 : most < all ? most : all);
+  const Tensor parts =
+      scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
+  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
+  args.parts = static_cast<float*>(parts.mutable_data());
+  args.starts = static_cast<long long*>(starts.mutable_data());
+  const int entry = chosen == kAnyShape ? kAny : 2 * chosen + call.dtype - 1;
+  void* arguments[] = {&args};
+  launch(kernels, device, entry,
+         {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
+          static_cast<uint32_t>(shape.shared)},
+         arguments);
+  LaunchShape merge = {static_cast<uint32_t>(int64_t{call.sequences} * call.queries * call.heads), 1, kMergeThreads};
+  merge.early = true;
+  launch(kernels, device, kMerge, merge, arguments);
+}
+
+// ---- the CPU ----
+
+int64_t integer_at(const char* data, int64_t at, bool is_long) {
+  return is_long ? reinterpret_cast<const int64_t*>(data)[at] : reinterpret_cast<const int32_t*>(data)[at];
+}
+
+// Lengths and the blocks that they reach, before anything is read or written. Fills lengths and starts.
+void check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
+  starts[0] = 0;
+  const int64_t room = int64_t{a.table_blocks} * a.block_size;
+  for (int64_t s = 0; s < a.sequences; ++s) {
+    const int64_t length = integer_at(a.lengths, s * a.length_stride, (a.flags & kLongLengths) != 0);
+    PRECAST_CHECK(length >= 0 && length <= room,
+                  "%s: lengths[%lld] is %lld and the blocks of a sequence have room for %lld tokens; needed 0 to that",
+                  kOp, printable(s), printable(length), printable(room));
+    const int64_t oldest = length - a.queries - a.window + 1, first = a.window != 0 && oldest > 0 ? oldest : 0;
+    for (int64_t i = first / a.block_size; i * a.block_size < length; ++i) {
+      const int64_t block = integer_at(a.tables, s * a.table_row + i, (a.flags & kLongTables) != 0);
+      PRECAST_CHECK(block >= 0 && block < a.blocks,
+                    "%s: block_tables[%lld, %lld] is %lld and the caches have %lld blocks; needed one of these", kOp,
+                    printable(s), printable(i), printable(block), printable(a.blocks));
+    }
+    lengths[s] = length;
+    starts[s + 1] = starts[s] + (length + kChunk - 1) / kChunk - (length > 0 ? first / kChunk : 0);
+  }
+}
+
+// Of an 8-bit type: sign, then exponent and mantissa as those of a wider float whose exponent has another bias.
+void fill_narrow(int type, float* numbers) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const int magnitude = bits & 127, mantissa_bits = type == kCacheE4M3 ? 3 : 2, bias = type == kCacheE4M3 ? 7 : 15;
+    const int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1);
+    float value = static_cast<float>(exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits));
+    const int power = (exponent == 0 ? 1 : exponent) - bias - mantissa_bits;
+    for (int i = 0; i < power; ++i) value *= 2;
+    for (int i = 0; i > power; --i) value /= 2;
+    if (type == kCacheE4M3 && magnitude == 127) value = __builtin_nanf("");
+    if (type == kCacheE5M2 && exponent == 31) value = mantissa == 0 ? __builtin_inff() : __builtin_nanf("");
+    numbers[bits] = bits < 128 ? value : -value;
+  }
+}
+
+void attend_cpu(const Tensor& query, Attention& call) {
+  const int64_t sequences = call.sequences, rows = int64_t{call.heads} / call.kv_heads * call.queries;
+  const Tensor lengths = scratch(sequences, aoti_torch_dtype_int64(), query);
+  const Tensor starts = scratch(sequences + 1, aoti_torch_dtype_int64(), query);
+  int64_t* const first = static_cast<int64_t*>(starts.mutable_data());
+  check_sequences(call, static_cast<int64_t*>(lengths.mutable_data()), first);
+  const int64_t items = first[sequences] * call.kv_heads, results = sequences * call.queries * call.heads;
+  const Tensor parts = scratch(items * rows * (call.value_width + 2), float32_code(), query);
+  const Tensor sums = scratch(results, float32_code(), query);
+  float narrow[256];
+  if (call.cache_dtype >= kCacheE4M3) fill_narrow(call.cache_dtype, narrow);
+  const Work work = {call,
+                     static_cast<const int64_t*>(lengths.data()),
+                     first,
+                     narrow,
+                     static_cast<float*>(parts.mutable_data()),
+                     static_cast<float*>(sums.mutable_data())};
+  const WorkFunction attend = PRECAST_AT_CPU_LEVEL(decode_attention, attend_chunks);
+  const WorkFunction merge = PRECAST_AT_CPU_LEVEL(decode_attention, merge_rows);
+  if (items > 0) parallel_for(0, items, 1, [&](int64_t begin, int64_t end) { attend(work, begin, end); });
+  parallel_for(0, results, grain_rows(call.value_width), [&](int64_t begin, int64_t end) {
+    merge(work, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      call.lse[i] = static_cast<float>(call.lse[i] + __builtin_log(static_cast<double>(work.sums[i])));
+    }
+  });
+}
+
+// ---- the op, once for both devices ----
+
+using AttendFunction = void (*)(const Tensor& query, Attention& call);
+
+__attribute__((noinline)) TensorPair attention(const Tensors& t, double scale, int64_t window, double softcap,
+                                               AttendFunction attend) {
+  Attention call = check_call(t, scale, window, softcap);
+  const int64_t sizes[] = {call.sequences, call.queries, call.heads, call.value_width};
+  TensorPair result(empty(sizes, 4, t.query.dtype_code(), t.query), empty(sizes, 3, float32_code(), t.query));
+  if (call.sequences == 0) return result;
+  const Tensor query = last_is_contiguous(t.query) ? another(t.query) : contiguous(t.query);
+  place(t, query, &call);
+  call.out = static_cast<char*>(result.first.mutable_data());
+  call.lse = static_cast<float*>(result.second.mutable_data());
+  attend(query, call);
+  return result;
+}
+
+template <AttendFunction attend>
+TensorPair attention_op(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+                        const Tensor& block_tables, const Tensor& lengths, double scale, int64_t window, double softcap,
+                        const Tensor* slopes, const Tensor* sinks, const Tensor* key_scale, const Tensor* value_scale) {
+  return attention({query, key_cache, value_cache, block_tables, lengths, slopes, sinks, key_scale, value_scale}, scale,
+                   window, softcap, attend);
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("paged_decode_attention", "CPU", attention_op<attend_cpu>),
+    PRECAST_IMPLEMENTATION("paged_decode_attention", "CUDA", attention_op<attend_cuda>),
+};
+PRECAST_FAMILY(decode_attention, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::decode_attention
