@@ -135,8 +135,9 @@ PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* 
     store(scores + i, weight);
     total = total + weight;
   }
-  part[a.value_width] = largest;
-  part[a.value_width + 1] = sum(total);
+  const float all = sum(total);
+  part[a.value_width] = all == all ? largest : all;  // a NaN among the scores must not be lost with its chunk
+  part[a.value_width + 1] = all;
 }
 
 template <class C>

@@ -22,7 +22,7 @@ struct Shape {
   int shared;  // bytes
 };
 
-constexpr Shape kShapes[] = {{64, 4, 65536}, {128, 4, 98304}, {256, 2, 65536}, {256, 4, 51200}};
+constexpr Shape kShapes[] = {{64, 4, 65536}, {128, 4, 98304}, {256, 2, 73728}, {256, 4, 51200}};
 constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
 
 constexpr Entry kEntries[] = {

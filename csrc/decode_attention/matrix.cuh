@@ -1,0 +1,393 @@
+// Keys and values by matrix instructions, for float16 and bfloat16 from sm_80 on.
+//
+// A warp takes 16 of the 64 keys of each tile and has its own softmax, so that warps wait for nothing but their own
+// copies: cp.async brings keys and values of several tiles ahead into the warp's stages. The rows of a unit are the 16
+// rows of the matrix instruction, whether there are as many or not: the memory sets the pace. At the end of a segment the
+// warps' sums meet in shared memory.
+#pragma once
+
+#include "plan.cuh"
+
+namespace precast {
+namespace decode_attention {
+
+// Of the class of heads up to kWidth elements. Its shared memory, kStages * kWarps * 64 * kWidth bytes and those of the
+// queries, is in a table of host.cpp.
+template <int kWidth>
+struct Class {
+  static constexpr int kWarps = kWidth == 256 ? 2 : 4;
+  static constexpr int kStages = kWidth == 64 ? 4 : kWidth == 128 ? 3 : 2;
+  static constexpr bool kSharedQuery = kWidth == 256;  // there would be too few registers for it
+};
+
+#if PRECAST_ARCH >= 800
+
+DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// 16 bytes from global to shared memory; zeros if not `valid`, and then nothing is read.
+DEVICE void copy_async(u32 to, const char* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+DEVICE void load_matrices(u32 (&m)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+DEVICE void load_transposed(u32 (&m)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c += a b, 16 x 8 x 16.
+template <class T>
+DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <>
+DEVICE void multiply<Float16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+DEVICE void multiply<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+constexpr int kWarpKeys = 16;
+
+// The keys that a warp takes at step `step` of a segment: with two warps a tile is two steps.
+template <int kWidth>
+DEVICE int key_at(const Segment& s, int step, int warp) {
+  return s.first_tile * kTile + (step * Class<kWidth>::kWarps + warp) * kWarpKeys;
+}
+
+// Where a chunk of 16 bytes of a key or value lies in a stage: a row for each, its chunks in an order that spreads a
+// column of eight rows over all banks.
+template <int kWidth>
+DEVICE u32 chunk_place(int row, int chunk) {
+  return static_cast<u32>(row * kWidth * 2 + ((chunk ^ (row & 7)) << 4));
+}
+
+// Begins the copies of the 16 keys from `key` on, and says which of them are there.
+template <int kWidth>
+DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 stage, u32* present) {
+  const Attention& a = args.call;
+  const int lane = static_cast<int>(threadIdx.x) & 31, row = lane & 15, mine = key + row;
+  const char *keys = a.keys, *values = a.values;
+  bool valid = mine >= s.oldest && mine < s.length;
+  if (valid) {
+    int within;
+    const i64 block = block_at(args, s.sequence, mine, &within);
+    valid = block >= 0;
+    if (valid) {
+      keys += block * a.key_block + within * a.key_position + s.kv_head * a.key_head;
+      values += block * a.value_block + within * a.value_position + s.kv_head * a.value_head;
+    }
+  }
+  const u32 there = __ballot_sync(0xffffffffu, valid) & 0xffffu;
+  if (lane == 0) *present = there;
+  constexpr int kChunks = kWidth / 8, kPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kPerRow;
+  const int key_chunks = a.key_width / 8, value_chunks = a.value_width / 8;
+  const u32 value_stage = stage + kWarpKeys * kWidth * 2;
+  const int chunk = lane % kPerRow;
+  const bool pieces = a.piece != a.key_width;
+  if (pieces) {  // neighbours in memory are the same chunk of one key after the other
+    for (int c = lane >> 4; c < key_chunks; c += 2) {
+      const u32 piece = quotient(static_cast<u32>(c), args.pieces);
+      const int within = c - static_cast<int>(piece * args.pieces.divisor);
+      copy_async(stage + chunk_place<kWidth>(row, c), valid ? keys + piece * a.key_piece + within * 16 : a.keys, valid);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpKeys / kRowsAtOnce; ++i) {
+    const int other = i * kRowsAtOnce + lane / kPerRow;
+    const char* from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<u64>(keys), other));
+    const bool is_there = (there >> other & 1u) != 0;
+    if (!pieces && chunk < key_chunks) {
+      copy_async(stage + chunk_place<kWidth>(other, chunk), is_there ? from + chunk * 16 : a.keys, is_there);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpKeys / kRowsAtOnce; ++i) {
+    const int other = i * kRowsAtOnce + lane / kPerRow;
+    const char* from = reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, reinterpret_cast<u64>(values), other));
+    const bool is_there = (there >> other & 1u) != 0;
+    if (chunk < value_chunks) {
+      copy_async(value_stage + chunk_place<kWidth>(other, chunk), is_there ? from + chunk * 16 : a.values, is_there);
+    }
+  }
+}
+
+// A warp's rows: each thread has two of the 16, `lane / 4` and eight more.
+template <int kWidth>
+struct WarpRows {
+  u32 query[Class<kWidth>::kSharedQuery ? 1 : kWidth / 16][4];
+  float sums[kWidth / 8][4];
+  float most[2], total[2];  // `total`: of this thread's columns
+  int position[2];
+  float slope[2];
+};
+
+// The 16 rows as they are in a stage, zeros where there is none. The block waits for them.
+template <int kWidth>
+DEVICE void share_queries(const Attention& a, const Segment& s, char* to) {
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * (kWidth / 8); i += Class<kWidth>::kWarps * 32) {
+    const int number = i / (kWidth / 8), chunk = i % (kWidth / 8);
+    Vector v = {{0, 0, 0, 0}};
+    if (number < s.rows && chunk * 8 < a.key_width) {
+      const Row row = row_of(a, s, number);
+      v = load(a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head + chunk * 16);
+    }
+    *reinterpret_cast<Vector*>(to + chunk_place<kWidth>(number, chunk)) = v;
+  }
+  __syncthreads();
+}
+
+template <class T, int kWidth>
+DEVICE void begin_rows(const Attention& a, const Segment& s, WarpRows<kWidth>& w) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const char* at[2];
+  bool has[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int number = lane / 4 + 8 * i;
+    has[i] = number < s.rows;
+    const Row row = row_of(a, s, has[i] ? number : 0);
+    at[i] = a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head +
+            (lane & 3) * 4;
+    w.position[i] = has[i] ? row.position : s.length;
+    w.slope[i] = a.slopes != nullptr ? a.slopes[row.head] * kLog2E : 0.0f;
+    w.most[i] = -infinity();
+    w.total[i] = 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < (Class<kWidth>::kSharedQuery ? 0 : kWidth / 16); ++k) {
+    const bool inside = k * 16 < a.key_width;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // rows i % 2, columns 0 to 7 or 8 to 15
+      w.query[k][i] = inside && has[i & 1] ? *reinterpret_cast<const u32*>(at[i & 1] + k * 32 + (i >> 1) * 16) : 0u;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kWidth / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w.sums[n][i] = 0.0f;
+  }
+}
+
+// One step of a warp: 16 keys that lie in `stage`.
+template <class T, int kWidth>
+DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scoring, int key, u32 stage, u32 present,
+                      u32 shared_query, WarpRows<kWidth>& w) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+  const int key_row = (lane & 7) + (lane >> 4) * 8, key_chunk = lane >> 3 & 1;
+#pragma unroll
+  for (int k = 0; k < kWidth / 16; ++k) {
+    if (k * 16 < a.key_width) {
+      u32 m[4];
+      load_matrices(m, stage + chunk_place<kWidth>(key_row, 2 * k + key_chunk));
+      if constexpr (Class<kWidth>::kSharedQuery) {
+        u32 q[4];
+        load_matrices(q, shared_query + chunk_place<kWidth>(lane & 15, 2 * k + (lane >> 4)));
+        multiply<T>(x[0], q, m[0], m[1]);
+        multiply<T>(x[1], q, m[2], m[3]);
+      } else {
+        multiply<T>(x[0], w.query[k], m[0], m[1]);
+        multiply<T>(x[1], w.query[k], m[2], m[3]);
+      }
+    }
+  }
+  // Scores, and which of them count. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
+  const int newest = s.length - a.queries;  // what the first query sees last
+  const bool all = present == 0xffffu && key + kWarpKeys - 1 <= newest &&
+                   (a.window == 0 || key > s.length - 1 - a.window);
+  float most[2] = {w.most[0], w.most[1]};
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 8 * n + 2 * (lane & 3) + (i & 1), r = i >> 1;
+      float z = scoring.of(x[n][i]);
+      if (a.slopes != nullptr) z += w.slope[r] * static_cast<float>(key + column - w.position[r]);
+      if (!all && !((present >> column & 1u) != 0 && is_seen(a, key + column, w.position[r]))) z = -infinity();
+      x[n][i] = z;
+      most[r] = fmaxf(most[r], z);
+    }
+  }
+  float keep[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+  }
+  const bool grows = most[0] > w.most[0] || most[1] > w.most[1];
+  float base[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    base[r] = most[r] == -infinity() ? 0.0f : most[r];
+    keep[r] = exp2_of(w.most[r] - base[r]);
+    w.most[r] = most[r];
+  }
+  if (__any_sync(0xffffffffu, grows)) {
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w.sums[n][i] *= keep[i >> 1];
+    }
+    w.total[0] *= keep[0];
+    w.total[1] *= keep[1];
+  }
+  u32 weights[4];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float pair[2] = {exp2_of(x[n][2 * r] - base[r]), exp2_of(x[n][2 * r + 1] - base[r])};
+      w.total[r] += pair[0] + pair[1];
+      weights[2 * n + r] = T::pack(pair);
+    }
+  }
+  const u32 values = stage + kWarpKeys * kWidth * 2;
+  const int value_row = lane & 15, value_chunk = lane >> 4;
+#pragma unroll
+  for (int n = 0; n < kWidth / 16; ++n) {
+    if (n * 16 < a.value_width) {
+      u32 m[4];
+      load_transposed(m, values + chunk_place<kWidth>(value_row, 2 * n + value_chunk));
+      multiply<T>(w.sums[2 * n], weights, m[0], m[1]);
+      multiply<T>(w.sums[2 * n + 1], weights, m[2], m[3]);
+    }
+  }
+}
+
+// The warps' rows, merged, to the result or to a part. `room` is shared memory that no copy is on its way to.
+template <int kWidth>
+DEVICE void end_rows(const DecodeArgs& args, const Segment& s, float* room, float (*stats)[2][kRows],
+                     WarpRows<kWidth>& w) {
+  constexpr int kWarps = Class<kWidth>::kWarps, kPitch = kWidth + 8;
+  const Attention& a = args.call;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  float* mine = room + warp * kRows * kPitch;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = w.total[r];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const int row = lane / 4 + 8 * r;
+    if ((lane & 3) == 0) {
+      stats[warp][0][row] = w.most[r];
+      stats[warp][1][row] = total;
+    }
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+      *reinterpret_cast<float2*>(mine + row * kPitch + n * 8 + (lane & 3) * 2) =
+          make_float2(w.sums[n][2 * r], w.sums[n][2 * r + 1]);
+    }
+  }
+  __syncthreads();
+  const int quads = a.value_width / 4, units = s.rows * quads;
+  for (int i = static_cast<int>(threadIdx.x); i < units; i += kWarps * 32) {
+    const int row = i / quads, column = (i - row * quads) * 4;
+    float most = -infinity();
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) most = fmaxf(most, stats[k][0][row]);
+    const float base = most == -infinity() ? 0.0f : most;
+    float total = 0.0f, v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < kWarps; ++k) {
+      const float keep = exp2_of(stats[k][0][row] - base);
+      const float4 q = *reinterpret_cast<const float4*>(room + (k * kRows + row) * kPitch + column);
+      total += stats[k][1][row] * keep;
+      v[0] += q.x * keep;
+      v[1] += q.y * keep;
+      v[2] += q.z * keep;
+      v[3] += q.w * keep;
+    }
+    if (s.whole) {
+      const Row place = row_of(a, s, row);
+      const Closing closing = close_row(a, s.kv_head, place.head, most, total);
+      const i64 to = result_row(a, s.sequence, place);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) v[k] *= closing.factor;
+      store_columns(a, to, column, v);
+      if (column == 0) a.lse[to] = closing.lse;
+    } else {
+      float* to = part_sums(args, s.slot, row);
+      *reinterpret_cast<float2*>(to + column) = make_float2(v[0], v[1]);
+      *reinterpret_cast<float2*>(to + column + 2) = make_float2(v[2], v[3]);
+      if (column == 0) {
+        to[a.value_width] = most;
+        to[a.value_width + 1] = total;
+      }
+    }
+  }
+  __syncthreads();
+}
+
+template <class T, int kWidth>
+DEVICE void decode(const DecodeArgs& args) {
+  using Of = Class<kWidth>;
+  extern __shared__ __align__(16) char stages[];
+  __shared__ i64 sums[Of::kWarps];
+  __shared__ Start found;
+  __shared__ u32 present[Of::kWarps][Of::kStages];
+  __shared__ float stats[Of::kWarps][2][kRows];
+  constexpr u32 kStageBytes = 2 * kWarpKeys * kWidth * 2;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const u32 mine = shared_address(stages) + static_cast<u32>(warp) * Of::kStages * kStageBytes;
+  char* const query = stages + Of::kWarps * Of::kStages * kStageBytes;
+  const Start start = find_start(args, sums, &found);
+  for_segments(args, start, [&](const Segment& s) {
+    const Attention& a = args.call;
+    const Scoring scoring(a, s.kv_head);
+    const int steps = s.tiles * (kTile / kWarpKeys / Of::kWarps);
+#pragma unroll
+    for (int i = 0; i < Of::kStages - 1; ++i) {
+      if (i < steps) begin_copies<kWidth>(args, s, key_at<kWidth>(s, i, warp), mine + i * kStageBytes, &present[warp][i]);
+      commit_copies();
+    }
+    if constexpr (Of::kSharedQuery) share_queries<kWidth>(a, s, query);
+    WarpRows<kWidth> w;
+    begin_rows<T, kWidth>(a, s, w);
+    int stage = 0;
+    for (int step = 0; step < steps; ++step) {
+      wait_copies<Of::kStages - 2>();
+      __syncwarp();
+      const int key = key_at<kWidth>(s, step, warp);
+      const u32 there = present[warp][stage];
+      if (there != 0) take_keys<T, kWidth>(a, s, scoring, key, mine + stage * kStageBytes, there, shared_address(query), w);
+      __syncwarp();
+      const int ahead = step + Of::kStages - 1, free = stage == 0 ? Of::kStages - 1 : stage - 1;
+      if (ahead < steps) {
+        begin_copies<kWidth>(args, s, key_at<kWidth>(s, ahead, warp), mine + free * kStageBytes, &present[warp][free]);
+      }
+      commit_copies();
+      stage = stage + 1 == Of::kStages ? 0 : stage + 1;
+    }
+    __syncthreads();
+    end_rows<kWidth>(args, s, reinterpret_cast<float*>(stages), stats, w);
+  });
+}
+
+#else
+
+template <class T, int kWidth>
+DEVICE void decode(const DecodeArgs&) {}  // host.cpp takes decode_any there
+
+#endif
+
+}  // namespace decode_attention
+}  // namespace precast
