@@ -31,6 +31,7 @@ NAMES = (
     "rotary",
     "fused_adam",
     "kv_cache",
+    "decode_attention",
 )
 
 

@@ -153,7 +153,7 @@ void attend_cpu(const Tensor& query, Attention& call) {
   parallel_for(0, results, grain_rows(call.value_width), [&](int64_t begin, int64_t end) {
     merge(work, begin, end);
     for (int64_t i = begin; i < end; ++i) {
-      call.lse[i] = static_cast<float>(call.lse[i] + __builtin_log(static_cast<double>(work.sums[i])));
+      call.lse[i] += __builtin_logf(work.sums[i]);
     }
   });
 }

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from precast.errors import KernelUnavailable
 from precast.kernel_loader import InferenceOpsLoader, KVCacheLoader
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -110,9 +109,30 @@ def test_eight_bits(module: Any, dtype: Any) -> None:
         module.decode_kv_cache_memcpy(*torch.randn(2, 3, HEADS, WIDTH), *pair, ints(LENGTHS), ints(TABLES))
 
 
-def test_attention_is_refused_by_its_name(module: Any) -> None:
-    with pytest.raises(KernelUnavailable, match="flash_decoding_attention is not written\n  found   no kernel"):
-        module.flash_decoding_attention(torch.ones(1))
+@pytest.mark.parametrize("alibi", [False, True])
+def test_attention(module: Any, alibi: bool) -> None:
+    """One token of each sequence over the paged layout, as the formula says."""
+    torch.manual_seed(0)
+    blocks, size, heads, kv_heads, width, x = 7, 4, 4, 2, 64, 8
+    key_cache, value_cache = torch.randn(blocks, kv_heads, width // x, size, x), torch.randn(blocks, kv_heads, size, width)
+    lengths, tables = ints([5, 9, 1]), ints([[6, 0, -1], [1, 2, 3], [5, -1, -1]])
+    query, out, slopes = torch.randn(3, heads, width), torch.empty(3, heads * width), torch.tensor([0.5, 0.25, 0.1, 1.0])
+    space = [torch.full((3, heads, 4), 7.0) for _ in range(3)]
+    given = (out, query, key_cache, value_cache, lengths, tables)
+    rest = (*space, slopes if alibi else None, 0.2)
+    assert module.flash_decoding_attention(*given, size, 9, *rest) is None
+    for i, length in enumerate(lengths.tolist()):
+        for head in range(heads):
+            places = [(tables[i, at // size], head // 2, at % size) for at in range(length)]
+            keys = torch.stack([key_cache[block, kv, :, at].flatten() for block, kv, at in places])
+            scores = keys @ query[i, head] * 0.2
+            if alibi:
+                scores += slopes[head] * (torch.arange(length) - length + 1)
+            right = torch.softmax(scores, 0) @ torch.stack([value_cache[place] for place in places])
+            torch.testing.assert_close(out.view(3, heads, width)[i, head], right, rtol=1e-4, atol=1e-5)
+    assert all((one == 7).all() for one in space)
+    with pytest.raises(ValueError, match="block_size is 8 and the caches have blocks of 4"):
+        module.flash_decoding_attention(*given, 8, 9, *rest)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "torch"])

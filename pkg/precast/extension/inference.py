@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from precast.errors import KernelUnavailable
 from precast.extension import compat
 from precast.extension.compat import Find, Members
 
@@ -65,7 +64,7 @@ def members(find: Find) -> Members:
         "get_cos_and_sin": get_cos_and_sin,
         **_caches(find),
         "convert_fp8": convert_fp8,
-        "flash_decoding_attention": flash_decoding_attention,
+        "flash_decoding_attention": _attention(find),
     }
 
 
@@ -133,6 +132,42 @@ def _caches(find: Find) -> Members:
     }
 
 
+def _attention(find: Find) -> Callable[..., None]:
+    def flash_decoding_attention(
+        out: Tensor,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        sequence_lengths: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        max_seq_len_in_batch: int,
+        mid_output: Tensor | None,
+        exp_sums: Tensor | None,
+        max_logits: Tensor | None,
+        alibi_slopes: Tensor | None,
+        scale: float,
+    ) -> None:
+        """Writes to ``out`` the attention of one token of each sequence; ``query`` is ``(sequences, heads, width)``.
+
+        ``mid_output``, ``exp_sums`` and ``max_logits`` stay as they are: the op has its own space for partial results.
+        The caches say ``block_size``, and lengths are read where they lie, so ``max_seq_len_in_batch`` is not used.
+        """
+        import torch
+
+        if block_size != _block_size(key_cache):
+            raise ValueError(f"block_size is {block_size} and the caches have blocks of {_block_size(key_cache)}")
+        importlib.import_module("precast.ops.decode_attention")  # which defines the op
+        slopes = None if alibi_slopes is None else alibi_slopes.float()
+        options = (scale, 0, 0.0, slopes, None, None, None)
+        with torch.no_grad():
+            attention = find("paged_decode_attention")
+            result, _ = attention(query.unsqueeze(1), key_cache, value_cache, block_tables, sequence_lengths, *options)
+            out.copy_(result.view_as(out))
+
+    return flash_decoding_attention
+
+
 def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name to keep
     """Converts to or from float8_e5m2, which a tensor of uint8 holds: torch's own cast."""
     import torch
@@ -145,16 +180,6 @@ def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name t
         tensor.view(torch.float8_e5m2) if tensor.dtype == torch.uint8 else tensor for tensor in (input, output)
     )
     made.copy_(given)
-
-
-def flash_decoding_attention(*args: object, **kwargs: object) -> NoReturn:
-    """Raises KernelUnavailable."""
-    raise KernelUnavailable(
-        "flash_decoding_attention is not written\n"
-        "  found   no kernel for attention over a paged cache in precast\n"
-        "  needed  one of a package that has it, over the same caches\n"
-        "  fix     1) pip install flash-attn  # flash_attn_with_kvcache takes (blocks, block_size, heads, width)"
-    )
 
 
 def _op(find: Find, name: str) -> Callable[..., Any]:
