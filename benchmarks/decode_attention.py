@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from benchmarks.kv_cache import gpu_us
+from benchmarks.norm import FLUSH_BYTES, copy_rate
 from benchmarks.report import Report, Row
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ CASES = (
     (1, 512, 8, "<= 8 us"),
     (1, 512, 4, "<= 8 us"),
 )
-COPY_BYTES = 1 << 30
 
 
 def contestants(sequences: int, keys: int, kv_heads: int, device: str = "cuda") -> dict[str, Callable[[], torch.Tensor]]:
@@ -67,14 +67,6 @@ def check(functions: dict[str, Callable[[], torch.Tensor]]) -> None:
         torch.testing.assert_close(first, other, rtol=2e-2, atol=1e-2)
 
 
-def copy_gb_per_s() -> float:
-    """The rate of a large copy, bytes read and written."""
-    import torch
-
-    source, to = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
-    return 2 * COPY_BYTES / gpu_us(lambda: to.copy_(source)) / 1e3
-
-
 def rows(sequences: int, keys: int, kv_heads: int, target: str, copy: float) -> Iterator[Row]:
     """One shape: a share of the copy rate, or the time where that is what was asked."""
     functions = contestants(sequences, keys, kv_heads)
@@ -96,7 +88,7 @@ def main() -> Report:
     title = "Decode attention over a paged cache on the GPU, bf16"
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return Report("decode_attention", title, skipped="torch sees no NVIDIA GPU")
-    copy = copy_gb_per_s()
+    copy = copy_rate(torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")) * 1e-9
     found = [row for sequences, keys, heads, target in CASES for row in rows(sequences, keys, heads, target, copy)]
     notes = (
         f"{HEADS} query heads of {WIDTH}, blocks of {BLOCK_SIZE} in no order; the copy moves {copy:.0f} GB/s.",

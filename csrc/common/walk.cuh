@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "early.cuh"
 
 namespace precast {
 
@@ -197,21 +198,6 @@ DEVICE void store_parts(float* parts, const float (&part)[V][T::kPerVector], u32
     }
     line[i] = sum;
   }
-}
-
-// ---- two launches, of which the second starts early ----
-// Its blocks take their places as those of the first leave theirs, and wait until all have.
-
-DEVICE void next_launch_may_start() {
-#if PRECAST_ARCH >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-DEVICE void launch_before_has_ended() {
-#if PRECAST_ARCH >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // result[c] = round(sum of parts[i][c] over the lines i). Blocks of up to 1024 threads: blockDim.x of them share a

@@ -11,9 +11,6 @@ constexpr int kMergeWarps = 4;
 // A block for each row of the result. Rows that one block of the first kernel had whole are there already; for the
 // others the parts are put together in their order. What has no keys is zero.
 DEVICE void merge(const DecodeArgs& args) {
-#if PRECAST_ARCH >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // it is launched while the first kernel still runs
-#endif
   __shared__ float sums[kMergeWarps][kMostWidth], totals[kMergeWarps], mosts[kMergeWarps];
   const Attention& a = args.call;
   const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
@@ -21,63 +18,60 @@ DEVICE void merge(const DecodeArgs& args) {
   const int query = among / a.heads, head = among - query * a.heads, group = group_of(a), kv_head = head / group;
   const int shared_row = query * group + head - kv_head * group;  // of those that share the key head
   const int unit = kv_head * row_tiles_of(a) + shared_row / kRows;
-  const i64 first = args.starts[sequence], tiles = (args.starts[sequence + 1] - first) / units_of(a);
-  const i64 run = run_of(args.starts[a.sequences], args.blocks);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  launch_before_has_ended();
+  next_launch_may_start();
+  const int tiles = span_of(a, sequence).tiles;
+  const i64 run = run_of(args.starts[a.sequences], args.blocks);
   int from = 0, to = -1;
   if (tiles > 0) {
-    const i64 begin = first + unit * tiles;
+    const i64 begin = args.starts[sequence] + static_cast<i64>(unit) * tiles;
     from = static_cast<int>(divided(static_cast<u64>(begin), static_cast<u64>(run)));
     to = static_cast<int>(divided(static_cast<u64>(begin + tiles - 1), static_cast<u64>(run)));
     if (from == to) return;
   }
-  // The part that begins where the unit does is its block's second: see Segment::slot.
-  const auto part = [&](int block) {
-    return part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
-  };
-  float most = -infinity();
-  for (int block = from + static_cast<int>(threadIdx.x); block <= to; block += kMergeWarps * 32) {
-    most = fmaxf(most, part(block)[a.value_width]);
-  }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) {
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-  }
-  if (lane == 0) mosts[warp] = most;
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < kMergeWarps; ++k) most = fmaxf(most, mosts[k]);
-  const float base = most == -infinity() ? 0.0f : most;
-  float total = 0.0f, sum[kMostWidth / 32] = {};
+  float most = -infinity(), total = 0.0f, sum[kMostWidth / 32] = {};
+#pragma unroll 2
   for (int block = from + warp; block <= to; block += kMergeWarps) {
-    const float* p = part(block);
-    const float keep = exp2_of(p[a.value_width] - base);
-    total += p[a.value_width + 1] * keep;
+    // The part that begins where the unit does is its block's second: see Segment::slot.
+    const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
+    const float its_most = p[a.value_width], its_total = p[a.value_width + 1];
+    float its_sum[kMostWidth / 32];
 #pragma unroll
-    for (int i = 0; i < kMostWidth / 32; ++i) {
-      const int column = i * 32 + lane;
-      if (column < a.value_width) sum[i] += p[column] * keep;
-    }
+    for (int i = 0; i < kMostWidth / 32; ++i) its_sum[i] = i * 32 + lane < a.value_width ? p[i * 32 + lane] : 0.0f;
+    const float now = fmaxf(most, its_most), base = now == -infinity() ? 0.0f : now;
+    const float keep = exp2_of(most - base), add = exp2_of(its_most - base);
+    most = now;
+    total = total * keep + its_total * add;
+#pragma unroll
+    for (int i = 0; i < kMostWidth / 32; ++i) sum[i] = sum[i] * keep + its_sum[i] * add;
   }
 #pragma unroll
   for (int i = 0; i < kMostWidth / 32; ++i) sums[warp][i * 32 + lane] = sum[i];
-  if (lane == 0) totals[warp] = total;
+  if (lane == 0) {
+    mosts[warp] = most;
+    totals[warp] = total;
+  }
   __syncthreads();
+  const int column = static_cast<int>(threadIdx.x) * 4;
+  if (column >= a.value_width) return;
+  most = -infinity();
+#pragma unroll
+  for (int k = 0; k < kMergeWarps; ++k) most = fmaxf(most, mosts[k]);
+  const float base = most == -infinity() ? 0.0f : most;
+  float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   total = 0.0f;
 #pragma unroll
-  for (int k = 0; k < kMergeWarps; ++k) total += totals[k];
-  const Closing closing = close_row(a, kv_head, head, most, total);
-  const int column = static_cast<int>(threadIdx.x) * 4;
-  if (threadIdx.x == 0) a.lse[row] = closing.lse;
-  if (column >= a.value_width) return;
-  float v[4];
+  for (int k = 0; k < kMergeWarps; ++k) {
+    const float keep = exp2_of(mosts[k] - base);
+    total += totals[k] * keep;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kMergeWarps; ++k) v[i] += sums[k][column + i];
-    v[i] *= closing.factor;
+    for (int i = 0; i < 4; ++i) v[i] += sums[k][column + i] * keep;
   }
+  const Closing closing = close_row(a, kv_head, head, most, total);
+  if (threadIdx.x == 0) a.lse[row] = closing.lse;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] *= closing.factor;
   store_columns(a, row, column, v);
 }
 

@@ -13,8 +13,11 @@ namespace {
 //   float16 or bfloat16, all at multiples of 16 bytes, sm_80     decode_...   16 keys at a time, by matrix instructions
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
-// `Shape` has the numbers of each. Every call has a second launch, merge_parts, for the rows whose keys were split over
-// several blocks, and for those that have none.
+// `Shape` has the numbers of each. A unit of up to 16 rows, the query heads that share a key head, is one row of blocks of
+// the matrix instruction, and a block takes 64 keys of it at a time. The grid is what is resident at once; every block
+// gets as many tiles of 64 keys as the others (plan.cuh). The second launch, merge_parts, is for the rows whose keys were
+// split over several blocks, and for those that have none. Both start early: their blocks take their places and wait while
+// the launch before still runs.
 
 struct Shape {
   int width;   // the most elements of a key or a value
@@ -79,12 +82,11 @@ void attend_cuda(const Tensor& query, Attention& call) {
   args.starts = static_cast<long long*>(starts.mutable_data());
   const int entry = chosen == kAnyShape ? kAny : 2 * chosen + call.dtype - 1;
   void* arguments[] = {&args};
-  launch(kernels, device, entry,
-         {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
-          static_cast<uint32_t>(shape.shared)},
-         arguments);
+  LaunchShape decode = {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
+                        static_cast<uint32_t>(shape.shared)};
   LaunchShape merge = {static_cast<uint32_t>(int64_t{call.sequences} * call.queries * call.heads), 1, kMergeThreads};
-  merge.early = true;
+  decode.early = merge.early = true;
+  launch(kernels, device, entry, decode, arguments);
   launch(kernels, device, kMerge, merge, arguments);
 }
 

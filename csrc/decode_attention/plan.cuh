@@ -6,8 +6,8 @@
 // in several blocks, and merge_parts puts them together in the order of the blocks: results are deterministic.
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/division.h"
+#include "../common/early.cuh"
+
 #include "args.h"
 
 namespace precast {
@@ -58,7 +58,9 @@ DEVICE int row_tiles_of(const Attention& a) { return (rows_of(a) + kRows - 1) / 
 DEVICE int units_of(const Attention& a) { return a.kv_heads * row_tiles_of(a); }
 
 // The tiles of a block's run.
-DEVICE i64 run_of(i64 total, int blocks) { return (total + blocks - 1) / blocks; }
+DEVICE i64 run_of(i64 total, int blocks) {
+  return static_cast<i64>(divided(static_cast<u64>(total + blocks - 1), static_cast<u64>(blocks)));
+}
 
 // Where a block's run begins, and the sequence that has this tile.
 struct Start {
@@ -67,9 +69,11 @@ struct Start {
   int sequence;
 };
 
-// Every thread of the block calls this. `sums` holds a number for each warp and one more. The first block also writes
-// the starts of all sequences, for merge_parts.
+// Every thread of the block calls this first. `sums` holds a number for each warp. The first block also writes the starts
+// of all sequences, for merge_parts, whose blocks wait for their turn on the multiprocessors from here on.
 DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
+  launch_before_has_ended();
+  next_launch_may_start();
   const Attention& a = args.call;
   const int threads = static_cast<int>(blockDim.x), me = static_cast<int>(threadIdx.x), lane = me & 31;
   const int each = (a.sequences + threads - 1) / threads;
