@@ -10,6 +10,8 @@ constexpr int kMostQueries = 16;    // of one sequence in a call
 constexpr int kMostBlockSize = 256;
 constexpr int kRows = 16;           // rows of a tile: the query heads that share a key head, of all queries
 
+constexpr int kMergeLine = 260;     // floats: 256 sums and two numbers, a multiple of 16 bytes
+
 enum Flag : int {
   kLongTables = 1,       // block tables are int64, else int32
   kLongLengths = 2,      // lengths are int64, else int32

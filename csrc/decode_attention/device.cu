@@ -6,12 +6,11 @@
 namespace precast {
 namespace decode_attention {
 
-constexpr int kMergeWarps = 4;
-
-// A block for each row of the result. Rows that one block of the first kernel had whole are there already; for the
+// A block for each row of the result, of as many warps as host.cpp thinks good; each has a line of shared memory. Rows that one block of the first kernel had whole are there already; for the
 // others the parts are put together in their order. What has no keys is zero.
 DEVICE void merge(const DecodeArgs& args) {
-  __shared__ float sums[kMergeWarps][kMostWidth], totals[kMergeWarps], mosts[kMergeWarps];
+  extern __shared__ __align__(16) char room[];
+  float(*const lines)[kMergeLine] = reinterpret_cast<float(*)[kMergeLine]>(room);  // sums, maximum, sum of weights
   const Attention& a = args.call;
   const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
   const int sequence = row / per_sequence, among = row - sequence * per_sequence;
@@ -19,6 +18,7 @@ DEVICE void merge(const DecodeArgs& args) {
   const int shared_row = query * group + head - kv_head * group;  // of those that share the key head
   const int unit = kv_head * row_tiles_of(a) + shared_row / kRows;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int warps = static_cast<int>(blockDim.x) >> 5;
   launch_before_has_ended();
   next_launch_may_start();
   const int tiles = span_of(a, sequence).tiles;
@@ -31,8 +31,8 @@ DEVICE void merge(const DecodeArgs& args) {
     if (from == to) return;
   }
   float most = -infinity(), total = 0.0f, sum[kMostWidth / 32] = {};
-#pragma unroll 2
-  for (int block = from + warp; block <= to; block += kMergeWarps) {
+#pragma unroll 4
+  for (int block = from + warp; block <= to; block += warps) {
     // The part that begins where the unit does is its block's second: see Segment::slot.
     const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
     const float its_most = p[a.value_width], its_total = p[a.value_width + 1];
@@ -47,26 +47,27 @@ DEVICE void merge(const DecodeArgs& args) {
     for (int i = 0; i < kMostWidth / 32; ++i) sum[i] = sum[i] * keep + its_sum[i] * add;
   }
 #pragma unroll
-  for (int i = 0; i < kMostWidth / 32; ++i) sums[warp][i * 32 + lane] = sum[i];
+  for (int i = 0; i < kMostWidth / 32; ++i) lines[warp][i * 32 + lane] = sum[i];
   if (lane == 0) {
-    mosts[warp] = most;
-    totals[warp] = total;
+    lines[warp][kMostWidth] = most;
+    lines[warp][kMostWidth + 1] = total;
   }
   __syncthreads();
   const int column = static_cast<int>(threadIdx.x) * 4;
   if (column >= a.value_width) return;
   most = -infinity();
-#pragma unroll
-  for (int k = 0; k < kMergeWarps; ++k) most = fmaxf(most, mosts[k]);
+  for (int k = 0; k < warps; ++k) most = fmaxf(most, lines[k][kMostWidth]);
   const float base = most == -infinity() ? 0.0f : most;
   float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   total = 0.0f;
-#pragma unroll
-  for (int k = 0; k < kMergeWarps; ++k) {
-    const float keep = exp2_of(mosts[k] - base);
-    total += totals[k] * keep;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] += sums[k][column + i] * keep;
+  for (int k = 0; k < warps; ++k) {
+    const float keep = exp2_of(lines[k][kMostWidth] - base);
+    const float4 q = *reinterpret_cast<const float4*>(lines[k] + column);
+    total += lines[k][kMostWidth + 1] * keep;
+    v[0] += q.x * keep;
+    v[1] += q.y * keep;
+    v[2] += q.z * keep;
+    v[3] += q.w * keep;
   }
   const Closing closing = close_row(a, kv_head, head, most, total);
   if (threadIdx.x == 0) a.lse[row] = closing.lse;
@@ -89,9 +90,9 @@ DEVICE void merge(const DecodeArgs& args) {
 
 KERNEL(decode_64_f16, 128, 3, decode<Float16, 64>)
 KERNEL(decode_64_bf16, 128, 3, decode<BFloat16, 64>)
-KERNEL(decode_128_f16, 128, 2, decode<Float16, 128>)
-KERNEL(decode_128_bf16, 128, 2, decode<BFloat16, 128>)
+KERNEL(decode_128_f16, 128, 3, decode<Float16, 128>)
+KERNEL(decode_128_bf16, 128, 3, decode<BFloat16, 128>)
 KERNEL(decode_256_f16, 64, 3, decode<Float16, 256>)
 KERNEL(decode_256_bf16, 64, 3, decode<BFloat16, 256>)
 KERNEL(decode_any, 128, 4, decode_any_types)
-KERNEL(merge_parts, 128, 8, merge)
+KERNEL(merge_parts, 512, 2, merge)

@@ -17,29 +17,33 @@ namespace {
 // the matrix instruction, and a block takes 64 keys of it at a time. The grid is what is resident at once; every block
 // gets as many tiles of 64 keys as the others (plan.cuh). The second launch, merge_parts, is for the rows whose keys were
 // split over several blocks, and for those that have none. Both start early: their blocks take their places and wait while
-// the launch before still runs.
+// the launch before still runs. For that a multiprocessor must be divided into shared memory and cache in one way for both.
 
 struct Shape {
   int width;   // the most elements of a key or a value
   int warps;
   int shared;  // bytes
+  int blocks;  // that a multiprocessor has registers for
 };
 
-constexpr Shape kShapes[] = {{64, 4, 65536}, {128, 4, 98304}, {256, 2, 73728}, {256, 4, 51200}};
+constexpr Shape kShapes[] = {{64, 4, 49152, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 4}};
 constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
 
 constexpr Entry kEntries[] = {
-    {"decode_64_f16", kShapes[0].shared},   {"decode_64_bf16", kShapes[0].shared},
-    {"decode_128_f16", kShapes[1].shared},  {"decode_128_bf16", kShapes[1].shared},
-    {"decode_256_f16", kShapes[2].shared},  {"decode_256_bf16", kShapes[2].shared},
-    {"decode_any", kShapes[kAnyShape].shared}, {"merge_parts"},
+    {"decode_64_f16", kShapes[0].shared, true},   {"decode_64_bf16", kShapes[0].shared, true},
+    {"decode_128_f16", kShapes[1].shared, true},  {"decode_128_bf16", kShapes[1].shared, true},
+    {"decode_256_f16", kShapes[2].shared, true},  {"decode_256_bf16", kShapes[2].shared, true},
+    {"decode_any", kShapes[kAnyShape].shared, true}, {"merge_parts", 0, true},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
 
 constexpr int64_t kTile = 64;  // keys that a block takes at a time
-constexpr uint32_t kMergeThreads = 128;
+
+// A row whose keys are split over many blocks is of a call with few rows: then each row gets more warps.
+constexpr int64_t kFewRows = 256;
+constexpr uint32_t kMergeThreads = 128, kFewMergeThreads = 512;
 
 uint64_t misaligned(const Attention& a) {
   const int64_t bytes = cache_bytes(a.cache_dtype);
@@ -70,7 +74,7 @@ void attend_cuda(const Tensor& query, Attention& call) {
   args.pieces = division_by(chunks > 0 ? chunks : 1);
   // As many blocks as are resident at a time, or fewer if even full tables have fewer tiles.
   const int64_t room = block_shared_bytes(device) + 1024, each = shape.shared + 1024 + kStaticSharedBytes;
-  const int64_t resident = room / each < 1 ? 1 : room / each > 4 ? 4 : room / each;
+  const int64_t resident = room / each < 1 ? 1 : room / each > shape.blocks ? shape.blocks : room / each;
   const int64_t rows = int64_t{call.heads} / call.kv_heads * call.queries, tiles = (rows + kRows - 1) / kRows;
   const int64_t keys = (int64_t{call.table_blocks} * call.block_size + kTile - 1) / kTile;
   const int64_t most = keys * call.sequences * call.kv_heads * tiles, all = multiprocessors(device) * resident;
@@ -84,7 +88,10 @@ void attend_cuda(const Tensor& query, Attention& call) {
   void* arguments[] = {&args};
   LaunchShape decode = {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
                         static_cast<uint32_t>(shape.shared)};
-  LaunchShape merge = {static_cast<uint32_t>(int64_t{call.sequences} * call.queries * call.heads), 1, kMergeThreads};
+  const int64_t results = int64_t{call.sequences} * call.queries * call.heads;
+  const uint32_t threads = results <= kFewRows ? kFewMergeThreads : kMergeThreads;
+  LaunchShape merge = {static_cast<uint32_t>(results), 1, threads, 1,
+                       threads / 32 * kMergeLine * static_cast<uint32_t>(sizeof(float))};
   decode.early = merge.early = true;
   launch(kernels, device, entry, decode, arguments);
   launch(kernels, device, kMerge, merge, arguments);

@@ -16,7 +16,7 @@ namespace decode_attention {
 template <int kWidth>
 struct Class {
   static constexpr int kWarps = kWidth == 256 ? 2 : 4;
-  static constexpr int kStages = kWidth == 64 ? 4 : kWidth == 128 ? 3 : 2;
+  static constexpr int kStages = kWidth == 64 ? 3 : 2;
   static constexpr bool kSharedQuery = kWidth == 256;  // there would be too few registers for it
 };
 
@@ -26,7 +26,7 @@ DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generi
 
 // 16 bytes from global to shared memory; zeros if not `valid`, and then nothing is read.
 DEVICE void copy_async(u32 to, const char* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>
