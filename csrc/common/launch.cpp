@@ -185,10 +185,6 @@ Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuH
     driver_check(cuda.func_set_attribute(found.function, kMaxDynamicSharedSizeBytes, bytes), "cuFuncSetAttribute",
                  family.name, device);
   }
-  if (entry.beside_large) {
-    driver_check(cuda.func_set_attribute(found.function, kPreferredSharedMemoryCarveout, 100), "cuFuncSetAttribute",
-                 family.name, device);
-  }
   if (cuda.func_load != nullptr) driver_check(cuda.func_load(found.function), "cuFuncLoad", family.name, device);
   return found;
 }

@@ -21,7 +21,6 @@ constexpr int kStaticSharedBytes = 2 * 1024;
 struct Entry {
   const char* name;
   int dynamic_shared_bytes = 0;  // the most it is launched with, or what the device has; above 48 KB it has to be told
-  bool beside_large = false;     // shares multiprocessors with kernels that leave little of the L1 cache
 };
 
 struct Image;   // bytes of a cubin or PTX, and what the driver made of them

@@ -173,8 +173,8 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   __shared__ Start found;
   __shared__ Rows keys, values;
   const Attention& a = args.call;
-  float* const tile = reinterpret_cast<float*>(room);        // kAnyKeys rows of kAnyPitch
-  float* const query = tile + kAnyKeys * kAnyPitch + 32;     // kRows rows of kMostWidth
+  float* const tile = reinterpret_cast<float*>(room);     // kAnyKeys rows of kAnyPitch
+  float* const query = tile + kAnyKeys * kAnyPitch + 32;  // kRows rows of kMostWidth
   const Start start = find_start(args, sums, &found);
   const int width = a.key_width, piece = a.piece, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;

@@ -6,11 +6,11 @@
 namespace precast {
 namespace decode_attention {
 
-constexpr int kMostQueries = 16;    // of one sequence in a call
+constexpr int kMostQueries = 16;  // of one sequence in a call
 constexpr int kMostBlockSize = 256;
-constexpr int kRows = 16;           // rows of a tile: the query heads that share a key head, of all queries
+constexpr int kRows = 16;  // rows of a tile: the query heads that share a key head, of all queries
 
-constexpr int kMergeLine = 260;     // floats: 256 sums and two numbers, a multiple of 16 bytes
+constexpr int kMergeLine = 260;  // floats: 256 sums and two numbers, a multiple of 16 bytes
 
 enum Flag : int {
   kLongTables = 1,       // block tables are int64, else int32
@@ -27,7 +27,7 @@ struct Attention {
   const char* query;
   const char* keys;
   const char* values;
-  const char* tables;   // block_tables
+  const char* tables;  // block_tables
   const char* lengths;
   const float* slopes;  // of ALiBi, one for each head; null: none
   const float* sinks;   // a score for each head that has no value; null: none
@@ -57,10 +57,10 @@ struct Attention {
 struct DecodeArgs {
   Attention call;
   Division block_size;
-  Division pieces;   // chunks of 16 bytes in a piece of a key
-  float* parts;      // two for each block of the first kernel: rows of value_width sums, then maxima, then sums of weights
-  long long* starts; // of each sequence, the number of its first tile; then the number of tiles
-  int blocks;        // of the first kernel
+  Division pieces;  // chunks of 16 bytes in a piece of a key
+  float* parts;  // two for each block of the first kernel: rows of value_width sums, then maxima, then sums of weights
+  long long* starts;  // of each sequence, the number of its first tile; then the number of tiles
+  int blocks;         // of the first kernel
 };
 
 }  // namespace decode_attention

@@ -79,11 +79,12 @@ __attribute__((noinline)) inline void check_caches(const Tensors& t, Attention* 
                 dtype_name(key), dtype_name(query));
   check_kind(kOp, {"value_cache", t.value_cache}, t.key_cache, "key_cache");
   check_device(kOp, {"key_cache", t.key_cache}, t.query, "query");
-  PRECAST_CHECK(read_shapes(t, call),
-                "%s: query has shape %s, key_cache %s and value_cache %s; needed (sequences, queries, heads, width), and "
-                "(blocks, block_size, kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
-                "(blocks, kv_heads, block_size, width)",
-                kOp, shape_of(t.query).text, shape_of(t.key_cache).text, shape_of(t.value_cache).text);
+  PRECAST_CHECK(
+      read_shapes(t, call),
+      "%s: query has shape %s, key_cache %s and value_cache %s; needed (sequences, queries, heads, width), and "
+      "(blocks, block_size, kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
+      "(blocks, kv_heads, block_size, width)",
+      kOp, shape_of(t.query).text, shape_of(t.key_cache).text, shape_of(t.value_cache).text);
   const int64_t *sizes = t.query.sizes(), width = t.value_cache.sizes()[3];
   call->sequences = static_cast<int>(sizes[0]);
   call->queries = static_cast<int>(sizes[1]);
@@ -119,18 +120,19 @@ __attribute__((noinline)) inline Attention check_call(const Tensors& t, double s
   check_numbers("key_scale", t.key_scale, call.kv_heads, true, t.query);
   check_numbers("value_scale", t.value_scale, call.kv_heads, true, t.query);
   PRECAST_CHECK(scale - scale == 0, "%s: scale is %g; needed a finite number", kOp, scale);
-  PRECAST_CHECK(softcap >= 0 && softcap - softcap == 0, "%s: softcap is %g; needed a finite number that is not negative",
-                kOp, softcap);
+  PRECAST_CHECK(softcap >= 0 && softcap - softcap == 0,
+                "%s: softcap is %g; needed a finite number that is not negative", kOp, softcap);
   PRECAST_CHECK(window >= 0 && window < int64_t{1} << 31, "%s: window is %lld; needed 0 for none, to 2^31 - 1", kOp,
                 printable(window));
   const int64_t columns = t.block_tables.sizes()[1];
   PRECAST_CHECK(columns * call.block_size < int64_t{1} << 31,
                 "%s: block_tables has room for %lld tokens; needed fewer than 2^31", kOp,
                 printable(columns * call.block_size));
-  for (const Named& one : {Named{"key_cache", t.key_cache}, {"value_cache", t.value_cache},
-                           {"block_tables", t.block_tables}}) {
-    PRECAST_CHECK(last_is_contiguous(one.tensor), "%s: %s has shape %s with strides %s; needed a contiguous last dimension",
-                  kOp, one.name, shape_of(one.tensor).text, ShapeText(one.tensor.strides(), one.tensor.dim()).text);
+  for (const Named& one :
+       {Named{"key_cache", t.key_cache}, {"value_cache", t.value_cache}, {"block_tables", t.block_tables}}) {
+    PRECAST_CHECK(last_is_contiguous(one.tensor),
+                  "%s: %s has shape %s with strides %s; needed a contiguous last dimension", kOp, one.name,
+                  shape_of(one.tensor).text, ShapeText(one.tensor.strides(), one.tensor.dim()).text);
   }
   call.table_blocks = static_cast<int>(columns);
   call.scale = static_cast<float>(scale);

@@ -1,7 +1,7 @@
 // Attention over a paged cache, sixteen elements at a time. Compiled once per CPU level.
 //
-// A work item keeps the scores of a chunk of keys, takes their softmax over the chunk, and adds up the values. The chunks
-// of a row are merged in their order, so the result does not depend on the number of threads.
+// A work item keeps the scores of a chunk of keys, takes their softmax over the chunk, and adds up the values. The
+// chunks of a row are merged in their order, so the result does not depend on the number of threads.
 #include "cpu.h"
 
 #include "../common/exponential.h"
@@ -169,8 +169,8 @@ void add_values(const Work& work, Tile& tile) {
 void bring_queries(const Work& work, Tile& tile) {
   const Attention& a = work.call;
   for (int64_t row = 0; row < tile.rows; ++row) {
-    const char* at = a.query + tile.sequence * a.query_sequence +
-                     (tile.first + row) / group_of(a) * a.query_token + head_of(a, tile, row) * a.query_head;
+    const char* at = a.query + tile.sequence * a.query_sequence + (tile.first + row) / group_of(a) * a.query_token +
+                     head_of(a, tile, row) * a.query_head;
     with_type(a.dtype, [&](auto zero) {
       bring(reinterpret_cast<const decltype(zero)*>(at), a.key_width, nullptr, tile.query[row]);
     });

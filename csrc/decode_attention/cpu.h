@@ -1,5 +1,5 @@
-// Attention over a paged cache on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which
-// knows vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
+// Attention over a paged cache on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp,
+// which knows vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>

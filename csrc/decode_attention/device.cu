@@ -1,16 +1,17 @@
-// Attention over a paged cache on the GPU. See host.cpp for which kernel serves what, plan.cuh for how keys are split over
-// blocks, matrix.cuh and any.cuh for what a block does with them.
+// Attention over a paged cache on the GPU. See host.cpp for which kernel serves what, plan.cuh for how keys are split
+// over blocks, matrix.cuh and any.cuh for what a block does with them.
 #include "any.cuh"
 #include "matrix.cuh"
 
 namespace precast {
 namespace decode_attention {
 
-// A block for each row of the result, of as many warps as host.cpp thinks good; each has a line of shared memory. Rows that one block of the first kernel had whole are there already; for the
-// others the parts are put together in their order. What has no keys is zero.
+// A block for each row of the result, of as many warps as host.cpp thinks good; each has a line of shared memory. Rows
+// that one block of the first kernel had whole are there already; for the others the parts are put together in their
+// order. What has no keys is zero.
 DEVICE void merge(const DecodeArgs& args) {
   extern __shared__ __align__(16) char room[];
-  float(*const lines)[kMergeLine] = reinterpret_cast<float(*)[kMergeLine]>(room);  // sums, maximum, sum of weights
+  float (*const lines)[kMergeLine] = reinterpret_cast<float (*)[kMergeLine]>(room);  // sums, maximum, sum of weights
   const Attention& a = args.call;
   const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
   const int sequence = row / per_sequence, among = row - sequence * per_sequence;
@@ -80,12 +81,11 @@ DEVICE void merge(const DecodeArgs& args) {
 }  // namespace precast
 
 // An entry point for blocks of `threads`, of which `blocks` should fit a multiprocessor by their registers.
-#define KERNEL(name, threads, blocks, ...)                                          \
-  extern "C" __global__ void __launch_bounds__(threads, blocks)                     \
-      name(const precast::decode_attention::DecodeArgs a) {                         \
-    using namespace precast;                                                        \
-    using namespace precast::decode_attention;                                      \
-    __VA_ARGS__(a);                                                                 \
+#define KERNEL(name, threads, blocks, ...)                                                                            \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const precast::decode_attention::DecodeArgs a) { \
+    using namespace precast;                                                                                          \
+    using namespace precast::decode_attention;                                                                        \
+    __VA_ARGS__(a);                                                                                                   \
   }
 
 KERNEL(decode_64_f16, 128, 3, decode<Float16, 64>)

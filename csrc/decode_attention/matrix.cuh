@@ -2,8 +2,8 @@
 //
 // A warp takes 16 of the 64 keys of each tile and has its own softmax, so that warps wait for nothing but their own
 // copies: cp.async brings keys and values of several tiles ahead into the warp's stages. The rows of a unit are the 16
-// rows of the matrix instruction, whether there are as many or not: the memory sets the pace. At the end of a segment the
-// warps' sums meet in shared memory.
+// rows of the matrix instruction, whether there are as many or not: the memory sets the pace. At the end of a segment
+// the warps' sums meet in shared memory.
 #pragma once
 
 #include "plan.cuh"
@@ -16,7 +16,7 @@ namespace decode_attention {
 template <int kWidth>
 struct Class {
   static constexpr int kWarps = kWidth == 256 ? 2 : 4;
-  static constexpr int kStages = kWidth == 64 ? 3 : 2;
+  static constexpr int kStages = kWidth == 64 ? 4 : 2;
   static constexpr bool kSharedQuery = kWidth == 256;  // there would be too few registers for it
 };
 
@@ -52,17 +52,19 @@ template <class T>
 DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
 template <>
 DEVICE void multiply<Float16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
 DEVICE void multiply<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 constexpr int kWarpKeys = 16;
@@ -148,7 +150,8 @@ DEVICE void share_queries(const Attention& a, const Segment& s, char* to) {
     Vector v = {{0, 0, 0, 0}};
     if (number < s.rows && chunk * 8 < a.key_width) {
       const Row row = row_of(a, s, number);
-      v = load(a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head + chunk * 16);
+      v = load(a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head +
+               chunk * 16);
     }
     *reinterpret_cast<Vector*>(to + chunk_place<kWidth>(number, chunk)) = v;
   }
@@ -165,8 +168,8 @@ DEVICE void begin_rows(const Attention& a, const Segment& s, WarpRows<kWidth>& w
     const int number = lane / 4 + 8 * i;
     has[i] = number < s.rows;
     const Row row = row_of(a, s, has[i] ? number : 0);
-    at[i] = a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head +
-            (lane & 3) * 4;
+    at[i] =
+        a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head + (lane & 3) * 4;
     w.position[i] = has[i] ? row.position : s.length;
     w.slope[i] = a.slopes != nullptr ? a.slopes[row.head] * kLog2E : 0.0f;
     w.most[i] = -infinity();
@@ -212,8 +215,8 @@ DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scori
   }
   // Scores, and which of them count. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
   const int newest = s.length - a.queries;  // what the first query sees last
-  const bool all = present == 0xffffu && key + kWarpKeys - 1 <= newest &&
-                   (a.window == 0 || key > s.length - 1 - a.window);
+  const bool all =
+      present == 0xffffu && key + kWarpKeys - 1 <= newest && (a.window == 0 || key > s.length - 1 - a.window);
   float most[2] = {w.most[0], w.most[1]};
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -356,7 +359,8 @@ DEVICE void decode(const DecodeArgs& args) {
     const int steps = s.tiles * (kTile / kWarpKeys / Of::kWarps);
 #pragma unroll
     for (int i = 0; i < Of::kStages - 1; ++i) {
-      if (i < steps) begin_copies<kWidth>(args, s, key_at<kWidth>(s, i, warp), mine + i * kStageBytes, &present[warp][i]);
+      if (i < steps)
+        begin_copies<kWidth>(args, s, key_at<kWidth>(s, i, warp), mine + i * kStageBytes, &present[warp][i]);
       commit_copies();
     }
     if constexpr (Of::kSharedQuery) share_queries<kWidth>(a, s, query);
@@ -368,7 +372,8 @@ DEVICE void decode(const DecodeArgs& args) {
       __syncwarp();
       const int key = key_at<kWidth>(s, step, warp);
       const u32 there = present[warp][stage];
-      if (there != 0) take_keys<T, kWidth>(a, s, scoring, key, mine + stage * kStageBytes, there, shared_address(query), w);
+      if (there != 0)
+        take_keys<T, kWidth>(a, s, scoring, key, mine + stage * kStageBytes, there, shared_address(query), w);
       __syncwarp();
       const int ahead = step + Of::kStages - 1, free = stage == 0 ? Of::kStages - 1 : stage - 1;
       if (ahead < steps) {

@@ -1,13 +1,12 @@
 // Which keys a block takes, decided on the device: lengths may change between the replays of a CUDA graph.
 //
 // A tile is 64 keys of one sequence for one unit: a key head and up to 16 of the rows that share it. All tiles stand in
-// one line: sequence by sequence, of each its units, of each unit its tiles. Every block takes a run of the line, all of
-// one length, so the work is even however lengths differ. Where a run ends inside of a unit, the unit's rows have parts
-// in several blocks, and merge_parts puts them together in the order of the blocks: results are deterministic.
+// one line: sequence by sequence, of each its units, of each unit its tiles. Every block takes a run of the line, all
+// of one length, so the work is even however lengths differ. Where a run ends inside of a unit, the unit's rows have
+// parts in several blocks, and merge_parts puts them together in the order of the blocks: results are deterministic.
 #pragma once
 
 #include "../common/early.cuh"
-
 #include "args.h"
 
 namespace precast {
@@ -69,8 +68,8 @@ struct Start {
   int sequence;
 };
 
-// Every thread of the block calls this first. `sums` holds a number for each warp. The first block also writes the starts
-// of all sequences, for merge_parts, whose blocks wait for their turn on the multiprocessors from here on.
+// Every thread of the block calls this first. `sums` holds a number for each warp. The first block also writes the
+// starts of all sequences, for merge_parts, whose blocks wait for their turn on the multiprocessors from here on.
 DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   launch_before_has_ended();
   next_launch_may_start();

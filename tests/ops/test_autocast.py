@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
-from precast._build.catalogue import KV_CACHE, ROTARY  # noqa: E402
+from precast._build.catalogue import DECODE_ATTENTION, KV_CACHE, ROTARY  # noqa: E402
 from precast._load.namespace import op_name  # noqa: E402
-from precast.ops import _examples, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
+from precast.ops import _examples, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 
@@ -26,14 +26,16 @@ pytestmark = [
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
 LOW = torch.bfloat16
-ON_HEADS = tuple(op_name(schema) for family in (ROTARY, KV_CACHE) for schema in family.ops)
+ON_HEADS = tuple(op_name(schema) for family in (ROTARY, KV_CACHE, DECODE_ATTENTION) for schema in family.ops)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 
 def given(op: str, device: str, dtype: Any) -> tuple[Any, ...]:
+    kept = 1 if op == "paged_decode_attention" else 0  # its numbers for each head are float32
+
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.to(device, dtype if value.is_floating_point() else value.dtype)
+            return value.to(device, dtype if value.is_floating_point() and value.dim() > kept else value.dtype)
         return value
 
     return tuple(map(moved, _examples.arguments(op)))

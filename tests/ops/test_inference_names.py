@@ -150,3 +150,16 @@ def test_the_loader_of_the_caches(kind: str) -> None:
     )
     assert both[0] is query and both[1] is key
     assert torch.equal(pair[0].flatten(0, 1)[slots], key) and not torch.equal(pair[0].flatten(0, 1)[slots], value)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "torch"])
+def test_the_loader_of_the_caches_has_their_attention(kind: str) -> None:
+    torch.manual_seed(0)
+    loaded = KVCacheLoader().load(ext_name=f"kv_cache_{kind}")
+    caches, tables, lengths = torch.randn(2, 3, 4, 2, 64), torch.tensor([[2, 0]]), torch.tensor([7])
+    given = (torch.randn(1, 4, 64), *caches, tables, lengths)
+    options = {"window": 5, "softcap": 10.0, "sinks": torch.randn(4)}
+    found, lse = loaded.paged_decode_attention(*given, **options, return_lse=True)
+    right, right_lse = ops.paged_decode_attention(*given, **options, return_lse=True)
+    torch.testing.assert_close((found, lse), (right, right_lse))
+    torch.testing.assert_close(loaded.paged_decode_attention(given[0].unsqueeze(1), *given[1:], **options)[:, 0], right)

@@ -168,6 +168,7 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
     """torch's ``scaled_dot_product_attention`` on NVIDIA GPUs."""
 
     backend: ClassVar[str] = "torch"
+    absent: ClassVar[str] = "torch sees no NVIDIA GPU"
     extension_name = "flash_attention_sdpa_cuda"
     loaders = (
         "FlashAttentionLoader",

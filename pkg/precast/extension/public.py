@@ -91,8 +91,8 @@ def rotary(find: Find) -> Members:
 
 
 def kv_cache(find: Find) -> Members:
-    """What writes keys and values into paged caches."""
-    names = ("reshape_and_cache", "rotary_embedding_and_cache")
+    """What writes keys and values into paged caches, and what attends to them."""
+    names = ("reshape_and_cache", "rotary_embedding_and_cache", "paged_decode_attention")
     if find is kernel:
         return _ours(*names)
 
@@ -107,7 +107,28 @@ def kv_cache(find: Find) -> Members:
         """``precast.ops.reshape_and_cache`` in plain torch."""
         reference(names[0])(*args)
 
-    return {names[0]: plain_copy, names[1]: plain}
+    def plain_attention(
+        query: Tensor,
+        key_cache: Tensor,
+        *args: Tensor,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """``precast.ops.paged_decode_attention`` in plain torch."""
+        single = query.dim() == 3
+        numbers = (query.shape[-1] ** -0.5 if scale is None else scale, window or 0, softcap)
+        optional = (alibi_slopes, sinks, key_scale, value_scale)
+        found = reference(names[2])(query.unsqueeze(1) if single else query, key_cache, *args, *numbers, *optional)
+        result, lse = (one.squeeze(1) if single else one for one in found)
+        return (result, lse) if return_lse else result
+
+    return {names[0]: plain_copy, names[1]: plain, names[2]: plain_attention}
 
 
 def _ours(*names: str) -> Members:
