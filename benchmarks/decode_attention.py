@@ -1,7 +1,7 @@
 """Decode attention over a paged cache: bytes of keys and values read, as a share of the rate of a copy.
 
-The peer is torch's ``scaled_dot_product_attention`` over caches that were gathered beforehand: what the gathering costs is
-left out of its time. Times are those of CUDA graphs of several calls.
+The peer is torch's ``scaled_dot_product_attention`` over caches that were gathered beforehand. Its time leaves out what
+the gathering costs. Times are those of CUDA graphs of several calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ CASES = (
 )
 
 
-def contestants(sequences: int, keys: int, kv_heads: int, device: str = "cuda") -> dict[str, Callable[[], torch.Tensor]]:
+def contestants(
+    sequences: int, keys: int, kv_heads: int, device: str = "cuda"
+) -> dict[str, Callable[[], torch.Tensor]]:
     """Both over the same numbers, in bf16; blocks in no order."""
     import torch
 
@@ -41,17 +43,19 @@ def contestants(sequences: int, keys: int, kv_heads: int, device: str = "cuda") 
 
     made = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
     query, columns = made(sequences, HEADS, WIDTH), -(-keys // BLOCK_SIZE)
-    caches = made(2, sequences * columns, BLOCK_SIZE, kv_heads, WIDTH).unbind()
+    key_cache, value_cache = made(2, sequences * columns, BLOCK_SIZE, kv_heads, WIDTH).unbind()
     tables = torch.randperm(sequences * columns, device=device).view(sequences, columns).int()
     lengths = torch.full((sequences,), keys, device=device, dtype=torch.int32)
-    gathered = [cache[tables].flatten(1, 2)[:, :keys].transpose(1, 2).contiguous() for cache in caches]
+    key, value = (
+        cache[tables].flatten(1, 2)[:, :keys].transpose(1, 2).contiguous() for cache in (key_cache, value_cache)
+    )
 
     def theirs() -> torch.Tensor:
-        rows = torch.nn.functional.scaled_dot_product_attention(query.unsqueeze(2), *gathered, enable_gqa=True)
+        rows = torch.nn.functional.scaled_dot_product_attention(query.unsqueeze(2), key, value, enable_gqa=True)
         return rows.squeeze(2)
 
     def ours() -> torch.Tensor:
-        return precast.ops.paged_decode_attention(query, *caches, tables, lengths)
+        return precast.ops.paged_decode_attention(query, key_cache, value_cache, tables, lengths)
 
     functions = {"precast": ours, "torch SDPA": theirs}
     check(functions)

@@ -33,7 +33,7 @@ class Case:
         query, key_cache, value_cache, tables, lengths = self.tensors
         single = query.dim() == 3
         query = query.unsqueeze(1) if single else query
-        given = dict(scale=query.shape[-1] ** -0.5, window=0, softcap=0.0) | self.options
+        given = {"scale": query.shape[-1] ** -0.5, "window": 0, "softcap": 0.0} | self.options
         names = ("scale", "window", "softcap", "alibi_slopes", "sinks", "key_scale", "value_scale")
         options = [given.get(name) for name in names]
         args = (query.double(), key_cache.double(), value_cache.double(), tables, lengths, *options)

@@ -228,8 +228,10 @@ def test_a_gpu_skips_blocks_that_are_not_there_and_cuts_lengths(dtype: Any) -> N
 # ---- bad input ----
 
 QUERY, KEYS, VALUES, TABLES, LENGTHS = range(5)
-SHAPES = r"query has shape {}, key_cache {} and value_cache {}; needed \(sequences, queries, heads, width\), and".format(
-    *[r"\([\d, ]+\)"] * 3
+SHAPES = (
+    r"query has shape {}, key_cache {} and value_cache {}; needed \(sequences, queries, heads, width\), and".format(
+        *[r"\([\d, ]+\)"] * 3
+    )
 )
 Change = dict[int | str, Any]
 BAD: dict[str, tuple[Change, str]] = {
@@ -268,7 +270,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "a flat table": ({TABLES: lambda t: t[0]}, r"block_tables has shape \(5,\); needed \(2, blocks of a sequence\)"),
     "tables of one": ({TABLES: lambda t: t[:1]}, r"block_tables has shape \(1, 5\); needed \(2, blocks"),
     "lengths of one": ({LENGTHS: lambda t: t[:1]}, r"lengths has shape \(1,\); needed \(2,\), a length for each"),
-    "slopes of few": ({"alibi_slopes": lambda d: torch.ones(3, device=d)}, r"alibi_slopes has shape \(3,\); needed \(4"),
+    "slopes of few": (
+        {"alibi_slopes": lambda d: torch.ones(3, device=d)},
+        r"alibi_slopes has shape \(3,\); needed \(4",
+    ),
     "sinks of halves": ({"sinks": lambda d: torch.ones(4, device=d).half()}, "sinks is float16; needed float32"),
     "scales of heads": (
         {"key_scale": lambda d: torch.ones(4, device=d)},
@@ -311,7 +316,7 @@ def test_views_with_elements_apart_are_refused(place: int, device: str) -> None:
     tensors = plain().on(device).tensors
     last = tensors[place].dim() - 1
     tensors[place] = tensors[place].transpose(last, last - 1).contiguous().transpose(last, last - 1)
-    with pytest.raises(RuntimeError, match="has shape .* with strides .*; needed a contiguous last dimension"):
+    with pytest.raises(RuntimeError, match=r"has shape .* with strides .*; needed a contiguous last dimension"):
         attention(*tensors)
 
 
@@ -390,7 +395,7 @@ def test_a_gradient_is_refused(device: str) -> None:
     tensors = plain().on(device).tensors
     tensors[0].requires_grad_()
     for call in (attention, torch.compile(attention, backend="aot_eager", fullgraph=True)):
-        with pytest.raises(Exception, match="paged_decode_attention: a gradient is wanted .* needed torch.no_grad"):
+        with pytest.raises(Exception, match=r"paged_decode_attention: a gradient is wanted .* needed torch\.no_grad"):
             call(*tensors)
     with torch.no_grad():
         assert not attention(*tensors).requires_grad

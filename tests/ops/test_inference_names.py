@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from precast import ops
 from precast.kernel_loader import InferenceOpsLoader, KVCacheLoader
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -114,9 +115,16 @@ def test_attention(module: Any, alibi: bool) -> None:
     """One token of each sequence over the paged layout, as the formula says."""
     torch.manual_seed(0)
     blocks, size, heads, kv_heads, width, x = 7, 4, 4, 2, 64, 8
-    key_cache, value_cache = torch.randn(blocks, kv_heads, width // x, size, x), torch.randn(blocks, kv_heads, size, width)
+    key_cache, value_cache = (
+        torch.randn(blocks, kv_heads, width // x, size, x),
+        torch.randn(blocks, kv_heads, size, width),
+    )
     lengths, tables = ints([5, 9, 1]), ints([[6, 0, -1], [1, 2, 3], [5, -1, -1]])
-    query, out, slopes = torch.randn(3, heads, width), torch.empty(3, heads * width), torch.tensor([0.5, 0.25, 0.1, 1.0])
+    query, out, slopes = (
+        torch.randn(3, heads, width),
+        torch.empty(3, heads * width),
+        torch.tensor([0.5, 0.25, 0.1, 1.0]),
+    )
     space = [torch.full((3, heads, 4), 7.0) for _ in range(3)]
     given = (out, query, key_cache, value_cache, lengths, tables)
     rest = (*space, slopes if alibi else None, 0.2)

@@ -16,8 +16,8 @@ from precast import ops
 class Step:
     """The tokens that one :meth:`PagedKVCache.append` made room for, sequence by sequence.
 
-    ``slots`` and ``positions`` are int64, one for each token; ``block_tables`` and ``lengths`` are int32, a row for each
-    sequence, and count the new tokens.
+    ``slots`` and ``positions`` are int64, one for each token. ``block_tables`` and ``lengths`` are int32, a row for
+    each sequence, and count the new tokens.
     """
 
     tokens: int  # of each sequence

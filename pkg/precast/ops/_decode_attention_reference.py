@@ -1,4 +1,4 @@
-"""Attention over a paged cache in plain torch: it gathers all the blocks of a table and masks what a query must not see."""
+"""Attention over a paged cache in plain torch: gathers all blocks of a table, masks what a query must not see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paged_decode_attention(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The result and the logarithms of the sums of exponentials. Computed in float32, or in float64 for such a query."""
+    """The result and the logarithms of the sums of exponentials, in float32, or in float64 for such a query."""
     wide = torch.promote_types(query.dtype, torch.float32)
     queries, heads = query.shape[1:3]
     known = (block_tables >= 0) & (block_tables < key_cache.shape[0])

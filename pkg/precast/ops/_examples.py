@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops import _decode_attention_reference, _kv_cache_reference, _reference, _rotary_reference, _softmax_reference
+from precast.ops import (
+    _decode_attention_reference,
+    _kv_cache_reference,
+    _reference,
+    _rotary_reference,
+    _softmax_reference,
+)
 
 _EPS = 1e-6
 _PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours

@@ -1,4 +1,4 @@
-"""Attention of the newest tokens of each sequence over its keys and values in a paged cache. For inference: no gradient.
+"""Attention of the newest tokens of each sequence over its keys and values in a paged cache. It has no gradient.
 
 The split over the keys and the merge of partial softmaxes follow Flash-Decoding (Dao and others, 2023) and the online
 softmax of Milakov and Gimelshein (2018). Results are deterministic: the same call gives the same bits.
@@ -182,9 +182,7 @@ def _check(
     )
     _require(
         lengths.dim() == 1 and lengths.shape[0] == sequences,
-        lambda: (
-            f"{_OP}: lengths has shape {tuple(lengths.shape)}; needed ({sequences},), a length for each sequence"
-        ),
+        lambda: f"{_OP}: lengths has shape {tuple(lengths.shape)}; needed ({sequences},), a length for each sequence",
     )
     _check_numbers("alibi_slopes", alibi_slopes, heads, False, query)
     _check_numbers("sinks", sinks, heads, False, query)
@@ -211,9 +209,7 @@ def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
     )
     _require(
         value_cache.dtype == key_cache.dtype,
-        lambda: (
-            f"{_OP}: value_cache is {_dtype(value_cache)} and key_cache is {_dtype(key_cache)}; needed one dtype"
-        ),
+        lambda: f"{_OP}: value_cache is {_dtype(value_cache)} and key_cache is {_dtype(key_cache)}; needed one dtype",
     )
     _same_device(_OP, "value_cache", value_cache, key_cache, "key_cache")
     _same_device(_OP, "key_cache", key_cache, query, "query")
@@ -221,8 +217,9 @@ def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
         _fits(query, key_cache, value_cache),
         lambda: (
             f"{_OP}: query has shape {tuple(query.shape)}, key_cache {tuple(key_cache.shape)} and value_cache "
-            f"{tuple(value_cache.shape)}; needed (sequences, queries, heads, width), and (blocks, block_size, kv_heads, "
-            "width) twice, or (blocks, kv_heads, width / x, block_size, x) and (blocks, kv_heads, block_size, width)"
+            f"{tuple(value_cache.shape)}; needed (sequences, queries, heads, width), and (blocks, block_size, "
+            "kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
+            "(blocks, kv_heads, block_size, width)"
         ),
     )
     _, queries, heads, width = query.shape
@@ -232,7 +229,8 @@ def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
     _require(
         width in WIDTHS and value_width in WIDTHS,
         lambda: (
-            f"{_OP}: heads have {width} elements in keys and {value_width} in values; needed 64, 80, 96, 128, 192 or 256"
+            f"{_OP}: heads have {width} elements in keys and {value_width} in values; "
+            "needed 64, 80, 96, 128, 192 or 256"
         ),
     )
     _require(
@@ -266,7 +264,8 @@ def _check_numbers(name: str, numbers: Tensor | None, count: int, or_one: bool, 
     _require(
         numbers.dim() == 1 and (numbers.shape[0] == count or (or_one and numbers.shape[0] == 1)),
         lambda: (
-            f"{_OP}: {name} has shape {tuple(numbers.shape)}; needed ({count},){' or (1,)' if or_one else ''}, contiguous"
+            f"{_OP}: {name} has shape {tuple(numbers.shape)}; "
+            f"needed ({count},){' or (1,)' if or_one else ''}, contiguous"
         ),
     )
 
