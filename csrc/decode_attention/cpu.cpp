@@ -13,22 +13,28 @@ using namespace ::precast::PRECAST_CPU_LEVEL;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr int64_t kMostWidth = 256;
-constexpr int64_t kTogether = 4;  // rows that share a loaded key, keys that share a loaded sum
+constexpr int64_t kKeys = kLanes;  // that are brought together
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 PRECAST_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
-struct Narrow {
-  uint8_t bits;
-};
+// `count` elements as floats; `numbers` are those of an 8-bit type. By way of a pointer, as a copy of everything below
+// for each type would be a tenth of a megabyte in every wheel.
+using Bring = void (*)(const char* from, int64_t count, const float* numbers, float* to);
 
-// `count` elements as floats.
 template <class C>
-PRECAST_INLINE void bring(const C* from, int64_t count, const float*, float* to) {
-  for (int64_t i = 0; i < count; i += kLanes) store_upto(to + i, load_upto(from + i, count - i), count - i);
+void bring_as(const char* from, int64_t count, const float*, float* to) {
+  const C* at = reinterpret_cast<const C*>(from);
+  for (int64_t i = 0; i < count; i += kLanes) store_upto(to + i, load_upto(at + i, count - i), count - i);
 }
-PRECAST_INLINE void bring(const Narrow* from, int64_t count, const float* numbers, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = numbers[from[i].bits];
+
+void bring_narrow(const char* from, int64_t count, const float* numbers, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = numbers[static_cast<uint8_t>(from[i])];
+}
+
+Bring bring_for(int type) {
+  if (type == kCacheE4M3 || type == kCacheE5M2) return bring_narrow;
+  return type == kCacheFloat32 ? bring_as<float> : type == kCacheFloat16 ? bring_as<f16> : bring_as<bf16>;
 }
 
 PRECAST_INLINE int64_t block_of(const Attention& a, int64_t sequence, int64_t number) {
@@ -37,16 +43,40 @@ PRECAST_INLINE int64_t block_of(const Attention& a, int64_t sequence, int64_t nu
   return reinterpret_cast<const int32_t*>(a.tables)[at];
 }
 
-// The dot products of a key with several rows.
-template <int kCount>
-PRECAST_INLINE void dots(const float (*query)[kMostWidth], const float* key, int64_t width, float* scores) {
-  Floats total[kCount];
-  for (int r = 0; r < kCount; ++r) total[r] = broadcast(0);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Floats k = load(key + i);
-    for (int r = 0; r < kCount; ++r) total[r] = fma(load(query[r] + i), k, total[r]);
+// Neighbours added up: the sums of `a`, then those of `b`.
+PRECAST_INLINE Floats pairs_added(Floats a, Floats b) {
+  const Pairs apart = separate({a, b});
+  return apart.first + apart.second;
+}
+
+// The dot products of a row with 16 keys. Lanes are added up as a tree, in one fixed order.
+PRECAST_RARE void dots(const float* query, const float (*keys)[kMostWidth], int64_t width, float* scores) {
+  constexpr int kAtOnce = 4;
+  Floats quarter[kKeys / kAtOnce];
+  for (int64_t k = 0; k < kKeys; k += kAtOnce) {
+    Floats total[kAtOnce];
+    for (int r = 0; r < kAtOnce; ++r) total[r] = broadcast(0);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const Floats q = load(query + i);
+      for (int r = 0; r < kAtOnce; ++r) total[r] = fma(load(keys[k + r] + i), q, total[r]);
+    }
+    quarter[k / kAtOnce] = pairs_added(pairs_added(total[0], total[1]), pairs_added(total[2], total[3]));
   }
-  for (int r = 0; r < kCount; ++r) scores[r * kChunk] = sum(total[r]);
+  // Each has four lanes of four keys by now.
+  store(scores, pairs_added(pairs_added(quarter[0], quarter[1]), pairs_added(quarter[2], quarter[3])));
+}
+
+// Adds 16 weighted values to 16 kCount columns.
+template <int kCount>
+PRECAST_INLINE void add_weighted(const float (*values)[kMostWidth], const float* weights, int64_t column,
+                                 float* totals) {
+  Floats total[kCount];
+  for (int c = 0; c < kCount; ++c) total[c] = load(totals + column + c * kLanes);
+  for (int64_t k = 0; k < kKeys; ++k) {
+    const Floats weight = broadcast(weights[k]);
+    for (int c = 0; c < kCount; ++c) total[c] = fma(load(values[k] + column + c * kLanes), weight, total[c]);
+  }
+  for (int c = 0; c < kCount; ++c) store(totals + column + c * kLanes, total[c]);
 }
 
 // tanh by way of exp(-2 |x|).
@@ -76,28 +106,27 @@ PRECAST_INLINE int64_t head_of(const Attention& a, const Tile& tile, int64_t row
   return tile.kv_head * group_of(a) + (tile.first + row) % group_of(a);
 }
 
-template <class C>
-void bring_key(const Work& work, const char* at, float* to) {
+void bring_key(const Work& work, Bring bring, const char* at, float* to) {
   const Attention& a = work.call;
   for (int64_t piece = 0, i = 0; i < a.key_width; ++piece, i += a.piece) {
-    bring(reinterpret_cast<const C*>(at + piece * a.key_piece), a.piece, work.narrow, to + i);
+    bring(at + piece * a.key_piece, a.piece, work.narrow, to + i);
   }
 }
 
-template <class C>
-void score_keys(const Work& work, Tile& tile) {
+// Behind the end the last key stands again: its scores become those of a key that is not seen.
+void score_keys(const Work& work, Bring bring, Tile& tile) {
   const Attention& a = work.call;
-  float key[kMostWidth];
-  for (int64_t j = tile.begin; j < tile.end; ++j) {
-    const char* at = a.keys + block_of(a, tile.sequence, j / a.block_size) * a.key_block +
-                     j % a.block_size * a.key_position + tile.kv_head * a.key_head;
-    bring_key<C>(work, at, key);
-    float* scores = tile.scores + (j - tile.begin);
-    int64_t row = 0;
-    for (; row + kTogether <= tile.rows; row += kTogether) {
-      dots<kTogether>(tile.query + row, key, a.key_width, scores + row * kChunk);
+  float keys[kKeys][kMostWidth];
+  for (int64_t first = tile.begin; first < tile.end; first += kKeys) {
+    for (int64_t k = 0; k < kKeys; ++k) {
+      const int64_t j = smaller(first + k, tile.end - 1);
+      const char* at = a.keys + block_of(a, tile.sequence, j / a.block_size) * a.key_block +
+                       j % a.block_size * a.key_position + tile.kv_head * a.key_head;
+      bring_key(work, bring, at, keys[k]);
     }
-    for (; row < tile.rows; ++row) dots<1>(tile.query + row, key, a.key_width, scores + row * kChunk);
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      dots(tile.query[row], keys, a.key_width, tile.scores + row * kChunk + (first - tile.begin));
+    }
   }
 }
 
@@ -140,47 +169,52 @@ PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* 
   part[a.value_width + 1] = all;
 }
 
-template <class C>
-void add_values(const Work& work, Tile& tile) {
+void add_values(const Work& work, Bring bring, Tile& tile) {
   const Attention& a = work.call;
-  float value[kTogether][kMostWidth];
+  float values[kKeys][kMostWidth];
   for (int64_t row = 0; row < tile.rows; ++row) {
     for (int64_t i = 0; i < a.value_width; i += kLanes) store(tile.totals[row] + i, broadcast(0));
   }
-  for (int64_t first = tile.begin; first < tile.end; first += kTogether) {
-    for (int64_t k = 0; k < kTogether; ++k) {
-      // Behind the end the last key stands once more: its weight there is zero.
-      const int64_t j = smaller(first + k, tile.end - 1);
+  for (int64_t first = tile.begin; first < tile.end; first += kKeys) {
+    for (int64_t k = 0; k < kKeys; ++k) {
+      const int64_t j = smaller(first + k, tile.end - 1);  // behind the end its weight is zero
       const char* at = a.values + block_of(a, tile.sequence, j / a.block_size) * a.value_block +
                        j % a.block_size * a.value_position + tile.kv_head * a.value_head;
-      bring(reinterpret_cast<const C*>(at), a.value_width, work.narrow, value[k]);
+      bring(at, a.value_width, work.narrow, values[k]);
     }
     for (int64_t row = 0; row < tile.rows; ++row) {
       const float* weights = tile.scores + row * kChunk + (first - tile.begin);
-      for (int64_t i = 0; i < a.value_width; i += kLanes) {
-        Floats total = load(tile.totals[row] + i);
-        for (int64_t k = 0; k < kTogether; ++k) total = fma(load(value[k] + i), broadcast(weights[k]), total);
-        store(tile.totals[row] + i, total);
+      int64_t column = 0;
+      for (; column + 4 * kLanes <= a.value_width; column += 4 * kLanes) {
+        add_weighted<4>(values, weights, column, tile.totals[row]);
       }
+      for (; column < a.value_width; column += kLanes) add_weighted<1>(values, weights, column, tile.totals[row]);
     }
   }
 }
 
 void bring_queries(const Work& work, Tile& tile) {
   const Attention& a = work.call;
+  const Bring bring = bring_for(a.dtype);  // whose numbers are those of the first cache types
   for (int64_t row = 0; row < tile.rows; ++row) {
     const char* at = a.query + tile.sequence * a.query_sequence + (tile.first + row) / group_of(a) * a.query_token +
                      head_of(a, tile, row) * a.query_head;
-    with_type(a.dtype, [&](auto zero) {
-      bring(reinterpret_cast<const decltype(zero)*>(at), a.key_width, nullptr, tile.query[row]);
-    });
+    bring(at, a.key_width, nullptr, tile.query[row]);
   }
 }
 
-template <class C>
-void attend(const Work& work, int64_t begin, int64_t end) {
+PRECAST_RARE float exponential_of(float x) {
+  float lane[kLanes];
+  store(lane, exponential(broadcast(x)));
+  return lane[0];
+}
+
+}  // namespace
+
+void attend_chunks(const Work& work, int64_t begin, int64_t end) {
   const Attention& a = work.call;
   const int64_t rows = group_of(a) * a.queries, stride = a.value_width + 2;
+  const Bring bring = bring_for(a.cache_dtype);
   Tile tile;
   int64_t sequence = 0;
   for (int64_t item = begin; item < end; ++item) {
@@ -196,32 +230,17 @@ void attend(const Work& work, int64_t begin, int64_t end) {
     for (tile.first = 0; tile.first < rows; tile.first += kRows) {
       tile.rows = smaller(kRows, rows - tile.first);
       bring_queries(work, tile);
-      for (int64_t i = 0; i < kRows * kChunk; i += kLanes) store(tile.scores + i, broadcast(0));
-      score_keys<C>(work, tile);
+      score_keys(work, bring, tile);
       float* part = work.parts + (item * rows + tile.first) * stride;
       for (int64_t row = 0; row < tile.rows; ++row) {
         weigh(work, tile, row, tile.scores + row * kChunk, part + row * stride);
       }
-      add_values<C>(work, tile);
+      add_values(work, bring, tile);
       for (int64_t row = 0; row < tile.rows; ++row) {
         for (int64_t i = 0; i < a.value_width; i += kLanes) store(part + row * stride + i, load(tile.totals[row] + i));
       }
     }
   }
-}
-
-PRECAST_RARE float exponential_of(float x) {
-  float lane[kLanes];
-  store(lane, exponential(broadcast(x)));
-  return lane[0];
-}
-
-}  // namespace
-
-void attend_chunks(const Work& work, int64_t begin, int64_t end) {
-  const int type = work.call.cache_dtype;
-  if (type == kCacheE4M3 || type == kCacheE5M2) return attend<Narrow>(work, begin, end);
-  with_type(type, [&](auto zero) { attend<decltype(zero)>(work, begin, end); });
 }
 
 void merge_rows(const Work& work, int64_t begin, int64_t end) {
