@@ -192,3 +192,16 @@ def test_everybody_writes_the_same_to_a_paged_cache(monkeypatch: pytest.MonkeyPa
     kv_cache.check({"precast": right, "torch eager": right}, *given)
     with pytest.raises(AssertionError, match="not close"):
         kv_cache.check({"precast": right, "torch eager": wrong}, *given)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_both_attend_to_the_same_caches() -> None:
+    import torch
+
+    decode = importlib.import_module("benchmarks.decode_attention")
+    functions = decode.contestants(2, 40, 8, "cpu")
+    assert list(functions) == ["precast", "torch SDPA"]
+    assert functions["precast"]().shape == (2, decode.HEADS, decode.WIDTH)
+    with pytest.raises(AssertionError, match="not close"):
+        decode.check({**functions, "torch SDPA": lambda: torch.ones(2, decode.HEADS, decode.WIDTH).bfloat16()})
