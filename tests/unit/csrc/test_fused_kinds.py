@@ -42,6 +42,28 @@ def test_what_is_refused_changes_nothing(list_gpu: Any, kind: str) -> None:
         assert [p.tolist() for p in params] == [[-1.0] * 8] * 2
 
 
+def test_a_step_without_any_gradient_does_not_end_the_updates(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = FusedSGD([param], lr=1.0)
+    for number, grad in enumerate((None, torch.ones(4), None, torch.ones(4))):
+        param.grad = grad
+        optimizer.step()
+        assert param.tolist() == [-float((number + 1) // 2)] * 4
+
+
+def test_a_sparse_gradient_is_refused_by_its_layout(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(4, 5))
+    optimizer = FusedSGD([param], lr=1.0)
+    for kind in ("conjugate", "sparse"):  # the first makes a plan that is handed its gradients
+        param.grad = histories.GRADIENTS[kind](torch.ones(4, 5))
+        if kind == "sparse":
+            with pytest.raises(RuntimeError, match="has layout sparse_coo; needed a dense tensor"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert param.tolist() == [[-1.0] * 5] * 4
+
+
 def test_a_gradient_that_comes_later_is_seen_beside_one_that_is_handed_over(list_gpu: Any) -> None:
     params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
     optimizer = FusedSGD(params, lr=1.0)
