@@ -223,9 +223,10 @@ def test_plain_gradients_still_cost_little(kind: str, alone: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_histories(device: str) -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_histories(device: str, count: int) -> None:
     """More of them: python -m tests.ops.histories."""
-    counts, wrong = histories.run_apart(0, 50, device)
+    counts, wrong = histories.run_apart(0, count, device)
     assert not wrong
-    assert counts["equal"] > 60
-    assert counts["the same class of error"] > 5
+    assert counts["equal"] > count
+    assert counts["the same class of error"] > count // 10

@@ -120,6 +120,7 @@ def test_what_a_plan_cannot_stand_for_is_refused(list_gpu: Any, which: str) -> N
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs triton: the interpreter takes minutes")
-def test_histories(list_gpu: Any) -> None:
-    counts = histories.run(0, 40, "cpu", "gpu")
-    assert counts["equal"] > 40
+@pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.long)])
+def test_histories(list_gpu: Any, count: int) -> None:
+    counts = histories.run(0, count, "cpu", "gpu")
+    assert counts["equal"] > count
