@@ -22,7 +22,9 @@ _LOADABLE = status.LOADABLE
 def add(verbs: Verbs) -> None:
     """The arguments."""
     parser = verbs.add_parser("doctor", help="say whether all kernels for this machine are ready, or what is wrong")
-    parser.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="only these; by default all")
+    parser.add_argument(
+        "kernels", nargs="*", type=names.kernel("doctor"), metavar="KERNEL", help="only these; by default all"
+    )
     parser.add_argument("--verbose", action="store_true", help="also every problem, file, builder and rejection")
     parser.add_argument("--json", action="store_true", help="one JSON object, as docs/reference/doctor.md describes it")
     parser.add_argument(
