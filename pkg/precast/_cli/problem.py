@@ -37,6 +37,8 @@ def find(facts: Json) -> tuple[Problem, ...]:
 
 def _damaged(facts: Json) -> Iterator[Problem]:
     """Files that are not what was installed, also where a build takes their place: the installation is not whole."""
+    if facts["build"]["manifest_error"] is not None:
+        yield Problem(tuple(facts["build"]["manifest_error"].splitlines()))
     found: dict[str, Json] = {}
     for kernel in facts["kernels"]:
         for rejection in kernel["rejections"] if kernel["expected"] else ():
@@ -58,7 +60,8 @@ def _refused(facts: Json) -> Iterator[Problem]:
     """Kernels that this machine should have and that cannot be loaded; those refused for one reason are one problem."""
     alike: dict[tuple[object, ...], list[Json]] = {}
     for kernel in facts["kernels"]:
-        if kernel["expected"] and kernel["verdict"] not in status.LOADABLE:
+        damage = kernel["error"] is not None and kernel["error"] == facts["build"]["manifest_error"]
+        if kernel["expected"] and kernel["verdict"] not in status.LOADABLE and not damage:
             alike.setdefault(_reason(kernel), []).append(kernel)
     for kernels in alike.values():
         lines = tuple(line for line in kernels[0]["error"].splitlines() if not _REPEATED.match(line))
