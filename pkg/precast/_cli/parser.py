@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     """A fresh parser; ``options.run(options)`` of what it has parsed gives the exit status."""
     parser = _Parser(
         prog="precast",
-        description="Prebuilt PyTorch kernels: what would be loaded here and why, and the build cache.",
+        description="Prebuilt PyTorch kernels: whether they are ready on this machine, why not, and the build cache.",
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")

@@ -26,7 +26,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
-    parser = verbs.add_parser("report", help="everything an issue needs, without secrets; sends nothing anywhere")
+    parser = verbs.add_parser("report", help="print everything an issue needs, without secrets; sends nothing anywhere")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, refusing to replace a file")
     parser.set_defaults(run=run)

@@ -19,7 +19,7 @@ _VALUE = 60
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
-    parser = verbs.add_parser("why", help="what would be loaded for one kernel, and why nothing else; loads nothing")
+    parser = verbs.add_parser("why", help="trace one kernel: what would be loaded, and why not the rest; loads nothing")
     parser.add_argument(
         "kernel",
         type=names.kernel("why"),
