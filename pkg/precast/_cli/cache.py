@@ -84,7 +84,9 @@ def verify_all(options: argparse.Namespace) -> int:
             output.say(f"{entry.folder}: {entry.problem}")
         output.say(f"{len(entries)} entries, {len(damaged)} damaged")
         if damaged:
-            output.say("a damaged entry is never loaded; its next use builds it again, and precast cache prune removes it")
+            output.say(
+                "a damaged entry is never loaded; its next use builds it again, and precast cache prune removes it"
+            )
     return status.NO if damaged else status.GOOD
 
 

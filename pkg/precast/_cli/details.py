@@ -16,8 +16,6 @@ def to_text(facts: Json, paint: output.Paint = output.plain) -> str:
     """The page."""
     lines = [*screen.verdict(facts, paint, everything=True), "", facts["environment"]]
     lines += [*_build_lines(facts["build"]), *_host_lines(facts["host"])]
-    if facts["settings"]:
-        lines.append("  settings  " + ", ".join(f"{name}={value}" for name, value in facts["settings"].items()))
     lines += [f"  variable  {name}={value}" for name, value in facts["variables"].items()]
     lines += ["", *_table(facts["kernels"]), *_why(facts["kernels"])]
     if facts["deep"] is not None:

@@ -24,7 +24,9 @@ def add(verbs: Verbs) -> None:
         "kernels", nargs="*", type=names.kernel("export-cache"), metavar="KERNEL", help="only these; by default all"
     )
     out.set_defaults(run=run_export)
-    into = verbs.add_parser("import-cache", help="add the builds of such a tar to this cache, after checking every file")
+    into = verbs.add_parser(
+        "import-cache", help="add the builds of such a tar to this cache, after checking every file"
+    )
     into.add_argument("archive", type=Path, metavar="TAR", help="what export-cache wrote, from someone you trust")
     into.set_defaults(run=run_import)
 

@@ -12,7 +12,7 @@ import pytest
 
 from precast._build import catalogue
 from precast._build.cache import BuildKey, Cache
-from precast._cli import names, output, public, report
+from precast._cli import doctor, names, output, public, report
 from precast.extension.builtin import BUILTIN
 from tests.unit.cli.conftest import Precast
 
@@ -225,6 +225,9 @@ def test_a_report_holds_what_an_issue_needs_and_no_secret(
     assert facts["doctor"]["host"]["cache"]["path"] == "~/cache" and "torch" in facts["packages"]
     status, text, _ = precast("report")
     assert status == 0 and "x.cpp:1: error" in text and "TORCH_CUDA_ARCH_LIST=9.0" in text
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == len(set(lines)) and text.count("~/cache,") == 1, "nothing is said twice"
+    assert text.startswith(doctor.to_text(facts["doctor"], verbose=True)), "all that the doctor says, and more"
     for said in (text, json.dumps(facts)):
         assert "hunter2" not in said and str(tmp_path) not in said
     out = tmp_path / "report.txt"
