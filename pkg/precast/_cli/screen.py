@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from precast._build.catalogue import FAMILIES
 from precast._cli import output, problem
 from precast._cli.problem import Problem
 
 Json = dict[str, Any]
 
 READY = "OK: all kernels for this machine are ready"
+ASKED_FOR = "OK: the kernels that were asked for are ready"
 _PROBLEM_LINES = 10  # of the first problem; --verbose has the others
 _WIDTH = 110  # columns for the settings
 
@@ -45,18 +47,24 @@ def verdict(facts: Json, paint: output.Paint, *, everything: bool = False) -> li
     for number, one in enumerate(found if everything else found[:1], start=1):
         count = f" {number} of {len(found)}" if len(found) > 1 else ""
         lines.append(paint(f"PROBLEM{count}: {one.headline}", "red"))
-        lines += _body(one) if everything else _body(one)[:_PROBLEM_LINES]
+        lines += _body(one, len(one.lines) if everything else _PROBLEM_LINES)
     return lines if everything or len(found) == 1 else [*lines, "  more    precast doctor --verbose"]
 
 
 def _good(facts: Json) -> str:
     """The verdict where nothing is wrong."""
     checks = facts["deep"]
-    return f"{READY}, and {len(checks)} of {len(checks)} results are right" if checks else READY
+    every = {kernel["family"] for kernel in facts["kernels"]} == {family.name for family in FAMILIES}
+    ready = READY if every else ASKED_FOR
+    return f"{ready}, and {len(checks)} of {len(checks)} results are right" if checks else ready
 
 
-def _body(one: Problem) -> list[str]:
-    return list(one.lines[1:])
+def _body(one: Problem, limit: int) -> list[str]:
+    """The lines under the headline. The fixes, which come last, are never cut off."""
+    lines = one.lines[1:]
+    fix = next((number for number, line in enumerate(lines) if line.startswith("  fix ")), len(lines))
+    room = max(limit - (len(lines) - fix), 1)
+    return [*lines[: min(fix, room)], *(["  ..."] if fix > room else []), *lines[fix:]]
 
 
 def _facts(facts: Json) -> list[str]:

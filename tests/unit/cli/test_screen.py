@@ -94,6 +94,21 @@ def test_a_healthy_machine_is_one_line_and_what_it_is(say: Screen, c_dir: Path, 
     assert not any("jit" in line or "first use" in line for line in lines)
 
 
+@pytest.mark.compiler
+def test_a_part_of_the_kernels_is_not_called_all(say: Screen, c_dir: Path, toy_library: Path) -> None:
+    install(c_dir, toy_library)
+    say(HEALTHY)
+    assert doctor.to_text(doctor.examine(["rms_norm"])).splitlines()[0] == screen.ASKED_FOR
+
+
+def test_of_a_long_problem_the_fix_is_never_cut_off(say: Screen) -> None:
+    fourteen = dataclasses.replace(HEALTHY, gpus=tuple(ex.gpus(*(f"3.{minor}" for minor in range(9)), *["6.1"] * 5)))
+    lines = say(fourteen).splitlines()
+    assert lines[0].startswith("PROBLEM") and "  ..." in lines
+    end = lines.index("")
+    assert end <= 1 + 10 + 2 and any(line.startswith("  fix ") for line in lines[:end])
+
+
 def test_many_gpus_of_one_kind_are_one_line(say: Screen) -> None:
     eight = tuple(dataclasses.replace(GPU, index=index) for index in range(8))
     line = next(line for line in say(dataclasses.replace(HEALTHY, gpus=eight)).splitlines() if line.startswith("  gpu"))
