@@ -196,7 +196,7 @@ class FusedOptimizer(PlannedOptimizer):
             plans = [self._plan(signature, work, idle) for signature, work in works.items()]
         self._look()
         self._signatures = [self._signature_of(group) for group in self.param_groups]
-        self._plans = plans
+        self._plans = plans or None  # without any plan nothing would notice the next gradient
         return plans
 
     def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:
