@@ -12,8 +12,9 @@ from precast._cli import output, status
 
 Json = dict[str, Any]
 
-# An error ends with the host in one line and, as its last fix, this very command. The screen has both already.
-_REPEATED = re.compile(r"  env  |  (?:fix|   )\s+\d\) (?:python -m )?precast doctor$")
+# An error has the host in one line, and ends with this very command. The screen has the one and is the other.
+_REPEATED = re.compile(r"  env  |  more  ?|  (?:fix|   )\s+\d\) (?:python -m )?precast doctor$")
+_AGAIN = "install this precast again, from where it came"  # if no command is known to do it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,15 @@ def _damaged(facts: Json) -> Iterator[Problem]:
     folder = facts["build"]["manifest"].rpartition("/")[0]
     for path, rejection in found.items():
         what = "missing" if rejection["found"] == "missing" else "corrupted"
-        lines = [
-            f"{path} is {what}, so it is not used",
-            f"  file    {folder}/{path}",
-            f"  found   {rejection['found']}",
-            f"  needed  {rejection['wanted']}",
-        ]
-        yield Problem((*lines, f"  fix     1) {rejection['remedy']}") if rejection["remedy"] else tuple(lines))
+        yield Problem(
+            (
+                f"{path} is {what}, so it is not used",
+                f"  file    {folder}/{path}",
+                f"  found   {rejection['found']}",
+                f"  needed  {rejection['wanted']}",
+                f"  fix     1) {rejection['remedy'] or _AGAIN}",
+            )
+        )
 
 
 def _refused(facts: Json) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
 from precast._build import catalogue
 from precast._cli import doctor, output, screen
+from precast._cli.problem import Problem
 from precast._load import gpus, probe
 from precast._version import __version__
 from tests.unit.abi import examples as ex
@@ -101,12 +102,20 @@ def test_a_part_of_the_kernels_is_not_called_all(say: Screen, c_dir: Path, toy_l
     assert doctor.to_text(doctor.examine(["rms_norm"])).splitlines()[0] == screen.ASKED_FOR
 
 
-def test_of_a_long_problem_the_fix_is_never_cut_off(say: Screen) -> None:
-    fourteen = dataclasses.replace(HEALTHY, gpus=tuple(ex.gpus(*(f"3.{minor}" for minor in range(9)), *["6.1"] * 5)))
-    lines = say(fourteen).splitlines()
-    assert lines[0].startswith("PROBLEM") and "  ..." in lines
-    end = lines.index("")
-    assert end <= 1 + 10 + 2 and any(line.startswith("  fix ") for line in lines[:end])
+@pytest.mark.parametrize(("details", "fixes"), [(3, 2), (20, 1), (20, 3), (0, 1), (2, 0), (20, 0), (5, 12)])
+def test_of_a_long_problem_the_fix_is_never_cut_off(details: int, fixes: int) -> None:
+    found = tuple(f"  host  file {number}  rejected" for number in range(details))
+    fix = tuple(f"  {'   ' if number else 'fix'}  {number + 1}) a command" for number in range(fixes))
+    body = screen._body(Problem(("a kernel cannot be loaded", *found, *fix)), 10)
+    assert body[-fixes:] == list(fix) or not fixes
+    assert len(body) <= max(10, fixes + 1) + 1 and ("  ..." in body) == (details > max(10 - fixes, 1))
+
+
+def test_what_an_error_and_the_screen_both_have_is_said_once(say: Screen) -> None:
+    nothing = dataclasses.replace(HEALTHY, builders=ex.builders(None, compiler=False))
+    text = say(nothing)
+    assert text.startswith("PROBLEM") and "\n  env " not in text and ") python -m precast doctor" not in text
+    assert text.count("2.13.0+cu130") == 1
 
 
 def test_many_gpus_of_one_kind_are_one_line(say: Screen) -> None:
