@@ -100,6 +100,21 @@ VARIABLES: tuple[Variable, ...] = (
         "build, run",
     ),
     Variable(
+        "PRECAST_QUIET",
+        "quiet",
+        "`0`",
+        "`1`: builds at run time say nothing on standard error, neither messages nor progress; warnings and errors "
+        "remain, and an application that configures logging still gets every message of the logger `precast`",
+        "run",
+    ),
+    Variable(
+        "NO_COLOR",
+        "no_color",
+        "none",
+        "Anything: `precast doctor` prints no colours on a terminal",
+        "run",
+    ),
+    Variable(
         "PRECAST_LABEL",
         "label",
         "none",
@@ -201,6 +216,8 @@ class Settings:
     max_jobs: int | None = None
     cpu_level: str | None = None
     debug: bool = False
+    quiet: bool = False
+    no_color: bool = False
     label: Label | None = None
     parts: str | None = None
     only_torch: Release | None = None
@@ -232,6 +249,8 @@ class Settings:
             max_jobs=_count(env, "MAX_JOBS"),
             cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
+            quiet=_flag(env, "PRECAST_QUIET"),
+            no_color=bool(env.get("NO_COLOR")),  # of many programs: any value counts
             label=_label(env),
             parts=env.get("PRECAST_PARTS") or None,
             only_torch=_release(env, "PRECAST_ONLY_TORCH"),
