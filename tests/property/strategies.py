@@ -6,7 +6,15 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from precast._abi.build_info import MAX_CONTENT_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, device_path
+from precast._abi.build_info import (
+    MAX_CONTENT_BYTES,
+    MAX_FILE_BYTES,
+    BuildInfo,
+    BuildMode,
+    DeviceFile,
+    HostFile,
+    device_path,
+)
 from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
 from precast._abi.label import LABELS, Label, PlatformTag
@@ -91,7 +99,7 @@ def host_files(abis: st.SearchStrategy[Exact | Stable] = torch_abis, near: bool 
         HostFile,
         path=st.from_regex(r"host/[A-Za-z0-9_][A-Za-z0-9._+-]{0,12}", fullmatch=True),
         sha256=sha256s,
-        bytes=st.integers(0, 2**63),
+        bytes=st.integers(0, MAX_FILE_BYTES),
         abi=abis,
         machine=st.sampled_from(["x86_64", "aarch64"]) if near else words,
         needed=st.lists(printable, unique=True, max_size=3).map(tuple),
@@ -111,7 +119,7 @@ def device_files(draw: st.DrawFn) -> DeviceFile:
     return DeviceFile(
         path=device_path(family, target),
         sha256=draw(sha256s),
-        bytes=draw(st.integers(0, 2**40)),
+        bytes=draw(st.integers(0, MAX_FILE_BYTES)),
         family=family,
         target=target,
         nvrtc=f"{toolkit}.{draw(numbers)}",
@@ -178,6 +186,7 @@ def any_build_infos(draw: st.DrawFn, near: bool = False) -> BuildInfo:
         compilers=tuple(draw(st.lists(st.tuples(printable, printable), max_size=2))),
         host=() if mode is BuildMode.PURE else tuple(host),
         device=() if mode is BuildMode.PURE or label.text == "cpu" else tuple(device),
+        index_url=draw(st.none() | st.sampled_from(["https://host/precast", "file:///a/b%20c"])),
     )
 
 

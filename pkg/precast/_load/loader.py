@@ -231,12 +231,17 @@ def _warn(choice: Choice) -> None:
     """What a user should read once: files that are not what they should be, GPUs left out, costs to expect."""
     for rejection in all_rejections(choice.decision):
         if rejection.reason is Reason.DAMAGED:
-            _log.warning("%s is not used: %s", prebuilt.C_DIR / rejection.candidate, rejection.found)
+            _log.warning(
+                "%s is corrupted, so it is not used (%s)", prebuilt.C_DIR / rejection.candidate, rejection.found
+            )
     stale = choice.host.stale
     if stale is not None and not _state.told_stale:
         _state.told_stale = True
-        said = f"wanted {stale.wanted}; found {stale.found}"
-        _log.warning("%s is not used, and what is missing is built: %s; fix: %s", prebuilt.C_DIR, said, stale.remedy)
+        fix = f"; fix: {stale.remedy}" if stale.remedy else ""
+        _log.warning(
+            "%s is out of date, and what is missing is built: needs %s; found %s%s",
+            *(prebuilt.C_DIR, stale.wanted, stale.found, fix),
+        )
     if isinstance(choice.decision, Refuse):
         return
     for note in choice.decision.notes:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from precast._abi import explain, remedy
+from precast._abi import explain
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.decide import (
     BuildHost,
@@ -145,7 +145,7 @@ def describe_build(examination: Examination) -> Json:
 def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
     """What to know about an installation with a manifest, and the command that helps."""
     if info.mode is BuildMode.PURE:
-        return _pure_note(), remedy.BUILD_AGAIN
+        return _pure_note(), verdict.prebuilt_fix(info)
     stale = examination.host.stale
     if stale is None:
         return "", ""

@@ -131,6 +131,7 @@ def test_refusals_name_every_candidate_the_host_and_the_way_out(
     calls: Path, c_dir: Path, toy_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)}, label="cu130", nvrtc="13.0.88")
+    monkeypatch.setenv("PRECAST_INDEX_URL", ex.INDEX)
     on_host(monkeypatch, ex.host(gpu="7.0"))
     with pytest.raises(KernelUnavailable) as caught:
         loader.ensure("rms_norm", "cuda")
