@@ -23,7 +23,7 @@ from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._load import prebuilt, probe
+from precast._load import dangling, prebuilt, probe
 from precast._version import __version__
 from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
 
@@ -194,7 +194,8 @@ def _open(path: Path, what: str) -> None:
     import torch
 
     try:
-        torch.ops.load_library(str(path))
+        with dangling.refused(path):
+            torch.ops.load_library(str(path))
     except OSError as error:
         raise _cannot_open(path, what, error) from error
 
@@ -205,8 +206,9 @@ def _import(path: Path, module: str) -> ModuleType:
     if spec is None:
         raise AssertionError(f"no spec for {path}, though its loader is given")
     try:
-        compiled = importlib.util.module_from_spec(spec)
-        loader.exec_module(compiled)
+        with dangling.refused(path):
+            compiled = importlib.util.module_from_spec(spec)
+            loader.exec_module(compiled)
     except ImportError as error:
         raise _cannot_open(path, module, error) from error
     return compiled

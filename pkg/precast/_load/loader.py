@@ -163,7 +163,7 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
-        _register(library, family, device.upper())
+        _register(library, family, device.upper(), built=not isinstance(decision.host, HostFile))
         _state.serving[family.name, device] = library
         return Loaded(family.name, device, host, images, time.perf_counter() - started)
 
@@ -221,10 +221,17 @@ def _set_images(
     return tuple(sources)
 
 
-def _register(library: HostLibrary, family: catalogue.Family, key: str) -> None:
+def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
+    """Registers the kernels. A library built here is searched for misspelt names; a wheel was, when it was made."""
     namespace.import_formulas(family)
     namespace.refuse_foreign_kernels(family, key)
-    library.register(family.name, key)
+    if not built:
+        library.register(family.name, key)
+        return
+    from precast._load import dangling
+
+    with dangling.refused(library.path):
+        library.register(family.name, key)
 
 
 def _warn(choice: Choice) -> None:
