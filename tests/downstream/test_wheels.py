@@ -102,7 +102,7 @@ def test_a_cuda_module_is_refused_under_another_cuda(
     for cuda, found in ((None, "none"), ("12.8", "12.8")):
         there = other_torch(host, str(host.torch.version), cuda)
         monkeypatch.setattr(probe, "probe_host", lambda settings, gpus, there=there: there)
-        with pytest.raises(ImportError, match=f"wanted a torch with CUDA 13; found torch with CUDA {found}"):
+        with pytest.raises(ImportError, match=f"needs a torch with CUDA 13; found torch with CUDA {found}"):
             importlib.import_module("bound_ops.fused")
     there = other_torch(host, str(host.torch.version), "13.0")
     monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: there)

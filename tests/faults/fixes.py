@@ -34,6 +34,7 @@ update) ;;
 *) echo "unknown: $*" >&2; exit 100 ;;
 esac
 """
+COMPILERS, NINJA = r"g\+\+|c\+\+|clang", "ninja"
 # The decision for a made-up GPU: there is none to run the op on. The torch of the tests is a CPU build.
 CUDA_STEP = """
 import torch
@@ -159,15 +160,12 @@ class Machine:
             (record,) = self.site.glob("precast-*.dist-info/direct_url.json")
             record.unlink()
 
-    def hide_compiler(self) -> None:
-        """A PATH with every program but a C++ compiler, and a package manager that brings one."""
+    def hide(self, programs: str) -> None:
+        """A PATH without these programs, and with a package manager that brings a compiler."""
         self.tools.mkdir()
         for place in ("/usr/bin", "/bin"):
             for program in Path(place).iterdir():
-                if (
-                    not re.search(r"g\+\+|c\+\+|clang|apt-get", program.name)
-                    and not (self.tools / program.name).exists()
-                ):
+                if not re.search(rf"{programs}|apt-get", program.name) and not (self.tools / program.name).exists():
                     (self.tools / program.name).symlink_to(program)
         manager = self.tools / "apt-get"
         manager.write_text(MANAGER.format(folder=self.tools))
@@ -208,7 +206,7 @@ class Machine:
         """The text with the names of a page in place of this machine's."""
         for place, name in (
             (self.shop.index, "https://host/precast"),
-            (str(self.home), "/home/me"),
+            (str(self.home), "~"),
             (str(self.cache), "/data/cache"),
             (str(self.site), "/env/site-packages"),
             (str(self.shop.folder / "wheels"), "/wheels"),
@@ -263,13 +261,14 @@ def first_fix(said: str) -> str:
 
 @state("no-compiler", "No C++ compiler, installed from source", "jit")
 def no_compiler(machine: Machine) -> str:
-    machine.hide_compiler()
+    machine.hide(COMPILERS)
     machine.install(machine.shop.wheel())
     return ""
 
 
 @state("no-ninja", "No ninja, installed from source", "jit", network=True)
 def no_ninja(machine: Machine) -> str:
+    machine.hide(NINJA)
     machine.lend(machine.shop.no_ninja)
     machine.install(machine.shop.wheel())
     return ""
@@ -277,8 +276,10 @@ def no_ninja(machine: Machine) -> str:
 
 @state("no-tools", "Neither a compiler nor ninja, installed from source", "jit", network=True)
 def no_tools(machine: Machine) -> str:
+    machine.hide(f"{COMPILERS}|{NINJA}")
     machine.lend(machine.shop.no_ninja)
-    return no_compiler(machine)
+    machine.install(machine.shop.wheel())
+    return ""
 
 
 @state("no-compiler-index", "No C++ compiler, installed from source, `PRECAST_INDEX_URL` is set", long=False)
@@ -313,7 +314,7 @@ def aot_nowhere(machine: Machine) -> str:
 
 @state("aot-nowhere-no-tools", "The same, without a compiler", "jit")
 def aot_nowhere_no_tools(machine: Machine) -> str:
-    machine.hide_compiler()
+    machine.hide(COMPILERS)
     return aot_nowhere(machine)
 
 
@@ -334,7 +335,7 @@ def damaged_file(machine: Machine) -> str:
 
 @state("damaged-index", "A prebuilt library is corrupted, installed from an index that the wheel records, no compiler")
 def damaged_index(machine: Machine) -> str:
-    machine.hide_compiler()
+    machine.hide(COMPILERS)
     machine.install(machine.shop.wheel("cpu", index_url=machine.shop.index), recorded=False)
     flip(machine.c_dir / "host" / "torch-stable-2.10.so")
     return ""

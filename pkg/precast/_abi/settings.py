@@ -112,7 +112,7 @@ VARIABLES: tuple[Variable, ...] = (
         "index_url",
         "the one that the wheel records",
         "The package index with the wheels of every label, such as `https://host/precast`. A build records it in the "
-        "wheel; at run time errors offer the wheels of this index as a fix",
+        "wheel; at run time errors offer the wheels of this index as a fix; `none`: there is none",
         "build, run",
     ),
     Variable(
@@ -361,9 +361,11 @@ def is_index_url(text: str) -> bool:
 
 def _index_url(env: Mapping[str, str]) -> str | None:
     value = env.get("PRECAST_INDEX_URL", "").rstrip("/")
-    if value and not is_index_url(value):
-        raise _bad("PRECAST_INDEX_URL", value, "a URL such as https://host/precast, without a query")
-    return value or None
+    if value in ("", "none"):  # what our release workflow says before there is an index
+        return None
+    if not is_index_url(value):
+        raise _bad("PRECAST_INDEX_URL", value, "a URL such as https://host/precast, without a query, or none")
+    return value
 
 
 def _arch(env: Mapping[str, str]) -> str | None:

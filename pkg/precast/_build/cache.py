@@ -199,7 +199,7 @@ class Cache:
     @contextmanager
     def _staging(self, key: BuildKey) -> Iterator[Path]:
         """A folder to build in, on the file system of the entry; gone afterwards, unless it has become the entry."""
-        with _explaining(self.root, str(key)):
+        with _explaining(self.root, key.name):
             trust.require_own(self.root)
             parent = self.root / LAYOUT / ".staging"
             trust.make_private(parent)

@@ -142,3 +142,13 @@ def test_the_page_in_the_docs_holds_the_table() -> None:
     )
     for variable in VARIABLES:
         assert settings_table().count(f"| `{variable.name}` |") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["host/precast", "https://host/$(reboot)", "https://host/a b", "ftp://host", "https://h/'"]
+)
+def test_an_index_is_printed_in_commands_so_nothing_but_a_url_is_one(url: str) -> None:
+    with pytest.raises(ValueError, match="PRECAST_INDEX_URL"):
+        Settings.from_env({"PRECAST_INDEX_URL": url})
+    assert Settings.from_env({"PRECAST_INDEX_URL": "none"}).index_url is None
+    assert Settings.from_env({"PRECAST_INDEX_URL": "file:///srv/a%20b/"}).index_url == "file:///srv/a%20b"
