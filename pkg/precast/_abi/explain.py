@@ -33,6 +33,42 @@ def explain(
     return "\n".join(lines)
 
 
+def headline(what: str, rejections: Iterable[Rejection]) -> str:
+    """What failed, with the reasons in a few words as far as one line has room."""
+    rejections = tuple(rejections)
+    of_all = [r for r in rejections if r.candidate == EVERYTHING]
+    build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
+    files = [r for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE)]
+    chosen = of_all or [*_most_telling(files), *build[:1]]
+    facts = "; ".join(dict.fromkeys(_BRIEF[r.reason] for r in chosen if r.reason in _BRIEF))
+    whole = f"{what} ({facts})"
+    return whole if facts and len(whole) <= _HEADLINE else what
+
+
+# A line of 100 characters less the longest name of an exception.
+_HEADLINE = 100 - len("KernelIncompatible: ")
+_BRIEF = {
+    Reason.SYSTEM: "not Linux",
+    Reason.TORCH_MISSING: "torch cannot be imported",
+    Reason.TORCH_CPU: "torch is a CPU build",
+    Reason.HIP: "torch is a ROCm build",
+    Reason.NO_GPU: "no visible GPU",
+    Reason.DRIVER: "no NVIDIA driver that is new enough",
+    Reason.JIT_OFF: "PRECAST_JIT=off",
+    Reason.NO_PREBUILT: "installed from source",
+    Reason.STALE: "prebuilt files out of date",
+    Reason.DAMAGED: "prebuilt file corrupted",
+    Reason.MACHINE: "wheel for another CPU",
+    Reason.TORCH_ABI: "no file for this torch",
+    Reason.ARCH: "no code for this GPU",
+    Reason.AOT_ONLY: "PRECAST_JIT=aot",
+    Reason.CLASSIC_JIT: "torch too old",
+    Reason.NO_COMPILER: "no C++ compiler",
+    Reason.NO_NINJA: "no ninja",
+    Reason.NO_NVRTC: "no NVRTC",
+}
+
+
 def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     """One aligned line per piece, reason and finding; candidates that fail alike share it."""
     cells = [(group[0].piece, _candidates(group), _verdict(group)) for group in _grouped(rejections)]
@@ -93,10 +129,15 @@ def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str
     of_piece = [rejection for rejection in rejections if piece is None or rejection.piece == piece]
     if not of_piece:
         return ""
-    usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
-    first = next((rejection for rejection in of_piece if rejection.reason not in usual), of_piece[0])
+    (first,) = _most_telling(of_piece)
     alike = [r for r in of_piece if (r.reason, r.found) == (first.reason, first.found)]
     return _sentence(alike)
+
+
+def _most_telling(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
+    """The first that is unusual, else the first; none of none."""
+    usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
+    return [r for r in rejections if r.reason not in usual][:1] or rejections[:1]
 
 
 def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:

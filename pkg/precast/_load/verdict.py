@@ -91,7 +91,9 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     """The exception for a library that was built here and that the dynamic linker refuses all the same."""
     env = explain.environment(choice.host, choice.build_info, __version__)
     actions = (f"report this, with the output of: {_DOCTOR} --json",)
-    headline = f"{choice.need.family}: the library built for this machine cannot be opened: {host.path}: {what}"
+    headline = (
+        f"{choice.need.family}: the library built for this machine cannot be opened\n  found  {host.path}: {what}"
+    )
     return KernelIncompatible(explain.explain(headline, (), env, actions))
 
 
@@ -133,4 +135,6 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
 def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
     rejections = tuple(rejections)
     env = explain.environment(choice.host, choice.build_info, __version__)
-    return explain.explain(headline, rejections, env, explain.actions_for(rejections), _DOCTOR)
+    return explain.explain(
+        explain.headline(headline, rejections), rejections, env, explain.actions_for(rejections), _DOCTOR
+    )
