@@ -1,7 +1,7 @@
 """Every exception that precast raises on purpose.
 
-The contract: the first line of a :class:`KernelError` says what failed. Then it says what was found, what was needed, and
-the command that fixes it. Nothing exits the process, and an underlying exception is chained as ``__cause__``.
+The contract: the first line of a :class:`KernelError` says what failed. Then it says what was found, what was needed,
+and the command that fixes it. Nothing exits the process, and an underlying exception is chained as ``__cause__``.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def other_torch(host: Host, version: str, cuda: str | None = None) -> Host:
 
 
 REFUSALS = {
-    "another torch": (lambda host: other_torch(host, "2.3.1"), "rejected (torch-abi): wanted torch 2."),
+    "another torch": (lambda host: other_torch(host, "2.3.1"), "rejected (torch-abi): needs torch 2."),
     "a pre-release": (lambda host: other_torch(host, f"{host.torch.version.release}.0a0"), ", a pre-release of 2."),
-    "another Python": (lambda host: replace(host, python=Release(3, 9)), f"wanted {TAG}; found Python 3.9"),
+    "another Python": (lambda host: replace(host, python=Release(3, 9)), f"needs {TAG}; found Python 3.9"),
     "another machine": (lambda host: replace(host, machine="riscv64"), "found riscv64"),
     "an older C library": (lambda host: replace(host, glibc=Release(1, 0)), "rejected (glibc)"),
     "no torch": (lambda host: replace(host, torch=None), "needs torch"),
@@ -138,7 +138,7 @@ def test_damage_is_found_before_anything_is_opened(bound_wheel: Path, installed:
     (file,) = manifest(folder).host
     path = folder / "_C" / file.path
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ImportError, match=r"bound_ops.fused is damaged\n.*sha256"):
+    with pytest.raises(ImportError, match=r"bound_ops.fused is damaged\n.*checksum mismatch"):
         importlib.import_module("bound_ops.fused")
 
 

@@ -181,12 +181,27 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 def _again(package: str) -> str:
     from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
 
+    from precast._build import installer
+
     distributions = packages_distributions().get(package.partition(".")[0], ())
     name = distributions[0] if distributions else package.partition(".")[0]
+    install, sources = installer.install_command(), _sources_of(name, package)
+    if sources is not None:
+        return f"{install} --no-build-isolation --no-cache-dir --force-reinstall --no-deps {sources}"
     return (
-        f"pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps --no-binary {name} {name}"
+        f"{install} --no-build-isolation --no-cache-dir --force-reinstall --no-deps --no-binary {name} {name}"
         "  # builds it for this torch, or: pip install . in its sources"
     )
+
+
+def _sources_of(distribution: str, package: str) -> str | None:
+    """Where pip got the package from, if it recorded that."""
+    from precast._build import installer
+
+    spec = importlib.util.find_spec(package.partition(".")[0])
+    if spec is None or spec.origin is None:
+        return None
+    return installer.origin(distribution, Path(spec.origin).parent)[0]
 
 
 def _open(path: Path, what: str) -> None:
