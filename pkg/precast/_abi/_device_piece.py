@@ -68,8 +68,10 @@ def _misfit(
         fix = remedy.other_label(host, gpu.capability, info, settings)
         return Rejection(piece, file.path, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
     if host.lzma_error is not None:
-        wanted, found = "a Python with lzma, to unpack it", f"Python {host.python} without: {host.lzma_error}"
-        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found, remedy.python_with_lzma(host))
+        # No command: a Python that was compiled where liblzma-dev was missing has to be compiled or chosen again.
+        wanted = "a Python that was compiled with liblzma-dev, to unpack it"
+        found = f"Python {host.python} without: {host.lzma_error}"
+        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found)
     return None
 
 

@@ -14,6 +14,7 @@ from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decision import (
     EVERYTHING,
     JIT_CANDIDATE,
+    NO_TORCH,
     PREBUILT_CANDIDATE,
     BuildHost,
     BuildImage,
@@ -120,7 +121,7 @@ def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Reject
         wanted = "PRECAST_JIT to be auto, aot or jit"
         why.append(Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off", remedy.ALLOW_JIT))
     if host.torch is None:
-        found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else "no torch"
+        found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else NO_TORCH
         wanted = "an importable torch 2.4.1 or newer"
         why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.install_torch(host)))
     elif need.device == "cuda":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
-from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE, Reason, Rejection
+from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
 from precast._abi.host import Gpu, Host
 
 MOST_ACTIONS = 3
@@ -40,9 +40,17 @@ def headline(what: str, rejections: Iterable[Rejection]) -> str:
     build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
     files = [r for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE)]
     chosen = of_all or [*_most_telling(files), *build[:1]]
-    facts = "; ".join(dict.fromkeys(_BRIEF[r.reason] for r in chosen if r.reason in _BRIEF))
+    facts = "; ".join(dict.fromkeys(filter(None, map(_brief, chosen))))
     whole = f"{what} ({facts})"
     return whole if facts and len(whole) <= _HEADLINE else what
+
+
+def _brief(rejection: Rejection) -> str:
+    if rejection.reason is Reason.DRIVER and rejection.candidate == EVERYTHING:
+        return "no NVIDIA driver"
+    if rejection.reason is Reason.TORCH_MISSING and rejection.found == NO_TORCH:
+        return "torch is not installed"
+    return _BRIEF.get(rejection.reason, "")
 
 
 # A line of 100 characters less the longest name of an exception.
@@ -53,7 +61,7 @@ _BRIEF = {
     Reason.TORCH_CPU: "torch is a CPU build",
     Reason.HIP: "torch is a ROCm build",
     Reason.NO_GPU: "no visible GPU",
-    Reason.DRIVER: "no NVIDIA driver that is new enough",
+    Reason.DRIVER: "NVIDIA driver too old",
     Reason.JIT_OFF: "PRECAST_JIT=off",
     Reason.NO_PREBUILT: "installed from source",
     Reason.STALE: "prebuilt files out of date",

@@ -64,11 +64,6 @@ def install_cuda_torch(host: Host) -> str:
     return f"{_installer(host).install} --force-reinstall torch --index-url {index}"
 
 
-def python_with_lzma(host: Host) -> str:
-    """A Python is without lzma when liblzma's headers were not there as it was compiled: pyenv's, as a rule."""
-    return f"apt-get install liblzma-dev && pyenv install --force {host.python}  # or: uv python install {host.python}"
-
-
 def other_label(host: Host, gpu: ComputeCapability, info: BuildInfo | None, settings: Settings) -> str:
     """The wheel whose label serves this GPU, if that is another one than what is installed."""
     label = _label_for(host, gpu)

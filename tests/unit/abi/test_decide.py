@@ -158,9 +158,8 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
         "sm_75 fits nothing here"
     )
     for why in named.values():
-        assert why.wanted == "a Python with lzma, to unpack it"
+        assert why.wanted == "a Python that was compiled with liblzma-dev, to unpack it"
         assert why.found == "Python 3.12 without: No module named '_lzma'"
-        assert "liblzma-dev" in why.remedy and "pyenv install --force 3.12" in why.remedy
     assert isinstance(decide(machine, ex.build_info("sm_90"), AUTO, CPU), UsePrebuilt)
 
 
