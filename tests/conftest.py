@@ -345,6 +345,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
 
 
+@pytest.fixture(scope="session")
+def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders by name for what tests fetch: those of pytest's cache, or of this run if that plugin is off."""
+    cache = getattr(pytestconfig, "cache", None)
+    if cache is not None:
+        return cache.mkdir
+    place = tmp_path_factory.mktemp("kept")
+
+    def folder(name: str) -> Path:
+        (place / name).mkdir(exist_ok=True)
+        return place / name
+
+    return folder
+
+
 @pytest.fixture
 def checkout() -> Path:
     """The root of this checkout."""

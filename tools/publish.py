@@ -168,12 +168,17 @@ def _page(page: bytes, place: str) -> dict[str, Any]:
 def _entries(page: bytes, place: str) -> list[dict[str, Any]]:
     try:
         entries = [dict(entry) for entry in _page(page, place)["files"]]
-        strange = [entry["url"] for entry in entries if entry["url"] != quote(entry["filename"]) or "/" in entry["url"]]
+        strange = [entry["url"] for entry in entries if not _lies_beside(entry["url"], entry["filename"])]
     except (KeyError, TypeError) as error:
         raise NotPublished(f"{place}/index.json: not a page of an index: {error!r}") from error
     if strange:
         raise NotPublished(f"{place}/index.json: its files must lie beside it, found {strange[0]}")
     return entries
+
+
+def _lies_beside(url: str, name: str) -> bool:
+    """Whether a file has the name of a distribution and no path: a page may not say where its copy is written."""
+    return url == quote(name, safe="") and name[:1].isalnum() and name.endswith((".whl", ".tar.gz"))
 
 
 def _same(name: str, found: str, wanted: str, who: str) -> None:

@@ -92,7 +92,7 @@ def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
             f"nobody knows the moment of these sources\n"
             f"  found   no commit, and none in {provenance.FACTS_FILE}\n"
             f"  needed  one moment for all builds of them\n"
-            f"  fix     1) SOURCE_DATE_EPOCH=<seconds since 1970> python -m tools repair ..."
+            f"  fix     1) export SOURCE_DATE_EPOCH=$(date +%s)"
         )
     return epoch
 

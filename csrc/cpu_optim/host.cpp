@@ -237,10 +237,12 @@ bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& sl
   const Tensor& grad = *borrowed;
   if (grad.dtype_code() != codes[static_cast<int>(slot.grad.type)]) return false;
   if (grad.numel() != slot.numel || !grad.is_contiguous()) return false;
-  const void* const data = grad.data();
-  if (data == slot.grad.data) return true;
   const DType dtype = static_cast<DType>(static_cast<int>(slot.grad.type));
-  if (grad.device_type() != aoti_torch_device_type_cpu() || !has_memory(grad, dtype)) return false;
+  const void* const data = grad.data();
+  // A gradient of this step can lie where the last one lay, in a shorter storage.
+  if (!dense_has_memory(grad, dtype)) return false;
+  if (data == slot.grad.data) return true;
+  if (grad.device_type() != aoti_torch_device_type_cpu() || data == nullptr) return false;
   const Range range = range_of(data, slot.numel, dtype);
   if (!is_apart(range, ranges_.data(), range_count_)) return false;
   slot.grad.data = const_cast<void*>(data);

@@ -186,9 +186,11 @@ bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
     return false;
   }
   const char* data = static_cast<const char*>(grad->data());
+  // A gradient of this step can lie where the last one lay, in a shorter storage.
+  if (!dense_has_memory(*grad, dtype_at(row, 2))) return false;
   if (__builtin_expect(data != row.grad, 0)) {
     if (grad->device_type() != device_type_ || grad->device_index() != device_) return false;
-    if (!has_memory(*grad, dtype_at(row, 2))) return false;
+    if (data == nullptr && row.n != 0) return false;
     row.grad = data;
     row.aligned = aligned(row);
     moved_ = true;

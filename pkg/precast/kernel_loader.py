@@ -67,7 +67,15 @@ class KernelLoader:
 
     @classmethod
     def register_extension(cls, extension: ExtensionClass) -> None:
-        """Adds a class of extensions to this loader alone; refuses what is no extension, and a name that is taken."""
+        """Adds a class of extensions to this loader alone.
+
+        Args:
+            extension: a class of :mod:`precast.extension`, or one with its methods.
+
+        Raises:
+            TypeError: it is no class of extensions, or leaves a method out.
+            ValueError: this loader has an extension of that name.
+        """
         _check_interface(cls, extension)
         name = extension().name
         with cls._lock:
@@ -81,7 +89,14 @@ class KernelLoader:
 
     @classmethod
     def unregister_extension(cls, extension: str | ExtensionClass) -> None:
-        """Takes an extension out again, by name or class; what it has loaded stays loaded."""
+        """Removes an extension from this loader; what it has loaded stays loaded.
+
+        Args:
+            extension: the name or the class of the extension.
+
+        Raises:
+            ValueError: this loader has no such extension.
+        """
         with cls._lock:
             cls._ask_packages()
             for known in cls.REGISTRY:
@@ -124,10 +139,22 @@ class KernelLoader:
         return cls._origins.get(name, _OURS)
 
     def load(self, ext_name: str | None = None) -> Any:
-        """The kernels of the named extension, or of the one with the highest priority that can be loaded here.
+        """The kernels of an extension as a module-like object; its ``source`` says where they came from.
 
-        What is not a kernel, but plain torch, comes last, and is said to be used where a kernel's hardware is here.
-        ``PRECAST_JIT=aot`` and ``jit`` ask for a kernel: then it is loaded by its name alone.
+        Plain torch comes last. It is used with a warning if the hardware of a kernel is here, and never under
+        ``PRECAST_JIT=aot`` or ``jit``, which ask for a kernel.
+
+        Args:
+            ext_name: an extension of :meth:`names`; None: the one of highest priority that can be loaded here.
+
+        Raises:
+            KernelUnavailable: there is no such extension, or none can be loaded here; the message has each reason.
+            KernelIncompatible: a file of the installation is damaged or does not fit.
+
+        Example::
+
+            adam = precast.kernel_loader.CPUAdamLoader().load()
+            print(adam.source)
         """
         cls = type(self)
         with cls._lock:

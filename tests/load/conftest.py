@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from precast._build import files
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -124,4 +125,5 @@ def make_site(folder: Path, cache: Path, *, sources: bool = True) -> Site:
     if sources:
         kept_out = shutil.ignore_patterns("torch_stable")
         shutil.copytree(CHECKOUT / "csrc", site.folder / "precast" / "csrc", ignore=kept_out)
+        (site.folder / "precast" / "csrc" / files.DIGEST).write_text(fakes.sources_digest())  # as a wheel has it
     return site

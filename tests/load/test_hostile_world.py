@@ -124,7 +124,7 @@ def test_no_verb_ends_with_a_traceback(world: str, wheel: Site) -> None:
         assert codes.pop("import-cache nowhere.tar") == codes.pop("export-cache exported.tar.gz") == status.FAILED
         assert set(codes.values()) == {status.GOOD}, found
     setting = world.removesuffix(" is garbage")
-    bad = {"PRECAST_JIT", "PRECAST_JIT_WAIT", "MAX_JOBS", "PRECAST_DEBUG"}
+    bad = {"PRECAST_JIT", "PRECAST_JIT_WAIT", "MAX_JOBS", "PRECAST_DEBUG", "PRECAST_QUIET"}
     if setting in bad or world == "a cache with a line break":
         assert set(codes.values()) == {status.USAGE}
         assert all(next(iter(WORLDS[world])) in err for _, _, err in found.values())
@@ -211,7 +211,7 @@ def test_a_reader_that_is_gone_is_no_error(words: str, precast: Callable[..., ob
 def test_other_streams_are_not_needed(where: str, precast: Callable[..., object]) -> None:
     """Without them a file of the cache would get their number, and with it what libraries print."""
     done = precast(f"precast doctor --deep adam_ {where}")
-    assert done.returncode == status.GOOD and "adam_  cpu     right" in done.stdout and done.stderr == ""
+    assert done.returncode == status.GOOD and "and 1 of 1 results are right" in done.stdout and done.stderr == ""
     done = precast(f"precast why no_such_op {where}")
     assert done.returncode == status.USAGE and "Traceback" not in done.stderr
     done = precast(f"precast cache dir {where}", MAX_JOBS="many")
@@ -325,8 +325,9 @@ def test_an_archive_with_any_byte_flipped_is_refused_or_read(
             except KernelError as error:
                 refused += "nothing was changed" in str(error)
     assert refused > len(places) / 20, "most of a plain tar is padding"
+    end = len(whole.rstrip(b"\0"))  # behind it a tar has padding alone
     for tenth in range(9):
-        archive.write_bytes(whole[: len(whole) // 2 * tenth // 10])
+        archive.write_bytes(whole[: end * tenth // 10])
         with pytest.raises(KernelError):
             cache_archive.import_cache(archive, Cache(tmp_path / f"cut{tenth}"))
 

@@ -20,7 +20,7 @@ NOT_NEEDED = {
     "precast.kernel_loader",
     "precast.optim",
 }
-OF_THE_BUILD = {"precast._build", "precast._build.catalogue", "precast._build.files", "precast._build.sources"}
+OF_THE_BUILD = {"precast._build", "precast._build.catalogue", "precast._build.files"}
 SLOW = {"argparse", "asyncio", "concurrent", "email", "http", "inspect", "subprocess", "tempfile", "urllib"}
 
 FIRST_CALL = """

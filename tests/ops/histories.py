@@ -240,7 +240,7 @@ STRANGE = (
 # What we refuse and torch takes, by what the message says of it.
 REFUSED = re.compile(
     "has layout sparse|is float64; needed float32|has no memory of its own|gaps or overlaps in memory|"
-    "another memory layout|storage of only"
+    "another memory layout|storage of only|its gradient has shape"
 )
 
 

@@ -197,6 +197,8 @@ BAD = {
         r"(params|grads)\[\d\] is on (meta|cpu); all tensors must be on cpu",
     ),
     "longer gradient": (1, lambda t: t.repeat(2), r"grads\[1\] has shape \(12,\), params\[1\] has \(6,\)"),
+    "float64 moment": (2, lambda t: t.double(), r"exp_avgs\[1\] is float64; float32, float16 or bfloat16 is needed"),
+    "integer moment": (3, lambda t: t.int(), r"exp_avg_sqs\[1\] is int32; float32, float16 or bfloat16 is needed"),
     "moments of two dtypes": (2, lambda t: t.half(), r"exp_avgs\[1\] is float16 and exp_avg_sqs\[1\] is float32"),
     "shorter moment": (3, lambda t: t[:5], r"exp_avg_sqs\[1\] has shape \(5,\), params\[1\] has \(6,\)"),
     "float32 copy": (4, lambda t: t.float(), r"copies\[1\] is float32; float16 or bfloat16 is needed"),
@@ -232,6 +234,39 @@ def test_lists_of_different_lengths() -> None:
         del lists[which][0]
         with pytest.raises(RuntimeError, match=f"2 params, but 1 {name}; one for each param is needed"):
             ops.adam_(*lists, **numbers(1))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("which", [1, 2, 3, 4])
+def test_a_list_with_another_number_of_tensors_is_refused_before_any_is_read(which: int, count: int) -> None:
+    lists = made((F32, F32, F32, F32, BF16), sizes=(4, 6))
+    lists[which] = [lists[which][0].clone() for _ in range(count)]
+    before = [t.clone() for t in lists[0]]
+    if which == 4 and count == 0:  # copies are optional
+        ops.adam_(*lists, **numbers(1))
+        return
+    name = ("", "grads", "exp_avgs", "exp_avg_sqs", "copies")[which]
+    with pytest.raises(RuntimeError, match=f"2 params, but {count} {name}; one for each param is needed"):
+        ops.adam_(*lists, **numbers(1))
+    with pytest.raises(RuntimeError, match=f"but {count} {name}"), torch._subclasses.FakeTensorMode() as mode:
+        ops.adam_(*([mode.from_tensor(t) for t in tensors] for tensors in lists), **numbers(1))
+    assert all(map(torch.equal, lists[0], before))
+
+
+@pytest.mark.parametrize("offset", [6, 7, 8, 9])
+def test_a_gradient_may_lie_right_behind_its_parameter_and_not_in_it(offset: int) -> None:
+    flat = torch.linspace(-1, 1, 20)
+    param, grad = flat[:8], flat[offset : offset + 8]
+    moments = [torch.zeros(8)], [torch.zeros(8)]
+    alone = param.clone()
+    if offset < 8:
+        with pytest.raises(RuntimeError, match=r"shares? memory"):
+            ops.adam_([param], [grad], *moments, **numbers(1))
+        assert torch.equal(param, alone) and not moments[0][0].any()
+        return
+    ops.adam_([alone], [grad.clone()], [torch.zeros(8)], [torch.zeros(8)], **numbers(1))
+    ops.adam_([param], [grad], *moments, **numbers(1))
+    assert torch.equal(param, alone) and torch.equal(flat[8:], torch.linspace(-1, 1, 20)[8:])
 
 
 def test_shared_memory_is_refused() -> None:

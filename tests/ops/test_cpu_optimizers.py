@@ -147,8 +147,14 @@ def test_scale_and_clip_are_one_factor_of_the_gradient(rule: str) -> None:
         plain.step(grads=grads)
     assert all(map(torch.equal, one, other))
     assert all(map(torch.equal, scaled, kept))
-    with pytest.raises(ValueError, match=r"clip_coef is -1.0; needed 0 or more"):
-        ours.step(grads=grads, clip_coef=-1.0)
+    before = [p.detach().clone() for p in one]
+    for value in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"clip_coef is {value}; needed 0 or more"):
+            ours.step(grads=grads, clip_coef=value)
+    for value in (0.0, -2.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"grad_scale is {value}; needed a positive number"):
+            ours.step(grads=grads, grad_scale=value)
+    assert all(map(torch.equal, one, before))
 
 
 @pytest.mark.parametrize("rule", MAKERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -68,6 +68,39 @@ def test_a_caller_that_left_autograd_out_finds_it_left_out_afterwards(device: st
         ):
             call()
             assert torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
+
+
+def calls(device: str) -> dict[str, Callable[[], Any]]:
+    """A call of each public op that leaves autograd out while it calls its kernel."""
+    x, gates = torch.randn(4, 8, device=device), torch.randn(4, 16, device=device)
+    query = torch.randn(3, 4, 8, device=device)
+    key, value = (torch.randn(3, 1, 8, device=device) for _ in range(2))
+    cos, sin = torch.randn(5, 4, device=device), torch.randn(5, 4, device=device)
+    positions, slots = torch.tensor([4, 0, 2], device=device), torch.tensor([3, -1, 11], device=device)
+    caches = torch.zeros(3, 1, 2, 4, 4, device=device), torch.zeros(3, 1, 4, 8, device=device)
+    return {
+        "layer_norm": lambda: ops.layer_norm(x, torch.ones(8, device=device)),
+        "silu_and_mul": lambda: ops.silu_and_mul(gates),
+        "scaled_softmax": lambda: ops.scaled_softmax(x, 1.0),
+        "scaled_masked_softmax": lambda: ops.scaled_masked_softmax(x, x > 0, 1.0),
+        "rotary_embedding": lambda: ops.rotary_embedding(query, key, cos, sin, positions=positions),
+        "rotary_embedding_": lambda: ops.rotary_embedding_(query, key, cos, sin, positions=positions),
+        "reshape_and_cache": lambda: ops.reshape_and_cache(key, value, *caches, slots),
+        "rotary_embedding_and_cache": lambda: ops.rotary_embedding_and_cache(
+            query, key, value, cos, sin, *caches, slots, positions=positions
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", calls("cpu"))
+def test_autograd_is_left_out_after_a_call_only_if_it_was_before(name: str, device: str) -> None:
+    call = calls(device)[name]
+    call()
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
+    with torch._C._AutoDispatchBelowAutograd():
+        call()
+        assert torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
 
 
 def test_torch_function_and_dispatch_modes_see_the_call(device: str) -> None:

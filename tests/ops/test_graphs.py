@@ -365,3 +365,25 @@ def test_capture_of_softmax_in_a_cuda_graph() -> None:
     torch.cuda.synchronize()
     for result, right in zip(results, expected, strict=True):
         assert torch.equal(result, right)
+
+
+NORMS = {
+    "rms_norm": lambda x, eps: ops.rms_norm(x, torch.ones(8, device=x.device), eps),
+    "layer_norm": lambda x, eps: ops.layer_norm(x, torch.ones(8, device=x.device), torch.ones(8, device=x.device), eps),
+    "fused_add_rms_norm": lambda x, eps: ops.fused_add_rms_norm(x, x, torch.ones(8, device=x.device), eps)[0],
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_an_eps_of_zero_is_taken_and_a_negative_one_refused_with_and_without_data(name: str, device: str) -> None:
+    norm, x = NORMS[name], torch.randn(3, 8, device=device)
+    eager = norm(x, 0.0)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = norm(mode.from_tensor(x), 0.0)
+        assert (fake.shape, fake.dtype) == (eager.shape, eager.dtype)
+        with pytest.raises(RuntimeError, match=r"eps is -1e-0?6; needed a number that is not negative"):
+            norm(mode.from_tensor(x), -1e-6)
+    with pytest.raises(RuntimeError, match="eps is -1e-06"):
+        norm(x, -1e-6)
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, 0.0), eager)

@@ -172,6 +172,7 @@ def functions(device: str) -> dict[str, tuple[Callable[[Any], Any], Callable[[An
         "masked": masked(-INFINITY, False),
         "uniform": masked(-INFINITY, True),
         "megatron": masked(-0.5, True),
+        "a finite fill, and zeros for rows without a column": masked(-0.5, False),
         "upper triangle": (lambda x: ops.scaled_upper_triang_masked_softmax(x, 0.7), causal),
         "causal": (lambda x: ops.scaled_aligned_causal_softmax(x, 0.7), causal),
         "more queries": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,10 @@ from tests import fetched
 
 
 @pytest.fixture(scope="session")
-def label_nvrtc(pytestconfig: pytest.Config) -> Callable[[str], Nvrtc]:
-    """A label's own NVRTC, kept beside pytest's cache where this environment has none."""
+def label_nvrtc(kept: Callable[[str], Path]) -> Callable[[str], Nvrtc]:
+    """A label's own NVRTC, kept with what tests fetch where this environment has none."""
 
     def find(label: str) -> Nvrtc:
-        assert pytestconfig.cache is not None
-        return fetched.label_nvrtc(label, pytestconfig.cache.mkdir(f"nvrtc-{fetched.LABELS[label].nvrtc}"))
+        return fetched.label_nvrtc(label, kept(f"nvrtc-{fetched.LABELS[label].nvrtc}"))
 
     return find

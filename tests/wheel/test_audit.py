@@ -56,6 +56,15 @@ def undescribed(files: Files) -> None:
     files[name] = files[name].split(b"\n\n")[0] + b"\n"
 
 
+def another_library(files: Files) -> None:
+    """The library of the wheel again, under the name and the ABI of one that no label has."""
+    document = json.loads(files[MANIFEST])
+    path = "host/torch-stable-2.99.so"
+    document["host"].append({**document["host"][0], "path": path, "abi": "torch-stable-2.99"})
+    files[MANIFEST] = json.dumps(document).encode()
+    files[f"precast/_C/{path}"] = files[HOST]
+
+
 # What is done to a wheel: the guard that refuses it, and what its refusal names.
 TAMPERED: dict[str, tuple[Change, str, str]] = {
     "a library cut short": (replace(HOST, lambda data: data[:9000]), "manifest", "host/torch-stable-2.10.so"),
@@ -76,6 +85,9 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "another digest": (lambda f: f.update({"precast/csrc/DIGEST": b"0" * 64}), "manifest", "precast/csrc/DIGEST"),
     "an edited source": (lambda f: f.update({"precast/csrc/common/api.cpp": b"// mine"}), "manifest", "precast/csrc"),
     "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
+    "a header too many": (lambda f: f.update({f"{SHIM}.h": b"// mine"}), "manifest", "stable/c/shim.h.h"),
+    "a header gone": (lambda f: f.pop(SHIM), "manifest", "stable/c/shim.h"),
+    "a library that nobody planned": (another_library, "targets", "host-torch-stable-2.99-x86_64"),
     "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
     "a manifest with an unknown key": (edit("extra", 1), "manifest", "extra"),
     "a pure wheel with binaries": (edit("mode", "pure"), "manifest", "a pure build lists no files"),

@@ -101,6 +101,21 @@ VARIABLES: tuple[Variable, ...] = (
         "build, run",
     ),
     Variable(
+        "PRECAST_QUIET",
+        "quiet",
+        "`0`",
+        "`1`: builds at run time say nothing on standard error, neither messages nor progress; warnings and errors "
+        "remain, and an application that configures logging still gets every message of the logger `precast`",
+        "run",
+    ),
+    Variable(
+        "NO_COLOR",
+        "no_color",
+        "none",
+        "Anything: `precast doctor` prints no colours on a terminal",
+        "run",
+    ),
+    Variable(
         "PRECAST_LABEL",
         "label",
         "none",
@@ -210,6 +225,8 @@ class Settings:
     max_jobs: int | None = None
     cpu_level: str | None = None
     debug: bool = False
+    quiet: bool = False
+    no_color: bool = False
     label: Label | None = None
     index_url: str | None = None
     parts: str | None = None
@@ -242,6 +259,8 @@ class Settings:
             max_jobs=_count(env, "MAX_JOBS"),
             cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
+            quiet=_flag(env, "PRECAST_QUIET"),
+            no_color=bool(env.get("NO_COLOR")),  # of many programs: any value counts
             label=_label(env),
             index_url=_index_url(env),
             parts=env.get("PRECAST_PARTS") or None,

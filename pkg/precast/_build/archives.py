@@ -121,10 +121,21 @@ def open_tar(path: Path) -> Iterator[Tar]:
     with _regular(path) as file:
         try:
             source = _Forwards(_unpacked(file))
-            with tarfile.open(fileobj=source, mode="r:") as archive:
+            with _headers():  # the first one is read as the archive is opened
+                archive = tarfile.open(fileobj=source, mode="r:")  # noqa: SIM115
+            with archive:
                 yield Tar(archive, source)
         except (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError) as error:
             raise BadArchive(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _headers() -> Iterator[None]:
+    """Tarfile raises ValueError for a sparse header that it cannot read."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadArchive(f"a header of the archive: {error}") from error
 
 
 class Tar:
@@ -134,7 +145,11 @@ class Tar:
         self._archive, self._source = archive, source
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        while (member := self._archive.next()) is not None:
+        while True:
+            with _headers():
+                member = self._archive.next()
+            if member is None:
+                return
             yield member
 
     def pieces(self, member: tarfile.TarInfo) -> Iterator[bytes]:

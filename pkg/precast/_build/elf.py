@@ -21,7 +21,8 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _DT_NEEDED, _DT_SONAME = 1, 14
 _OVERLAP = 16  # names may share bytes: so many times the bytes of the file, and no more
-_ACCELERATED_12 = 0x800  # e_flags bit of `sm_XXa` in the CUDA 12 layout; the CUDA 13 layout does not tell
+# The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
+_ACCELERATED_12, _ACCELERATED_13 = 0x800, 0x8
 
 
 class ElfError(ValueError):
@@ -136,6 +137,7 @@ def read_cubin(data: bytes) -> CubinHeader:
         suffix = "a" if elf.flags & _ACCELERATED_12 else ""
         layout, number = 12, elf.flags & 0xFF
     elif (elf.os_abi, elf.abi_version) == (65, 8):
+        suffix = "a" if elf.flags & _ACCELERATED_13 else ""
         layout, number = 13, (elf.flags >> 8) & 0xFF
     else:
         raise ElfError(f"unknown cubin layout: OS ABI {elf.os_abi}, ABI version {elf.abi_version}")

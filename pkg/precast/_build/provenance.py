@@ -24,7 +24,10 @@ class Provenance:
 
 
 def of(root: Path) -> Provenance:
-    """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record."""
+    """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record.
+
+    An unpacked source archive has neither. Its files bear the time of its commit, as ``git archive`` writes them.
+    """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
         said, moment = _git(root, "rev-parse", "HEAD"), _git(root, "log", "-1", "--format=%ct")
@@ -32,7 +35,8 @@ def of(root: Path) -> Provenance:
     try:
         known = json.loads((root / FACTS_FILE).read_bytes())
     except FileNotFoundError:
-        return Provenance(None, True)
+        project = root / "pyproject.toml"
+        return Provenance(None, True, int(project.stat().st_mtime) if project.is_file() else None)
     return Provenance(known["commit"], bool(known["dirty"]), known.get("epoch"))
 
 

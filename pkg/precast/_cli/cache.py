@@ -29,7 +29,7 @@ def add(verbs: Verbs) -> None:
     listing.add_argument("--all", action="store_true", help="also the objects that libraries were linked from")
     listing.add_argument("--json", action="store_true", help="one JSON array of all entries, with their inputs")
     listing.set_defaults(run=print_list)
-    verify = actions.add_parser("verify", help="hold every entry against its hash; status 1 if one is damaged")
+    verify = actions.add_parser("verify", help="check every entry against its checksum; status 1 if one is damaged")
     verify.add_argument("--json", action="store_true", help="one JSON object")
     verify.set_defaults(run=verify_all)
     prune = actions.add_parser("prune", help="remove damaged entries, what failed builds left, and what limits exclude")
@@ -84,7 +84,9 @@ def verify_all(options: argparse.Namespace) -> int:
             output.say(f"{entry.folder}: {entry.problem}")
         output.say(f"{len(entries)} entries, {len(damaged)} damaged")
         if damaged:
-            output.say("a damaged entry is never loaded: its next use builds it again; precast cache prune removes it")
+            output.say(
+                "a damaged entry is never loaded; its next use builds it again, and precast cache prune removes it"
+            )
     return status.NO if damaged else status.GOOD
 
 

@@ -75,9 +75,9 @@ def _values(action: argparse.Action) -> list[str]:
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     if action.metavar == "KERNEL":
-        from precast._build.catalogue import FAMILIES
+        from precast._cli import names
 
-        return [family.name for family in FAMILIES]
+        return list(names.known())
     return []
 
 

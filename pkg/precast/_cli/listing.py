@@ -1,4 +1,4 @@
-"""``precast list``: every extension of every loader, those of installed packages as well; looks at no machine."""
+"""``precast list``: every public name and the kernels it may load, and every extension of every loader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from precast._build.catalogue import Family
-from precast._cli import output, status
+from precast._cli import output, public, status
 from precast._load import namespace
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
-    parser = verbs.add_parser("list", help="the kernels this package has, and the names they go by")
+    parser = verbs.add_parser("list", help="list every public name, its kernels, and the extensions of each loader")
     parser.add_argument("--json", action="store_true", help="one JSON array")
     parser.set_defaults(run=run)
 
@@ -37,17 +37,24 @@ def rows() -> list[dict[str, Any]]:
                 "from": loader.origin(extension.name),
             }
             families = getattr(extension, "families", ())
-            found += [{**facts, "family": family.name, "ops": _ops(family)} for family in families]
-            found += [] if families else [{**facts, "family": None, "ops": []}]
+            found += [
+                {**facts, "family": family.name, "ops": _ops(family), "names": names_of(family)} for family in families
+            ]
+            found += [] if families else [{**facts, "family": None, "ops": [], "names": []}]
         for broken in loader.broken():
             facts = {"loader": loader.__name__, "extension": broken.name, "backend": "broken", "device": "any"}
             facts |= {"machine": None, "priority": 0, "from": broken.origin}
-            found.append({**facts, "family": None, "ops": []})
+            found.append({**facts, "family": None, "ops": [], "names": []})
     return found
 
 
 def _ops(family: Family) -> list[str]:
     return [namespace.op_name(schema) for schema in family.ops]
+
+
+def names_of(family: Family) -> list[str]:
+    """The public names that may load a family."""
+    return [f"{room}.{name}" for name, room in public.rooms().items() if family.name in public.families_of(name)]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,10 +63,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(found)
         return status.GOOD
+    cells = [(f"{room}.{name}", ", ".join(public.families_of(name))) for name, room in public.rooms().items()]
+    output.say(*output.table([("name", "kernel families"), *cells]), "")
     columns = ("loader", "extension", "backend", "priority", "from")
     families: dict[tuple[str, ...], list[str]] = {}
     for row in found:
         families.setdefault(tuple(str(row[column]) for column in columns), []).append(row["family"] or "")
-    cells = [(*shown, ", ".join(names)) for shown, names in families.items()]
-    output.say(*output.table([(*columns, "families"), *cells]))
+    lines = [(*shown, ", ".join(names)) for shown, names in families.items()]
+    output.say(*output.table([(*columns, "families"), *lines]))
     return status.GOOD

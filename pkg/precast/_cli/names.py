@@ -1,13 +1,15 @@
-"""The names a user may give a kernel by: its family, one of its ops, an extension, or a loader."""
+"""The names of kernels on the command line: what users import, families, ops, extensions and loaders."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from precast._build.catalogue import FAMILIES, Family
-from precast._load import loader
+from precast._cli import public
+from precast._load import loader, namespace
 from precast.errors import KernelUnavailable
 
 if TYPE_CHECKING:
@@ -40,13 +42,41 @@ def _known(one: type[KernelLoader]) -> set[str]:
     return {one.__name__, *one.ALIASES, *one.names(), *(broken.name for broken in one.broken())}
 
 
-def kernel(text: str) -> str:
-    """An argument that must name a kernel; argparse prints the refusal."""
-    try:
-        _named(text)
-    except KernelUnavailable as error:
-        raise argparse.ArgumentTypeError(str(error).replace("\n", "\n  ")) from error
-    return text
+def kernel(verb: str) -> Callable[[str], str]:
+    """The type of an argument of ``verb`` that must name a kernel; argparse prints the refusal."""
+
+    def name(text: str) -> str:
+        short = _short(text)
+        try:
+            _named(short)
+        except KernelUnavailable as error:
+            raise argparse.ArgumentTypeError(_unknown(verb, text)) from error
+        return short
+
+    return name
+
+
+def known() -> tuple[str, ...]:
+    """Every name that is taken for a kernel: what users import, families, ops, loaders and their extensions."""
+    from precast import kernel_loader
+
+    ops = [namespace.op_name(schema) for family in FAMILIES for schema in family.ops]
+    of_loaders = [name for one in kernel_loader.loaders() for name in (one.__name__, *sorted(_known(one)))]
+    return tuple(dict.fromkeys((*public.rooms(), *(family.name for family in FAMILIES), *ops, *of_loaders)))
+
+
+def _short(text: str) -> str:
+    """``precast.ops.silu_and_mul``, as users import it -> ``silu_and_mul``."""
+    folder, _, name = text.rpartition(".")
+    return name if folder in (*public.ROOMS, "precast.kernel_loader") else text
+
+
+def _unknown(verb: str, text: str) -> str:
+    """The refusal, with the command that was probably meant."""
+    lower = {name.lower(): name for name in known()}
+    close = difflib.get_close_matches(_short(text).lower(), lower, n=1)
+    fix = f"precast {verb} {lower[close[0]]}" if close else "precast list"
+    return f"there is no kernel {text!r}\n  needed  a name that precast list shows\n  fix     1) {fix}"
 
 
 def _named(name: str) -> tuple[Family, ...]:
@@ -62,7 +92,12 @@ def _named(name: str) -> tuple[Family, ...]:
                 return _families_of(extension)
         if any(candidate.name == name for candidate in one.broken()):
             return ()
-    return (loader.family_of(name),)
+    try:
+        return (loader.family_of(name),)
+    except KernelUnavailable:
+        if name not in public.rooms():
+            raise
+    return tuple(family for family in FAMILIES if family.name in public.families_of(name))
 
 
 def _families_of(extension: object) -> tuple[Family, ...]:

@@ -9,8 +9,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from precast._abi.settings import Settings
+
+Paint = Callable[[str, str], str]  # a text and the name of a colour, or "" for none
 
 ERRORS = "precast.names"  # how a text is encoded that may hold the name of any file
 
@@ -84,6 +88,22 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error(ERRORS, _encode_name)
 
 
+def plain(text: str, colour: str) -> str:
+    """A :data:`Paint` without colours."""
+    return text
+
+
+def painter(settings: Settings) -> Paint:
+    """Colours for a terminal, unless ``NO_COLOR`` is set (https://no-color.org)."""
+    return _coloured if not settings.no_color and sys.stdout.isatty() else plain
+
+
+def _coloured(text: str, colour: str) -> str:
+    # "Select Graphic Rendition" of ECMA-48.
+    codes = {"red": "31", "green": "32", "yellow": "33"}
+    return f"\x1b[{codes[colour]}m{text}\x1b[0m" if colour in codes else text
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows in columns, each as wide as its longest cell; the last one as it is."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -105,6 +125,11 @@ def size(count: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.1f} {unit}"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 build``, ``2 builds``; ``many`` where an s is not enough."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def when(seconds: float) -> str:

@@ -36,16 +36,22 @@ class _Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+def _help(options: argparse.Namespace) -> int:
+    """What the program alone does."""
+    output.say(options.parser.format_help().removesuffix("\n"))
+    return status.GOOD
+
+
 def make_parser() -> argparse.ArgumentParser:
     """A fresh parser; ``options.run(options)`` of what it has parsed gives the exit status."""
     parser = _Parser(
         prog="precast",
-        description="Prebuilt PyTorch kernels: what would be loaded here and why, and the build cache.",
+        description="Prebuilt PyTorch kernels: whether they are ready on this machine, why not, and the build cache.",
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")
-    parser.set_defaults(parser=parser)  # for the verb that prints what the others are
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser.set_defaults(parser=parser, run=_help)  # the parser is for ``completion``, which lists the verbs
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for module in verbs_here():
         module.add(verbs)
     return parser

@@ -26,7 +26,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
-    parser = verbs.add_parser("report", help="everything an issue needs, without secrets; sends nothing anywhere")
+    parser = verbs.add_parser("report", help="print everything an issue needs, without secrets; sends nothing anywhere")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, refusing to replace a file")
     parser.set_defaults(run=run)
@@ -71,12 +71,10 @@ def gather() -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any]) -> str:
-    """The same for people; a forge shows it as it is."""
-    cache = facts["cache"]
-    lines = [doctor.to_text(facts["doctor"]), "", f"python    {facts['python']}", "packages"]
+    """The same for people; a forge shows it as it is. What the doctor says of the cache is not said again."""
+    lines = [doctor.to_text(facts["doctor"], verbose=True), "", f"python    {facts['python']}", "packages"]
     lines += [f"  {name} {version}" for name, version in facts["packages"].items()]
-    lines += [f"cache     {cache['root']}: {cache['entries']} entries, {output.size(cache['bytes'])}"]
-    lines += [f"  damaged {line}" for line in cache["damaged"]]
+    lines += [f"damaged   {line}" for line in facts["cache"]["damaged"]]
     for failed in facts["failures"]:
         lines += [f"failed    {failed['log']}", f"  {failed['error']}"]
     return "\n".join(lines)

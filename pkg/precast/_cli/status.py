@@ -15,6 +15,6 @@ MEANINGS = {
     GOOD: "it was done, or the answer is yes",
     NO: "the answer is no: a kernel that should be there cannot be loaded, an entry of the cache is damaged",
     USAGE: "the command, a name in it, or a setting cannot be understood",
-    FAILED: "it could not be done; the error says why and what mends it",
+    FAILED: "it could not be done; the error says why and how to fix it",
     INTERRUPTED: "interrupted with Ctrl-C",
 }

@@ -20,9 +20,13 @@ def add(verbs: Verbs) -> None:
     """The arguments."""
     out = verbs.add_parser("export-cache", help="write the builds of this cache into a tar")
     out.add_argument("archive", type=Path, metavar="TAR", help="a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
-    out.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="only these; by default all")
+    out.add_argument(
+        "kernels", nargs="*", type=names.kernel("export-cache"), metavar="KERNEL", help="only these; by default all"
+    )
     out.set_defaults(run=run_export)
-    into = verbs.add_parser("import-cache", help="take over such a tar, after every file of it has been checked")
+    into = verbs.add_parser(
+        "import-cache", help="add the builds of such a tar to this cache, after checking every file"
+    )
     into.add_argument("archive", type=Path, metavar="TAR", help="what export-cache wrote, from someone you trust")
     into.set_defaults(run=run_import)
 

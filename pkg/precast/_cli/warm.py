@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precast._abi.capability import GpuTarget, parse_arch_list
+from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
 from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 _WHY = "asked for by precast warm"
 
+# The GPUs there are, from the oldest that kernels are written for: "GPU Feature List" in the nvcc documentation of CUDA
+# 12.1 to 13.2. A newer NVRTC may know more.
+_GPUS = tuple(
+    ComputeCapability.from_number(number)
+    for number in (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+)
+
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
     parser = verbs.add_parser("warm", help="build what is missing ahead of its first use; --arch needs no GPU")
-    parser.add_argument("kernels", nargs="*", type=names.kernel, metavar="KERNEL", help="by default all")
+    parser.add_argument("kernels", nargs="*", type=names.kernel("warm"), metavar="KERNEL", help="by default all")
     parser.add_argument(
         "--arch", type=_targets, metavar="LIST", help="device code for these targets: sm_121, '9.0;12.1+PTX'"
     )
@@ -81,9 +88,21 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
 
 
 def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builders:
-    """The builders, among them an NVRTC that knows every target; refused before anything is built."""
+    """The builders, among them an NVRTC that knows every target; refused before anything is built.
+
+    A target that no GPU has is said first: no NVRTC would help.
+    """
     builders = probe.probe_builders(settings)
     found = builders.nvrtc
+    known = {*_GPUS, *(found.targets if found is not None else ())}
+    strange = [target for target in targets if target.capability not in known or target.capability < _GPUS[0]]
+    if strange:
+        raise KernelUnavailable(
+            f"there is no GPU target {' '.join(map(str, strange))} to build for\n"
+            f"  found   --arch {' '.join(map(str, targets))}\n"
+            f"  needed  a GPU of compute capability {' '.join(map(str, _GPUS))}\n"
+            f"  fix     1) precast warm --arch {min(_GPUS, key=lambda gpu: _distance(gpu, strange[0]))}"
+        )
     if found is None:
         looked_at = "\n          ".join(line for line in builders.looked_at if line.startswith("nvrtc")) or "none"
         raise KernelUnavailable(
@@ -101,6 +120,10 @@ def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builde
             f"  fix     1) name other targets with --arch"
         )
     return builders
+
+
+def _distance(gpu: ComputeCapability, target: GpuTarget) -> int:
+    return abs(gpu.number - target.capability.number)
 
 
 def _warm_targets(

@@ -19,8 +19,13 @@ _VALUE = 60
 
 def add(verbs: Verbs) -> None:
     """The arguments."""
-    parser = verbs.add_parser("why", help="what would be loaded for one kernel, and why nothing else; loads nothing")
-    parser.add_argument("kernel", type=names.kernel, metavar="KERNEL", help="a family, an op, an extension or a loader")
+    parser = verbs.add_parser("why", help="trace one kernel: what would be loaded, and why not the rest; loads nothing")
+    parser.add_argument(
+        "kernel",
+        type=names.kernel("why"),
+        metavar="KERNEL",
+        help="a public name such as silu_and_mul, FusedAdamW or CPUAdamLoader, or a family, op or extension",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda", "xpu"), help="only for this kind of device")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)

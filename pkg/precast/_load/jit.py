@@ -29,7 +29,7 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
     if compiler is None or ninja is None:  # decide() has refused this already
         raise AssertionError(f"a build of {family} was decided without a compiler or ninja: {builders}")
     with_what = f"{Path(compiler.path).name} {compiler.version}"
-    with Progress(f"the host library of {family}", with_what, why) as said:
+    with Progress(f"the host library of {family}", with_what, why, quiet=settings.quiet) as said:
         artifact = host.build_host_library(
             (family,),
             piece.abi,
@@ -64,7 +64,8 @@ def build_images(
     if nvrtc is None:  # decide() has refused this already
         raise AssertionError(f"a device build of {family} was decided without NVRTC: {builders}")
     names = " ".join(str(target) for target in targets)
-    with Progress(f"the device code of {family} for {names}", f"NVRTC {nvrtc.version}", why) as said:
+    what = f"the device code of {family} for {names}"
+    with Progress(what, f"NVRTC {nvrtc.version}", why, quiet=settings.quiet) as said:
         artifacts = device.build_images(
             family,
             tuple(targets),

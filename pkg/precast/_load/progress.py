@@ -1,15 +1,14 @@
 """What a person sees of a build at run time.
 
-Nothing for what the cache has. A line when it is done, for every build. And for one that takes more than a second what
-is built, why, how far it is and where its log is: on a terminal as a line that is kept up to date (by rich, if it is
-there), elsewhere as one line.
+Nothing for a cache hit. One message when a build is done. A build that takes more than a second also says what is
+built, why, and where its log is: on a terminal as a line that is kept up to date (by rich, if it is installed),
+elsewhere as one message. Messages go through :mod:`precast._load.messages`, so each is read once.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import logging
 import re
 import sys
 import threading
@@ -20,8 +19,8 @@ from typing import Protocol, TextIO, final
 
 from precast._build.cache import Artifact
 from precast._build.watch import Watch
+from precast._load import messages
 
-_log = logging.getLogger("precast")
 PATIENCE_S = 1.0
 _REFRESH_S = 0.2
 _SHORT = 40  # columns, for how far it is
@@ -40,10 +39,15 @@ class Display(Protocol):
 
 @final
 class Progress(Watch):
-    """One build and whoever waits for it. ``start`` when it is known that something has to be built; ``end`` after."""
+    """One build. Call ``start`` once it is known that something has to be built, and ``end`` afterwards.
 
-    def __init__(self, what: str, with_what: str, why: str, stream: TextIO | None = None) -> None:
-        self._what, self._with, self._why = what, with_what, why
+    ``quiet``: no progress line, and no message unless the application handles it.
+    """
+
+    def __init__(
+        self, what: str, with_what: str, why: str, stream: TextIO | None = None, *, quiet: bool = False
+    ) -> None:
+        self._what, self._with, self._why, self._quiet = what, with_what, why, quiet
         given: TextIO | None = sys.stderr if stream is None else stream
         self._stream = io.StringIO() if given is None or given.closed else given  # closed: nobody watches
         self._lock = threading.Lock()
@@ -58,7 +62,6 @@ class Progress(Watch):
         """From now on a second is counted; again is a no-op."""
         with self._lock:
             if self._ticker is None:
-                _log.info("building %s with %s, because %s", self._what, self._with, self._why)
                 self._started = time.monotonic()
                 self._ticker = threading.Thread(target=self._tick, name="precast-progress", daemon=True)
                 self._ticker.start()
@@ -85,16 +88,15 @@ class Progress(Watch):
             self.step(int(found[-1][0]), int(found[-1][1]))
 
     def end(self, *artifacts: Artifact) -> None:
-        """Says what was built, or logs that the cache had it."""
+        """Says what was built; of a cache hit only a log at level INFO is told."""
         self._stop()
         built = [artifact for artifact in artifacts if not artifact.cached]
         if not built:
-            _log.info("%s comes from the build cache (%s)", self._what, self._why)
+            messages.log.info("%s comes from the build cache (%s)", self._what, self._why)
             return
         seconds = max(artifact.seconds for artifact in built)
         told = "" if self._told else f" ({self._why})"
         self._say(f"built {self._what}{'' if self._told else f' with {self._with}'} in {seconds:.1f} s{told}")
-        _log.info("built %s in %.2f s with %s, because %s", self._what, seconds, self._with, self._why)
 
     def __enter__(self) -> Progress:
         return self
@@ -113,14 +115,14 @@ class Progress(Watch):
         if self._over.wait(PATIENCE_S):
             return
         self._read_log()
-        if not self._stream.isatty():
+        if self._quiet or not self._stream.isatty():
             self._say(f"building {self._what} with {self._with} ({self._why}){self._so_far()}{self._where()}")
             self._told = True
             return
         try:
             self._show(open_display(self._stream))
         except OSError as error:
-            _log.info("how far %s is cannot be shown: %s", self._what, error)
+            messages.log.info("how far %s is cannot be shown: %s", self._what, error)
 
     def _show(self, display: Display) -> None:
         """Keeps a line up to date until the build is over."""
@@ -143,12 +145,7 @@ class Progress(Watch):
         return f"; log: {self._log_file}" if self._log_file else ""
 
     def _say(self, line: str) -> None:
-        """At once, whether or not logging is configured: whoever waits wants to know for what."""
-        try:
-            self._stream.write(f"precast: {line}\n")
-            self._stream.flush()
-        except (OSError, ValueError) as error:  # full, or closed: nobody watches, and the build goes on
-            _log.info("%s (standard error does not take it: %s)", line, error)
+        messages.tell("%s", line, quiet=self._quiet)
 
 
 def open_display(stream: TextIO) -> Display:

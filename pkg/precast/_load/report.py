@@ -6,6 +6,7 @@ The values are plain JSON; docs/reference/doctor.md describes them.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import fields, replace
 from enum import Enum
@@ -35,6 +36,9 @@ Json = dict[str, Any]
 # Of a kernel for another kind of machine.
 NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
 TWIN_NOTE = "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
+# Bytes that a build takes at least: the objects and the library of rms_norm are 316 kB.
+_LEAST = 256 << 10
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _PLACES = ("home", "xdg_cache_home")  # everybody has them set; what follows from them is under `cache`
 
 
@@ -196,31 +200,49 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
-    """The error of a cache that no build can be kept in, or loaded from; None where there is no such cache."""
-    from precast._build import roots, trust
+    """The error of a build that would fail for want of sources or of a cache; None if nothing is known against it."""
+    from precast._build import elsewhere, roots, sources, trust
     from precast._load import cached
 
-    root = roots.planned_root(examination.settings)
-    if root is None:  # the last resort is made, and judged, by the first build
-        return None
     try:
+        sources.csrc_dir()
+        root = roots.planned_root(examination.settings)
+        if root is None:  # the last resort is made, and judged, by the first build
+            return None
         trust.require_own(root)
     except KernelError as error:
         return str(error)
-    if _can_write(root) or all(piece["state"] == "hit" for piece in cached.describe(family, choice)):
+    why = _why_not_written(root)
+    if why is None or all(piece["state"] == "hit" for piece in cached.describe(family, choice)):
         return None
     return (
         f"{family.name}: the build cache cannot be written\n"
-        f"  found   {root}, which does not have this build\n"
-        f"  needed  a folder this user can write\n"
-        f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+        f"  found   {root}: {why}\n"
+        f"  needed  a folder this user can write, with space left\n"
+        f"  fix     1) {elsewhere.setting(root)}"
     )
 
 
-def _can_write(root: Path) -> bool:
-    """Whether a folder, or what would hold it, can be written; nothing is made."""
+def _why_not_written(root: Path) -> str | None:
+    """What keeps builds from being written below a folder, or below what would hold it; None if nothing does.
+
+    A file without a name is made and given as much room as a build needs. It is gone when it is closed. File systems
+    that have no such files (NFS, overlays before Linux 6.1) are asked for the mode alone.
+    """
     there = next(folder for folder in (root, *root.parents) if folder.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written"
+    try:
+        unnamed = os.open(there, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(unnamed, 0, _LEAST)
+        finally:
+            os.close(unnamed)
+    except OSError as error:
+        return error.strerror if error.errno in _NO_ROOM else None
+    return None
 
 
 def environment_line(examination: Examination) -> str:
@@ -246,7 +268,7 @@ def _describe_rejection(rejection: Rejection) -> Json:
 
 
 def _describe_cache(settings: Settings, system: str) -> Json:
-    """Where builds go, what is there, and who builds now. Only looks: the folder is made by the first build."""
+    """Where builds go, what is there, and who builds now. Makes nothing: the folder is made by the first build."""
     nothing: Json = {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
     if system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
         return nothing
@@ -259,7 +281,7 @@ def _describe_cache(settings: Settings, system: str) -> Json:
     entries, size = cache_tools.usage(root)
     return {
         "path": str(root),
-        "writable": _can_write(root),
+        "writable": _why_not_written(root) is None,
         "entries": entries,
         "bytes": size,
         "locks": [{"name": name, "holder": holder} for name, holder in lock.held(root)],

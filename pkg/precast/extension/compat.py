@@ -45,9 +45,26 @@ def reference(name: str) -> Callable[..., Any]:
 
 
 class CPUAdamOptimizer:
-    """One Adam step at a time, for one parameter; the hyper-parameters given to ``step`` are the ones used.
+    """One Adam step at a time, for one parameter in CPU memory, under the names of ``colossalai.kernel``.
 
-    Those of the constructor are kept for callers that read them; ``adamw_mode`` chooses decoupled weight decay.
+    ``step`` uses the values that it is given. Those of the constructor are kept for callers that read them.
+
+    Args:
+        lr: learning rate.
+        beta1: decay rate of the average of the gradients.
+        beta2: decay rate of the average of their squares.
+        eps: added to the denominator.
+        weight_decay: the decay.
+        adamw_mode: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
+
+    Raises:
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        p, grad, mean, square = (torch.ones(8) for _ in range(4))
+        adam = precast.optim.CPUAdamOptimizer(lr=1e-3)
+        adam.step(1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, p, grad, mean, square)
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def build(native: Native, why: str) -> Source:
     with_what = f"{Path(compiler.path).name} {compiler.version}" + (
         " and nvcc" if native.nvcc_flags is not None else ""
     )
-    with Progress(native.name, with_what, why) as said:
+    with Progress(native.name, with_what, why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
 
         def inside(staging: Path) -> Path:

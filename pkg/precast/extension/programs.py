@@ -63,7 +63,8 @@ def build(
     work = [(source, target) for target in targets for source in programs.sources]
     wanted = " ".join(map(str, targets))
     opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
-    with Progress(f"the device code of {programs.name} for {wanted}", f"NVRTC {compiler.version}", why) as said:
+    what = f"the device code of {programs.name} for {wanted}"
+    with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
         done: list[Artifact] = []
 

@@ -17,8 +17,25 @@ _DEFAULT_EPS = torch.finfo(torch.float32).eps
 class LayerNorm(torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` over the last dimension, computed by :func:`precast.ops.layer_norm`.
 
-    Where the parameters have another dtype than the input (as under ``torch.autocast``), both are brought to the wider
-    one, and the result to the dtype of the input.
+    If the parameters have another dtype than the input (as under ``torch.autocast``), the wider one is used. The
+    result is rounded to the dtype of the input.
+
+    Args:
+        normalized_shape: the size of the last dimension, as a number or a sequence of one.
+        eps: added to the variance; 0 or more.
+        elementwise_affine: there is a weight.
+        bias: there is a bias beside the weight.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: ``normalized_shape`` has more than one number.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        norm = precast.nn.LayerNorm(64)
+        y = norm(torch.randn(8, 64))
     """
 
     def __init__(
@@ -48,6 +65,22 @@ class RMSNorm(torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` over the last dimension, computed by :func:`precast.ops.rms_norm`.
 
     Mixed dtypes are treated as by :class:`LayerNorm`.
+
+    Args:
+        normalized_shape: the size of the last dimension, as a number or a sequence of one.
+        eps: added to the mean square; None: that of float32.
+        elementwise_affine: there is a weight.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: ``normalized_shape`` has more than one number.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        norm = precast.nn.RMSNorm(64)
+        y = norm(torch.randn(8, 64))
     """
 
     def __init__(

@@ -14,9 +14,22 @@ from precast.ops.softmax import FullyMasked
 class FusedScaleMaskSoftmax(torch.nn.Module):
     """Scales scores ``(batch, heads, queries, columns)``, masks them, and takes their softmax, in one pass.
 
-    With ``causal`` a query sees the columns up to its own, the last query all of them. A mask that is given as well
-    leaves out more; then all masked columns follow ``masked_value`` and ``fully_masked``, as
-    :func:`precast.ops.scaled_masked_softmax` has them.
+    A mask that is given to ``forward`` as well leaves out more columns.
+
+    Args:
+        scale: what scores are multiplied by.
+        causal: a query sees the columns up to its own, and the last query sees all.
+        masked_value: what masked columns count as, after scaling, as in :func:`precast.ops.scaled_masked_softmax`.
+        fully_masked: what a row with all columns masked becomes: ``"zero"`` or ``"uniform"``.
+
+    Raises:
+        ValueError: ``fully_masked`` is neither of the two; raised by ``forward``.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        softmax = precast.nn.FusedScaleMaskSoftmax(0.125, causal=True)
+        y = softmax(torch.randn(2, 4, 16, 16))
     """
 
     def __init__(

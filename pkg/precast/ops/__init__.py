@@ -52,7 +52,7 @@ __all__ = [
     "silu_and_mul",
 ]
 
-# What is imported at its first use, so that other first calls need not wait for it: by name, the module that has it.
+# Imported on first use, to keep other first calls fast: each name with its module.
 _LATE = {
     **dict.fromkeys(
         ("clip_grad_norm_", "multi_tensor_axpby_", "multi_tensor_l2norm", "multi_tensor_scale_"), "multi_tensor"
@@ -67,3 +67,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"precast.ops.{_LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

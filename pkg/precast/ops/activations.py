@@ -31,25 +31,86 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """``silu(x[..., :d]) * x[..., d:]``, the gate of SwiGLU, where ``x`` is ``(..., 2 * d)``.
+    """``silu(x[..., :d]) * x[..., d:]``, the gate of SwiGLU. Differentiable.
 
-    ``x`` is float32, float16 or bfloat16. The result is contiguous. The activation is rounded before the product.
+    Args:
+        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.silu_and_mul(x)  # (8, 64)
     """
     return _gated(x, GatedKind.SILU_AND_MUL)
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
-    """``gelu(x[..., :d]) * x[..., d:]`` with the exact GELU, by ``erf``; otherwise as :func:`silu_and_mul`."""
+    """``gelu(x[..., :d]) * x[..., d:]`` with the exact GELU, by ``erf``. Differentiable.
+
+    Args:
+        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.gelu_and_mul(x)  # (8, 64)
+    """
     return _gated(x, GatedKind.GELU_AND_MUL)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """``gelu(x[..., :d], approximate="tanh") * x[..., d:]``; otherwise as :func:`silu_and_mul`."""
+    """``gelu(x[..., :d], approximate="tanh") * x[..., d:]``. Differentiable.
+
+    Args:
+        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.gelu_tanh_and_mul(x)  # (8, 64)
+    """
     return _gated(x, GatedKind.GELU_TANH_AND_MUL)
 
 
 def mul_and_silu(x: Tensor) -> Tensor:
-    """``x[..., :d] * silu(x[..., d:])``: :func:`silu_and_mul` with the halves exchanged."""
+    """``x[..., :d] * silu(x[..., d:])``: :func:`silu_and_mul` with the halves swapped. Differentiable.
+
+    Args:
+        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.mul_and_silu(x)  # (8, 64)
+    """
     return _gated(x, GatedKind.MUL_AND_SILU)
 
 

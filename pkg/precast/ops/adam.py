@@ -30,13 +30,34 @@ def adam_(
     decoupled: bool = True,
     maximize: bool = False,
 ) -> None:
-    """Updates ``params``, ``exp_avgs`` and ``exp_avg_sqs`` in place, in one pass and one parallel region.
+    """One Adam or AdamW step over lists of CPU tensors, in place, in one parallel region.
 
-    Tensors of one index have one shape. Parameters and gradients are float32, float16 or bfloat16, each by itself; the
-    moments are float32 or of the parameter's dtype; the arithmetic is float32. ``copies``, one float16 or bfloat16
-    tensor per parameter, or none at all, receive the rounded new parameters. ``grads`` are multiplied by ``grad_scale``
-    as they are read and stay as they are. ``bias_correction1`` is ``1 - beta1**step``, and likewise for ``beta2``.
-    ``decoupled`` decays the weights apart from the gradient (AdamW), else the decay joins it (Adam).
+    Args:
+        params: updated; float32, float16 or bfloat16, each by itself.
+        grads: dense, with the shapes of ``params``; multiplied by ``grad_scale`` as they are read, and not written.
+        exp_avgs: averages of the gradients, updated; float32 or of the parameter's dtype.
+        exp_avg_sqs: averages of their squares, updated; the same.
+        copies: float16 or bfloat16, one for each parameter, or none at all; receive the rounded new parameters.
+        lr: learning rate.
+        beta1: decay rate of ``exp_avgs``.
+        beta2: decay rate of ``exp_avg_sqs``.
+        eps: added to the denominator.
+        weight_decay: the decay.
+        bias_correction1: ``1 - beta1**step``, with steps from 1.
+        bias_correction2: ``1 - beta2**step``.
+        grad_scale: what gradients are multiplied by.
+        decoupled: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
+        maximize: steps go up instead of down.
+
+    Raises:
+        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        p, g, m, v = ([torch.ones(8)] for _ in range(4))
+        rates = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
+        precast.ops.adam_(p, g, m, v, **rates, bias_correction1=0.1, bias_correction2=0.001)
     """
     for index, grad in enumerate(grads):
         if grad.layout is not torch.strided:

@@ -35,7 +35,24 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of the caches."""
+    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of paged caches. For inference.
+
+    Args:
+        key: ``(tokens, heads, width)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        value: with the shape, dtype and device of ``key``.
+        key_cache: in either layout of this module.
+        value_cache: in the same layout.
+        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        (key, value), (keys, values) = torch.randn(2, 2, 4, 64), torch.zeros(2, 8, 16, 4, 64)
+        precast.ops.reshape_and_cache(key, value, keys, values, torch.tensor([0, 17]))
+    """
     if is_plain(key, value, key_cache, value_cache, slot_mapping):
         _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
         mark_written((key_cache, value_cache))
@@ -61,11 +78,32 @@ def rotary_embedding_and_cache(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rotary_embedding_` of ``query`` and ``key``, then :func:`reshape_and_cache`: their bits, in one launch.
+    """:func:`rotary_embedding_`, then :func:`reshape_and_cache`: the same bits, in one launch.
 
-    ``query`` and ``key`` are rotated in place and returned, also those of a token that is left out of the caches.
-    ``query`` is ``(tokens, query_heads, width)``; ``cos``, ``sin`` and ``positions`` are as for
-    :func:`rotary_embedding`.
+    Args:
+        query: ``(tokens, query_heads, width)``; float32, float16 or bfloat16; rotated in place.
+        key: ``(tokens, heads, width)``; rotated in place, also for tokens that are left out of the caches.
+        value: with the shape of ``key``.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        key_cache: in either layout of this module.
+        value_cache: in the same layout.
+        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        ``(query, key)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        (q, k, v), (cos, sin) = torch.randn(3, 2, 4, 64), torch.randn(2, 2, 32)
+        keys, values = torch.zeros(2, 8, 16, 4, 64)
+        precast.ops.rotary_embedding_and_cache(q, k, v, cos, sin, keys, values, torch.tensor([0, 17]))
     """
     if is_plain(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions):
         _no_gradient("rotary_embedding_and_cache", query, key, value, cos, sin, key_cache, value_cache)

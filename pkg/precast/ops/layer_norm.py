@@ -22,10 +22,25 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """``(x - mean(x, -1)) / sqrt(var(x, -1) + eps) * weight + bias``, with the variance that divides by the width.
+    """``(x - mean(x, -1)) / sqrt(var(x, -1) + eps) * weight + bias``. Differentiable.
 
-    ``x`` is ``(..., hidden)``, ``weight`` and ``bias`` are ``(hidden,)`` or None; all float32, float16 or bfloat16, of
-    one dtype, on one device. The result has the shape and dtype of ``x`` and is contiguous.
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        weight: ``(hidden,)``, of the dtype and device of ``x``, or None.
+        bias: the same, or None.
+        eps: added to the variance, which divides by ``hidden``; 0 or more.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, weight, bias = torch.randn(8, 64), torch.ones(64), torch.zeros(64)
+        y = precast.ops.layer_norm(x, weight, bias)
     """
     if (  # as in rms_norm
         not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace

@@ -23,33 +23,106 @@ STALE, UNCOUNTED = 0, 1
 
 
 def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The root of the sum of all squares, and the sum of squares of each tensor; both float32, on the GPU."""
+    """The 2-norm of all elements of a list of GPU tensors, in one launch.
+
+    Args:
+        tensors: all on one GPU; float32, float16 or bfloat16, in any mix.
+
+    Returns:
+        The norm, and the sum of squares of each tensor; both float32, on the GPU.
+
+    Raises:
+        RuntimeError: a tensor has another dtype or device.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        grads = [torch.ones(4, device="cuda"), torch.ones(5, device="cuda")]
+        norm, squares = precast.ops.multi_tensor_l2norm(grads)  # 3., [4., 5.]
+    """
     total: Tensor
     total, squares = L2NORM(list(tensors))
     return total, squares
 
 
 def multi_tensor_scale_(
-    outs: Sequence[Tensor], xs: Sequence[Tensor], scale: float, *, factor: Tensor | None = None, found_inf: Any = None
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    scale: float,
+    *,
+    factor: Tensor | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
-    """``outs = scale * factor * xs``. ``factor`` is one float32 on the GPU.
+    """``outs = scale * factor * xs`` for lists of GPU tensors, in one launch.
 
-    ``found_inf``, likewise, becomes 1 if an element of ``xs`` is infinite or NaN, and stays as it is if none is.
+    Args:
+        outs: written; all on one GPU; float32, float16 or bfloat16, in any mix.
+        xs: with the shapes of ``outs``; an out may be its own x.
+        scale: a number.
+        factor: one float32 on the GPU, or None for 1.
+        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+
+    Raises:
+        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        grads = [torch.ones(4, device="cuda")]
+        precast.ops.multi_tensor_scale_(grads, grads, 0.5)
     """
     AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
 
 
 def multi_tensor_axpby_(
-    outs: Sequence[Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], a: float, b: float, *, found_inf: Any = None
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    a: float,
+    b: float,
+    *,
+    found_inf: Tensor | None = None,
 ) -> None:
-    """``outs = a * xs + b * ys``, each product and sum in float32. An out may be its own x or y."""
+    """``outs = a * xs + b * ys`` for lists of GPU tensors, each product and sum in float32, in one launch.
+
+    Args:
+        outs: written; all on one GPU; float32, float16 or bfloat16, in any mix.
+        xs: with the shapes of ``outs``; an out may be its own x.
+        ys: with the shapes of ``outs``; an out may be its own y.
+        a: a number.
+        b: a number.
+        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+
+    Raises:
+        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        xs, ys = [torch.ones(4, device="cuda")], [torch.ones(4, device="cuda")]
+        precast.ops.multi_tensor_axpby_(xs, xs, ys, 0.9, 0.1)
+    """
     AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` for the 2-norm: gradients are read once, and written only if they are clipped.
+    """``torch.nn.utils.clip_grad_norm_`` for the 2-norm, without waiting for the GPU.
 
-    Returns the norm that they had. Nothing waits for the GPU.
+    Args:
+        parameters: one, or several; their gradients are all on one GPU.
+        max_norm: the largest norm that is left as it is.
+
+    Returns:
+        The norm before clipping; 0 without any gradient. Gradients are read once, and written only if they are clipped.
+
+    Raises:
+        RuntimeError: a gradient has another dtype or device.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        model(x).sum().backward()
+        norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]

@@ -30,10 +30,26 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none") -> Tensor:
-    """``x / sqrt(mean(x**2, -1) + eps) * weight``.
+    """``x / sqrt(mean(x**2, -1) + eps) * weight``. Differentiable.
 
-    ``x`` is ``(..., hidden)``, ``weight`` is ``(hidden,)``; both float32, float16 or bfloat16, of one dtype, on one
-    device. The result has the shape and dtype of ``x`` and is contiguous.
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, weight = torch.randn(8, 4096), torch.ones(4096)
+        y = precast.ops.rms_norm(x, weight, eps=1e-6)
     """
     code = 0 if casting == "none" else casting_code(casting)
     # Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
@@ -59,9 +75,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(sum, weight), sum)`` with ``sum = x + residual``, in one pass; the sum is rounded to ``x``'s dtype.
+    """``(rms_norm(sum, weight), sum)`` with ``sum = x + residual``, in one pass. Differentiable.
 
-    ``x`` and ``residual`` are ``(..., hidden)``; otherwise as :func:`rms_norm`.
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        residual: with the shape, dtype and device of ``x``.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        The norm and the sum, both contiguous. The sum is rounded to the dtype of ``x`` first.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
+        y, total = precast.ops.fused_add_rms_norm(x, residual, weight)
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm
@@ -85,10 +119,27 @@ def fused_add_rms_norm(
 def fused_add_rms_norm_(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
 ) -> tuple[Tensor, Tensor]:
-    """:func:`fused_add_rms_norm` in place: ``residual`` becomes the sum, ``x`` its norm. Returns ``(x, residual)``.
+    """:func:`fused_add_rms_norm` in place, for inference: ``residual`` becomes the sum, ``x`` its norm.
 
-    ``x`` and ``residual`` must not overlap, and their last dimension must be contiguous. For inference: it raises where
-    a gradient is wanted.
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16. Its last dimension is contiguous.
+        residual: like ``x``, which it must not overlap; its last dimension is contiguous.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        ``(x, residual)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype, device or layout, or a gradient is wanted.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
+        precast.ops.fused_add_rms_norm_(x, residual, weight)
     """
     code = 0 if casting == "none" else casting_code(casting)
     if (  # as in rms_norm

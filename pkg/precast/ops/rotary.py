@@ -39,9 +39,27 @@ def rotary_embedding(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``query`` and ``key`` with their pairs rotated, as new contiguous tensors; None for a key that is None.
+    """``query`` and ``key`` with their pairs rotated. Differentiable in both, to any order.
 
-    Differentiable in ``query`` and ``key`` to any order; ``cos`` and ``sin`` must not require grad.
+    Args:
+        query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        key: the same with any number of heads, or None.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        New contiguous tensors for ``query`` and ``key``; None for a key that is None.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or ``cos`` or ``sin`` requires grad.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
+        rotated, _ = precast.ops.rotary_embedding(query, None, cos, sin)
     """
     if is_plain(query, key, cos, sin, positions):
         if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
@@ -66,9 +84,27 @@ def rotary_embedding_(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`rotary_embedding` in place; returns ``(query, key)``. Both may be parts of one packed projection.
+    """:func:`rotary_embedding` in place, for inference. Both may be parts of one packed projection.
 
-    For inference: it raises where a gradient is wanted.
+    Args:
+        query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        key: the same with any number of heads, or None.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        ``(query, key)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
+        precast.ops.rotary_embedding_(query, None, cos, sin)
     """
     if is_plain(query, key, cos, sin, positions):
         if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
@@ -87,11 +123,25 @@ def rotary_embedding_(
 def get_cos_and_sin(
     lengths: Tensor, cos_table: Tensor, sin_table: Tensor, *, is_prompts: bool, tokens: int | None = None
 ) -> Both:
-    """The rows of the tables for sequences that are packed one after the other: what ``cos`` and ``sin`` above may be.
+    """The rows of the tables for packed sequences: the ``cos`` and ``sin`` of :func:`rotary_embedding`.
 
-    ``lengths`` has the length of each sequence. With ``is_prompts`` all of its tokens are there, at positions from 0
-    on; else only its last one is. ``tokens`` is the sum of ``lengths``, for callers who know it: asking a GPU makes it
-    wait.
+    Args:
+        lengths: int32 or int64, the length of each sequence in tokens.
+        cos_table: ``(positions, rotary_dim / 2)``.
+        sin_table: as ``cos_table``.
+        is_prompts: all tokens of each sequence are there, from position 0 on; otherwise only its last one.
+        tokens: the sum of ``lengths``, if you know it: asking a GPU for it waits for the GPU.
+
+    Returns:
+        ``(cos, sin)``, a row for each token.
+
+    Raises:
+        IndexError: a sequence is longer than the tables.
+
+    Example::
+
+        table, lengths = torch.randn(128, 32), torch.tensor([3, 5])
+        cos, sin = precast.ops.get_cos_and_sin(lengths, table, table, is_prompts=True)
     """
     if is_prompts:
         total = int(lengths.sum()) if tokens is None else tokens

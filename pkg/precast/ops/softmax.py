@@ -28,10 +28,23 @@ _require: Callable[[object, Callable[[], str]], None] = torch._check
 
 
 def scaled_softmax(x: Tensor, scale: float) -> Tensor:
-    """``softmax(scale * x, -1)``.
+    """``softmax(scale * x, -1)``. Differentiable.
 
-    ``x`` is float32, float16 or bfloat16 with at least one dimension. The result has its shape and dtype and is
-    contiguous.
+    Args:
+        x: float32, float16 or bfloat16, with at least one dimension, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype or no dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(2, 4, 16, 16)
+        y = precast.ops.scaled_softmax(scores, 0.125)
     """
     return _scaled(x, scale)
 
@@ -44,25 +57,73 @@ def scaled_masked_softmax(
     masked_value: float | Literal["-inf"] = "-inf",
     fully_masked: FullyMasked = "zero",
 ) -> Tensor:
-    """:func:`scaled_softmax` of the columns whose mask is zero; the others count as ``masked_value``, after scaling.
+    """The softmax of ``scale * x`` over the columns whose mask is zero. Differentiable.
 
-    ``x`` is ``(batch, heads, queries, columns)``, or has fewer dimensions. ``mask`` is bool or uint8, not zero where
-    masked, with the last dimension of ``x`` and with 1 or the size of ``x`` in each other one. With ``-inf`` masked
-    columns are zero; ``-10000.0`` is Megatron's convention. A row whose columns are all masked is zero, or, with
-    ``fully_masked="uniform"``, one over the number of columns everywhere.
+    Args:
+        x: ``(batch, heads, queries, columns)``, or fewer dimensions; float32, float16 or bfloat16.
+        mask: bool or uint8, not zero where masked; the last dimension of ``x``, and 1 or its size in each other one.
+        scale: what scores are multiplied by.
+        masked_value: what masked columns count as, after scaling; ``"-inf"`` gives 0, and -10000.0 is Megatron's.
+        fully_masked: what a row with all columns masked becomes: ``"zero"``, or ``"uniform"``, one over the columns.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``fully_masked`` is neither of the two.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores, mask = torch.randn(2, 4, 16, 16), torch.zeros(2, 1, 16, 16, dtype=torch.bool)
+        y = precast.ops.scaled_masked_softmax(scores, mask, 0.125)
     """
     return _masked(x, mask, scale, float(masked_value), _uniform(fully_masked))
 
 
 def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
-    """:func:`scaled_softmax` of a square ``x`` ``(..., s, s)`` up to the diagonal; what lies behind it is zero."""
+    """The causal softmax of a square: columns behind the diagonal are zero. Differentiable.
+
+    Args:
+        x: ``(..., s, s)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or is no square.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(8, 16, 16)
+        y = precast.ops.scaled_upper_triang_masked_softmax(scores, 0.125)
+    """
     return _upper_triang(x, scale)
 
 
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
-    """The causal softmax of ``x`` ``(..., queries, columns)``, whose last query sees all columns.
+    """The causal softmax whose last query sees all columns. Differentiable.
 
-    Query ``q`` sees the columns up to ``q + columns - queries``; the others are zero, whatever is in ``x`` there.
+    Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero, whatever is in ``x`` there.
+
+    Args:
+        x: ``(..., queries, columns)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or fewer than two dimensions.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(8, 4, 16)
+        y = precast.ops.scaled_aligned_causal_softmax(scores, 0.125)
     """
     return _aligned_causal(x, scale)
 

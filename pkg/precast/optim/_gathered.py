@@ -87,7 +87,19 @@ def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
             return grad, True
         # The dispatcher would hand over one zero for all elements.
         return torch.zeros_like(param, dtype=grad.dtype) if grad._is_zerotensor() else grad, False
+    if are_bare((grad,)) or grad.is_neg():
+        _check_storage(grad)
     return torch.empty_like(param, dtype=grad.dtype).copy_(grad), False
+
+
+def _check_storage(grad: Tensor) -> None:
+    """Raises if a storage ends before its tensor: torch's own copy would read past the end."""
+    last = grad.storage_offset() + sum((size - 1) * step for size, step in zip(grad.shape, grad.stride(), strict=True))
+    there = grad.untyped_storage().nbytes()
+    if grad.numel() and (last + 1) * grad.element_size() > there:
+        raise RuntimeError(
+            f"a gradient has shape {tuple(grad.shape)}, and a storage of only {there} bytes; nothing was updated"
+        )
 
 
 def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
@@ -102,11 +114,11 @@ def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
 
 
 def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Local parameters and local gradients; None if a gradient is missing."""
+    """Local parameters and local gradients; None if a gradient is missing or sparse."""
     tensors, grads = [], []
     with torch.no_grad():
         for param in params:
-            if param.grad is None:
+            if param.grad is None or param.grad.layout is not torch.strided:
                 return None
             tensors.append(local_of(param))
             grads.append(local_grad(param, param.grad)[0])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer, optimizer
 
 from precast.optim._watched import Params, Seen, States, is_watched
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Imports Dynamo at the first call, where torch.compiler.disable would import it here.
@@ -46,7 +49,7 @@ def light(step: _Function) -> _Function:
 class PlannedOptimizer(Optimizer):
     """An optimizer with containers that say when they are changed; ``_drop`` then forgets what was planned."""
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
         super().__init__(params, defaults)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,34 @@ from precast.ops.cpu_optim import ADAGRAD
 from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 __all__ = ["CPUAdagrad"]
 
 
 class CPUAdagrad(CPUOptimizer):
-    """Adagrad over float32, float16 or bfloat16; see ``CPUAdam`` for the formats.
+    """``torch.optim.Adagrad`` for parameters in CPU memory, one pass over memory for each step.
 
-    The numbers are those of ``torch.optim.Adagrad``, and ``state_dict`` has its entries; each loads the other's.
+    ``state_dict`` has torch's entries; each loads the other's.
+
+    Args:
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more.
+        lr_decay: the learning rate is divided by ``1 + steps * lr_decay``; 0 or more.
+        weight_decay: 0 or more, added to the gradient.
+        initial_accumulator_value: what the sums of squares start with; 0 or more.
+        eps: added to the denominator; 0 or more.
+        maximize: steps go up instead of down.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.CPUAdagrad(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     rule = ADAGRAD
@@ -27,7 +48,7 @@ class CPUAdagrad(CPUOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-2,
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,21 +13,42 @@ from precast.ops.cpu_optim import ADAM
 from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 __all__ = ["CPUAdam", "CPUAdamOptimizer"]
 
 
 class CPUAdam(CPUOptimizer):
-    """AdamW (``decoupled=True``) or Adam with the decay added to the gradient, over float32, float16 or bfloat16.
+    """AdamW (``decoupled=True``) or Adam for parameters in CPU memory, one pass over memory for each step.
 
-    The arithmetic is float32 whatever the tensors are. The moments are float32 too, or, with ``state_dtype=None``, of
-    their parameter's dtype, as ``torch.optim`` keeps them. The usual mixed-precision loop, float32 masters updated from
-    low-precision gradients and rounded into the model in the same pass::
+    The arithmetic is float32 whatever the tensors are. The usual mixed-precision loop updates float32 masters from
+    low-precision gradients, and rounds them into the model in the same pass::
 
         optimizer = CPUAdam(masters)
         optimizer.step(grads=[p.grad for p in model.parameters()], copies=list(model.parameters()))
 
-    ``state_dict`` has the entries of ``torch.optim.AdamW``; each loads the other's. ``GradScaler`` is served without an
-    extra pass: gradients are unscaled as they are read, and stay as they are.
+    ``state_dict`` has the entries of ``torch.optim.AdamW``; each loads the other's. ``GradScaler`` needs no extra pass:
+    gradients are unscaled as they are read, and stay as they are.
+
+    Args:
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more.
+        betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
+        eps: added to the denominator; 0 or more.
+        weight_decay: 0 or more.
+        decoupled: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
+        amsgrad: the largest average of squares is used.
+        maximize: steps go up instead of down.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.CPUAdam(model.parameters(), lr=1e-3, weight_decay=0.01)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     rule = ADAM
@@ -36,7 +57,7 @@ class CPUAdam(CPUOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

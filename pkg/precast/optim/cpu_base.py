@@ -56,13 +56,23 @@ class CPUOptimizer(PlannedOptimizer):
         clip_coef: Number = None,
         found_inf: Number = None,
     ) -> Any:
-        """Updates every parameter that has a gradient, and returns what ``closure`` returned.
+        """Updates every parameter that has a gradient.
 
-        ``grads`` are used in place of ``.grad``, and may be of another dtype than their parameters. ``copies`` receive
-        the new parameters, rounded to their own dtype; they may lie in pinned memory. Gradients are divided by
-        ``grad_scale`` (the loss scale) and multiplied by ``clip_coef`` as they are read, and stay as they are. Nothing
-        happens, and no step is counted, when ``found_inf`` is not zero. Raises before anything is written if any of the
-        tensors cannot be used.
+        Args:
+            closure: computes the loss again, and its gradients.
+            grads: used in place of ``.grad``, in any of the dtypes; one for each parameter, or by parameter.
+            copies: receive the new parameters, rounded to float16 or bfloat16, in pinned memory too; likewise.
+            grad_scale: the loss scale: gradients are divided by it as they are read, and not written.
+            clip_coef: gradients are multiplied by it as they are read.
+            found_inf: if it is not 0, nothing is updated and no step is counted.
+
+        Returns:
+            What ``closure`` returned.
+
+        Raises:
+            RuntimeError: a tensor cannot be used; nothing was updated.
+            ValueError: ``grads`` or ``copies`` do not match the parameters, or a number is out of range.
+            precast.errors.KernelError: no kernel can be loaded or built here.
         """
         loss = None
         if closure is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,32 @@ from precast.ops.cpu_optim import LION
 from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 __all__ = ["CPULion"]
 
 
 class CPULion(CPUOptimizer):
-    """Lion, steps by the sign of a momentum, over float32, float16 or bfloat16; see ``CPUAdam`` for the formats.
+    """Lion (Chen and others, 2023) for parameters in CPU memory: steps by the sign of a momentum.
 
-    The decay is decoupled. A gradient that is NaN makes its parameter NaN.
+    A gradient that is NaN makes its parameter NaN.
+
+    Args:
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more.
+        betas: mix of the gradient into the step, and into the average; from 0 up to but not including 1.
+        weight_decay: 0 or more, apart from the gradient.
+        maximize: steps go up instead of down.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.CPULion(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     rule = LION
@@ -27,7 +46,7 @@ class CPULion(CPUOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,34 @@ from precast.ops.cpu_optim import SGD
 from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 __all__ = ["CPUSGD"]
 
 
 class CPUSGD(CPUOptimizer):
-    """SGD, with momentum (Nesterov's if asked for), over float32, float16 or bfloat16; see ``CPUAdam`` for the formats.
+    """``torch.optim.SGD`` for parameters in CPU memory, one pass over memory for each step.
 
-    The numbers are those of ``torch.optim.SGD``, and ``state_dict`` has its entries; each loads the other's.
+    ``state_dict`` has torch's entries; each loads the other's.
+
+    Args:
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more.
+        momentum: 0 or more.
+        dampening: of the momentum.
+        weight_decay: 0 or more, added to the gradient.
+        nesterov: looks ahead; needs a momentum above 0 and no dampening.
+        maximize: steps go up instead of down.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.CPUSGD(model.parameters(), lr=1e-3, momentum=0.9)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     rule = SGD
@@ -27,7 +48,7 @@ class CPUSGD(CPUOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,

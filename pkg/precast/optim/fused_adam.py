@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,28 +10,46 @@ from torch import Tensor
 from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE
 from precast.optim.fused_base import FusedOptimizer
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 
 class FusedAdam(FusedOptimizer):
-    """Adam with the decay added to the gradient, as ``torch.optim.Adam``, or ``decoupled=True``: AdamW.
+    """``torch.optim.Adam`` on the GPU, all parameters in one launch; ``decoupled=True``: AdamW.
 
-    Parameters and gradients are float32, float16 or bfloat16; the arithmetic is float32, and so are the moments, or,
-    with ``state_dtype=None``, of their parameter's dtype, as ``torch.optim`` keeps them. With ``master_weights=True``
-    float16 and bfloat16 parameters have a float32 master in their state, which is updated and rounded into the
-    parameter in the same pass. ``max_grad_norm`` clips by the 2-norm of all gradients, which are read once more and not
-    written.
+    The arithmetic is float32 whatever the tensors are. Every step can be captured in a CUDA graph. ``GradScaler`` needs
+    no extra pass and no wait for the GPU: gradients are unscaled as they are read, and stay as they are. A step that
+    overflowed is skipped and not counted. ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``; each
+    loads the other's.
 
-    ``capturable`` is here for its name: every step can be captured. A learning rate that is a tensor on the GPU is read
-    at each replay. ``GradScaler`` is served without an extra pass, and without waiting for the GPU: gradients are
-    unscaled as they are read, stay as they are, and a step that overflowed is skipped and not counted.
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
+        eps: added to the denominator; 0 or more.
+        weight_decay: 0 or more.
+        amsgrad: the largest average of squares is used.
+        maximize: steps go up instead of down.
+        capturable: ignored, because every step can be captured.
+        decoupled: the decay is apart from the gradient (AdamW), instead of added to it.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
 
-    ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``; each loads the other's.
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedAdam(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     kind: ClassVar[int] = ADAM
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -67,19 +85,59 @@ class FusedAdam(FusedOptimizer):
 
 
 class FusedAdamW(FusedAdam):
-    """``FusedAdam`` with the decay apart from the gradient, and the default of ``torch.optim.AdamW`` for it."""
+    """``torch.optim.AdamW`` on the GPU, all parameters in one launch; otherwise as :class:`FusedAdam`.
+
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
+        eps: added to the denominator; 0 or more.
+        weight_decay: 0 or more, apart from the gradient.
+        amsgrad: the largest average of squares is used.
+        maximize: steps go up instead of down.
+        capturable: ignored, because every step can be captured.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedAdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        optimizer.step()  # after backward(), as with torch.optim
+    """
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        master_weights: bool = False,
+        state_dtype: torch.dtype | None = torch.float32,
+        max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled=True, **options)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            decoupled=True,
+            maximize=maximize,
+            capturable=capturable,
+            master_weights=master_weights,
+            state_dtype=state_dtype,
+            max_grad_norm=max_grad_norm,
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -12,7 +12,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 _group_params = operator.itemgetter("params")
 
@@ -46,7 +49,7 @@ class FusedOptimizer(PlannedOptimizer):
     kind: ClassVar[int]
     _step_supports_amp_scaling: ClassVar[bool] = True  # GradScaler.step then hands over grad_scale and found_inf
 
-    def __init__(self, params: Any, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
         self.max_grad_norm = max_grad_norm
@@ -80,9 +83,18 @@ class FusedOptimizer(PlannedOptimizer):
     @light
     @outside_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient, and returns what ``closure`` returned.
+        """Updates every parameter that has a gradient.
 
-        Raises before anything is written if any of the tensors cannot be used.
+        Args:
+            closure: computes the loss again, and its gradients.
+
+        Returns:
+            What ``closure`` returned.
+
+        Raises:
+            RuntimeError: a tensor cannot be used; nothing was updated.
+            ValueError: ``max_grad_norm`` is set, and the parameter groups need more than one launch.
+            precast.errors.KernelError: no kernel can be loaded or built here.
         """
         loss = None
         if closure is not None:
@@ -184,7 +196,7 @@ class FusedOptimizer(PlannedOptimizer):
             plans = [self._plan(signature, work, idle) for signature, work in works.items()]
         self._look()
         self._signatures = [self._signature_of(group) for group in self.param_groups]
-        self._plans = plans
+        self._plans = plans or None  # without any plan nothing would notice the next gradient
         return plans
 
     def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,15 +10,39 @@ from torch import Tensor
 from precast.ops.multi_tensor import ADAGRAD, ALWAYS_ADAPT, DECOUPLED, LAMB, LION, MAXIMIZE, NESTEROV, SGD
 from precast.optim.fused_base import FusedOptimizer
 
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
 
 class FusedSGD(FusedOptimizer):
-    """``torch.optim.SGD``: momentum, dampening, nesterov, decay in the gradient. Each loads the other's state."""
+    """``torch.optim.SGD`` on the GPU, all parameters in one launch. Each loads the other's state.
+
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        momentum: 0 or more.
+        dampening: of the momentum.
+        weight_decay: 0 or more, added to the gradient.
+        nesterov: looks ahead; needs a momentum above 0 and no dampening.
+        maximize: steps go up instead of down.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedSGD(model.parameters(), lr=1e-3, momentum=0.9)
+        optimizer.step()  # after backward(), as with torch.optim
+    """
 
     kind: ClassVar[int] = SGD
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -57,13 +81,34 @@ class FusedSGD(FusedOptimizer):
 
 
 class FusedAdagrad(FusedOptimizer):
-    """``torch.optim.Adagrad``. Each loads the other's state."""
+    """``torch.optim.Adagrad`` on the GPU, all parameters in one launch. Each loads the other's state.
+
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        lr_decay: the learning rate is divided by ``1 + steps * lr_decay``; 0 or more.
+        weight_decay: 0 or more, added to the gradient.
+        initial_accumulator_value: what the sums of squares start with; 0 or more.
+        eps: added to the denominator; 0 or more.
+        maximize: steps go up instead of down.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedAdagrad(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
+    """
 
     kind: ClassVar[int] = ADAGRAD
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-2,
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
@@ -94,13 +139,32 @@ class FusedAdagrad(FusedOptimizer):
 
 
 class FusedLion(FusedOptimizer):
-    """Lion (Chen et al., 2023): a step of the learning rate along the sign of the averaged gradient."""
+    """Lion (Chen and others, 2023) on the GPU, all parameters in one launch: steps by the sign of a momentum.
+
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        betas: mix of the gradient into the step, and into the average; from 0 up to but not including 1.
+        weight_decay: 0 or more, apart from the gradient.
+        maximize: steps go up instead of down.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedLion(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
+    """
 
     kind: ClassVar[int] = LION
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
@@ -129,17 +193,37 @@ class FusedLion(FusedOptimizer):
 
 
 class FusedLAMB(FusedOptimizer):
-    """LAMB (You et al., 2020): AdamW whose step has, for each parameter, the length that the parameter has.
+    """LAMB (You and others, 2020) on the GPU, all parameters in two launches.
 
-    As in NVIDIA's version, gradients are first clipped by the norm of all of them, and a parameter without weight decay
-    takes the plain step, unless ``always_adapt``. The direction takes four bytes for each element while it is known.
+    It is AdamW with a step as long as the parameter is, for each parameter. As in NVIDIA's version, gradients are
+    clipped first, and a parameter without weight decay takes the plain step. While a step runs, its direction takes
+    four bytes for each element.
+
+    Args:
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
+        betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
+        eps: added to the denominator; 0 or more.
+        weight_decay: 0 or more.
+        always_adapt: also parameters without weight decay take a step of their own length.
+        maximize: steps go up instead of down.
+        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
+        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+
+    Raises:
+        ValueError: an option is out of range.
+
+    Example::
+
+        optimizer = precast.optim.FusedLAMB(model.parameters(), lr=1e-3)
+        optimizer.step()  # after backward(), as with torch.optim
     """
 
     kind: ClassVar[int] = LAMB
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,

@@ -184,7 +184,11 @@ def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     file, image = INFO.host[0], INFO.device[0]
     refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
     refused(replace(INFO, device=(image, replace(image, path="device/again.cubin.xz"))), "device code 'rms_norm sm_90'")
+    other = replace(image, family="softmax")
+    refused(replace(INFO, device=(image, other)), f"path '{image.path}' is listed twice")
     refused(replace(INFO, mode=BuildMode.PURE), "a pure build lists no files")
+    refused(replace(INFO, mode=BuildMode.PURE, host=()), "a pure build lists no files")
+    refused(replace(INFO, mode=BuildMode.PURE, device=()), "a pure build lists no files")
     refused(replace(INFO, label=Label("cpu")), "has no device code")
     refused(replace(INFO, host=(replace(file, path="/tmp/x.so"),)), "path")
     refused(replace(INFO, host=(replace(file, sha256="?"),)), "sha256")

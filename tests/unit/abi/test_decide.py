@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -358,3 +359,24 @@ def test_values_are_values() -> None:
     assert Need("a", "cpu") == Need("a", "cpu")
     assert hash(decide(ex.host(), ex.build_info(), AUTO, CUDA)) == hash(decide(ex.host(), ex.build_info(), AUTO, CUDA))
     assert len({Release(2, 10), Release(2, 10)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("targets", "gpu", "best"),
+    [
+        ("sm_100 sm_100f sm_100a", "10.0", "sm_100a"),
+        ("sm_100 sm_100f", "10.0", "sm_100f"),
+        ("sm_100 sm_100f sm_100a", "10.3", "sm_100f"),
+        ("sm_100 sm_103 sm_100f", "10.3", "sm_103"),
+        ("sm_90 sm_90a", "9.0", "sm_90a"),
+        ("sm_80 sm_86", "8.9", "sm_86"),
+        ("sm_80 compute_86 compute_80", "8.6", "sm_80"),
+        ("compute_80 compute_86", "8.9", "compute_86"),
+        ("compute_90 compute_90a", "9.0", "compute_90a"),
+    ],
+)
+def test_of_targets_that_run_the_best_is_taken_in_whatever_order_they_come(targets: str, gpu: str, best: str) -> None:
+    for listed in itertools.permutations(targets.split()):
+        decision = decide(ex.host(gpu=gpu), ex.build_info(" ".join(listed)), AUTO, CUDA)
+        assert isinstance(decision, UsePrebuilt)
+        assert [str(file.target) for _, file in decision.images] == [best]

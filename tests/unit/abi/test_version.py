@@ -4,6 +4,26 @@ import pytest
 
 from precast._abi.version import CudaVersion, Release, TorchVersion, dotted
 
+NINE, TEN = "9" * 9, "1" + "0" * 9
+
+
+def test_numbers_have_up_to_nine_digits() -> None:
+    """Python refuses to convert numbers of thousands of digits with another error, so the length is ours to bound."""
+    assert Release.parse(f"{NINE}.{NINE}") == Release(999999999, 999999999)
+    assert dotted(f"3.{NINE}") == (3, 999999999)
+    assert TorchVersion.parse(f"2.{NINE}.{NINE}").patch == 999999999
+    assert TorchVersion.parse(f"2.4.1.post{NINE}").post == 999999999
+    assert CudaVersion.parse(f"12.{NINE}.{NINE}") == CudaVersion(12, 999999999)
+    for read in (Release.parse, TorchVersion.parse, CudaVersion.parse, dotted):
+        for text in (f"2.{TEN}", f"{TEN}.2"):
+            with pytest.raises(ValueError, match=r"^not a "):
+                read(text)
+    for text in (f"2.4.{TEN}", f"2.4.1.post{TEN}", f"2.4.1rc{TEN}", f"2.4.1.dev{TEN}"):
+        with pytest.raises(ValueError, match="not a torch version"):
+            TorchVersion.parse(text)
+    with pytest.raises(ValueError, match="not a CUDA version"):
+        CudaVersion.parse(f"12.1.{TEN}")
+
 
 def test_release_orders_by_number() -> None:
     assert Release.parse("2.9") < Release.parse("2.10") < Release.parse("3.0")

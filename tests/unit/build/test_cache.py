@@ -46,6 +46,25 @@ def test_a_build_is_kept_and_found_again(tmp_path: Path) -> None:
     assert {path.name for path in first.path.parent.iterdir()} == {"out.so", "build.log", "meta.json"}
 
 
+def test_payload_marker_and_name_reach_the_disk_in_that_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut an entry with a marker must have its payload."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def fsynced(descriptor: int) -> None:
+        done.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsynced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    Cache(tmp_path).obtain(KEY, writes())
+    assert sorted(done[:-2]) == ["build.log", "out.so"] and done[-2:] == ["meta.json", "rename"]
+
+
 def test_the_meta_file_tells_what_went_in(tmp_path: Path) -> None:
     made = Cache(tmp_path).obtain(KEY, writes())
     meta = json.loads((made.path.parent / "meta.json").read_text())

@@ -36,10 +36,12 @@ def shared_object() -> bytes:
         (51, 7, 0x005A0D5A, "sm_90a", 12),
         (65, 8, 0x06005A04, "sm_90", 13),
         (65, 8, 0x06007902, "sm_121", 13),
+        (65, 8, 0x06006402, "sm_100", 13),
+        (65, 8, 0x0600640A, "sm_100a", 13),
     ],
 )
 def test_both_cubin_layouts(os_abi: int, version: int, flags: int, target: str, layout: int) -> None:
-    """The values are those of cubins that NVRTC 12.1 and 13.0 wrote."""
+    """The values are those of cubins that NVRTC 12.1, 12.9 and 13.0 wrote."""
     assert read_cubin(make_cubin(os_abi, version, flags)) == CubinHeader(GpuTarget.parse(target), layout)
 
 
@@ -60,6 +62,20 @@ def test_both_cubin_layouts(os_abi: int, version: int, flags: int, target: str, 
 def test_what_is_no_cubin_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ElfError, match=message):
         read_cubin(data)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(0, True), (185, True), (186, False), (2**63, False), (2**64 - 1, False)])
+def test_a_segment_may_end_where_the_file_does_and_not_behind_it(length: int, fits: bool) -> None:
+    """One program header behind the section headers, for a segment from byte 64 on; the file has 249 bytes."""
+    data = bytearray(make_cubin(51, 7, 0x5A) + struct.pack("<IIQQQQQQ", 1, 5, 64, 0, 0, length, length, 1))
+    struct.pack_into("<Q", data, 32, 193)
+    struct.pack_into("<H", data, 56, 1)
+    assert len(data) == 249
+    if fits:
+        read_cubin(bytes(data))
+    else:
+        with pytest.raises(ElfError, match=rf"segment 0 ends at byte {64 + length} of 249"):
+            read_cubin(bytes(data))
 
 
 @pytest.mark.parametrize("cubin", [make_cubin(51, 7, 0x5A), make_cubin(65, 8, 0x5A00)])

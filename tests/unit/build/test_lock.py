@@ -158,6 +158,23 @@ def test_a_builder_that_forks_inside_its_turn_stays_the_only_holder(tmp_path: Pa
         assert hold_is_refused(path)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_that_leaves_the_block_does_not_give_up_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "k.lock"
+    child = -1
+    with lock.exclusive(path, "x") as turn:
+        turn.tell(Path("/the/log"))
+        note = path.read_bytes()
+        child = os.fork()
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert hold_is_refused(path), "the child has unlocked it"
+            assert path.read_bytes() == note, "and emptied the note"
+    if child == 0:
+        os._exit(0)
+    assert not hold_is_refused(path) and path.read_bytes() == b""
+
+
 def hold_is_refused(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDWR)
     try:

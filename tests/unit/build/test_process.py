@@ -14,8 +14,9 @@ import pytest
 from precast._build import process
 
 PARENT = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell starts in the background
 from precast._build import process
 child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 process.run([sys.executable, "-c", child], log=Path(sys.argv[1]), environment=dict(os.environ))

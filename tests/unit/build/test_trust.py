@@ -226,6 +226,34 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     assert "too many" in (trust.why_not(tmp_path / "one", owner=os.getuid()) or "").lower()
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o500, 0o701, 0o704, 0o710, 0o740, 0o750, 0o770, 0o777, 0o1777])
+def test_the_last_resort_is_closed_to_everybody_else(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(mode)
+    if mode & 0o077:
+        with pytest.raises(KernelError, match="not safe"):
+            trust.private_folder(tmp_path / "there")
+    else:
+        assert trust.private_folder(tmp_path / "there") == tmp_path / "there"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o705, 0o720, 0o770, 0o702, 0o707])
+def test_a_cache_of_ones_own_may_be_read_by_others_and_not_written(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    why = trust.why_not(tmp_path / "cache", owner=os.getuid())
+    assert (why is None) == (mode & 0o022 == 0)
+    if why is not None:
+        assert "others can write it (mode d" in why
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o770, 0o702, 0o777])
+def test_a_cache_of_a_site_may_belong_to_a_group_and_not_to_everybody(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    assert (trust.why_not(tmp_path / "cache", owner=None) is None) == (mode & 0o002 == 0)
+
+
 def test_the_last_resort_must_be_a_folder_of_ours_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)

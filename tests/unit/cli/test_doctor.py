@@ -24,6 +24,8 @@ from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+FAMILIES = 8  # public ones: forward and backward are one, and so are Adam and the other optimizers on the CPU
+SCREEN = 12 + 12 + FAMILIES + 2  # the first problem, the machine, a line for each family, and two empty ones
 DEEP = [{"op": "adam_", "device": "cpu", "ok": False, "wrong": "result 0: 3 of 33 values are wrong, by up to 0.1"}]
 
 
@@ -45,7 +47,7 @@ def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(gpus, "forecast", lambda *_: gpus.Forecast(host.gpus, certain=True, note=""))
         facts = doctor.examine()
         assert json.loads(json.dumps(facts)) == facts, "the report is plain JSON"
-        assert doctor.to_text(facts)
+        assert len(doctor.to_text(facts).splitlines()) <= SCREEN
         return facts
 
     return run
@@ -86,7 +88,14 @@ def test_damaged_files_are_named_and_what_would_happen_instead(examine: Any, c_d
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)})
     (c_dir / "device/rms_norm.sm_90.cubin.xz").write_bytes(b"")
     facts = examine(ex.host())
-    assert facts["ok"] and kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
+    assert kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
+    first, file, found, _, fix, *_ = doctor.to_text(facts).splitlines()
+    assert not facts["ok"], "a build hides the damage from a caller, not from the doctor"
+    assert first == "PROBLEM: device/rms_norm.sm_90.cubin.xz is corrupted, so it is not used"
+    assert file == f"  file    {c_dir}/device/rms_norm.sm_90.cubin.xz" and found.startswith("  found   ")
+    assert "0 bytes" in found and re.match(r"  fix +1\) \w", fix)
+    (c_dir / "device/rms_norm.sm_90.cubin.xz").unlink()
+    assert "rms_norm.sm_90.cubin.xz is missing" in doctor.to_text(examine(ex.host())).splitlines()[0]
 
 
 def test_a_damaged_manifest_is_part_of_the_report(examine: Any, c_dir: Path) -> None:
@@ -154,7 +163,8 @@ def test_a_gpu_that_nothing_serves_fails_the_report_while_others_are_served(exam
 def test_without_builders_and_without_prebuilt_files_the_places_looked_at_are_named(examine: Any) -> None:
     facts = examine(ex.host(build_with=ex.builders(None, compiler=False)))
     assert not facts["ok"] and "no-compiler" in reasons(facts, "cpu_adam_x86")
-    assert "g++ on PATH: not there" in doctor.to_text(facts)
+    assert "no C++ compiler" in doctor.to_text(facts)
+    assert "g++ on PATH: not there" in doctor.to_text(facts, verbose=True)
     assert facts["host"]["compiler"] is None and facts["host"]["looked_at"]
 
 
@@ -167,7 +177,8 @@ def test_settings_that_change_the_outcome_are_shown(examine: Any, monkeypatch: p
     monkeypatch.setenv("PRECAST_JIT", "off")
     facts = examine(ex.host())
     assert facts["settings"]["jit"] == "off" and not facts["ok"]
-    assert facts["variables"]["PRECAST_JIT"] == "off" and "  variable  PRECAST_JIT=off\n" in doctor.to_text(facts)
+    assert facts["variables"]["PRECAST_JIT"] == "off" and "PRECAST_JIT=off" in doctor.to_text(facts)
+    assert "  variable  PRECAST_JIT=off\n" in doctor.to_text(facts, verbose=True)
     assert not {"HOME", "XDG_CACHE_HOME"} & set(facts["variables"])
     assert reasons(facts, "cpu_adam_x86") == {"jit-off"}
 
@@ -179,7 +190,9 @@ def test_the_command_line_gives_the_status_and_either_form(
     assert __main__.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == facts
     assert __main__.main(["doctor"]) == 0
-    assert "rms_norm_cuda" in capsys.readouterr().out
+    assert capsys.readouterr().out == doctor.to_text(facts) + "\n"
+    assert __main__.main(["doctor", "--verbose"]) == 0
+    assert capsys.readouterr().out == doctor.to_text(facts, verbose=True) + "\n"
     monkeypatch.setenv("PRECAST_JIT", "aot")
     assert __main__.main(["doctor"]) == 1
     monkeypatch.setenv("PRECAST_JIT", "nonsense")
@@ -211,7 +224,8 @@ def test_the_size_of_the_cache_and_who_builds_into_it_are_told(
     (held,) = facts["host"]["cache"]["locks"]
     assert held["name"] == "rms_norm-0123456789abcdef" and f"process {os.getpid()} on " in held["holder"]
     assert facts["host"]["cache"]["entries"] == 1 and facts["host"]["cache"]["bytes"] > 1500
-    text = doctor.to_text(facts)
+    assert "1 build running now" in doctor.to_text(facts)
+    text = doctor.to_text(facts, verbose=True)
     assert f"{tmp_path}, 1 entries, 1." in text and "lock      rms_norm-0123456789abcdef: held by process" in text
     assert examine(ex.host())["host"]["cache"]["locks"] == [], "a lock file alone is no lock"
 
@@ -237,7 +251,11 @@ def test_wrong_numbers_fail_the_report(examine: Any, monkeypatch: pytest.MonkeyP
     facts = doctor.examine(["adam_"], deeply=True)
     assert not facts["ok"] and facts["deep"] == DEEP
     assert asked == [(catalogue.CPU_ADAM, "cpu")] and {k["family"] for k in facts["kernels"]} == {"cpu_adam"}
-    assert "adam_  cpu     result 0: 3 of 33 values are wrong" in doctor.to_text(facts)
+    assert doctor.to_text(facts).splitlines()[:2] == [
+        "PROBLEM: adam_ on cpu does not compute what plain torch computes",
+        "  found   result 0: 3 of 33 values are wrong, by up to 0.1",
+    ]
+    assert "adam_  cpu     result 0: 3 of 33 values are wrong" in doctor.to_text(facts, verbose=True)
 
 
 def test_every_family_is_reported_for_every_device_it_has(examine: Any) -> None:
@@ -258,8 +276,8 @@ def test_stale_files_are_told_apart_from_the_code_that_does_not_use_them(
     old = dataclasses.replace(info, version="9.9.9")
     (c_dir / "build_info.json").write_text(old.to_json())
     facts = examine(ex.host())
-    text = doctor.to_text(facts)
-    assert text.startswith(f"precast {__version__}+cu130, torch "), "the first line is about the code"
+    text = doctor.to_text(facts, verbose=True)
+    assert f"\n\nprecast {__version__}+cu130, torch " in text, "this line is about the code"
     assert "\n  build     9.9.9+cu130, release" in text, "and this one about what was built"
     wanted = f"wanted files of precast {__version__}; found those of precast 9.9.9"
     assert f"\n  note      the prebuilt files are not used: {wanted}\n" in text
@@ -268,11 +286,14 @@ def test_stale_files_are_told_apart_from_the_code_that_does_not_use_them(
     monkeypatch.setenv("PRECAST_JIT", "aot")
     refused = examine(ex.host())
     assert not refused["ok"] and kernels(refused)["cpu_adam_x86"] == "refused"
-    assert f"rejected (stale): {wanted.replace('wanted', 'needs')}" in doctor.to_text(refused)
+    assert f"\n  note    the prebuilt files are not used: {wanted}\n" in doctor.to_text(facts)
+    assert "rejected (stale): " in doctor.to_text(refused) and "found those of precast 9.9.9" in doctor.to_text(refused)
 
 
 def test_a_rocm_build_of_torch_is_named_in_one_line(examine: Any) -> None:
     rocm = ex.host(torch=ex.torch_info("2.13.0+rocm7.0", cuda=None, hip="7.0"))
+    (line,) = [line for line in doctor.to_text(examine(rocm)).splitlines() if line.startswith("  torch")]
+    assert line == "  torch   2.13.0+rocm7.0 for ROCm 7.0, which CUDA kernels cannot serve; Triton kernels stand in"
     said = "  rocm      torch is a ROCm build, which CUDA kernels cannot serve; Triton kernels stand in for them"
-    assert said in doctor.to_text(examine(rocm)).splitlines()
-    assert "ROCm build" not in doctor.to_text(examine(ex.host()))
+    assert said in doctor.to_text(examine(rocm), verbose=True).splitlines()
+    assert "ROCm" not in doctor.to_text(examine(ex.host()), verbose=True)

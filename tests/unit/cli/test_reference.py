@@ -80,9 +80,11 @@ def test_the_page_has_every_status(checkout: Path) -> None:
 
 
 def named_commands(text: str) -> list[str]:
-    return re.findall(
-        r"(?:^|`)(?:PRECAST_\w+=\S+ |CUDA_EXT=1 )*(?:python -m )?(precast [a-z][^`\n#>]*)", text, re.MULTILINE
-    )
+    """The commands in the code of a page: prose may begin a line with the name as well."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = [line for block in fenced for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+    before = r"(?:\$ )?(?:PRECAST_\w+=\S+ |CUDA_EXT=1 )*(?:python -m )?"
+    return [found[1] for line in code if (found := re.match(rf"{before}(precast [a-z][^`\n#>]*)", line))]
 
 
 def test_every_command_that_a_page_names_is_one(checkout: Path) -> None:
@@ -100,3 +102,4 @@ def test_a_command_that_is_none_is_found(capsys: pytest.CaptureFixture[str]) -> 
     (command,) = named_commands("look with `precast docter --deep` first")
     with pytest.raises(SystemExit):
         make_parser().parse_args(command.split()[1:])
+    assert named_commands("precast is a package\n```sh\nprecast why x\n```\n") == ["precast why x"]

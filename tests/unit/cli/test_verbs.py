@@ -12,7 +12,7 @@ import pytest
 
 from precast._build import catalogue
 from precast._build.cache import BuildKey, Cache
-from precast._cli import output, report
+from precast._cli import doctor, names, output, public, report
 from precast.extension.builtin import BUILTIN
 from tests.unit.cli.conftest import Precast
 
@@ -51,7 +51,9 @@ def test_list_names_every_family_and_its_loader(precast: Precast) -> None:
     assert {(row["extension"], row["loader"]) for row in rows} >= {("cpu_adam_x86", "CPUAdamLoader")}
     assert {row["extension"] for row in rows} >= {extension.extension_name for extension in BUILTIN}
     assert {row["from"] for row in rows} == {"precast"}
-    assert "softmax_backward" in precast("list")[1]
+    out = precast("list")[1]
+    assert "softmax_backward" in out and "\nprecast.optim.FusedAdamW " in out
+    assert "precast.ops.silu_and_mul" in next(row["names"] for row in rows if row["family"] == "activations")
 
 
 def test_cache_dir_makes_nothing(precast: Precast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,14 +122,64 @@ def test_export_and_import(precast: Precast, cache: Cache, tmp_path: Path, monke
     assert status == 3 and err.startswith("precast: KernelError: ") and "nothing was changed" in err
 
 
-def test_a_name_that_is_none_is_wrong_usage_with_the_nearest_one(
-    precast: Precast, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("verb", "name", "meant"),
+    [
+        ("why", "rms_nrom", "precast why rms_norm"),
+        ("why", "silu_mul", "precast why silu_and_mul"),
+        ("warm", "fusedadamw", "precast warm FusedAdamW"),
+        ("doctor", "layernorm", "precast doctor LayerNorm"),
+        ("why", "CPUAdamLoder", "precast why CPUAdamLoader"),
+        ("why", "xyzzy", "precast list"),
+    ],
+)
+def test_a_name_that_is_none_is_wrong_usage_with_the_command_that_was_meant(
+    precast: Precast, capsys: pytest.CaptureFixture[str], verb: str, name: str, meant: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        precast("why", "rms_nrom")
+        precast(verb, name)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "there is no op 'rms_nrom'" in said and "rms_norm" in said
+    said = capsys.readouterr().err.splitlines()
+    assert said[-3].endswith(f"argument KERNEL: there is no kernel {name!r}") and said[-1] == f"  fix     1) {meant}"
+
+
+NAMES = {
+    "silu_and_mul": ("activations", "activations_backward"),
+    "precast.ops.silu_and_mul": ("activations", "activations_backward"),
+    "clip_grad_norm_": ("multi_tensor",),
+    "get_cos_and_sin": ("rotary",),
+    "FusedAdamW": ("multi_tensor",),
+    "CPUAdam": ("cpu_optim",),
+    "CPUAdamOptimizer": ("cpu_adam",),
+    "LayerNorm": ("layer_norm", "layer_norm_backward"),
+    "RMSNorm": ("rms_norm", "rms_norm_backward"),
+    "FusedScaleMaskSoftmax": ("softmax", "softmax_backward"),
+    "CPUAdamLoader": ("cpu_adam", "cpu_optim"),
+    "rms_norm": ("rms_norm",),  # a family of this name comes first
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_stands_for_the_kernels_it_may_load(name: str) -> None:
+    assert tuple(family.name for family in names.families([names.kernel("why")(name)])) == NAMES[name]
+
+
+@pytest.mark.torch
+def test_every_public_name_is_known_and_nothing_else_is_called_one() -> None:
+    from precast import kernel_loader, nn, ops, optim
+
+    modules = {"precast.ops": ops, "precast.optim": optim, "precast.nn": nn}
+    assert public.rooms() == {name: room for room, module in modules.items() for name in module.__all__}
+    assert all(public.families_of(name) for name in public.rooms())
+    for module in modules.values():
+        assert set(module.__all__) <= set(dir(module)), "also what is imported at its first use"
+        assert all(hasattr(module, name) for name in dir(module))
+    assert {*public.rooms(), *(one.__name__ for one in kernel_loader.loaders())} <= set(names.known())
+
+
+def test_the_program_alone_prints_its_help(precast: Precast) -> None:
+    status, out, err = precast()
+    assert status == 0 and err == "" and out.startswith("usage: precast ") and "doctor" in out
 
 
 def test_a_setting_that_cannot_be_read_is_wrong_usage(precast: Precast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +225,9 @@ def test_a_report_holds_what_an_issue_needs_and_no_secret(
     assert facts["doctor"]["host"]["cache"]["path"] == "~/cache" and "torch" in facts["packages"]
     status, text, _ = precast("report")
     assert status == 0 and "x.cpp:1: error" in text and "TORCH_CUDA_ARCH_LIST=9.0" in text
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == len(set(lines)) and text.count("~/cache,") == 1, "nothing is said twice"
+    assert text.startswith(doctor.to_text(facts["doctor"], verbose=True)), "all that the doctor says, and more"
     for said in (text, json.dumps(facts)):
         assert "hunter2" not in said and str(tmp_path) not in said
     out = tmp_path / "report.txt"

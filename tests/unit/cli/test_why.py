@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from precast._abi.capability import GpuTarget
+from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Host
 from precast._build.cache import BuildKey, Cache
 from precast._build.catalogue import FAMILIES
@@ -154,6 +154,9 @@ def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
         (None, "sm_121", "needed  an NVRTC"),
         ("12.6.85", "sm_121", "which knows 5.0"),
         ("13.0.88", "sm_70", "sm_70 cannot"),
+        (None, "sm_999", "there is no GPU target sm_999 to build for"),
+        ("13.0.88", "sm_81", "there is no GPU target sm_81 to build for"),
+        ("12.6.85", "9.0 sm_50", "there is no GPU target sm_50 to build for"),
     ],
 )
 def test_warm_refuses_what_nvrtc_cannot_before_it_builds(
@@ -162,6 +165,14 @@ def test_warm_refuses_what_nvrtc_cannot_before_it_builds(
     pretend(ex.host(gpu="", build_with=ex.builders(nvrtc)))
     status, _, err = precast("warm", "--arch", arch)
     assert status == 3 and said in err and built == []
+
+
+def test_a_gpu_that_only_its_nvrtc_knows_is_built_for(
+    precast: Precast, pretend: Pretend, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = dataclasses.replace(ex.nvrtc("13.0.88"), targets=(ComputeCapability(14, 0),))
+    pretend(ex.host(gpu="", build_with=dataclasses.replace(ex.builders(), nvrtc=newest)))
+    assert precast("warm", "softmax", "--arch", "sm_140")[0] == 0 and built[-1] == "softmax sm_140"
 
 
 @pytest.mark.parametrize("mode", ["aot", "off"])

@@ -42,6 +42,61 @@ def test_what_is_refused_changes_nothing(list_gpu: Any, kind: str) -> None:
         assert [p.tolist() for p in params] == [[-1.0] * 8] * 2
 
 
+def test_a_step_without_any_gradient_does_not_end_the_updates(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = FusedSGD([param], lr=1.0)
+    for number, grad in enumerate((None, torch.ones(4), None, torch.ones(4))):
+        param.grad = grad
+        optimizer.step()
+        assert param.tolist() == [-float((number + 1) // 2)] * 4
+
+
+def test_of_two_launches_the_one_that_is_not_stale_steps_once(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2)]
+    for stale in (0, 1):
+        optimizer = FusedSGD([{"params": params[:1]}, {"params": params[1:], "maximize": True}], lr=1.0, momentum=0.5)
+        with torch.no_grad():
+            for param in params:
+                param.zero_()
+        expected, momentum = 0.0, 0.0
+        for number in range(4):
+            for index, param in enumerate(params):
+                turned = number == 2 and index == stale  # a new plan for this launch alone
+                param.grad = torch.ones(4, 4).t() if turned else torch.ones(4, 4)
+                if turned:
+                    param.data = param.data.t()
+                    optimizer.state[param]["momentum_buffer"] = optimizer.state[param]["momentum_buffer"].t()
+            optimizer.step()
+            momentum = 0.5 * momentum + 1.0
+            expected += momentum
+            assert [p.detach().unique().tolist() for p in params] == [[-expected], [expected]]
+        for param in params:
+            param.data = param.data.contiguous()
+
+
+def test_versions_are_raised_whether_gradients_are_found_or_handed_over(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = FusedSGD([param], lr=1.0)
+    for kind in ("plain", "plain", "conjugate", "conjugate", "plain"):
+        param.grad = histories.GRADIENTS[kind](torch.ones(4))
+        before = param._version
+        optimizer.step()
+        assert param._version == before + 1
+
+
+def test_a_sparse_gradient_is_refused_by_its_layout(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(4, 5))
+    optimizer = FusedSGD([param], lr=1.0)
+    for kind in ("conjugate", "sparse"):  # the first makes a plan that is handed its gradients
+        param.grad = histories.GRADIENTS[kind](torch.ones(4, 5))
+        if kind == "sparse":
+            with pytest.raises(RuntimeError, match="has layout sparse_coo; needed a dense tensor"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert param.tolist() == [[-1.0] * 5] * 4
+
+
 def test_a_gradient_that_comes_later_is_seen_beside_one_that_is_handed_over(list_gpu: Any) -> None:
     params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
     optimizer = FusedSGD(params, lr=1.0)
@@ -65,6 +120,7 @@ def test_what_a_plan_cannot_stand_for_is_refused(list_gpu: Any, which: str) -> N
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs triton: the interpreter takes minutes")
-def test_histories(list_gpu: Any) -> None:
-    counts = histories.run(0, 40, "cpu", "gpu")
-    assert counts["equal"] > 40
+@pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.long)])
+def test_histories(list_gpu: Any, count: int) -> None:
+    counts = histories.run(0, count, "cpu", "gpu")
+    assert counts["equal"] > count

@@ -252,6 +252,8 @@ def mesh() -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if torch.distributed.is_initialized():  # histories with DTensors leave theirs
+        torch.distributed.destroy_process_group()
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()

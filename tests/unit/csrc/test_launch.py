@@ -172,6 +172,10 @@ MESSAGES = {
         "image(0, 'sm_80', (8, 0))\nout = launch()",
         "the loader took cuda:0 for compute capability 8.0, the driver says 9.0; the order of the devices differs",
     ),
+    "other minor": (
+        "setting('capability0', 86)\nimage(0, 'sm_80', (8, 0))\nout = launch()",
+        "the loader took cuda:0 for compute capability 8.0, the driver says 8.6; the order of the devices differs",
+    ),
     "wrong target": (
         "image(0, 'sm_80', (9, 0))\nout = launch()",
         "the device code for cuda:0 is for sm_80 and does not run on compute capability 9.0",
@@ -272,6 +276,20 @@ TARGETS = [
     ("compute_80", 121, True),
     ("compute_90", 89, False),
     ("compute_90a", 100, False),
+    # Integrated GPUs run their own machine code alone, and nothing else runs theirs.
+    ("sm_72", 72, True),
+    ("sm_70", 72, False),
+    ("sm_72", 75, False),
+    ("compute_70", 72, True),
+    ("sm_87", 89, False),
+    ("sm_101", 101, True),
+    ("sm_100", 101, False),
+    ("sm_100f", 101, False),
+    ("sm_101", 103, False),
+    ("sm_110", 110, True),
+    ("sm_110", 111, False),
+    ("compute_110", 110, True),
+    ("compute_110", 120, True),
 ]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
@@ -142,8 +144,9 @@ def write_installation(
     label: str = "cu121",
     nvrtc: str = "12.1.105",
     families: tuple[str, ...] = ("rms_norm", "rms_norm_backward", "cpu_adam", "softmax", "softmax_backward"),
+    device_families: Sequence[str] = ("rms_norm",),
 ) -> BuildInfo:
-    """Fills ``folder`` like precast/_C: a host library, device files of rms_norm by target, and their manifest."""
+    """Fills ``folder`` like precast/_C: a host library, device files by target, and their manifest."""
     host_files, device_files = [], []
     for name in ("host", "device"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -165,14 +168,14 @@ def write_installation(
                 families=families,
             )
         )
-    for text, content in (device or {}).items():
+    for family, (text, content) in itertools.product(device_families, (device or {}).items()):
         target = GpuTarget.parse(text)
-        path = device_path("rms_norm", target)
+        path = device_path(family, target)
         packed = packing.pack(content)
         (folder / path).write_bytes(packed)
         digest = hashlib.sha256(packed).hexdigest()
         driver = CudaVersion(12, 0) if target.kind is TargetKind.SASS else CudaVersion.parse(nvrtc)
-        device_files.append(DeviceFile(path, digest, len(packed), "rms_norm", target, nvrtc, driver, len(content)))
+        device_files.append(DeviceFile(path, digest, len(packed), family, target, nvrtc, driver, len(content)))
     info = BuildInfo(
         version=__version__,
         label=Label(label),

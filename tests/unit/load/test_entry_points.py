@@ -120,7 +120,8 @@ def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:
 def test_they_are_listed_and_explained(site: Path) -> None:
     listed = child(site, "-m", "precast", "list")
     assert listed.returncode == 0, listed.stderr
-    rows = {line.split()[1]: line for line in listed.stdout.splitlines()}
+    _, _, extensions = listed.stdout.partition("\n\n")
+    rows = {line.split()[1]: line for line in extensions.splitlines()}
     assert "some-kernels (somebody.ext:Better)" in rows["better"] and "broken" in rows["broken"]
     why = child(site, "-m", "precast", "why", "MoeLoader")
     assert why.returncode == 0, why.stderr

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +86,41 @@ def test_a_file_for_another_gpu_than_the_manifest_says_is_refused(c_dir: Path) -
     assert "not an ELF file" in refusal(with_content(c_dir, sass, b"text" * 50))
     assert refusal(with_content(c_dir, ptx, fakes.ptx(90))) == "it is built for sm_90 instead of sm_80"
     assert "no .target line" in refusal(with_content(c_dir, ptx, b"text"))
+
+
+def test_code_for_one_gpu_alone_is_not_taken_for_code_for_all_of_its_kind(c_dir: Path) -> None:
+    targets = {"sm_90": fakes.cubin(90), "sm_90a": fakes.cubin(90), "compute_90": fakes.ptx(90)}
+    info = fakes.write_installation(c_dir, None, targets)
+    by_target = {str(file.target): file for file in info.device}
+    alone = bytearray(fakes.cubin(90))
+    struct.pack_into("<I", alone, 48, struct.unpack_from("<I", alone, 48)[0] | (0x800 if alone[8] == 7 else 0x8))
+    plain, special, ptx = (by_target[name] for name in ("sm_90", "sm_90a", "compute_90"))
+    assert refusal(with_content(c_dir, plain, bytes(alone))) == "it is built for sm_90a instead of sm_90"
+    assert prebuilt.verified_bytes(with_content(c_dir, special, bytes(alone))) == bytes(alone)
+    # NVRTC 13 writes the same header for both, so a plain one may stand under either.
+    assert prebuilt.verified_bytes(with_content(c_dir, special, fakes.cubin(90))) == fakes.cubin(90)
+    text = fakes.ptx(90).replace(b"sm_90", b"sm_90a")
+    assert refusal(with_content(c_dir, ptx, text)) == "it is built for sm_90a instead of sm_90"
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_a_folder_or_a_failing_disk_is_damage(c_dir: Path, monkeypatch: pytest.MonkeyPatch, device: bool) -> None:
+    (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
+    path = c_dir / file.path
+    path.unlink()
+    if device:
+        path.write_bytes(fakes.cubin(90))
+
+        def read(path: Path, most: int) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+        monkeypatch.setattr(prebuilt.files, "read", read)
+        assert refusal(file) == "unreadable: Input/output error"
+        with pytest.raises(KernelIncompatible, match="Input/output error"):
+            prebuilt.load_build_info()
+    else:
+        path.mkdir()
+        assert refusal(file).startswith("unreadable: ")
 
 
 def test_a_file_that_does_not_hold_what_the_manifest_says_is_refused(c_dir: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from precast._build.cache import Artifact
-from precast._load import progress
+from precast._load import messages, progress
 from precast._load.progress import Progress
 
 
@@ -35,6 +35,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_REFRESH_S", 0.01)
 
 
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is written in an application that does not configure logging; pytest does."""
+    stream = io.StringIO()
+    monkeypatch.setattr(messages, "application_listens", lambda: False)
+    monkeypatch.setattr(messages, "write", lambda record: stream.write(f"precast: {record.getMessage()}\n"))
+    return stream
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 10
     while not condition():
@@ -50,27 +59,25 @@ def test_what_the_cache_has_is_not_told_but_logged(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["the host library of softmax comes from the build cache (nothing prebuilt)"]
 
 
-def test_a_quick_build_is_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_build_is_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch, heard: io.StringIO) -> None:
     monkeypatch.setattr(progress, "PATIENCE_S", 60.0)
-    stream = io.StringIO()
-    with watched(stream) as said:
+    with watched(io.StringIO()) as said:
         said.start()
         said.end(artifact())
-    assert stream.getvalue() == (
+    assert heard.getvalue() == (
         "precast: built the host library of softmax with g++ 12.2.0 in 0.2 s (nothing prebuilt)\n"
     )
 
 
-def test_a_slow_build_tells_what_why_how_far_and_where_its_log_is(tmp_path: Path) -> None:
+def test_a_slow_build_tells_what_why_how_far_and_where_its_log_is(tmp_path: Path, heard: io.StringIO) -> None:
     log = tmp_path / "build.log"
     log.write_text("[1/9] g++ a\n[2/9] g++ b\nsomething [7/9]\n")
-    stream = io.StringIO()
-    with watched(stream) as said:
+    with watched(io.StringIO()) as said:
         said.log(log)
         said.start()
-        until(stream.getvalue)
+        until(heard.getvalue)
         said.end(artifact())
-    first, second = stream.getvalue().splitlines()
+    first, second = heard.getvalue().splitlines()
     assert re.fullmatch(
         r"precast: building the host library of softmax with g\+\+ 12\.2\.0 \(nothing prebuilt\): "
         r"2 of 9 steps done after \d+ s; log: " + re.escape(str(log)),
@@ -79,9 +86,26 @@ def test_a_slow_build_tells_what_why_how_far_and_where_its_log_is(tmp_path: Path
     assert second == "precast: built the host library of softmax in 0.2 s"
 
 
+def test_quiet_is_no_line_and_no_message_but_for_an_application_that_listens(
+    heard: io.StringIO, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> str:
+        stream = Terminal()
+        said = Progress("the host library of softmax", "g++ 12.2.0", "nothing prebuilt", stream, quiet=True)
+        with caplog.at_level(logging.INFO, "precast"), said:
+            said.start()
+            time.sleep(0.1)
+            said.end(artifact())
+        return stream.getvalue() + heard.getvalue()
+
+    assert build() == "" and caplog.messages == []
+    monkeypatch.setattr(messages, "application_listens", lambda: True)
+    assert build() == "" and [text.split()[0] for text in caplog.messages] == ["building", "built"]
+
+
 @pytest.mark.parametrize("rich", [True, False])
 def test_on_a_terminal_the_line_is_kept_up_to_date_and_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rich: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rich: bool, heard: io.StringIO
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
@@ -100,8 +124,9 @@ def test_on_a_terminal_the_line_is_kept_up_to_date_and_taken_away(
             file.write("[8/9] g++ b\n")
         until(lambda: count.format(8) in stream.getvalue())
         said.end(artifact())
-    last = stream.getvalue().splitlines()[-1]
-    assert last.endswith("precast: built the host library of softmax with g++ 12.2.0 in 0.2 s (nothing prebuilt)")
+    assert heard.getvalue() == (
+        "precast: built the host library of softmax with g++ 12.2.0 in 0.2 s (nothing prebuilt)\n"
+    )
 
 
 def test_a_terminal_is_served_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +156,7 @@ def test_with_rich_a_narrow_terminal_shows_the_whole_text(monkeypatch: pytest.Mo
     assert "reason" in stream.getvalue() and "build.log" in stream.getvalue() and "3/9" in stream.getvalue()
 
 
-def test_a_build_that_fails_leaves_no_thread_and_no_line() -> None:
+def test_a_build_that_fails_leaves_no_thread_and_no_line(heard: io.StringIO) -> None:
     stream = Terminal()
     said = watched(stream)
     with pytest.raises(RuntimeError, match="the compiler"), said:  # noqa: PT012 - what happens before it counts
@@ -139,7 +164,7 @@ def test_a_build_that_fails_leaves_no_thread_and_no_line() -> None:
         until(stream.getvalue)
         raise RuntimeError("the compiler")
     assert said._ticker is not None and not said._ticker.is_alive()
-    assert "precast: built" not in stream.getvalue()
+    assert heard.getvalue() == ""
 
 
 def test_steps_only_go_forward() -> None:

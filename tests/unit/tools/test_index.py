@@ -189,6 +189,16 @@ WHEEL = "cu130/precast/precast-1.0+cu130-py3-none-manylinux_2_28_x86_64.whl"
             lambda site: edit(site / "cu130/precast/index.html", "%2Bcu130", "%2Bcu129"),
             "index.html: the entry of precast-1.0+cu129-py3-none-manylinux_2_28_x86_64.whl was changed",
         ),
+        (
+            lambda site: edit(site / "cu130/precast/index.html", "<a href", "<b href"),
+            f"index.html: the entry of {Path(WHEEL).name} was changed",
+        ),
+        (
+            lambda site: edit(
+                site / "cu130/precast/index.html", "<a href", '<a href="new.whl#sha256=0">new</a><a href'
+            ),
+            "index.html: the entry of new.whl was changed",
+        ),
         (lambda site: (site / "precast/index.json").write_text("{"), "precast/index.json: not a page of an index"),
         (shutil.rmtree, "no such folder"),
     ],

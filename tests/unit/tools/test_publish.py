@@ -209,6 +209,48 @@ def test_a_public_index_that_is_not_whole_is_refused(
     assert "/precast/index.json: HTTP Error 404" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("../x.whl", "../x.whl"),
+        ("..", ".."),
+        ("/x.whl", "/x.whl"),
+        ("a/x.whl", "a/x.whl"),
+        ("../x.whl", "..%2Fx.whl"),
+        (".x.whl", ".x.whl"),
+        ("index.json", "index.json"),
+        ("x.whl", "y.whl"),
+        ("x+1.whl", "x+1.whl"),
+        ("", ""),
+    ],
+)
+def test_a_page_cannot_say_where_a_file_is_written(
+    name: str, url: str, site: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the page names is there to be had, with the right hash, so that nothing else stops it."""
+    folder, address = site
+    sha256 = hashlib.sha256(b"taken").hexdigest()
+    for place in (folder / "precast" / "x.whl", folder / "x.whl", folder / "precast" / ".x.whl"):
+        place.write_bytes(b"taken")
+    page = {"files": [{"filename": name, "url": url, "hashes": {"sha256": sha256}}]}
+    (folder / "precast/index.json").write_text(json.dumps(page))
+    assert publish("previous", "--index", address, "--out", tmp_path / "deep" / "out") == 1
+    assert "its files must lie beside it" in capsys.readouterr().err
+    assert not [path for path in (tmp_path / "deep").rglob("*") if path.is_file() and path.name != "index.json"]
+
+
+@pytest.mark.parametrize("labels", [["cu121", "../.."], ["../..", "cu121"], ["cu121", ""], ["cu 121"]])
+def test_one_bad_label_among_good_ones_is_refused(
+    labels: list[str], site: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, address = site
+    page = json.loads((folder / "precast/index.json").read_text())
+    page["meta"][publish_verb.LABELS] = labels
+    (folder / "precast/index.json").write_text(json.dumps(page))
+    assert publish("previous", "--index", address, "--out", tmp_path / "out") == 1
+    assert "its labels are no labels" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_what_is_public_is_compared_with_what_was_made(
     finished: Path, site: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,91 @@
+"""What is wrong on this machine, found in the doctor's facts: each problem once, its fix with it. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from precast._abi.decision import Reason
+from precast._cli import output, status
+
+Json = dict[str, Any]
+
+# An error has the host in one line, and ends with this very command. The screen has the one and is the other.
+_REPEATED = re.compile(r"  env  |  more  ?|  (?:fix|   )\s+\d\) (?:python -m )?precast doctor$")
+_AGAIN = "install this precast again, from where it came"  # if no command is known to do it
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """``lines`` are what is wrong, then found, needed and fix; ``others`` are more kernels with the same problem."""
+
+    lines: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """What is wrong, in one line."""
+        more = f"; same for {output.count(len(self.others), 'more kernel')}" if self.others else ""
+        return f"{self.lines[0]}{more}"
+
+
+def find(facts: Json) -> tuple[Problem, ...]:
+    """The problems, causes first: damaged files, then kernels that nothing serves, then wrong numbers."""
+    return (*_damaged(facts), *_refused(facts), *_wrong(facts))
+
+
+def _damaged(facts: Json) -> Iterator[Problem]:
+    """Files that are not what was installed, also where a build takes their place: the installation is not whole."""
+    if facts["build"]["manifest_error"] is not None:
+        yield Problem(tuple(facts["build"]["manifest_error"].splitlines()))
+    found: dict[str, Json] = {}
+    for kernel in facts["kernels"]:
+        for rejection in kernel["rejections"] if kernel["expected"] else ():
+            if rejection["reason"] == Reason.DAMAGED.value:
+                found.setdefault(rejection["candidate"], rejection)
+    folder = facts["build"]["manifest"].rpartition("/")[0]
+    for path, rejection in found.items():
+        what = "missing" if rejection["found"] == "missing" else "corrupted"
+        yield Problem(
+            (
+                f"{path} is {what}, so it is not used",
+                f"  file    {folder}/{path}",
+                f"  found   {rejection['found']}",
+                f"  needed  {rejection['wanted']}",
+                f"  fix     1) {rejection['remedy'] or _AGAIN}",
+            )
+        )
+
+
+def _refused(facts: Json) -> Iterator[Problem]:
+    """Kernels that this machine should have and that cannot be loaded; those refused for one reason are one problem."""
+    alike: dict[tuple[object, ...], list[Json]] = {}
+    for kernel in facts["kernels"]:
+        damage = kernel["error"] is not None and kernel["error"] == facts["build"]["manifest_error"]
+        if kernel["expected"] and kernel["verdict"] not in status.LOADABLE and not damage:
+            alike.setdefault(_reason(kernel), []).append(kernel)
+    for kernels in alike.values():
+        lines = tuple(line for line in kernels[0]["error"].splitlines() if not _REPEATED.match(line))
+        yield Problem(lines, tuple(f"{kernel['family']} for {kernel['device']}" for kernel in kernels[1:]))
+
+
+def _reason(kernel: Json) -> tuple[object, ...]:
+    """What two refusals have in common when one fix serves both."""
+    if kernel["rejections"]:
+        return tuple(sorted({(item["reason"], item["found"]) for item in kernel["rejections"]}))
+    return (kernel["error"].replace(kernel["family"], ""),)
+
+
+def _wrong(facts: Json) -> Iterator[Problem]:
+    for check in facts["deep"] or ():
+        if not check["ok"]:
+            yield Problem(
+                (
+                    f"{check['op']} on {check['device']} does not compute what plain torch computes",
+                    f"  found   {check['wrong']}",
+                    "  needed  the result of plain torch in float64",
+                    "  fix     1) report this, with the output of: precast report",
+                )
+            )

@@ -1,0 +1,119 @@
+"""The public names of ``ops``, ``optim`` and ``nn``, and the kernel families that each may load.
+
+Read from the sources, because importing them needs torch, and the command line works without it. Each name is followed
+through the definitions it uses to the ops it calls: ``LayerNorm`` uses ``layer_norm``, which registers an op.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import precast
+from precast._build.catalogue import FAMILIES
+from precast._load import namespace
+
+ROOMS = ("precast.ops", "precast.optim", "precast.nn")
+_FOLLOWED = (*ROOMS, "precast.extension.compat")
+_FOLDER = Path(precast.__file__).resolve().parent
+_OPS = {namespace.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
+
+
+@dataclass(frozen=True, eq=False)
+class _Module:
+    """The top level of one source file: its definitions, and what its imports stand for."""
+
+    definitions: Mapping[str, ast.stmt]
+    imports: Mapping[str, tuple[str, str]]  # local name: module, and the name in it
+
+    @property
+    def strings(self) -> Iterator[str]:
+        """Every string in the definitions."""
+        for definition in self.definitions.values():
+            yield from _strings(definition)
+
+
+@functools.cache
+def families_of(name: str) -> tuple[str, ...]:
+    """The families that a call of a public name, or of its gradient, may load; in the catalogue's order."""
+    wanted = {_OPS[op] for op in _ops_of(rooms()[name], name)}
+    return tuple(family.name for family in FAMILIES if family.name in wanted)
+
+
+@functools.cache
+def rooms() -> Mapping[str, str]:
+    """Each public name with the module to import it from."""
+    return {name: room for room in ROOMS for name in exported(room)}
+
+
+def exported(module: str) -> tuple[str, ...]:
+    """The ``__all__`` of a module."""
+    return tuple(_strings(_read(module).definitions["__all__"]))
+
+
+def _ops_of(room: str, name: str) -> set[str]:
+    """The ops that a name calls; for a helper that calls none, those of the module it is in."""
+    found = _follow(room, name, set())
+    if not found:
+        module, _ = _read(room).imports[name]
+        found = set(_read(module).strings) & _OPS.keys()
+    return found
+
+
+def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> set[str]:
+    if (module, name) in seen or not module.startswith(_FOLLOWED):
+        return set()
+    seen.add((module, name))
+    known = _read(module)
+    definition = known.definitions.get(name)
+    if definition is None:
+        return _follow(*known.imports[name], seen) if name in known.imports else set()
+    found = set(_strings(definition)) & _OPS.keys()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Name) and node.id != name:
+            found |= _follow(module, node.id, seen)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            whole = ".".join(known.imports.get(node.value.id, ("", "")))
+            if _file(whole) is not None:  # an imported module, so this is a name in it
+                found |= _follow(whole, node.attr, seen)
+    return found
+
+
+@functools.cache
+def _read(module: str) -> _Module:
+    path = _file(module)
+    if path is None:
+        raise AssertionError(f"{module} is no module of this package")
+    definitions: dict[str, ast.stmt] = {}
+    imports: dict[str, tuple[str, str]] = {}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        for name in _defined(node):
+            definitions[name] = node
+        if isinstance(node, ast.ImportFrom | ast.If):  # if TYPE_CHECKING
+            for one in ast.walk(node):
+                if isinstance(one, ast.ImportFrom) and one.module is not None:
+                    imports |= {alias.asname or alias.name: (one.module, alias.name) for alias in one.names}
+    return _Module(definitions, imports)
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    return (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def _file(module: str) -> Path | None:
+    """The source of a module of ours."""
+    if not module.startswith(_FOLLOWED):
+        return None
+    base = _FOLDER.joinpath(*module.split(".")[1:])
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)

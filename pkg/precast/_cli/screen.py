@@ -1,0 +1,157 @@
+"""The doctor on one screen: the verdict, then the machine in a few lines, then one line for each public family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._build.catalogue import FAMILIES
+from precast._cli import output, problem
+from precast._cli.problem import Problem
+
+Json = dict[str, Any]
+
+READY = "OK: all kernels for this machine are ready"
+ASKED_FOR = "OK: the kernels that were asked for are ready"
+_PROBLEM_LINES = 10  # of the first problem; --verbose has the others
+_WIDTH = 110  # columns for the settings
+
+# Worst first: a row shows the worst of its kernels. The second word is the colour.
+_CELLS = {
+    "refused": ("none", "red"),
+    "partly": ("not on every GPU", "red"),
+    "triton": ("Triton", "yellow"),
+    "jit": ("at first use", "yellow"),
+    "prebuilt": ("prebuilt", "green"),
+    "not-here": ("-", ""),
+}
+_MODES = {
+    "release": "release wheel",
+    "machine": "built for this machine",
+    "pure": "pure wheel",
+    None: "no manifest",
+}
+
+
+def to_text(facts: Json, paint: output.Paint = output.plain) -> str:
+    """The whole screen."""
+    lines = [*verdict(facts, paint), "", *_facts(facts), "", *_rows(facts["kernels"], paint)]
+    return "\n".join(lines)
+
+
+def verdict(facts: Json, paint: output.Paint, *, everything: bool = False) -> list[str]:
+    """``OK: ...``, or the first problem with its fix; with ``everything`` all of them."""
+    found = problem.find(facts)
+    if not found:
+        return [paint(_good(facts), "green")]
+    lines: list[str] = []
+    for number, one in enumerate(found if everything else found[:1], start=1):
+        count = f" {number} of {len(found)}" if len(found) > 1 else ""
+        lines.append(paint(f"PROBLEM{count}: {one.headline}", "red"))
+        lines += _body(one, len(one.lines) if everything else _PROBLEM_LINES)
+    return lines if everything or len(found) == 1 else [*lines, "  more    precast doctor --verbose"]
+
+
+def _good(facts: Json) -> str:
+    """The verdict where nothing is wrong."""
+    checks = facts["deep"]
+    every = {kernel["family"] for kernel in facts["kernels"]} == {family.name for family in FAMILIES}
+    ready = READY if every else ASKED_FOR
+    return f"{ready}, and {len(checks)} of {len(checks)} results are right" if checks else ready
+
+
+def _body(one: Problem, limit: int) -> list[str]:
+    """The lines under the headline. The fixes, which come last, are never cut off."""
+    lines = one.lines[1:]
+    fix = next((number for number, line in enumerate(lines) if line.startswith("  fix ")), len(lines))
+    room = max(limit - (len(lines) - fix), 1)
+    return [*lines[: min(fix, room)], *(["  ..."] if fix > room else []), *lines[fix:]]
+
+
+def _facts(facts: Json) -> list[str]:
+    """The machine and the installation: at most eleven lines."""
+    built = any(kernel["expected"] and kernel["verdict"] == "jit" for kernel in facts["kernels"])
+    build, host, cache = facts["build"], facts["host"], facts["host"]["cache"]
+    label = f"+{build['label']}" if build["label"] else ""
+    hosts, devices = len(build["host_files"]), len(build["device_files"])
+    files = ""
+    if hosts or devices:
+        files = f": {output.count(hosts, 'host library', 'host libraries')}, {output.count(devices, 'device file')}"
+    rows = [
+        ("precast", f"{build['version']}{label}, {_MODES[build['mode']]}{files}"),
+        ("note", build["note"]),
+        ("fix", build["remedy"]),
+        ("torch", _torch(host)),
+        ("gpu", _gpus(host)),
+        ("note", host["gpu_note"]),
+        ("python", f"{host['python']}, {host['system']} {host['machine']}, glibc {host['glibc'] or 'unknown'}"),
+        ("build", _builders(host)),
+        ("cache", _cache(cache)),
+        ("set", _short(", ".join(f"{name}={value}" for name, value in facts["variables"].items()))),
+        ("note", f"precast warm builds now what is marked {_CELLS['jit'][0]!r}" if built else ""),
+    ]
+    return [f"  {name:<8}{text}" for name, text in rows if text]
+
+
+def _torch(host: Json) -> str:
+    torch = host["torch"]
+    if torch is None:
+        return f"cannot be imported: {_short(host['torch_error'])}" if host["torch_error"] else "not installed"
+    if torch["hip"]:
+        return f"{torch['version']} for ROCm {torch['hip']}, which CUDA kernels cannot serve; Triton kernels stand in"
+    return f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'no CUDA'}"
+
+
+def _gpus(host: Json) -> str:
+    driver = f"driver for CUDA {host['driver']}" if host["driver"] else "no NVIDIA driver"
+    alike: dict[str, list[int]] = {}
+    for gpu in host["gpus"]:
+        alike.setdefault(f"{gpu['name']}, compute capability {gpu['capability']}", []).append(gpu["index"])
+    shown = [f"{' '.join(map(str, indices))}: {what}" for what, indices in alike.items()]
+    return "; ".join([*(shown or ["none visible"]), driver])
+
+
+def _builders(host: Json) -> str:
+    compiler, nvrtc = host["compiler"], host["nvrtc"]
+    return ", ".join(
+        (
+            f"{compiler['kind']} {compiler['version']}" if compiler else "no C++ compiler",
+            "ninja" if host["ninja"] else "no ninja",
+            f"NVRTC {nvrtc['version']}" if nvrtc else "no NVRTC",
+        )
+    )
+
+
+def _cache(cache: Json) -> str:
+    full = (
+        f", {output.count(cache['entries'], 'entry', 'entries')}, {output.size(cache['bytes'])}"
+        if cache["entries"]
+        else ""
+    )
+    busy = f", {output.count(len(cache['locks']), 'build')} running now" if cache["locks"] else ""
+    return f"{cache['path'] or 'none'}{full}{busy}{'' if cache['writable'] else ' (cannot be written)'}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
+
+def _rows(kernels: list[Json], paint: output.Paint) -> list[str]:
+    """Families that one extension serves together are one row: forward and backward, Adam and the other optimizers."""
+    together: dict[str, list[str]] = {}
+    for kernel in kernels:
+        together.setdefault(kernel["extension"], []).append(kernel["family"])
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for kernel in kernels:
+        row = cells.setdefault(tuple(together[kernel["extension"]]), {})
+        before = row.get(kernel["device"], "not-here")
+        row[kernel["device"]] = min(before, kernel["verdict"], key=list(_CELLS).index)
+    names = [families[0] for families in cells]
+    width = max(len(name) for name in ("kernels", *names)) + 2
+    column = max(len(text) for text, _ in _CELLS.values()) + 2
+    lines = [f"  {'kernels':<{width}}{'CPU':<{column}}GPU"]
+    for name, row in zip(names, cells.values(), strict=True):
+        shown = [_CELLS[row.get(device, "not-here")] for device in ("cpu", "cuda")]
+        (cpu, cpu_colour), (gpu, gpu_colour) = shown
+        lines.append(f"  {name:<{width}}{paint(cpu, cpu_colour)}{' ' * (column - len(cpu))}{paint(gpu, gpu_colour)}")
+    return lines
