@@ -62,7 +62,7 @@ def make(
     """Make the wheel, or leave it as it is; with whether it is new."""
     started = time.perf_counter()
     parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, cell.only)  # refused before anything is built
-    key = _key(known, cell, parts_dir, source)
+    key = _key(known, cell, parts_dir, source, settings)
     there = wheelhouse.finished(out, cell.name, key)
     if there is not None:
         return there, False
@@ -71,6 +71,7 @@ def make(
         work = Path(folder)
         env = drivers.environment(cell.spec.name, cell.machine, parts_dir.absolute(), work, provenance.of(ROOT).epoch)
         env["PRECAST_ONLY_TORCH"] = "" if cell.only is None else str(cell.only)
+        env["PRECAST_INDEX_URL"] = settings.index_url or ""
         made = DRIVERS[cell.driver](source, cell.machine, known, work, env)
         if made.name != wanted:
             raise KernelError(f"the wheel came out as {made.name}, and the plan says {wanted}")
@@ -87,12 +88,12 @@ def make_parts(known: Matrix, cell: Cell, out: Path, settings: Settings) -> None
         print(host.make(str(abi), cell.machine, out, settings), flush=True)
 
 
-def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path) -> str:
+def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path, settings: Settings) -> str:
     names = [parts.host_name(abi, cell.machine) for abi in known.built_abis(cell.machine, cell.only)]
     names += [parts.device_name(taken) for taken, _ in known.device_sources(cell.spec.label)]
     inputs = [(parts_dir / name / parts.MANIFEST).read_bytes() for name in sorted(names)]
     tools = " ".join(f"{tool} {version(tool)}" for tool in _TOOLS)
-    words = (cell.name, tools, *(hashlib.sha256(data).hexdigest() for data in inputs))
+    words = (cell.name, tools, settings.index_url or "", *(hashlib.sha256(data).hexdigest() for data in inputs))
     return wheelhouse.digest(*words, hashlib.sha256(source.read_bytes()).hexdigest())
 
 

@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from precast._abi.build_info import BuildInfo
 from precast._build import matrix, provenance
 from precast.errors import KernelError
 from tools.audit import show
@@ -53,7 +55,15 @@ ELSEWHERE = Surroundings(
 )
 
 
-def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: int, only_torch: str = "") -> Path:
+def build(
+    sources: Path,
+    label: str,
+    work: Path,
+    around: Surroundings,
+    epoch: int,
+    only_torch: str = "",
+    index_url: str | None = None,
+) -> Path:
     """One published wheel, built from a copy of the sources with an empty build cache."""
     place = work / around.folder
     tree = place / "tree"
@@ -69,6 +79,7 @@ def build(sources: Path, label: str, work: Path, around: Surroundings, epoch: in
     env |= around.variables
     env |= {"PRECAST_LABEL": label} if label else {}
     env |= {"PRECAST_ONLY_TORCH": only_torch} if only_torch else {}
+    env |= {"PRECAST_INDEX_URL": index_url} if index_url else {}
     _run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(place / "dist"), str(tree)], tree, env, around)
     (built,) = (place / "dist").glob("*.whl")
     _run([sys.executable, "-m", "tools", "repair", "--out", str(place / "out"), str(built)], tree, env, around)
@@ -82,6 +93,12 @@ def _run(command: list[str], folder: Path, env: Mapping[str, str], around: Surro
     )
     if done.returncode:
         raise KernelError(f"{' '.join(command)} failed with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def recorded_index(wheel: Path) -> str | None:
+    """The index that a wheel says it is published on: part of its bytes."""
+    with zipfile.ZipFile(wheel) as archive:
+        return BuildInfo.from_json(archive.read("precast/_C/build_info.json").decode()).index_url
 
 
 def told(path: Path, seconds: float) -> str:
@@ -107,9 +124,10 @@ def main(arguments: list[str]) -> int:
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
             provenance.record(provenance.of(ROOT), sources)
             made = [] if options.against is None else [options.against]
+            index_url = recorded_index(options.against) if made else None
             for around in (HERE, ELSEWHERE)[len(made) :]:
                 started = time.perf_counter()
-                made.append(build(sources, options.label, Path(folder), around, epoch, options.only_torch))
+                made.append(build(sources, options.label, Path(folder), around, epoch, options.only_torch, index_url))
                 print(told(made[-1], time.perf_counter() - started), flush=True)
             found = tuple(differences(*made))
             if options.out is not None:

@@ -16,6 +16,7 @@ def main() -> int:
     import torch
 
     import precast
+    from precast._build import catalogue
 
     for device in ("cpu", "cuda") if torch.version.cuda and torch.cuda.is_available() else ("cpu",):
         x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)
@@ -30,6 +31,13 @@ def main() -> int:
             return 1
         print(f"precast {precast.__version__} in {Path(precast.__file__).parent}")
         print(f"rms_norm on {device}, torch {torch.__version__}: {loaded.host.path}, equal to torch's")
+    for family in catalogue.FAMILIES:
+        if "cpu" in family.devices:
+            precast.load(family.name)
+    unknown = [text for text in torch._C._dispatch_find_dangling_impls() if "name: precast::" in text]
+    if unknown:
+        print(f"kernels for ops that do not exist:\n{''.join(unknown)}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -1,7 +1,7 @@
 """Every exception that precast raises on purpose.
 
-The contract: a :class:`KernelError` names what was asked for, what was found, what was needed, and the command that
-mends it. Nothing here exits the process, and nothing is swallowed: an underlying exception is chained as ``__cause__``.
+The contract: the first line of a :class:`KernelError` says what failed. Then it says what was found, what was needed,
+and the command that fixes it. Nothing exits the process, and an underlying exception is chained as ``__cause__``.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ class KernelError(RuntimeError):
 
 
 class KernelUnavailable(KernelError):
-    """No candidate can serve this op on this host; the message lists each candidate and why it was rejected."""
+    """Nothing can serve this op on this machine; the message lists each candidate and why it was rejected."""
 
 
 class KernelIncompatible(KernelError):
-    """A file or a library is there but does not fit, or is damaged; nothing of it was executed."""
+    """A file or a library does not fit, or is corrupted; none of its code was executed."""
 
 
 class BuildFailed(KernelError):
-    """A compiler ran and failed; the message holds its first error, its options and where the whole log lies."""
+    """A compiler failed; the message holds its first error, the command and the path of the whole log."""
 
 
 class JitDisabled(KernelUnavailable):
-    """A build at run time would have been needed, and ``PRECAST_JIT`` forbids it."""
+    """A build at run time is needed, and ``PRECAST_JIT`` forbids it."""
 
 
 class BuildTimeout(KernelError):
-    """Waiting for another process' build took longer than allowed."""
+    """Another process took longer to build than this one may wait."""
 
 
 class PrebuiltRefused(KernelIncompatible, ImportError):
-    """A compiled module of somebody's wheel does not fit this process; its import raises it, as an ImportError."""
+    """A compiled module of an extension package does not fit this process; importing it raises this ImportError."""

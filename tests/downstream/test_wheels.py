@@ -67,9 +67,9 @@ def other_torch(host: Host, version: str, cuda: str | None = None) -> Host:
 
 
 REFUSALS = {
-    "another torch": (lambda host: other_torch(host, "2.3.1"), "rejected (torch-abi): wanted torch 2."),
+    "another torch": (lambda host: other_torch(host, "2.3.1"), "rejected (torch-abi): needs torch 2."),
     "a pre-release": (lambda host: other_torch(host, f"{host.torch.version.release}.0a0"), ", a pre-release of 2."),
-    "another Python": (lambda host: replace(host, python=Release(3, 9)), f"wanted {TAG}; found Python 3.9"),
+    "another Python": (lambda host: replace(host, python=Release(3, 9)), f"needs {TAG}; found Python 3.9"),
     "another machine": (lambda host: replace(host, machine="riscv64"), "found riscv64"),
     "an older C library": (lambda host: replace(host, glibc=Release(1, 0)), "rejected (glibc)"),
     "no torch": (lambda host: replace(host, torch=None), "needs torch"),
@@ -102,7 +102,7 @@ def test_a_cuda_module_is_refused_under_another_cuda(
     for cuda, found in ((None, "none"), ("12.8", "12.8")):
         there = other_torch(host, str(host.torch.version), cuda)
         monkeypatch.setattr(probe, "probe_host", lambda settings, gpus, there=there: there)
-        with pytest.raises(ImportError, match=f"wanted a torch with CUDA 13; found torch with CUDA {found}"):
+        with pytest.raises(ImportError, match=f"needs a torch with CUDA 13; found torch with CUDA {found}"):
             importlib.import_module("bound_ops.fused")
     there = other_torch(host, str(host.torch.version), "13.0")
     monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: there)
@@ -138,7 +138,7 @@ def test_damage_is_found_before_anything_is_opened(bound_wheel: Path, installed:
     (file,) = manifest(folder).host
     path = folder / "_C" / file.path
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ImportError, match=r"bound_ops.fused is damaged\n.*sha256"):
+    with pytest.raises(ImportError, match=r"bound_ops.fused is damaged\n.*checksum mismatch"):
         importlib.import_module("bound_ops.fused")
 
 

@@ -32,14 +32,14 @@ def damaged_so(lab: Lab) -> str:
     flip(site.library)
     said = refusal_without_build(site, LOAD)
     assert "--force-reinstall" in said
-    return line(said, "damaged", "sha256")
+    return line(said, "damaged", "checksum mismatch")
 
 
 @fault("damaged-cubin", "a bit of prebuilt device code flipped", how="one bit in the middle", lost="the op on that GPU")
 def damaged_cubin(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
     flip(site.c_dir / "device" / "rms_norm.sm_90.cubin.xz")
-    return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "sha256")
+    return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "checksum mismatch")
 
 
 @fault("lying-cubin", "device code for another GPU than said", how="hash right, header wrong", lost="the op")

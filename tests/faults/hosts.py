@@ -28,7 +28,7 @@ def without(site: Site, *modules: str) -> dict[str, str]:
 @fault("no-compiler", "no compiler, nothing prebuilt", how="an empty PATH", lost="the op")
 def no_compiler(lab: Lab) -> str:
     said = lab.site().refusal(LOAD, env={"PATH": "/nonexistent"})
-    assert said.startswith("KernelUnavailable: ") and "install g++" in said
+    assert said.startswith("KernelUnavailable: ") and "install -y g++" in said
     return line(said, "no-compiler")
 
 

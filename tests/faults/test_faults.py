@@ -12,11 +12,6 @@ from tests.faults.__main__ import run
 from tests.faults.lab import Fault, Lab, NotRun
 
 
-@pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("faults"))
-
-
 @pytest.mark.torch
 @pytest.mark.compiler
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.slow], ids=lambda row: row.id)

@@ -46,7 +46,11 @@ def stale(site: Site, found: str) -> str:
     assert done.stderr.count(found) == 1, done.stderr
     assert found in site.ok(DOCTOR)
     refused = site.refusal(LOAD, env={"PRECAST_JIT": "aot"})
-    assert refused.startswith("JitDisabled: ") and "rejected (stale)" in refused and "fix  1) pip install" in refused
+    assert (
+        refused.startswith("JitDisabled: ")
+        and "rejected (stale)" in refused
+        and "pip install --force-reinstall" in refused
+    )
     asked = site.run(DOCTOR, env={"PRECAST_JIT": "aot"})
     assert asked.returncode == 1 and "rejected (stale)" in asked.stdout
     return line(done.stderr, found)
@@ -65,19 +69,21 @@ def stale_digest(lab: Lab) -> str:
 @fault("stale-sources", "sources newer than what is prebuilt", how="as by git pull: a header edited", lost="one build")
 def stale_sources(lab: Lab) -> str:
     site = prebuilt_site(lab)
+    csrc = site.folder / "precast" / "csrc"
+    (csrc / "DIGEST").unlink()  # a checkout states none
     assert site.ok(LOAD) == "prebuilt\n"
-    with (site.folder / "precast" / "csrc" / "common" / "family.h").open("a") as header:
+    with (csrc / "common" / "family.h").open("a") as header:
         header.write("// edited\n")
     done = site.run(LOAD)
     assert (done.returncode, done.stdout) == (0, "jit\n"), done.stderr
-    return line(done.stderr, "is not used", "of the sources")
+    return line(done.stderr, "is out of date", "of the sources")
 
 
 @fault("stated-digest", "a wheel of one build over another", how="a csrc that states another digest", lost="one build")
 def stated_digest(lab: Lab) -> str:
     site = prebuilt_site(lab)
     (site.folder / "precast" / "csrc" / "DIGEST").write_text("7" * 64 + "\n")
-    return stale(site, "wanted files of the sources 777777777777")
+    return stale(site, "files of the sources 777777777777")
 
 
 @fault("old-manifest", "a manifest of an older form", how="schema 1", lost="what is prebuilt")

@@ -16,6 +16,7 @@ from precast._build import files
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+INDEX = "https://host/precast"  # nobody asks it: tests/faults/fixes.py has one that answers
 STEERING = ("PRECAST_", "TORCH_CUDA_ARCH_LIST", "CUDA_EXT", "CXX", "XDG_CACHE_HOME", "PYTHONPATH")
 
 
@@ -48,6 +49,7 @@ class Site:
             "PYTHONPATH": str(self.folder),
             "HOME": str(self.home),
             "PRECAST_CACHE_DIR": str(self.cache),
+            "PRECAST_INDEX_URL": INDEX,
             "MAX_JOBS": "2",
         }
         return subprocess.run(

@@ -32,7 +32,7 @@ def empty(path: Path) -> None:
 
 DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (truncate, "bytes"),
-    (flip, "sha256"),
+    (flip, "checksum mismatch"),
     (empty, "0 bytes"),
     (Path.unlink, "missing"),
 ]

@@ -18,7 +18,7 @@ def test_without_a_compiler_the_places_looked_at_are_named(bare: Site) -> None:
     said = bare.refusal(LOAD, env={"PATH": "/nonexistent"})
     assert said.startswith("KernelUnavailable: cpu_adam cannot be loaded for cpu")
     assert "no-compiler" in said and "g++" in said and "clang++" in said and "not there" in said
-    assert "install g++" in said
+    assert "install -y g++" in said
 
 
 @pytest.mark.torch

@@ -186,6 +186,7 @@ def any_build_infos(draw: st.DrawFn, near: bool = False) -> BuildInfo:
         compilers=tuple(draw(st.lists(st.tuples(printable, printable), max_size=2))),
         host=() if mode is BuildMode.PURE else tuple(host),
         device=() if mode is BuildMode.PURE or label.text == "cpu" else tuple(device),
+        index_url=draw(st.none() | st.sampled_from(["https://host/precast", "file:///a/b%20c"])),
     )
 
 

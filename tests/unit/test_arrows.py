@@ -49,6 +49,7 @@ TORCH = (
     "_load/prebuild.py",
     "_load/prebuilt.py",
     "_load/library.py",
+    "_load/dangling.py",
     "_load/downstream.py",
     "build/command.py",
     "_load/namespace.py",

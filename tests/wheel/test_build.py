@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from precast._version import __version__
+from tools.reproduce import recorded_index
 
 from .conftest import CHECKOUT, Run
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler, pytest.mark.torch]
 
+INDEX = "https://host/precast"
 MACHINE = os.uname().machine
 WHEEL = f"precast-{__version__}+cpu-py3-none-manylinux_2_28_{MACHINE}.whl"
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@example.org")
@@ -48,7 +50,7 @@ def parts(work: Path, small: Path, run: Run) -> Path:
 
 def build(run: Run, small: Path, parts: Path, out: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tools", "build", "--label", "cpu", "--parts", parts, "--out", out]
-    return run(*command, PYTHONPATH=small, expect=expect)
+    return run(*command, PYTHONPATH=small, PRECAST_INDEX_URL=INDEX, expect=expect)
 
 
 def sha256(path: Path) -> str:
@@ -66,11 +68,12 @@ def test_a_wheel_is_built_once_and_equals_the_one_from_git(
     assert build(run, small, parts, out).stdout.strip().endswith("there already")
 
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path]
-    variables = {"PRECAST_LABEL": "cpu", "PRECAST_PARTS": parts}
+    variables = {"PRECAST_LABEL": "cpu", "PRECAST_PARTS": parts, "PRECAST_INDEX_URL": INDEX}
     run(*pip, small, **variables)
     (made,) = tmp_path.glob("*.whl")
     run(sys.executable, "-m", "tools", "repair", made, "--out", tmp_path / "repaired", PYTHONPATH=small)
     assert sha256(tmp_path / "repaired" / WHEEL) == sha256(out / WHEEL)
+    assert recorded_index(out / WHEEL) == INDEX
 
 
 def test_the_sdist_is_the_same_from_another_folder(run: Run, small: Path, work: Path, tmp_path: Path) -> None:

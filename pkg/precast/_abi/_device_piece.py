@@ -36,10 +36,10 @@ def choose_image(
         files = [file for file in build_info.device if file.family == need.family]
         if not files:
             wanted = f"device code of {need.family}"
-            fix = remedy.other_label(gpu.capability, host.driver, build_info)
+            fix = remedy.other_label(host, gpu.capability, build_info, settings)
             rejections.append(Rejection(piece, PREBUILT_CANDIDATE, Reason.FAMILY, wanted, "none in this wheel", fix))
         for file in files:
-            why = _misfit(file, gpu, host, build_info, bad)
+            why = _misfit(file, gpu, host, build_info, settings, bad)
             if why is None:
                 fitting.append(file)
             else:
@@ -47,27 +47,31 @@ def choose_image(
     if fitting:
         best = max(fitting, key=lambda file: _rank(file.target, gpu.capability))
         return Choice(best, tuple(rejections), _notes(best.target, best.path, piece))
-    target, refusals = _buildable(piece, gpu, host, build_info, settings)
+    target, refusals = _buildable(piece, gpu, host, settings)
     if target is None:
         return Choice(None, (*rejections, *refusals))
     return Choice(BuildImage(target), (*rejections, *refusals), _notes(target, f"what is built for {target}", piece))
 
 
-def _misfit(file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, bad: Mapping[str, str]) -> Rejection | None:
+def _misfit(
+    file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, settings: Settings, bad: Mapping[str, str]
+) -> Rejection | None:
     piece = f"cuda:{gpu.index}"
     if file.path in bad:
-        fix = remedy.reinstall(info)
+        fix = remedy.reinstall(host, info, settings)
         return Rejection(piece, file.path, Reason.DAMAGED, "the file that was built", bad[file.path], fix)
     if not file.target.runs_on(gpu.capability):
         found = _found(gpu) + remedy.served_range(gpu.capability, info.label)
-        fix = remedy.other_label(gpu.capability, host.driver, info)
+        fix = remedy.other_label(host, gpu.capability, info, settings)
         return Rejection(piece, file.path, Reason.ARCH, file.target.serves, found, fix)
     if host.driver is None or host.driver < file.min_driver:
-        fix = remedy.other_label(gpu.capability, host.driver, info)
+        fix = remedy.other_label(host, gpu.capability, info, settings)
         return Rejection(piece, file.path, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
     if host.lzma_error is not None:
-        wanted, found = "a Python with lzma, to unpack it", f"Python {host.python} without: {host.lzma_error}"
-        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found, remedy.python_with_lzma(host))
+        # No command: a Python that was compiled where liblzma-dev was missing has to be compiled or chosen again.
+        wanted = "a Python that was compiled with liblzma-dev, to unpack it"
+        found = f"Python {host.python} without: {host.lzma_error}"
+        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found)
     return None
 
 
@@ -77,38 +81,38 @@ def _rank(target: GpuTarget, gpu: ComputeCapability) -> tuple[bool, bool, Comput
     return sass, sass and target.capability == gpu, target.capability, ("", "f", "a").index(target.suffix)
 
 
-def _buildable(
-    piece: str, gpu: Gpu, host: Host, info: BuildInfo | None, settings: Settings
-) -> tuple[GpuTarget | None, list[Rejection]]:
-    """The target NVRTC is to compile for, with what was passed over for it; or None and every reason."""
+def _buildable(piece: str, gpu: Gpu, host: Host, settings: Settings) -> tuple[GpuTarget | None, list[Rejection]]:
+    """The target NVRTC is to compile for, with what was passed over for it; or None and every reason.
+
+    As for the host library, what is missing counts under ``aot`` too, once it has been looked for.
+    """
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
         return Rejection(piece, JIT_CANDIDATE, reason, wanted, found, fix)
 
+    refusals: list[Rejection] = []
     if settings.jit is JitMode.AOT:
-        return None, [no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT)]
+        refusals.append(no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT))
     if host.builders is None:
-        return None, [no(Reason.BUILDERS_UNKNOWN, "NVRTC", "nobody has looked for it yet")]
+        return None, refusals or [no(Reason.BUILDERS_UNKNOWN, "NVRTC", "nobody has looked for it yet")]
     nvrtc = host.builders.nvrtc
     if nvrtc is None:
-        fix = remedy.install_nvrtc(None if host.torch is None else host.torch.cuda, host.driver)
-        return None, [no(Reason.NO_NVRTC, "NVRTC", looked_at(host.builders, "nvrtc"), fix)]
+        fix = remedy.install_nvrtc(host)
+        return None, [*refusals, no(Reason.NO_NVRTC, "NVRTC", looked_at(host.builders, "nvrtc"), fix)]
     targets = nvrtc_targets(nvrtc, gpu.capability)
     if not targets:
         wanted = f"an NVRTC that compiles for {gpu.capability}"
         oldest = f" (oldest {min(nvrtc.targets)})" if nvrtc.targets else ""
-        fix = remedy.other_label(gpu.capability, host.driver, info)
-        return None, [no(Reason.NVRTC_ARCH, wanted, f"NVRTC {nvrtc.version}{oldest}; {_found(gpu)}", fix)]
+        return None, [*refusals, no(Reason.NVRTC_ARCH, wanted, f"NVRTC {nvrtc.version}{oldest}; {_found(gpu)}")]
     toolkit = CudaVersion.parse(nvrtc.version)
-    refusals: list[Rejection] = []
+    passed_over: list[Rejection] = []
     for target in targets:
         needed = min_driver(target, toolkit)
         if host.driver is not None and host.driver >= needed:
-            return target, refusals
-        fix = remedy.other_label(gpu.capability, host.driver, info)
+            return (None, refusals) if refusals else (target, passed_over)
         wanted = f"{_wanted_driver(needed)} for {target} by NVRTC {nvrtc.version}"
-        refusals.append(no(Reason.DRIVER, wanted, _found_driver(host), fix))
-    return None, refusals
+        passed_over.append(no(Reason.DRIVER, wanted, _found_driver(host)))
+    return None, [*refusals, *passed_over]
 
 
 def nvrtc_targets(nvrtc: Nvrtc, gpu: ComputeCapability) -> tuple[GpuTarget, ...]:

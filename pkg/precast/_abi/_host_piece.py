@@ -12,6 +12,7 @@ from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.version import dotted
 
+FROM_SOURCE = "precast was installed from source, without prebuilt kernels"
 _PIECE = "host"
 
 
@@ -31,7 +32,7 @@ def choose_host(
         rejections.append(unused)
     elif build_info is not None:
         for file in build_info.host:
-            why = _misfit(file, host, torch, build_info, need, bad)
+            why = _misfit(file, host, torch, build_info, settings, need, bad)
             if why is None:
                 fitting.append(file)
             else:
@@ -39,7 +40,7 @@ def choose_host(
     if fitting:
         best = max(fitting, key=lambda file: _rank(file, settings))
         return Choice(best, tuple(rejections), _notes(best, host))
-    abi, refusals = _buildable(torch, host.builders, settings)
+    abi, refusals = _buildable(torch, host, settings)
     return Choice(None if abi is None else BuildHost(abi), (*rejections, *refusals))
 
 
@@ -48,28 +49,28 @@ def why_no_prebuilt(piece: str, build_info: BuildInfo | None, settings: Settings
     if settings.jit is JitMode.JIT:
         return Rejection(piece, PREBUILT_CANDIDATE, Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit")
     if build_info is None:
-        return Rejection(
-            piece,
-            PREBUILT_CANDIDATE,
-            Reason.NO_PREBUILT,
-            "prebuilt files",
-            "none in this installation",
-            remedy.BUILD_HERE,
-        )
+        fix = remedy.prebuilt_wheel(host, None, settings)
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE, fix)
     if build_info.mode is BuildMode.PURE:
-        fix = remedy.prebuilt_wheel(host, build_info)
-        found = "a pure wheel: CUDA_EXT was not seen at build time"
-        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "prebuilt files", found, fix)
+        fix = remedy.prebuilt_wheel(host, build_info, settings)
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE, fix)
     if host.stale is not None:
         why = host.stale
         return Rejection(piece, PREBUILT_CANDIDATE, Reason.STALE, why.wanted, why.found, why.remedy)
     if piece == _PIECE and not build_info.host:
-        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "a host library", "none in this installation")
+        found = "this wheel has no host library"
+        return Rejection(piece, PREBUILT_CANDIDATE, Reason.NO_PREBUILT, "a host library", found)
     return None
 
 
 def _misfit(
-    file: HostFile, host: Host, torch: TorchInfo, info: BuildInfo, need: Need, bad: Mapping[str, str]
+    file: HostFile,
+    host: Host,
+    torch: TorchInfo,
+    info: BuildInfo,
+    settings: Settings,
+    need: Need,
+    bad: Mapping[str, str],
 ) -> Rejection | None:
     """The first requirement of a library that this process does not meet."""
 
@@ -77,16 +78,16 @@ def _misfit(
         return Rejection(_PIECE, file.path, reason, wanted, found, fix)
 
     if file.path in bad:
-        return no(Reason.DAMAGED, "the library that was built", bad[file.path], remedy.reinstall(info))
+        return no(Reason.DAMAGED, "the library that was built", bad[file.path], remedy.reinstall(host, info, settings))
     if need.family not in file.families:
         return no(Reason.FAMILY, f"the family {need.family}", "a library with " + (", ".join(file.families) or "none"))
     if file.machine != host.machine:
-        return no(Reason.MACHINE, file.machine, host.machine)
+        return no(Reason.MACHINE, file.machine, host.machine, remedy.reinstall(host, info, settings))
     if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):
         return no(Reason.PYTHON, file.python, f"Python {host.python}")
     unmet = torch_abi.fits(file.abi, torch.version, torch.cxx11)
     if unmet is not None:
-        fix = remedy.INSTALL_TORCH if torch.version.release < STABLE_FLOOR else ""
+        fix = remedy.install_torch(host) if _meets_no_floor(torch) else ""
         return no(Reason.TORCH_ABI, torch_abi.wanted(file.abi), unmet, fix)
     if file.cuda_major is not None and (torch.cuda is None or torch.cuda.major != file.cuda_major):
         return no(
@@ -112,36 +113,47 @@ def _notes(file: HostFile, host: Host) -> tuple[str, ...]:
     return (f"the level of libstdc++ could not be read; {file.path} needs GLIBCXX_{file.glibcxx}",)
 
 
-def _buildable(
-    torch: TorchInfo, builders: Builders | None, settings: Settings
-) -> tuple[TorchAbi | None, list[Rejection]]:
-    """The ABI to build for, or every reason why nothing can be built."""
+def _meets_no_floor(torch: TorchInfo) -> bool:
+    """Whether this torch is older than the stable ABI, as a pre-release of its first version is."""
+    return torch_abi.fits(Stable(STABLE_FLOOR), torch.version, torch.cxx11) is not None
+
+
+def _buildable(torch: TorchInfo, host: Host, settings: Settings) -> tuple[TorchAbi | None, list[Rejection]]:
+    """The ABI to build for, or every reason why nothing can be built.
+
+    Under ``aot`` nobody looks for builders until a fix is needed. If they have been looked for, what is missing counts:
+    a build would be allowed and fail.
+    """
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
         return Rejection(_PIECE, JIT_CANDIDATE, reason, wanted, found, fix)
 
+    builders, install_torch = host.builders, remedy.install_torch(host)
+    refusals = []
     if settings.jit is JitMode.AOT:
-        return None, [no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT)]
+        refusals.append(no(Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot", remedy.ALLOW_JIT))
+        if builders is None:
+            return None, refusals
     if torch.version.release < CLASSIC_FLOOR:
         wanted = f"torch {CLASSIC_FLOOR} or newer to build a host library for"
-        return None, [no(Reason.CLASSIC_JIT, wanted, f"torch {torch.version}", remedy.INSTALL_TORCH)]
+        return None, [*refusals, no(Reason.CLASSIC_JIT, wanted, f"torch {torch.version}", install_torch)]
     abi = _abi_of(torch)
     if abi is None:
         found = f"torch {torch.version}, whose git version is {torch.version.git or 'not known'}"
         wanted = f"a release of torch {STABLE_FLOOR} or newer, or the commit of an older one or of a pre-release"
-        return None, [no(Reason.TORCH_ABI, wanted, found, remedy.INSTALL_TORCH)]
+        return None, [*refusals, no(Reason.TORCH_ABI, wanted, found, install_torch)]
     if builders is None:
         return None, [no(Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "nobody has looked for them yet")]
-    refusals = []
+    compiler = remedy.install_compiler(host) if settings.cxx is None else "unset CXX"
     if builders.compiler is None:
         found = looked_at(builders, "compiler")
-        refusals.append(no(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", found, remedy.INSTALL_COMPILER))
+        refusals.append(no(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", found, compiler))
     elif torch_abi.compiled_for(abi) is None and builders.compiler.kind != "g++":
         # Its OpenMP is not the one of torch's libraries, on whose threads classic code runs.
         found = f"{builders.compiler.kind} {builders.compiler.version} ({builders.compiler.path})"
-        refusals.append(no(Reason.NO_COMPILER, f"g++, for torch {torch.version}", found, remedy.INSTALL_COMPILER))
+        refusals.append(no(Reason.NO_COMPILER, f"g++, for torch {torch.version}", found, compiler))
     if builders.ninja is None:
-        refusals.append(no(Reason.NO_NINJA, "ninja", looked_at(builders, "ninja"), remedy.INSTALL_NINJA))
+        refusals.append(no(Reason.NO_NINJA, "ninja", looked_at(builders, "ninja"), remedy.install_ninja(host)))
     return (None, refusals) if refusals else (abi, [])
 
 

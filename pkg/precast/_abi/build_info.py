@@ -14,13 +14,14 @@ from enum import Enum
 from precast._abi._reader import ManifestError, Reader, parse_object
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
+from precast._abi.settings import is_index_url
 from precast._abi.torch_abi import TorchAbi, is_git_version, parse_torch_abi
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
 __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
 
-SCHEMA = 2
+SCHEMA = 3
 # What device code may unpack to. The largest image has 0.65 MB.
 MAX_CONTENT_BYTES = 16 << 20
 # What a file may have. The largest libraries in wheels have less than 2 GB.
@@ -82,7 +83,10 @@ class DeviceFile:
 
 @value(frozen=True)
 class BuildInfo:
-    """All that one build made. ``version`` is without the label; ``compilers`` are (name, version) pairs."""
+    """All that one build made. ``version`` is without the label; ``compilers`` are (name, version) pairs.
+
+    ``index_url`` is the package index that the wheel is published on; None if the build was not told.
+    """
 
     version: str
     label: Label
@@ -93,6 +97,7 @@ class BuildInfo:
     compilers: tuple[tuple[str, str], ...] = ()
     host: tuple[HostFile, ...] = ()
     device: tuple[DeviceFile, ...] = ()
+    index_url: str | None = None
 
     def to_json(self) -> str:
         """Canonical text; raises ManifestError rather than write what :meth:`from_json` would not read back as this."""
@@ -104,6 +109,7 @@ class BuildInfo:
             "commit": self.commit,
             "dirty": self.dirty,
             "source_digest": self.source_digest,
+            "index_url": self.index_url,
             "compilers": [{"name": name, "version": version} for name, version in self.compilers],
             "host": [_host_document(file) for file in self.host],
             "device": [_device_document(file) for file in self.device],
@@ -133,6 +139,7 @@ class BuildInfo:
             compilers=root.objects("compilers", lambda reader: (reader.text("name"), reader.text("version"))),
             host=root.objects("host", _read_host),
             device=root.objects("device", _read_device),
+            index_url=root.optional("index_url", lambda key: _checked(root, key, is_index_url, "the URL of an index")),
         )
         root.finish()
         _check_whole(info)

@@ -14,6 +14,7 @@ from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decision import (
     EVERYTHING,
     JIT_CANDIDATE,
+    NO_TORCH,
     PREBUILT_CANDIDATE,
     BuildHost,
     BuildImage,
@@ -83,10 +84,11 @@ def decide(
         images.append((gpu.index, image.chosen))
         rejections += image.rejections
         notes += image.notes
-    if library.chosen is None:
-        return Refuse(_only_what_matters([*rejections, *(why for _, all_why in refused for why in all_why)]))
+    unserved = [why for _, all_why in refused for why in all_why]
+    if library.chosen is None:  # a refusal is about what is missing; what could be served needs no fix
+        return Refuse(_only_what_matters([*library.rejections, *unserved]))
     if need.device == "cuda" and not images:
-        return Refuse((*rejections, *(why for _, all_why in refused for why in all_why)))
+        return Refuse(tuple(unserved))
     return _assemble(library.chosen, images, tuple(refused), tuple(rejections), _with_debug_note(notes, settings))
 
 
@@ -119,9 +121,9 @@ def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Reject
         wanted = "PRECAST_JIT to be auto, aot or jit"
         why.append(Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off", remedy.ALLOW_JIT))
     if host.torch is None:
-        found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else "no torch"
+        found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else NO_TORCH
         wanted = "an importable torch 2.4.1 or newer"
-        why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.INSTALL_TORCH))
+        why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.install_torch(host)))
     elif need.device == "cuda":
         why += _refuse_cuda(host, host.torch, settings)
     elif need.device == "xpu":
@@ -135,17 +137,18 @@ def _refuse_cuda(host: Host, torch: TorchInfo, settings: Settings) -> list[Rejec
     if torch.hip is not None:
         found = f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
         return [Rejection("cuda", EVERYTHING, Reason.HIP, "a CUDA build of torch", found)]
+    if host.driver is None:  # another torch would change nothing
+        found, wanted = "none", "an NVIDIA driver (libcuda.so.1)"
+        return [Rejection("cuda", EVERYTHING, Reason.DRIVER, wanted, found, remedy.DRIVER)]
     why: list[Rejection] = []
     if torch.cuda is None:
         found = f"torch {torch.version}, a CPU build"
-        fix = remedy.install_cuda_torch(host.driver)
+        fix = remedy.install_cuda_torch(host)
         why.append(Rejection("cuda", EVERYTHING, Reason.TORCH_CPU, "a CUDA build of torch", found, fix))
-    if host.driver is None:
-        why.append(Rejection("cuda", EVERYTHING, Reason.DRIVER, "an NVIDIA driver (libcuda.so.1)", "none"))
-    elif not host.gpus:
+    if not host.gpus:
         hidden = settings.visible_devices is not None
         found = f"none, with CUDA_VISIBLE_DEVICES={settings.visible_devices!r}" if hidden else "none"
-        fix = "unset CUDA_VISIBLE_DEVICES" if hidden else ""
+        fix = remedy.NO_SETTING_HIDES if hidden else ""
         why.append(Rejection("cuda", EVERYTHING, Reason.NO_GPU, "a visible NVIDIA GPU", found, fix))
     return why
 

@@ -15,6 +15,7 @@ EVERYTHING = "all"
 PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
 TRITON_CANDIDATE = "triton"
+NO_TORCH = "no torch"
 
 T = TypeVar("T")
 

@@ -1,22 +1,25 @@
 """Decisions in words: pure formatting, shared by the loader's errors, the doctor and the log.
 
-The shape: what was asked and the verdict; one line per piece and reason; the environment in one line; at most three
-commands, most likely first.
+The shape: what failed; one line per piece and reason; the environment in one line; at most three fixes, each enough by
+itself, the most likely first; where to read more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
-from precast._abi.decision import Reason, Rejection
+from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, NO_TORCH, TRITON_CANDIDATE, Reason, Rejection
 from precast._abi.host import Gpu, Host
 
 MOST_ACTIONS = 3
 
 
-def explain(headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = ()) -> str:
-    """The whole text, without a newline at its end."""
+def explain(
+    headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = (), more: str = ""
+) -> str:
+    """The whole text, without a newline at its end; ``more`` is the command that tells more."""
     lines = [headline]
     lines += [f"  {line}" for line in rejection_lines(rejections)]
     if environment:
@@ -25,7 +28,53 @@ def explain(headline: str, rejections: Iterable[Rejection], environment: str, ac
         f"  {'fix' if number == 1 else '   '}  {number}) {action}"
         for number, action in enumerate(actions[:MOST_ACTIONS], start=1)
     ]
+    if more:
+        lines.append(f"  more {more}")
     return "\n".join(lines)
+
+
+def headline(what: str, rejections: Iterable[Rejection]) -> str:
+    """What failed, with the reasons in a few words as far as one line has room."""
+    rejections = tuple(rejections)
+    of_all = [r for r in rejections if r.candidate == EVERYTHING]
+    build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
+    files = [r for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE, TRITON_CANDIDATE)]
+    chosen = of_all or [*_most_telling(files), *build[:1]]
+    facts = "; ".join(dict.fromkeys(filter(None, map(_brief, chosen))))
+    whole = f"{what} ({facts})"
+    return whole if facts and len(whole) <= _HEADLINE else what
+
+
+def _brief(rejection: Rejection) -> str:
+    if rejection.reason is Reason.DRIVER and rejection.candidate == EVERYTHING:
+        return "no NVIDIA driver"
+    if rejection.reason is Reason.TORCH_MISSING and rejection.found == NO_TORCH:
+        return "torch is not installed"
+    return _BRIEF.get(rejection.reason, "")
+
+
+# A line of 100 characters less the longest name of an exception.
+_HEADLINE = 100 - len("KernelIncompatible: ")
+_BRIEF = {
+    Reason.SYSTEM: "not Linux",
+    Reason.TORCH_MISSING: "torch cannot be imported",
+    Reason.TORCH_CPU: "torch is a CPU build",
+    Reason.HIP: "torch is a ROCm build",
+    Reason.NO_GPU: "no visible GPU",
+    Reason.DRIVER: "NVIDIA driver too old",
+    Reason.JIT_OFF: "PRECAST_JIT=off",
+    Reason.NO_PREBUILT: "installed from source",
+    Reason.STALE: "prebuilt files out of date",
+    Reason.DAMAGED: "prebuilt file corrupted",
+    Reason.MACHINE: "wheel for another CPU",
+    Reason.TORCH_ABI: "no file for this torch",
+    Reason.ARCH: "no code for this GPU",
+    Reason.AOT_ONLY: "PRECAST_JIT=aot",
+    Reason.CLASSIC_JIT: "torch too old",
+    Reason.NO_COMPILER: "no C++ compiler",
+    Reason.NO_NINJA: "no ninja",
+    Reason.NO_NVRTC: "no NVRTC",
+}
 
 
 def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
@@ -40,9 +89,44 @@ def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
 
 
 def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
-    """The remedies, each once, in the order of the rejections, at most three."""
-    remedies = dict.fromkeys(rejection.remedy for rejection in rejections if rejection.remedy)
-    return tuple(remedies)[:MOST_ACTIONS]
+    """Up to three commands, each of which removes every obstacle on one way to the op.
+
+    What stands in all ways comes first and has to go. Then there are three: other prebuilt files, a build here, and
+    Triton. A way with an obstacle that no command removes is not offered.
+    """
+    rejections = tuple(rejections)
+    blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
+    if blocks:
+        return _whole(r.remedy for r in blocks)
+    pieces = list(dict.fromkeys(r.piece for r in rejections if r.candidate != TRITON_CANDIDATE))
+    of = {piece: [r for r in rejections if r.piece == piece and r.candidate != TRITON_CANDIDATE] for piece in pieces}
+    ways = (
+        _whole(_any_remedy(of[piece], lambda r: r.candidate not in (EVERYTHING, JIT_CANDIDATE)) for piece in pieces),
+        _whole(_all_remedies(of[piece], lambda r: r.candidate == JIT_CANDIDATE) for piece in pieces),
+        _whole([_all_remedies(rejections, lambda r: r.candidate == TRITON_CANDIDATE)]),
+    )
+    return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
+
+
+# What Triton can do about: these GPUs have kernels of no other kind.
+_TRITON_HELPS = {Reason.HIP, Reason.XPU}
+
+
+def _whole(steps: Iterable[str]) -> tuple[str, ...]:
+    """The steps as one command; none if one of them is missing."""
+    steps = tuple(steps)
+    return (remedy.both(steps),) if steps and all(steps) else ()
+
+
+def _any_remedy(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
+    """Alternatives, such as the files of a wheel: the first remedy is enough."""
+    return next((r.remedy for r in rejections if chosen(r) and r.remedy), "")
+
+
+def _all_remedies(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
+    """Things that are all missing: every remedy is needed."""
+    steps = [r.remedy for r in rejections if chosen(r)]
+    return remedy.both(steps) if all(steps) else ""
 
 
 def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str:
@@ -53,10 +137,15 @@ def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str
     of_piece = [rejection for rejection in rejections if piece is None or rejection.piece == piece]
     if not of_piece:
         return ""
-    usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
-    first = next((rejection for rejection in of_piece if rejection.reason not in usual), of_piece[0])
+    (first,) = _most_telling(of_piece)
     alike = [r for r in of_piece if (r.reason, r.found) == (first.reason, first.found)]
-    return f"{_candidates(alike)}: wanted {_wanted(alike)}; found {first.found}"
+    return _sentence(alike)
+
+
+def _most_telling(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
+    """The first that is unusual, else the first; none of none."""
+    usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
+    return [r for r in rejections if r.reason not in usual][:1] or rejections[:1]
 
 
 def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:
@@ -120,4 +209,19 @@ def _wanted(group: Sequence[Rejection]) -> str:
 
 def _verdict(group: Sequence[Rejection]) -> str:
     first = group[0]
-    return f"({first.reason.value}): wanted {_wanted(group)}; found {first.found}"
+    if first.reason in _PLAIN:
+        return f"({first.reason.value}): {first.found}"
+    return f"({first.reason.value}): needs {_wanted(group)}; found {first.found}"
+
+
+def _sentence(group: Sequence[Rejection]) -> str:
+    first = group[0]
+    if first.reason is Reason.DAMAGED:
+        return f"{_candidates(group)} is corrupted ({first.found})"
+    if first.reason in _PLAIN:
+        return first.found
+    return f"{_candidates(group)} needs {_wanted(group)}; found {first.found}"
+
+
+# What was found says it all: nobody has to be told that an intact file is needed.
+_PLAIN = {Reason.NO_PREBUILT, Reason.DAMAGED}

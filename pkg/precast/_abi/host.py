@@ -63,6 +63,23 @@ class Builders:
 
 
 @value(frozen=True)
+class Installer:
+    """The commands that install packages here, and where pip got this copy of precast from.
+
+    ``install`` is ``"pip install"``, or the longer command that reaches the same environment. ``compiler`` installs
+    g++ with the system's package manager; empty if no known one is there. ``sources`` is a folder, an archive or a
+    repository that pip can build, and ``wheel`` a wheel file, both quoted for the shell; None if unknown.
+    ``version`` is the installed version with its label; None without metadata.
+    """
+
+    install: str = "pip install"
+    compiler: str = ""
+    sources: str | None = None
+    wheel: str | None = None
+    version: str | None = None
+
+
+@value(frozen=True)
 class Stale:
     """Prebuilt files that were not made from the code beside them: what was needed and found, and what helps."""
 
@@ -78,6 +95,7 @@ class Host:
     ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use;
     ``lzma_error`` is what ``import lzma`` said when a device file was to be unpacked, and None before or without one.
     ``stale`` is about the prebuilt files of this installation, and None where they are up to date or none are there.
+    ``installer`` is looked for only when an error needs a fix; None before.
     """
 
     system: str
@@ -92,3 +110,4 @@ class Host:
     builders: Builders | None = None
     lzma_error: str | None = None
     stale: Stale | None = None
+    installer: Installer | None = None

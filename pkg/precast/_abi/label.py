@@ -102,18 +102,17 @@ def sass_floor(cuda: CudaVersion) -> ComputeCapability:
     return _SASS_FLOOR.get(cuda.major, MINIMUM_CAPABILITY)
 
 
+def label_serves(label: Label, gpu: ComputeCapability, driver: CudaVersion | None) -> bool:
+    """Whether the device code of a label runs on this GPU as SASS; without a driver, on some driver."""
+    cuda, first = label.cuda, _FIRST_TOOLKIT.get(gpu, CudaVersion(12, 1))
+    if gpu > _NEWEST_KNOWN or cuda is None or cuda < first or gpu < sass_floor(cuda):
+        return False
+    return driver is None or driver.major >= cuda.major
+
+
 def label_for(gpu: ComputeCapability, driver: CudaVersion | None) -> Label | None:
     """The newest label whose device code runs on this GPU as SASS under this driver; None if there is none.
 
     Without a driver the label is chosen for the GPU alone.
     """
-    if gpu > _NEWEST_KNOWN:
-        return None
-    first = _FIRST_TOOLKIT.get(gpu, CudaVersion(12, 1))
-    for label in reversed(LABELS):
-        cuda = label.cuda
-        if cuda is None or cuda < first or gpu < sass_floor(cuda):
-            continue
-        if driver is None or driver.major >= cuda.major:
-            return label
-    return None
+    return next((label for label in reversed(LABELS) if label_serves(label, gpu, driver)), None)

@@ -1,76 +1,102 @@
-"""The command that mends a rejection, chosen from what the host is. An empty string where no command would help."""
+"""The command that fixes a rejection, chosen from what is known of the host; an empty string if no command would.
+
+A printed fix is a promise: it works as pasted, and the op works afterwards. So a command that needs a package index is
+offered only if the index is known, and one that needs the sources only if pip recorded where they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.capability import ComputeCapability
-from precast._abi.host import Host
-from precast._abi.label import Label, label_for, sass_floor
+from precast._abi.host import Builders, Host, Installer
+from precast._abi.label import LABELS, Label, label_for, label_serves, sass_floor
+from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import STABLE_FLOOR
-from precast._abi.version import CudaVersion
 from precast._version import __version__
 
-INSTALL_TORCH = f'pip install "torch>={STABLE_FLOOR}"'
-INSTALL_COMPILER = "apt-get install g++  # or: conda install -c conda-forge gxx"
-INSTALL_NINJA = "pip install ninja"
-INSTALL_TRITON = "pip install triton"
 ALLOW_JIT = "export PRECAST_JIT=auto"
-BUILD_HERE = "CUDA_EXT=1 pip install --no-cache-dir ."
-BUILD_AGAIN = "CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps precast"
+NO_SETTING_HIDES = "unset CUDA_VISIBLE_DEVICES"
+DRIVER = "install the NVIDIA driver (https://www.nvidia.com/drivers), or in a container: docker run --gpus all"
+_NEWLY = "--force-reinstall --no-deps"
+_UNKNOWN = Installer()
 
 
-def install_label(label: Label, build_info: BuildInfo | None) -> str:
-    """Installs this version under another label."""
-    version = __version__ if build_info is None else build_info.version
-    return f'pip install "precast=={version}{label.local}"'
+def both(commands: Iterable[str]) -> str:
+    """All of the commands, each once, as one line for a shell."""
+    return " && ".join(dict.fromkeys(commands))
 
 
-def other_label(gpu: ComputeCapability, driver: CudaVersion | None, build_info: BuildInfo | None) -> str:
-    """The label that serves this GPU, if that is another one than what is installed."""
-    label = label_for(gpu, driver)
-    if label is None or (build_info is not None and build_info.label == label):
-        return ""
-    return install_label(label, build_info)
+def install_torch(host: Host) -> str:
+    """A torch that every kernel works with; pip keeps a broken one unless it is told to replace it."""
+    replace = "--force-reinstall " if host.torch_error else ""
+    return f'{_installer(host).install} {replace}"torch>={STABLE_FLOOR}"'
 
 
-def prebuilt_wheel(host: Host, build_info: BuildInfo) -> str:
-    """The wheel with prebuilt files for the first GPU, or for the CPU where there is none."""
-    label = label_for(host.gpus[0].capability, host.driver) if host.gpus else Label("cpu")
-    return install_label(label, build_info) if label is not None else ""
+def install_compiler(host: Host) -> str:
+    """A C++ compiler from the package manager of the system."""
+    return _installer(host).compiler
 
 
-def reinstall(build_info: BuildInfo) -> str:
-    """Puts back the files of what is installed; what was built from source is built again."""
-    if build_info.mode is BuildMode.RELEASE:
-        return f'pip install --force-reinstall --no-deps "precast=={build_info.version}{build_info.label.local}"'
-    return f'CUDA_EXT=1 pip install --force-reinstall --no-deps --no-cache-dir "precast=={build_info.version}"'
+def install_ninja(host: Host) -> str:
+    """The ninja that a build at run time needs."""
+    return f"{_installer(host).install} ninja"
 
 
-def build_from(checkout: str) -> str:
-    """Installs a checkout, quoted for the shell, with its prebuilt files."""
-    return f"CUDA_EXT=1 python -m pip install --no-cache-dir --force-reinstall --no-deps {checkout}"
+def install_triton(host: Host) -> str:
+    """Triton, for the kernels that stand in."""
+    return f"{_installer(host).install} triton"
 
 
-def python_with_lzma(host: Host) -> str:
-    """A Python is without lzma when liblzma's headers were not there as it was compiled: pyenv's, as a rule."""
-    return f"apt-get install liblzma-dev && pyenv install --force {host.python}  # or: uv python install {host.python}"
-
-
-def install_nvrtc(cuda: CudaVersion | None, driver: CudaVersion | None) -> str:
+def install_nvrtc(host: Host) -> str:
     """The NVRTC package of torch's CUDA, else of the driver's."""
-    version = cuda or driver
-    if version is not None and version.major < 13:
-        return "pip install nvidia-cuda-nvrtc-cu12"
-    return 'pip install "nvidia-cuda-nvrtc==13.*"'
+    version = (host.torch.cuda if host.torch else None) or host.driver
+    old = version is not None and version.major < 13
+    package = "nvidia-cuda-nvrtc-cu12" if old else '"nvidia-cuda-nvrtc==13.*"'
+    return f"{_installer(host).install} {package}"
 
 
-def install_cuda_torch(driver: CudaVersion | None) -> str:
+def install_cuda_torch(host: Host) -> str:
     """A torch with CUDA; its own index is the one place that has builds for every CUDA."""
-    return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{_torch_label(driver)}"
+    label = "cu126" if host.driver is not None and host.driver.major < 13 else "cu130"
+    index = f"https://download.pytorch.org/whl/{label}"
+    return f"{_installer(host).install} --force-reinstall torch --index-url {index}"
 
 
-def _torch_label(driver: CudaVersion | None) -> str:
-    return "cu126" if driver is not None and driver.major < 13 else "cu130"
+def other_label(host: Host, gpu: ComputeCapability, info: BuildInfo | None, settings: Settings) -> str:
+    """The wheel whose label serves this GPU, if that is another one than what is installed."""
+    label = _label_for(host, gpu)
+    if label is None or (info is not None and info.label == label):
+        return ""
+    return _wheel(_version(info), label, _index(info, settings), host)
+
+
+def prebuilt_wheel(host: Host, info: BuildInfo | None, settings: Settings) -> str:
+    """The wheel with prebuilt files for the GPUs, or for the CPU; without an index, a build of the sources.
+
+    Under ``auto`` a build would need what a build at run time needs, which is the shorter way to the op.
+    """
+    label = _label_for(host, host.gpus[0].capability) if host.gpus else Label("cpu")
+    wheel = "" if label is None else _wheel(_version(info), label, _index(info, settings), host)
+    if wheel or settings.jit is not JitMode.AOT:
+        return wheel
+    return _build(host)
+
+
+def reinstall(host: Host, info: BuildInfo, settings: Settings) -> str:
+    """Restores the files of this installation, from where it came."""
+    if info.mode is BuildMode.RELEASE:
+        again = _wheel(info.version, info.label, _index(info, settings), host) or _same_file(host)
+        return again or (_build(host) if settings.jit is JitMode.AOT else "")
+    return _build(host)
+
+
+def restore(installer: Installer, index_url: str | None) -> str:
+    """The same for an installation whose manifest cannot be read: its version and label come from its metadata."""
+    version, _, label = (installer.version or "").partition("+")
+    wheel = _from_index(version, Label(label), index_url, installer) if _is_label(label) else ""
+    return wheel or _file(installer) or _sources(installer)
 
 
 def served_range(gpu: ComputeCapability, label: Label) -> str:
@@ -79,3 +105,66 @@ def served_range(gpu: ComputeCapability, label: Label) -> str:
     if cuda is not None and gpu < sass_floor(cuda):
         return f"; {label} serves {sass_floor(cuda)} and newer, labels below CUDA {cuda.major} serve this GPU"
     return ""
+
+
+def _installer(host: Host) -> Installer:
+    return host.installer or _UNKNOWN
+
+
+def _version(info: BuildInfo | None) -> str:
+    return __version__ if info is None else info.version
+
+
+def _index(info: BuildInfo | None, settings: Settings) -> str | None:
+    return settings.index_url or (None if info is None else info.index_url)
+
+
+def _label_for(host: Host, gpu: ComputeCapability) -> Label | None:
+    """The newest label that serves every GPU here; if there is none, the one for ``gpu``."""
+    every = [gpu.capability for gpu in host.gpus]
+    alike = (label for label in reversed(LABELS) if all(label_serves(label, one, host.driver) for one in every))
+    return next(alike, None) or label_for(gpu, host.driver)
+
+
+def _is_label(text: str) -> bool:
+    try:
+        Label.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _wheel(version: str, label: Label, index: str | None, host: Host) -> str:
+    return _from_index(version, label, index, _installer(host))
+
+
+def _from_index(version: str, label: Label, index: str | None, installer: Installer) -> str:
+    """The command for a wheel of an index that has a folder for each label (docs/guides/install.md)."""
+    if index is None or not version:
+        return ""
+    folder = f"{index}/{label}/" if label.text else f"{index}/"
+    return f'{installer.install} {_NEWLY} "precast=={version}{label.local}" --index-url {folder}'
+
+
+def _same_file(host: Host) -> str:
+    return _file(_installer(host))
+
+
+def _file(installer: Installer) -> str:
+    return "" if installer.wheel is None else f"{installer.install} {_NEWLY} {installer.wheel}"
+
+
+def _build(host: Host) -> str:
+    """Builds the sources for this machine, after the tools for that."""
+    build = _sources(_installer(host))
+    builders: Builders | None = host.builders
+    if not build or builders is None or builders.compiler is not None:
+        return build
+    tools = install_compiler(host)
+    return both([tools, build]) if tools else ""
+
+
+def _sources(installer: Installer) -> str:
+    if installer.sources is None:
+        return ""
+    return f"CUDA_EXT=1 {installer.install} {_NEWLY} --no-cache-dir {installer.sources}"

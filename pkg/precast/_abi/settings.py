@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 
@@ -36,7 +37,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_JIT",
         "jit",
         "`auto`",
-        "`auto`: prebuilt where it fits, else build what is missing; `aot`: prebuilt only, no compiler is looked for; "
+        "`auto`: prebuilt where it fits, else build what is missing; `aot`: prebuilt only, nothing is built; "
         "`jit`: always build; `off`: load no kernel at all, fallbacks only",
         "run",
     ),
@@ -120,6 +121,14 @@ VARIABLES: tuple[Variable, ...] = (
         "none",
         "Build the release wheel of this label: `cpu`, one such as `cu130`, or `default` for the one without a label",
         "build",
+    ),
+    Variable(
+        "PRECAST_INDEX_URL",
+        "index_url",
+        "the one that the wheel records",
+        "The package index with the wheels of every label, such as `https://host/precast`. A build records it in the "
+        "wheel; at run time errors offer the wheels of this index as a fix; `none`: there is none",
+        "build, run",
     ),
     Variable(
         "PRECAST_PARTS",
@@ -219,6 +228,7 @@ class Settings:
     quiet: bool = False
     no_color: bool = False
     label: Label | None = None
+    index_url: str | None = None
     parts: str | None = None
     only_torch: Release | None = None
     arch: str | None = None
@@ -252,6 +262,7 @@ class Settings:
             quiet=_flag(env, "PRECAST_QUIET"),
             no_color=bool(env.get("NO_COLOR")),  # of many programs: any value counts
             label=_label(env),
+            index_url=_index_url(env),
             parts=env.get("PRECAST_PARTS") or None,
             only_torch=_release(env, "PRECAST_ONLY_TORCH"),
             arch=_arch(env),
@@ -360,6 +371,20 @@ def _label(env: Mapping[str, str]) -> Label | None:
         return Label.parse("" if value == "default" else value)
     except ValueError:
         raise _bad("PRECAST_LABEL", value, "'cpu', 'default' or one such as 'cu130'") from None
+
+
+def is_index_url(text: str) -> bool:
+    """Whether a text is the address of an index: it is printed in commands, so nothing else may be in it."""
+    return re.fullmatch(r"(?:https?|file)://[A-Za-z0-9/._~:@%+-]+", text) is not None
+
+
+def _index_url(env: Mapping[str, str]) -> str | None:
+    value = env.get("PRECAST_INDEX_URL", "").rstrip("/")
+    if value in ("", "none"):  # what our release workflow says before there is an index
+        return None
+    if not is_index_url(value):
+        raise _bad("PRECAST_INDEX_URL", value, "a URL such as https://host/precast, without a query, or none")
+    return value
 
 
 def _arch(env: Mapping[str, str]) -> str | None:

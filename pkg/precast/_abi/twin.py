@@ -54,5 +54,5 @@ def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse) -> Cho
     if host.builders is None:
         return no(Reason.BUILDERS_UNKNOWN, "Triton", "nobody has looked for it yet")
     if host.builders.triton is None:
-        return no(Reason.NO_TRITON, "Triton", looked_at(host.builders, "triton"), remedy.INSTALL_TRITON)
+        return no(Reason.NO_TRITON, "Triton", looked_at(host.builders, "triton"), remedy.install_triton(host))
     return Choice(Twin(host.builders.triton), ())

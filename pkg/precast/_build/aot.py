@@ -114,7 +114,7 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
             check_ceilings(file)
         known = matrix.load(root / "matrix.toml")
         check_promise(made, known, settings.label, toolchain.target_machine(settings), settings.only_torch)
-    info = manifest(made, mode, settings.label or Label(""), root)
+    info = manifest(made, mode, settings.label or Label(""), root, settings.index_url)
     _place(made, package / "_C")
     (package / "_C").mkdir(parents=True, exist_ok=True)
     (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")

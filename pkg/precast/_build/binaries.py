@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from precast._abi import remedy
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
 from precast._abi.capability import GpuTarget, min_driver
 from precast._abi.host import Compiler, Nvrtc
@@ -18,7 +19,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.version import CudaVersion, Release
-from precast._build import catalogue, device, flags, host, nvrtc, packing, provenance, sources, toolchain
+from precast._build import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
 from precast._build.cache import Artifact, BuildKey, Cache
 from precast._build.machine import say
 from precast._build.matrix import LabelSpec
@@ -103,9 +104,14 @@ def host_tools(settings: Settings) -> tuple[Compiler, str]:
             f"the host library for {built_for} cannot be built\n"
             + "".join(f"  found   {line}\n" for line in (*places, *ninja_places))
             + f"  needed  a C++ compiler for {built_for} and ninja\n"
-            f"  fix     1) apt-get install {toolchain.package_for(built_for)}   2) pip install ninja"
+            f"  fix     1) {_missing_tools(compiler, ninja, toolchain.package_for(built_for))}"
         )
     return compiler, ninja
+
+
+def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -> str:
+    steps = [] if compiler else [installer.compiler_command().replace("g++", package) or f"install {package}"]
+    return remedy.both([*steps, *([] if ninja else [f"{installer.install_command()} ninja"])])
 
 
 def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:
@@ -116,7 +122,7 @@ def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] |
             f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}\n"
             + "".join(f"  found   {line}\n" for line in looked_at)
             + f"  needed  exactly {spec.nvrtc}, as matrix.toml says\n"
-            f'  fix     1) pip install "{spec.requirement}", or build with isolation, which does that'
+            f'  fix     1) {installer.install_command()} "{spec.requirement}"'
         )
     return found
 
@@ -170,7 +176,7 @@ def check_ceilings(file: HostFile) -> None:
         )
 
 
-def manifest(made: Made, mode: BuildMode, label: Label, root: Path) -> BuildInfo:
+def manifest(made: Made, mode: BuildMode, label: Label, root: Path, index_url: str | None = None) -> BuildInfo:
     """What a wheel, or a part of one, says of itself."""
     facts = provenance.of(root)
     return BuildInfo(
@@ -183,6 +189,7 @@ def manifest(made: Made, mode: BuildMode, label: Label, root: Path) -> BuildInfo
         compilers=made.compilers,
         host=tuple(file for file, _ in made.host),
         device=tuple(file for file, _ in made.device),
+        index_url=index_url,
     )
 
 

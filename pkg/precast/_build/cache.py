@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._build import files, lock, trust
+from precast._build import elsewhere, files, lock, trust
 from precast._build.entry import LOG_NAME, META, BuildKey, Meta, NotWhole, verify
 from precast._build.roots import default_root, search_path
 from precast.errors import KernelError
@@ -199,7 +199,7 @@ class Cache:
     @contextmanager
     def _staging(self, key: BuildKey) -> Iterator[Path]:
         """A folder to build in, on the file system of the entry; gone afterwards, unless it has become the entry."""
-        with _explaining(self.root, str(key)):
+        with _explaining(self.root, key.name):
             trust.require_own(self.root)
             parent = self.root / LAYOUT / ".staging"
             trust.make_private(parent)
@@ -227,7 +227,7 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
             f"{what}: the build cache cannot be written\n"
             f"  found   {error.filename or root}: {error.strerror}\n"
             f"  needed  {root}: a folder this user can write, with space left\n"
-            f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+            f"  fix     1) {elsewhere.setting(root)}"
         ) from error
 
 

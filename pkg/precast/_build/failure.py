@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from precast._build import files
+from precast._build import elsewhere, files
 from precast._version import __version__
 from precast.errors import BuildFailed
 
@@ -29,12 +29,14 @@ def first_error(log: str) -> str:
 def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
     """Keep the log where the error says, and make the error; ``tool`` is what compiled, with its version."""
     files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))
+    found = first_error(log)
+    full = elsewhere.setting(log_file.parent) if "No space left" in found else ""
     return BuildFailed(
-        f"{what}: the compiler failed\n"
-        f"  found   {first_error(log)}\n"
+        f"{what}: {'the disk is full' if full else 'the compiler failed'}\n"
+        f"  found   {found}\n"
         f"  needed  a clean run of: {command}\n"
         f"  env     {environment(tool)}\n"
-        f"  fix     1) read the whole log: {log_file}"
+        f"  fix     1) {full or f'read the whole log: {log_file}'}"
     )
 
 

@@ -23,8 +23,10 @@ from precast._build import (
     catalogue,
     classic_headers,
     elf,
+    elsewhere,
     failure,
     flags,
+    installer,
     lock,
     process,
     sources,
@@ -158,7 +160,7 @@ def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
             f"no host library for {abi} can be built by {compiler.kind}\n"
             f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
             f"  needed  g++\n"
-            f"  fix     1) apt-get install g++; CXX=g++"
+            f"  fix     1) {installer.compiler_command()} && export CXX=g++"
         )
 
 
@@ -325,7 +327,7 @@ def edge(
             f"ninja cannot build what has a line break in its name\n"
             f"  found   {broken!r}\n"
             f"  needed  names without one\n"
-            f"  fix     1) PRECAST_CACHE_DIR=/another/folder, or install precast into another one"
+            f"  fix     1) {elsewhere.setting(Path(broken))}"
         )
     named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
     escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])

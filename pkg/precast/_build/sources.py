@@ -46,7 +46,7 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
         f"the kernel sources are missing, so nothing can be built\n"
         f"  found   no {MARKER} in {places}\n"
         f"  needed  the csrc folder of this precast\n"
-        f"  fix     1) pip install --force-reinstall --no-deps precast"
+        f"  fix     1) {_restore()}"
     )
 
 
@@ -123,11 +123,14 @@ def _read(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise KernelError(
-            f"the kernel source {name} cannot be read\n"
-            f"  found   {error}\n"
-            f"  needed  {path}\n"
-            f"  fix     1) pip install --force-reinstall --no-deps precast"
+            f"the kernel source {name} cannot be read\n  found   {error}\n  needed  {path}\n  fix     1) {_restore()}"
         ) from error
+
+
+def _restore() -> str:
+    from precast._build import installer  # only an error asks
+
+    return installer.restore_command() or "install precast again, from where it came"
 
 
 def _normalised(relative: str) -> str | None:

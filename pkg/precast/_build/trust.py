@@ -8,6 +8,7 @@ open, by :func:`why_not_one`.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def private_folder(path: Path) -> Path:
             f"there is no folder to build in\n"
             f"  found   {path}: {error.strerror or error}\n"
             f"  needed  a home, or a temp folder that can be written\n"
-            f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+            f"  fix     1) {_another(path)}"
         ) from error
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
@@ -112,10 +113,18 @@ def _why_not_the_way(path: Path, links: int) -> str | None:
 
 
 def _unsafe(path: Path, found: str) -> KernelError:
+    fixes = [_another(path)]
+    if found.startswith(f"{path}: others can write it"):
+        fixes.insert(0, f"chmod go-w {shlex.quote(str(path))}")
     return KernelError(
         f"{path} is not safe to load libraries from\n"
         f"  found   {found}\n"
         f"  needed  a folder of user {os.getuid()} that nobody else can write or exchange\n"
-        f"  fix     1) chmod go-w {path}, if it is yours\n"
-        f"          2) PRECAST_CACHE_DIR=/another/folder"
+        "  fix     1) " + "\n          2) ".join(fixes)
     )
+
+
+def _another(path: Path) -> str:
+    from precast._build import elsewhere  # which asks this module about folders
+
+    return elsewhere.setting(path)

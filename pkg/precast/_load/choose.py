@@ -77,10 +77,19 @@ def choose_on(
             host = replace(host, lzma_error=str(error))
             continue
         if not damaged:
+            if twin is None and host.installer is None and host.system == "Linux" and _wants_fix(decision):
+                known = host.builders or probe.probe_builders(settings)
+                host = replace(host, builders=known, installer=probe.probe_installer())
+                decision, twin = _decide(host, info, settings, need, bad)
             if settings.cpu_level is not None and not isinstance(decision, Refuse):
                 require_level(settings.cpu_level)
             return Choice(need, settings, host, info, decision, contents, bad, twin)
         bad |= damaged
+
+
+def _wants_fix(decision: Decision) -> bool:
+    """Whether an error will be raised: then the fixes it offers must be right, whatever it costs to find out."""
+    return isinstance(decision, Refuse) or bool(decision.refused)
 
 
 def require_level(name: str) -> CpuLevel:

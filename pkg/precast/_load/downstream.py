@@ -23,7 +23,7 @@ from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._load import prebuilt, probe
+from precast._load import dangling, prebuilt, probe
 from precast._version import __version__
 from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
 
@@ -181,12 +181,27 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 def _again(package: str) -> str:
     from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
 
+    from precast._build import installer
+
     distributions = packages_distributions().get(package.partition(".")[0], ())
     name = distributions[0] if distributions else package.partition(".")[0]
+    install, sources = installer.install_command(), _sources_of(name, package)
+    if sources is not None:
+        return f"{install} --no-build-isolation --no-cache-dir --force-reinstall --no-deps {sources}"
     return (
-        f"pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps --no-binary {name} {name}"
+        f"{install} --no-build-isolation --no-cache-dir --force-reinstall --no-deps --no-binary {name} {name}"
         "  # builds it for this torch, or: pip install . in its sources"
     )
+
+
+def _sources_of(distribution: str, package: str) -> str | None:
+    """Where pip got the package from, if it recorded that."""
+    from precast._build import installer
+
+    spec = importlib.util.find_spec(package.partition(".")[0])
+    if spec is None or spec.origin is None:
+        return None
+    return installer.origin(distribution, Path(spec.origin).parent)[0]
 
 
 def _open(path: Path, what: str) -> None:
@@ -194,7 +209,8 @@ def _open(path: Path, what: str) -> None:
     import torch
 
     try:
-        torch.ops.load_library(str(path))
+        with dangling.refused(path):
+            torch.ops.load_library(str(path))
     except OSError as error:
         raise _cannot_open(path, what, error) from error
 
@@ -205,8 +221,9 @@ def _import(path: Path, module: str) -> ModuleType:
     if spec is None:
         raise AssertionError(f"no spec for {path}, though its loader is given")
     try:
-        compiled = importlib.util.module_from_spec(spec)
-        loader.exec_module(compiled)
+        with dangling.refused(path):
+            compiled = importlib.util.module_from_spec(spec)
+            loader.exec_module(compiled)
     except ImportError as error:
         raise _cannot_open(path, module, error) from error
     return compiled

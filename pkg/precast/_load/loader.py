@@ -163,7 +163,7 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
-        _register(library, family, device.upper())
+        _register(library, family, device.upper(), built=not isinstance(decision.host, HostFile))
         _state.serving[family.name, device] = library
         return Loaded(family.name, device, host, images, time.perf_counter() - started)
 
@@ -221,22 +221,34 @@ def _set_images(
     return tuple(sources)
 
 
-def _register(library: HostLibrary, family: catalogue.Family, key: str) -> None:
+def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
+    """Registers the kernels. A library built here is searched for misspelt names; a wheel was, when it was made."""
     namespace.import_formulas(family)
     namespace.refuse_foreign_kernels(family, key)
-    library.register(family.name, key)
+    if not built:
+        library.register(family.name, key)
+        return
+    from precast._load import dangling
+
+    with dangling.refused(library.path):
+        library.register(family.name, key)
 
 
 def _warn(choice: Choice) -> None:
     """What a user should read once: files that are not what they should be, GPUs left out, costs to expect."""
     for rejection in all_rejections(choice.decision):
         if rejection.reason is Reason.DAMAGED:
-            _log.warning("%s is not used: %s", prebuilt.C_DIR / rejection.candidate, rejection.found)
+            _log.warning(
+                "%s is corrupted, so it is not used (%s)", prebuilt.C_DIR / rejection.candidate, rejection.found
+            )
     stale = choice.host.stale
     if stale is not None and not _state.told_stale:
         _state.told_stale = True
-        said = f"wanted {stale.wanted}; found {stale.found}"
-        _log.warning("%s is not used, and what is missing is built: %s; fix: %s", prebuilt.C_DIR, said, stale.remedy)
+        fix = f"; fix: {stale.remedy}" if stale.remedy else ""
+        _log.warning(
+            "%s is out of date, and what is missing is built: needs %s; found %s%s",
+            *(prebuilt.C_DIR, stale.wanted, stale.found, fix),
+        )
     if isinstance(choice.decision, Refuse):
         return
     for note in choice.decision.notes:

@@ -87,14 +87,14 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
     except FileNotFoundError:
         raise Damaged("missing") from None
     except files.WrongSize as error:
-        raise Damaged(f"{error.size} bytes, {file.bytes} in the manifest") from error
+        raise Damaged(f"it has {error.size} bytes instead of {file.bytes}") from error
     except OSError as error:
         raise Damaged(f"unreadable: {error.strerror or error}") from error
     if len(content) != file.bytes:
-        raise Damaged(f"{len(content)} bytes, {file.bytes} in the manifest")
+        raise Damaged(f"it has {len(content)} bytes instead of {file.bytes}")
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
-        raise Damaged(f"sha256 {digest[:16]}..., {file.sha256[:16]}... in the manifest")
+        raise Damaged("checksum mismatch")
     if not isinstance(file, DeviceFile):
         return content  # a host library's header is read by the dynamic linker before anything runs
     image = _unpacked(content, file)
@@ -120,7 +120,7 @@ def _check_target(target: GpuTarget, content: bytes) -> None:
     else:
         found, wanted = _ptx_target(content), str(target).replace("compute", "sm")
     if not _same_target(found, wanted):
-        raise Damaged(f"built for {found}, {wanted} in the manifest")
+        raise Damaged(f"it is built for {found} instead of {wanted}")
 
 
 def _same_target(found: str, wanted: str) -> bool:
@@ -145,10 +145,13 @@ def _ptx_target(content: bytes) -> str:
 
 
 def _bad_manifest(path: Path, what: str) -> KernelIncompatible:
+    from precast._build import installer
+
+    again = installer.restore_command()
+    fixes = [*([again] if again else []), "export PRECAST_JIT=jit  # builds here, and ignores what is prebuilt"]
     return KernelIncompatible(
-        f"the manifest of this installation cannot be used, so nothing prebuilt is loaded\n"
+        f"the list of prebuilt files cannot be read, so none of them is loaded\n"
         f"  found   {path}: {what}\n"
         f"  needed  the {MANIFEST} that the build wrote\n"
-        f"  fix     1) python -m pip install --force-reinstall --no-deps --no-cache-dir {precast.__name__}\n"
-        f"          2) PRECAST_JIT=jit, to build here and ignore what is prebuilt"
+        f"  fix     1) " + "\n          2) ".join(fixes)
     )

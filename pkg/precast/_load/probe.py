@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from precast._abi.capability import ComputeCapability
-from precast._abi.host import Builders, Gpu, Host, TorchInfo
+from precast._abi.host import Builders, Gpu, Host, Installer, TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion, dotted
 from precast.errors import KernelError
@@ -76,6 +76,13 @@ def probe_builders(settings: Settings) -> Builders:
     triton, triton_places = toolchain.find_triton()
     places = (*compiler_places, *ninja_places, *nvrtc_places, *triton_places)
     return Builders(compiler, ninja, found, looked_at=places, triton=triton)
+
+
+def probe_installer() -> Installer:
+    """How packages get into this environment, and where this precast came from."""
+    from precast._build import installer  # only an error asks
+
+    return installer.find()
 
 
 def current_gpu() -> int | None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from precast._abi import explain, remedy
+from precast._abi import explain
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.decide import (
     BuildHost,
@@ -149,7 +149,7 @@ def describe_build(examination: Examination) -> Json:
 def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
     """What to know about an installation with a manifest, and the command that helps."""
     if info.mode is BuildMode.PURE:
-        return _pure_note(), remedy.BUILD_AGAIN
+        return _pure_note(), verdict.prebuilt_fix(info)
     stale = examination.host.stale
     if stale is None:
         return "", ""
@@ -201,7 +201,7 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
     """The error of a build that would fail for want of sources or of a cache; None if nothing is known against it."""
-    from precast._build import roots, sources, trust
+    from precast._build import elsewhere, roots, sources, trust
     from precast._load import cached
 
     try:
@@ -219,7 +219,7 @@ def _cannot_build(examination: Examination, family: Family, choice: Choice) -> s
         f"{family.name}: the build cache cannot be written\n"
         f"  found   {root}: {why}\n"
         f"  needed  a folder this user can write, with space left\n"
-        f"  fix     1) PRECAST_CACHE_DIR=/another/folder"
+        f"  fix     1) {elsewhere.setting(root)}"
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
 from precast._abi.host import Stale
+from precast._abi.settings import JitMode
 from precast._build import files, sources
+from precast._load import probe
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -39,10 +40,9 @@ def describe(info: BuildInfo, here: str | None) -> Stale:
         wanted, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
     if info.version == _version_on_disk() and sources_on_disk() in {info.source_digest, None}:
         return Stale(wanted, f"{found}: precast was upgraded while this process ran", "restart this process")
-    checkout = _PACKAGE.parents[1]
-    if (checkout / "setup.py").is_file() and not (_PACKAGE / "csrc").is_dir():
-        return Stale(wanted, found, remedy.build_from(shlex.quote(str(checkout))))
-    return Stale(wanted, found, remedy.reinstall(replace(info, version=__version__)))
+    settings = replace(probe.read_settings(), jit=JitMode.AOT)  # the fix brings prebuilt files
+    host = replace(probe.probe_host(settings, gpus=False), installer=probe.probe_installer())
+    return Stale(wanted, found, remedy.reinstall(host, replace(info, version=__version__), settings))
 
 
 def _version_on_disk() -> str | None:

@@ -1,13 +1,16 @@
-"""A choice in words and as exceptions: what was asked, what was found, what was needed, and what mends it."""
+"""A choice in words and as exceptions: what failed, what was found, what was needed, and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from precast._abi import explain, remedy
-from precast._abi.build_info import BuildMode
+from precast._abi._host_piece import FROM_SOURCE
+from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
 from precast._abi.decision import TRITON_CANDIDATE
+from precast._abi.settings import JitMode
 from precast._build.catalogue import Family
 from precast._load import prebuilt, probe
 from precast._load.choose import Choice, choose
@@ -38,13 +41,22 @@ def sees_cuda_gpu() -> bool:
 def assert_not_pure() -> None:
     """Raises KernelUnavailable if this installation has nothing prebuilt."""
     info = prebuilt.load_build_info()
-    if info is None or info.mode is BuildMode.PURE:
-        raise KernelUnavailable(
-            "this installation has nothing prebuilt: it is a pure wheel or a checkout\n"
-            "  needed  a wheel with a label, or one built with CUDA_EXT=1\n"
-            "  fix     1) use the loaders of precast.kernel_loader, which build what is missing\n"
-            f"          2) {remedy.BUILD_AGAIN}"
-        )
+    if info is not None and info.mode is not BuildMode.PURE:
+        return
+    raise KernelUnavailable(
+        "this installation has nothing prebuilt\n"
+        f"  found   {FROM_SOURCE}\n"
+        "  needed  a wheel with a label, or a build with CUDA_EXT=1\n"
+        f"  fix     1) {prebuilt_fix(info) or 'import it from precast.kernel_loader, which builds what is missing'}"
+    )
+
+
+def prebuilt_fix(info: BuildInfo | None) -> str:
+    """The command that brings prebuilt files to an installation without any; empty if none is known to."""
+    settings = replace(probe.read_settings(), jit=JitMode.AOT)
+    host = probe.probe_host(settings, gpus=True)
+    host = replace(host, builders=probe.probe_builders(settings), installer=probe.probe_installer())
+    return remedy.prebuilt_wheel(host, info, settings)
 
 
 def is_refusal(choice: Choice) -> bool:
@@ -79,7 +91,9 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
     """The exception for a library that was built here and that the dynamic linker refuses all the same."""
     env = explain.environment(choice.host, choice.build_info, __version__)
     actions = (f"report this, with the output of: {_DOCTOR} --json",)
-    headline = f"{choice.need.family}: the library built for this machine cannot be opened: {host.path}: {what}"
+    headline = (
+        f"{choice.need.family}: the library built for this machine cannot be opened\n  found  {host.path}: {what}"
+    )
     return KernelIncompatible(explain.explain(headline, (), env, actions))
 
 
@@ -121,5 +135,6 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
 def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
     rejections = tuple(rejections)
     env = explain.environment(choice.host, choice.build_info, __version__)
-    actions = (*explain.actions_for(rejections)[: explain.MOST_ACTIONS - 1], _DOCTOR)
-    return explain.explain(headline, rejections, env, actions)
+    return explain.explain(
+        explain.headline(headline, rejections), rejections, env, explain.actions_for(rejections), _DOCTOR
+    )

@@ -16,7 +16,7 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._build import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import facts, wheel
+from precast.build import facts, registrations, wheel
 from precast.build.extensions import DeviceExtension, StableExtension, declared_floor
 from precast.errors import KernelError
 
@@ -80,6 +80,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         self._images: dict[str, list[DeviceFile]] = {}
         every = list(self.extensions)
         self._refuse_guarded_twice(every)
+        registrations.refuse_misspelt(Path(source) for extension in every for source in extension.sources)
         for extension in every:
             if isinstance(extension, _OURS):
                 self._build_ours(extension)

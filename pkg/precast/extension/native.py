@@ -28,7 +28,7 @@ from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._build import failure, process, python, sources, toolchain
 from precast._build.cache import BuildKey, Cache
-from precast._load import jit, probe, verdict
+from precast._load import dangling, jit, probe, verdict
 from precast._load.progress import Progress
 from precast._load.source import Source
 from precast.errors import BuildFailed, KernelUnavailable
@@ -184,8 +184,9 @@ def import_from(name: str, path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None  # a file with a loader always has one
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    with dangling.refused(path):
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     return module
 
 

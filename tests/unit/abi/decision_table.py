@@ -74,7 +74,17 @@ ROWS = (
     Row("6", "no", ANY, ANY, "no", "auto", "refuse", "no-prebuilt no-compiler", "KernelUnavailable"),
     Row("7", ANY, ANY, ANY, "yes", "jit", "build both", "", "what is prebuilt is passed over"),
     Row("7", ANY, ANY, ANY, "no", "jit", "refuse", "no-compiler", "KernelUnavailable"),
-    Row("8", "yes", "fits", "none", ANY, "aot", "refuse", "arch aot-only", "JitDisabled; no compiler is looked for"),
+    Row(
+        "8",
+        "yes",
+        "fits",
+        "none",
+        ANY,
+        "aot",
+        "refuse",
+        "arch aot-only",
+        "JitDisabled; a compiler is looked for only to say what is missing",
+    ),
     Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled; likewise"),
     Row("8", "no", ANY, ANY, ANY, "aot", "refuse", "no-prebuilt aot-only", "JitDisabled; likewise"),
     Row(

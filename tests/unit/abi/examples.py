@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
+from precast._abi.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
 from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
 FAMILY = "rms_norm"
+INDEX = "https://host/precast"
+INSTALLER = Installer(compiler="apt-get update && apt-get install -y g++", sources="/src/precast", version="1.0")
 
 # What nvrtcGetSupportedArchs answers in each version; 12.1 and 12.9 also know GPUs older than any this package serves.
 NVRTC_TARGETS = {
@@ -72,6 +74,7 @@ def host(
     driver: str | None = "13.0",
     gpu: str = "9.0",
     build_with: Builders | None = None,
+    installer: Installer | None = INSTALLER,
 ) -> Host:
     """``gpu`` lists the capabilities of the visible GPUs: ``"9.0 7.0"``."""
     return Host(
@@ -85,6 +88,7 @@ def host(
         driver=None if driver is None else CudaVersion.parse(driver),
         gpus=gpus(*gpu.split()),
         builders=build_with,
+        installer=installer,
     )
 
 
@@ -127,6 +131,7 @@ def build_info(
     nvrtc_version: str = "13.0.88",
     host_files: tuple[HostFile, ...] = (host_file(),),
     mode: BuildMode = BuildMode.RELEASE,
+    index_url: str | None = INDEX,
 ) -> BuildInfo:
     return BuildInfo(
         version="1.0",
@@ -138,4 +143,10 @@ def build_info(
         compilers=(("g++", "12.2.0"), ("nvrtc", nvrtc_version)),
         host=host_files,
         device=tuple(device_file(target, nvrtc_version) for target in targets.split()),
+        index_url=index_url,
     )
+
+
+def from_index(label: str, version: str = "1.0") -> str:
+    """The fix that takes a wheel from the index of :func:`build_info`."""
+    return f'pip install --force-reinstall --no-deps "precast=={version}+{label}" --index-url {INDEX}/{label}/'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, ManifestError, device_path, host_path
+from precast._abi.build_info import SCHEMA, BuildInfo, BuildMode, ManifestError, device_path, host_path
 from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, parse_torch_abi
@@ -40,7 +40,7 @@ def test_the_text_is_canonical() -> None:
     text = INFO.to_json()
     assert text.endswith("}\n")
     assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
-    assert json.loads(text)["schema"] == 2
+    assert json.loads(text)["schema"] == SCHEMA
 
 
 def test_names_of_files() -> None:
@@ -61,8 +61,8 @@ def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
 
 
 BAD_VALUES = [
-    (("schema",), 1, "$.schema: wanted 2, found 1; it was written by another version of precast"),
-    (("schema",), 3, "$.schema: wanted 2, found 3; it was written by another version of precast"),
+    (("schema",), 1, "$.schema: wanted 3, found 1; it was written by another version of precast"),
+    (("schema",), 4, "$.schema: wanted 3, found 4; it was written by another version of precast"),
     (("schema",), "1", "$.schema: wanted a whole number, found a string"),
     (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
     (("version",), "1.0+cu130", "$.version"),
@@ -73,6 +73,8 @@ BAD_VALUES = [
     (("commit",), "main", "$.commit"),
     (("dirty",), 0, "$.dirty: wanted true or false, found a number"),
     (("source_digest",), "0" * 63, "$.source_digest"),
+    (("index_url",), "https://host/$(reboot)", "$.index_url: wanted the URL of an index"),
+    (("index_url",), "ftp://host", "$.index_url"),
     (("compilers",), {}, "$.compilers: wanted a list, found an object"),
     (("compilers", 0), "g++", "$.compilers[0]: wanted an object, found a string"),
     (("host",), None, "$.host: wanted a list, found null"),

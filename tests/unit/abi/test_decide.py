@@ -110,7 +110,7 @@ def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
     assert isinstance(decision.host, BuildHost)
     rejection = only(decision, Reason.DAMAGED)
     assert rejection.found == "sha256 differs"
-    assert rejection.remedy == 'pip install --force-reinstall --no-deps "precast==1.0+cu130"'
+    assert rejection.remedy == ex.from_index("cu130")
 
 
 def stale_host(build_with: Builders | None = None) -> Host:
@@ -159,9 +159,8 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
         "sm_75 fits nothing here"
     )
     for why in named.values():
-        assert why.wanted == "a Python with lzma, to unpack it"
+        assert why.wanted == "a Python that was compiled with liblzma-dev, to unpack it"
         assert why.found == "Python 3.12 without: No module named '_lzma'"
-        assert "liblzma-dev" in why.remedy and "pyenv install --force 3.12" in why.remedy
     assert isinstance(decide(machine, ex.build_info("sm_90"), AUTO, CPU), UsePrebuilt)
 
 
@@ -183,8 +182,8 @@ def test_a_pure_wheel_says_why_it_is_one() -> None:
     for machine, label in ((ex.host(), "cu132"), (ex.host(gpu="7.0"), "cu129"), (ex.host(gpu="", driver=None), "cpu")):
         rejection = decide(machine, pure, AUTO, CPU).rejections[0]
         assert rejection.reason is Reason.NO_PREBUILT
-        assert rejection.found == "a pure wheel: CUDA_EXT was not seen at build time"
-        assert rejection.remedy == f'pip install "precast==1.0+{label}"'
+        assert rejection.found == "precast was installed from source, without prebuilt kernels"
+        assert rejection.remedy == ex.from_index(label)
 
 
 def test_a_wheel_without_host_libraries_says_so() -> None:
@@ -339,7 +338,8 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(system="Windows"), None, AUTO, CPU),
         decide(ex.host(torch=None), None, off, CPU),
         decide(ex.host(torch=ex.torch_info(hip="7")), None, AUTO, CUDA),
-        decide(ex.host(torch=ex.torch_info(cuda=None), driver=None), None, AUTO, CUDA),
+        decide(ex.host(torch=ex.torch_info(cuda=None)), None, AUTO, CUDA),
+        decide(ex.host(driver=None), None, AUTO, CUDA),
         decide(ex.host(gpu=""), None, AUTO, CUDA),
         decide(ex.host(build_with=none), pure, AUTO, CUDA),
         decide(ex.host(), None, jit, CUDA),

@@ -19,29 +19,61 @@ def test_a_refusal_in_words() -> None:
         "rms_norm on cuda: nothing serves it",
         (
             "  cuda:0  3 files (sm_75, sm_90, compute_90)  rejected (arch): "
-            "wanted compute capability 7.5 or a newer 7.x, 9.0 or a newer 9.x, 9.0 or newer; found "
+            "needs compute capability 7.5 or a newer 7.x, 9.0 or a newer 9.x, 9.0 or newer; found "
             "compute capability 7.0 (GPU model 7.0); cu130 serves 7.5 and newer, labels below CUDA 13 serve this GPU"
         ),
         (
             "  cuda:0  jit                                 rejected (nvrtc-arch): "
-            "wanted an NVRTC that compiles for 7.0; found "
+            "needs an NVRTC that compiles for 7.0; found "
             "NVRTC 13.0.88 (oldest 7.5); compute capability 7.0 (GPU model 7.0)"
         ),
         (
             "  env  precast 1.0+cu130, torch 2.13.0+cu130 (CUDA 13.0, cxx11 ABI 1), driver for CUDA 13.0, "
             "GPU 0 is 7.0 (GPU model 7.0), Python 3.12, Linux x86_64, glibc 2.36"
         ),
-        '  fix  1) pip install "precast==1.0+cu129"',
+        f"  fix  1) {ex.from_index('cu129')}",
     ]
 
 
 def test_at_most_three_actions_and_each_once() -> None:
-    rejections = [Rejection("host", f"host/{i}.so", Reason.GLIBC, "a", str(i), f"do {i % 4}") for i in range(8)]
-    assert actions_for(rejections) == ("do 0", "do 1", "do 2")
-    text = explain("no", rejections[:1], "", ["do 0", "do 1", "do 2", "do 3"])
-    assert text.splitlines()[-3:] == ["  fix  1) do 0", "       2) do 1", "       3) do 2"]
+    text = explain("no", [glibc("do 0")], "", ["do 0", "do 1", "do 2", "do 3"], "the doctor")
+    assert text.splitlines()[-4:] == ["  fix  1) do 0", "       2) do 1", "       3) do 2", "  more the doctor"]
     assert "env" not in text
-    assert actions_for([Rejection("host", "jit", Reason.HIP, "a", "b")]) == ()
+    assert actions_for([glibc("do 0"), glibc("do 1"), glibc("do 0")]) == ("do 0",), "one file that fits is enough"
+
+
+def glibc(fix: str = "", piece: str = "host") -> Rejection:
+    return Rejection(piece, f"{piece}/a.so", Reason.GLIBC, "a", "b", fix)
+
+
+def jit(reason: Reason, fix: str = "", piece: str = "host") -> Rejection:
+    return Rejection(piece, "jit", reason, "a", "b", fix)
+
+
+def test_a_fix_removes_everything_that_is_in_one_way() -> None:
+    tools = [jit(Reason.NO_COMPILER, "get g++"), jit(Reason.NO_NINJA, "get ninja")]
+    assert actions_for([glibc("a wheel"), *tools]) == ("a wheel", "get g++ && get ninja")
+    nvrtc = jit(Reason.NO_NVRTC, "get nvrtc", "cuda:0")
+    gpu = glibc("a wheel", "cuda:0")
+    assert actions_for([glibc("a wheel"), *tools, gpu, nvrtc]) == ("a wheel", "get g++ && get ninja && get nvrtc")
+
+
+def test_a_way_with_something_that_no_command_removes_is_not_offered() -> None:
+    dead = jit(Reason.DRIVER, "", "cuda:0")
+    assert actions_for([jit(Reason.NO_COMPILER, "get g++"), dead]) == ()
+    assert actions_for([glibc(), jit(Reason.NO_COMPILER, "get g++")]) == ("get g++",)
+    assert actions_for([glibc("a wheel", "cuda:0"), glibc()]) == (), "the wheel would not serve the host"
+    blocked = [Rejection("host", "all", Reason.JIT_OFF, "a", "b", "allow"), jit(Reason.NO_NINJA, "get ninja")]
+    assert actions_for(blocked) == ("allow",)
+    assert actions_for([*blocked, Rejection("cuda", "all", Reason.NO_GPU, "a", "b")]) == ()
+
+
+def test_triton_is_offered_where_it_is_all_that_can_help() -> None:
+    rocm = Rejection("cuda", "all", Reason.HIP, "a", "b")
+    assert actions_for([rocm]) == ()
+    triton = Rejection("cuda", "triton", Reason.NO_TRITON, "a", "b", "get triton")
+    assert actions_for([rocm, triton]) == ("get triton",)
+    assert actions_for([glibc("a wheel"), jit(Reason.NO_NVRTC), triton]) == ("a wheel", "get triton")
 
 
 def test_pieces_are_not_mixed_up() -> None:
@@ -52,13 +84,13 @@ def test_pieces_are_not_mixed_up() -> None:
 
 def test_files_are_named_by_what_tells_them_apart() -> None:
     unfit = [
-        Rejection("host", f"host/{name}.so", Reason.TORCH_ABI, f"needs {name}", "torch 2.9.0")
+        Rejection("host", f"host/{name}.so", Reason.TORCH_ABI, name, "torch 2.9.0")
         for name in ("torch-stable-2.10", "torch-2.8-cxx1")
     ]
     (line,) = rejection_lines(unfit)
     assert line == (
         "host  2 files (torch-stable-2.10, torch-2.8-cxx1)  rejected (torch-abi): "
-        "wanted needs torch-stable-2.10, needs torch-2.8-cxx1; found torch 2.9.0"
+        "needs torch-stable-2.10, torch-2.8-cxx1; found torch 2.9.0"
     )
 
 
@@ -68,11 +100,9 @@ def test_the_reason_for_a_log_line() -> None:
         "cuda:0", "device/rms_norm.sm_90.cubin.xz", Reason.DAMAGED, "the file that was built", "2 bytes"
     )
     library = Rejection("host", "host/a.so", Reason.GLIBC, "glibc 2.28", "2.17")
-    assert top_reason([arch, damaged, library], "cuda:0") == (
-        "device/rms_norm.sm_90.cubin.xz: wanted the file that was built; found 2 bytes"
-    )
-    assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin.xz: wanted 7.5; found 9.0"
-    assert top_reason([library, arch]) == "host/a.so: wanted glibc 2.28; found 2.17"
+    assert top_reason([arch, damaged, library], "cuda:0") == ("device/rms_norm.sm_90.cubin.xz is corrupted (2 bytes)")
+    assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin.xz needs 7.5; found 9.0"
+    assert top_reason([library, arch]) == "host/a.so needs glibc 2.28; found 2.17"
     assert top_reason([library], "cuda:0") == ""
 
 

@@ -31,6 +31,7 @@ def test_every_variable_reaches_its_field() -> None:
         "PRECAST_QUIET": "1",
         "NO_COLOR": "1",
         "PRECAST_LABEL": "cu130",
+        "PRECAST_INDEX_URL": "https://host/precast/",
         "PRECAST_PARTS": "/parts",
         "PRECAST_ONLY_TORCH": "2.6",
         "PRECAST_ARCH": "aarch64",
@@ -56,6 +57,7 @@ def test_every_variable_reaches_its_field() -> None:
         quiet=True,
         no_color=True,
         label=Label("cu130"),
+        index_url="https://host/precast",
         parts="/parts",
         only_torch=Release(2, 6),
         arch="aarch64",
@@ -144,3 +146,13 @@ def test_the_page_in_the_docs_holds_the_table() -> None:
     )
     for variable in VARIABLES:
         assert settings_table().count(f"| `{variable.name}` |") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["host/precast", "https://host/$(reboot)", "https://host/a b", "ftp://host", "https://h/'"]
+)
+def test_an_index_is_printed_in_commands_so_nothing_but_a_url_is_one(url: str) -> None:
+    with pytest.raises(ValueError, match="PRECAST_INDEX_URL"):
+        Settings.from_env({"PRECAST_INDEX_URL": url})
+    assert Settings.from_env({"PRECAST_INDEX_URL": "none"}).index_url is None
+    assert Settings.from_env({"PRECAST_INDEX_URL": "file:///srv/a%20b/"}).index_url == "file:///srv/a%20b"

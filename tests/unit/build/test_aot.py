@@ -52,7 +52,7 @@ def test_a_missing_cross_compiler_is_named_with_its_package(tmp_path: Path, monk
         binaries.host_tools(replace(CU130, arch="aarch64"))
     assert "found   compiler: aarch64-linux-gnu-g++ on PATH: not there" in str(caught.value)
     assert "needed  a C++ compiler for aarch64 and ninja" in str(caught.value)
-    assert "apt-get install g++-aarch64-linux-gnu" in str(caught.value)
+    assert "apt-get install -y g++-aarch64-linux-gnu" in str(caught.value)
 
 
 def test_the_tag_of_a_wheel_names_what_it_was_built_for(checkout: Path, tmp_path: Path) -> None:

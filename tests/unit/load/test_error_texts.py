@@ -72,8 +72,9 @@ def _nothing_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals(name: str, snapshot: Snapshot) -> None:
     text = REFUSALS[name]()
     keep(snapshot, name, text)
-    assert len(re.findall(r"^ +(?:fix  )? *\d\) ", text, re.MULTILINE)) in (1, 2, 3)
-    assert "  env  precast " in text and "wanted" in text and "found" in text
+    assert len(re.findall(r"^ +(?:fix  )? *\d\) ", text, re.MULTILINE)) in (0, 1, 2, 3)
+    assert "  env  precast " in text and text.endswith("  more python -m precast doctor")
+    assert len(text.splitlines()[0]) < 100
 
 
 def raised(call: Callable[[], object]) -> KernelError:
@@ -155,8 +156,10 @@ def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(
     keep(snapshot, "build-failed", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/cache/v1/.failed"))
 
 
-def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr("precast._build.elsewhere._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
     error = raised(lambda: Cache(tmp_path / "file").obtain(BuildKey("rms_norm", {}), lambda staging: staging))
     keep(snapshot, "cache", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/home/me"))
 

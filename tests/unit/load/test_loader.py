@@ -70,7 +70,7 @@ def test_every_gpu_gets_its_image_or_its_refusal_before_anything_is_registered(
     said = calls.read_text()
     lines = [line for line in said.splitlines() if line.split()[0] in ("set_image", "refuse", "register")]
     assert lines[:2] == ["set_image rms_norm 0 600 sm_90 9.0", "set_image rms_norm 1 512 sm_80 8.6"]
-    assert lines[2] == "refuse rms_norm 2 rms_norm cannot run on cuda:2"
+    assert lines[2] == "refuse rms_norm 2 rms_norm cannot run on cuda:2 (no code for this GPU)"
     assert "compute capability 6.1" in said and lines[3] == "register rms_norm CUDA"
     assert "rms_norm does not run on GPU 2" in caplog.text
 
@@ -131,11 +131,12 @@ def test_refusals_name_every_candidate_the_host_and_the_way_out(
     calls: Path, c_dir: Path, toy_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)}, label="cu130", nvrtc="13.0.88")
+    monkeypatch.setenv("PRECAST_INDEX_URL", ex.INDEX)
     on_host(monkeypatch, ex.host(gpu="7.0"))
     with pytest.raises(KernelUnavailable) as caught:
         loader.ensure("rms_norm", "cuda")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "rms_norm cannot be loaded for cuda"
+    assert lines[0] == "rms_norm cannot be loaded for cuda (no code for this GPU)"
     assert any("device/rms_norm.sm_90.cubin.xz" in line and "7.0" in line for line in lines)
     assert any(line.lstrip().startswith("env") and "torch 2.13.0" in line for line in lines)
     assert "+cu129" in str(caught.value) and "precast doctor" in lines[-1]
