@@ -20,3 +20,7 @@ def __getattr__(name: str) -> Any:
     if name != "PagedKVCache":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module("precast.nn.paged_kv_cache").PagedKVCache
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -49,13 +49,15 @@ class PagedKVCache:
         dtype: of keys and values.
         device: where they are.
 
-    Example:
-        >>> cache = PagedKVCache(layers=1, blocks=8, kv_heads=2, width=64)
-        >>> a, b = cache.add(), cache.add()
-        >>> step = cache.append([a, b])
-        >>> cache.write(0, step, torch.randn(2, 2, 64), torch.randn(2, 2, 64))
-        >>> cache.attend(0, step, torch.randn(2, 4, 64)).shape
-        torch.Size([2, 4, 64])
+    Raises:
+        ValueError: ``block_size`` is not 1 to 256.
+
+    Example::
+
+        cache = precast.nn.PagedKVCache(layers=1, blocks=8, kv_heads=2, width=64)
+        step = cache.append([cache.add(), cache.add()])
+        cache.write(0, step, torch.randn(2, 2, 64), torch.randn(2, 2, 64))
+        assert cache.attend(0, step, torch.randn(2, 4, 64)).shape == (2, 4, 64)
     """
 
     def __init__(

@@ -114,11 +114,12 @@ def paged_decode_attention(
             length, one beyond the block table, and a block that the caches do not have. A GPU, which the host does not
             wait for, cuts such a length to the range and skips the keys of such a block: nothing is read out of bounds.
 
-    Example:
-        >>> blocks = torch.randn(2, 9, 16, 8, 128)  # keys and values: nine blocks of 16 tokens, 8 heads of 128
-        >>> tables, lengths = torch.tensor([[3, 5], [0, 8]]), torch.tensor([20, 7])
-        >>> paged_decode_attention(torch.randn(2, 32, 128), *blocks, tables, lengths).shape
-        torch.Size([2, 32, 128])
+    Example::
+
+        keys, values = torch.randn(2, 9, 16, 8, 128)  # nine blocks of 16 tokens, 8 heads of 128
+        tables, lengths = torch.tensor([[3, 5], [0, 8]]), torch.tensor([20, 7])
+        out = precast.ops.paged_decode_attention(torch.randn(2, 32, 128), keys, values, tables, lengths)
+        assert out.shape == (2, 32, 128)
     """
     single = query.dim() == 3
     rows = query.unsqueeze(1) if single else query
