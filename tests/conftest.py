@@ -346,7 +346,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def kept_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders by name for what tests fetch: those of pytest's cache, or of this run if that plugin is off."""
     cache = getattr(pytestconfig, "cache", None)
     if cache is not None:

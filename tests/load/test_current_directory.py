@@ -182,11 +182,11 @@ def test_what_python_itself_looks_for_there_is_all(how: str, here: Here, pure: S
 @pytest.mark.compiler
 @pytest.mark.parametrize("kind", BUILDS)
 def test_no_build_executes_it(
-    kind: str, here: Here, cold: Site, script: Callable[[str], list[str]], kept: Callable[[str], Path]
+    kind: str, here: Here, cold: Site, script: Callable[[str], list[str]], kept_folder: Callable[[str], Path]
 ) -> None:
     path = [str(cold.folder)]
     if kind == "device":
-        site = kept(f"nvrtc-{fetched.LABELS['cu130'].nvrtc}")
+        site = kept_folder(f"nvrtc-{fetched.LABELS['cu130'].nvrtc}")
         fetched.label_nvrtc("cu130", site)
         path.append(str(site))
     if kind in ("extension", "CUDA extension"):

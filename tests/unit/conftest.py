@@ -12,10 +12,10 @@ from tests import fetched
 
 
 @pytest.fixture(scope="session")
-def label_nvrtc(kept: Callable[[str], Path]) -> Callable[[str], Nvrtc]:
+def label_nvrtc(kept_folder: Callable[[str], Path]) -> Callable[[str], Nvrtc]:
     """A label's own NVRTC, kept with what tests fetch where this environment has none."""
 
     def find(label: str) -> Nvrtc:
-        return fetched.label_nvrtc(label, kept(f"nvrtc-{fetched.LABELS[label].nvrtc}"))
+        return fetched.label_nvrtc(label, kept_folder(f"nvrtc-{fetched.LABELS[label].nvrtc}"))
 
     return find

@@ -68,7 +68,9 @@ def test_cuda_ext_refuses_a_target_that_nvrtc_does_not_know(install: Install, tr
     assert "device code for sm_120 cannot be built" in refused.log
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "CUDA_EXT"])
+@pytest.mark.parametrize(
+    "ahead", [pytest.param(False, marks=pytest.mark.long, id="plain"), pytest.param(True, id="CUDA_EXT")]
+)
 def test_editable_builds_into_the_cache_and_never_into_the_tree(
     venv: Path, run: Run, tree: Path, tmp_path: Path, ahead: bool
 ) -> None:
@@ -104,7 +106,10 @@ def test_pip_reuses_what_was_built_ahead_of_time(install: Install, sdist: Path, 
     assert first["mode"] == second["mode"] == "machine" and second["note"] == ""
 
 
-@pytest.mark.parametrize("ahead_first", [False, True], ids=["pure first", "CUDA_EXT first"])
+@pytest.mark.parametrize(
+    "ahead_first",
+    [pytest.param(False, id="pure first"), pytest.param(True, marks=pytest.mark.long, id="CUDA_EXT first")],
+)
 def test_uv_reuses_whatever_it_built_first(uv: str, run: Run, sdist: Path, tmp_path: Path, ahead_first: bool) -> None:
     modes = []
     for number, ahead in enumerate((ahead_first, not ahead_first)):

@@ -253,13 +253,13 @@ extern "C" __global__ void sum(const __nv_bfloat16* x, float* y, int n) {
 
 @pytest.mark.wheel
 def test_cub_of_pypi_compiles(
-    tmp_path: Path, label_nvrtc: Find, monkeypatch: pytest.MonkeyPatch, kept: Callable[[str], Path]
+    tmp_path: Path, label_nvrtc: Find, monkeypatch: pytest.MonkeyPatch, kept_folder: Callable[[str], Path]
 ) -> None:
     from precast.extension import programs
 
     nvrtc = label_nvrtc("cu130")
     minor = ".".join(nvrtc.version.split(".")[:2])
-    site = kept(f"headers-{minor}")
+    site = kept_folder(f"headers-{minor}")
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
     monkeypatch.syspath_prepend(str(site))
