@@ -13,6 +13,7 @@ spreads the tests over processes; the process that hands them out prints what th
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -343,6 +344,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{reason} ({tests.total()})")
         for test, cases in tests.items():
             terminalreporter.write_line(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Tests that ask for a garbage collection need not wait while all of torch is looked at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ struct Shape {
   int blocks;  // that a multiprocessor has registers for
 };
 
-constexpr Shape kShapes[] = {{64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 4}};
+constexpr Shape kShapes[] = {{64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 3}};
 constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
 
 constexpr Entry kEntries[] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,15 +46,6 @@ def stepped(device: str, name: str, kind: str, forget: bool) -> tuple[list[Any],
     return [
         t.detach().resolve_neg().clone() for p in params for t in (p, *histories._states(optimizer, p).values())
     ], told
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections() -> Iterator[None]:
-    """Each failed step is followed by a garbage collection, which need not look at what other tests have imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("kind", histories.GRADIENTS)

@@ -42,6 +42,7 @@ PTX_AS_CPP = {
     "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU
     "cvt.rn.bf16": "",
 }
+NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a whole warp
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
 
 
@@ -84,6 +85,7 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
     headers = [file for end in ("cuh", "h") for file in CSRC.glob(f"*/*.{end}")]  # a family may rest on another's
     headers = [file for file in headers if not file.name.startswith("simd")]  # vectors of the CPU
+    headers = [file for file in headers if file.parent.name not in NOT_EMULATED]
     for source in (*headers, *(CSRC / name for name in device_files)):
         target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
