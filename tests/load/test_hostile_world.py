@@ -124,7 +124,7 @@ def test_no_verb_ends_with_a_traceback(world: str, wheel: Site) -> None:
         assert codes.pop("import-cache nowhere.tar") == codes.pop("export-cache exported.tar.gz") == status.FAILED
         assert set(codes.values()) == {status.GOOD}, found
     setting = world.removesuffix(" is garbage")
-    bad = {"PRECAST_JIT", "PRECAST_JIT_WAIT", "MAX_JOBS", "PRECAST_DEBUG", "PRECAST_QUIET"}
+    bad = {"PRECAST_JIT", "PRECAST_JIT_WAIT", "MAX_JOBS", "PRECAST_DEBUG", "PRECAST_QUIET", "PRECAST_INDEX_URL"}
     if setting in bad or world == "a cache with a line break":
         assert set(codes.values()) == {status.USAGE}
         assert all(next(iter(WORLDS[world])) in err for _, _, err in found.values())
