@@ -196,6 +196,15 @@ DEVICE Vector combine(const Vector& x, const Vector& y, const Body& body) {
 
 // ---- sums over the threads that share a row ----
 
+DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
+
+// 2^power by one instruction: off by 2^-22 of the result or so. Minus infinity gives 0, as results below 2^-126 do.
+DEVICE float exp2_of(float power) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(power));
+  return result;
+}
+
 DEVICE float warp_sum(float v) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) v += __shfl_xor_sync(0xffffffffu, v, distance);

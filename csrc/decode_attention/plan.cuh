@@ -15,15 +15,6 @@ namespace decode_attention {
 constexpr int kTile = 64;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
-
-// Rounded to 2^-22 or so; minus infinity gives 0.
-DEVICE float exp2_of(float v) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
-  return result;
-}
-
 DEVICE float log2_of(float v) {
   float result;
   asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(v));

@@ -7,8 +7,6 @@
 namespace precast {
 namespace softmax {
 
-DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
-
 // How many columns of a row take part: all, or those up to the diagonal.
 template <class Args>
 DEVICE i64 open_columns(const Args& a, u32 row) {
