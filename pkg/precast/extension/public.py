@@ -121,12 +121,12 @@ def kv_cache(find: Find) -> Members:
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """``precast.ops.paged_decode_attention`` in plain torch."""
-        single = query.dim() == 3
-        numbers = (query.shape[-1] ** -0.5 if scale is None else scale, window or 0, softcap)
+        attend = importlib.import_module("precast.ops.decode_attention").attend
         optional = (alibi_slopes, sinks, key_scale, value_scale)
-        found = reference(names[2])(query.unsqueeze(1) if single else query, key_cache, *args, *numbers, *optional)
-        result, lse = (one.squeeze(1) if single else one for one in found)
-        return (result, lse) if return_lse else result
+        found: Tensor | tuple[Tensor, Tensor] = attend(
+            reference(names[2]), (query, key_cache, *args), scale, window, softcap, optional, return_lse
+        )
+        return found
 
     return {names[0]: plain_copy, names[1]: plain, names[2]: plain_attention}
 

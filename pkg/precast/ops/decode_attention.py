@@ -7,8 +7,8 @@ softmax of Milakov and Gimelshein (2018). Results are deterministic: the same ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal, NoReturn, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -121,24 +121,42 @@ def paged_decode_attention(
         out = precast.ops.paged_decode_attention(torch.randn(2, 32, 128), keys, values, tables, lengths)
         assert out.shape == (2, 32, 128)
     """
+    given = (query, key_cache, value_cache, block_tables, lengths)
+    optional = (alibi_slopes, sinks, key_scale, value_scale)
+    return attend(_kernel, given, scale, window, softcap, optional, return_lse)
+
+
+def attend(
+    implementation: Callable[..., tuple[Tensor, Tensor]],
+    given: Sequence[Tensor],
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    optional: Sequence[Tensor | None],
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Call an implementation that has the arguments of the op with those of :func:`paged_decode_attention`."""
+    query, *others = given
     single = query.dim() == 3
-    rows = query.unsqueeze(1) if single else query
     width = query.shape[-1] if query.dim() else 1
     numbers = (1 / math.sqrt(max(width, 1)) if scale is None else scale, window or 0, softcap)
-    given = (rows, key_cache, value_cache, block_tables, lengths)
-    optional = (alibi_slopes, sinks, key_scale, value_scale)
-    if is_plain(*given, *optional):
-        _no_gradient(*given, *optional)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            result, lse = _attention(*given, *numbers, *optional)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        result, lse = PAGED_DECODE_ATTENTION(*given, *numbers, *optional)
+    result, lse = implementation(query.unsqueeze(1) if single else query, *others, *numbers, *optional)
     if single:
         result, lse = result.squeeze(1), lse.squeeze(1)
     return (result, lse) if return_lse else result
+
+
+def _kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
+    tensors = (*arguments[:5], *arguments[8:])  # the others are numbers
+    if not is_plain(*tensors):
+        dispatched: tuple[Tensor, Tensor] = PAGED_DECODE_ATTENTION(*arguments)
+        return dispatched
+    _no_gradient(*tensors)
+    _set_excluded(AUTOGRAD_KEY, True)
+    try:
+        return _attention(*arguments)
+    finally:
+        _set_excluded(AUTOGRAD_KEY, False)
 
 
 def _no_gradient(*tensors: Tensor | None) -> None:
