@@ -348,7 +348,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collections() -> None:
-    """Tests that ask for a garbage collection need not wait while all of torch is looked at again."""
+    """Keep the garbage collector from scanning all of torch whenever a test asks for a collection."""
     gc.collect()
     gc.freeze()
 

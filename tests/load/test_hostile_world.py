@@ -54,7 +54,7 @@ for words in json.loads(sys.argv[1]):
         code = main(words)
     except SystemExit as ended:
         code = ended.code
-    except BaseException:
+    except Exception:
         code = traceback.format_exc()
     sys.stdout.flush(), sys.stderr.flush()
     said = [stream.buffer.getvalue().decode(errors="replace") for stream in (sys.stdout, sys.stderr)]

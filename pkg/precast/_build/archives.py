@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from precast._build import files
+
 PIECE = 1 << 20
 _INDEX_BYTES = 8 << 20  # of a zip's central directory; that of torch, with 13,000 files, has 2 MB
 _ZIP_MEMBERS = 50_000
@@ -131,7 +133,7 @@ def open_tar(path: Path) -> Iterator[Tar]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """Tarfile raises ValueError for a sparse header that it cannot read."""
+    """The module ``tarfile`` raises ValueError for a sparse header that it cannot read."""
     try:
         yield
     except ValueError as error:
@@ -166,14 +168,12 @@ class Tar:
 
 @contextmanager
 def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading; a FIFO would block, and a device would never end."""
+    """Open a regular file for reading, or BadArchive."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor, _ = files.open_regular(path)
     except OSError as error:
         raise BadArchive(str(error.strerror or error)) from error
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadArchive("not a regular file")
         yield file
 
 

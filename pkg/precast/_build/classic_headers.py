@@ -6,7 +6,6 @@ HTTP range. One that is built at run time is compiled against those of the torch
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import zipfile
@@ -93,10 +92,8 @@ def complete(include: Path, pins: ClassicPins) -> bool:
 
 def installed(git: str) -> Path:
     """The include folder of the installed torch, which must be of this commit; torch is not imported."""
-    spec = importlib.util.find_spec("torch")
-    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
     found = "no torch"
-    for place in places:
+    for place in headers.installed_torch():
         text = (place / "version.py").read_text(encoding="utf-8") if (place / "version.py").is_file() else ""
         said = re.search(r"^git_version.*=\s*['\"](\w+)['\"]", text, re.MULTILINE)
         found = f"a torch of git {said[1] if said else 'unknown'} in {place}"

@@ -67,7 +67,7 @@ def for_extensions() -> Path:
     if complete(shipped, load_pins()):
         return shipped / "include"
     found = "no torch"
-    for place in _installed_torch():
+    for place in installed_torch():
         release = _release_of(place / "include")
         if release is not None and release >= STABLE_FLOOR:
             if release < LEAK_FIXED:
@@ -171,7 +171,7 @@ def _shipped() -> Path:
     return sources.csrc_dir() / FOLDER
 
 
-def _installed_torch() -> Iterator[Path]:
+def installed_torch() -> Iterator[Path]:
     """The folder of the installed torch, which is not imported."""
     spec = importlib.util.find_spec("torch")
     return map(Path, () if spec is None else (spec.submodule_search_locations or ()))
@@ -200,7 +200,7 @@ def _warn_of_leak(include: Path, release: Release) -> None:
 def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
     """The pinned files from the installed torch, if all of them are the same."""
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
-    for place in _installed_torch():
+    for place in installed_torch():
         notices = {name: _notice_of(place.parent, pins.torch, name) for name in pins.notices}
         files = {f"include/{name}": place / "include" / name for name in pins.headers} | notices
         if not all(path.is_file() for path in files.values()):

@@ -222,7 +222,7 @@ def test_the_headers_that_precast_brings_come_first(
 @pytest.mark.torch
 def test_the_leak_is_in_the_text_of_the_headers_that_are_warned_of() -> None:
     """The defect: the copy that torch's conversion makes of a string argument is on the heap, and stays there."""
-    for include in (place / "include" for place in headers._installed_torch()):
+    for include in (place / "include" for place in headers.installed_torch()):
         release = headers._release_of(include)
         if release is not None and release >= STABLE_FLOOR:
             text = (include / "torch/csrc/stable/stableivalue_conversions.h").read_text()
