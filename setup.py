@@ -1,4 +1,4 @@
-"""The build. Metadata is in pyproject.toml; what is compiled, and what a wheel holds, is in ``precast._build.aot``."""
+"""The build. Metadata is in pyproject.toml; what is compiled and packed is in ``precast._builder.aot``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "pkg"))  # the build backend keeps the project off the path
 
 from precast._abi.settings import Settings  # noqa: E402
-from precast._build.commands import for_setup  # noqa: E402
+from precast._builder.commands import for_setup  # noqa: E402
 
 # Every folder of sources counts as a package: setuptools warns about data in folders that are none.
 CSRC = ["precast.csrc", *(f"precast.csrc.{name}" for name in find_namespace_packages(str(ROOT / "csrc")))]
@@ -20,6 +20,6 @@ CSRC = ["precast.csrc", *(f"precast.csrc.{name}" for name in find_namespace_pack
 setup(
     packages=[*find_packages("pkg"), *CSRC],
     package_dir={"": "pkg", "precast.csrc": "csrc"},
-    package_data={"precast": ["py.typed"], "precast._build": ["*.json"], **{name: ["*"] for name in CSRC}},
+    package_data={"precast": ["py.typed"], "precast._builder": ["*.json"], **{name: ["*"] for name in CSRC}},
     **for_setup(Settings.from_env(os.environ), ROOT),
 )

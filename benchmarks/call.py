@@ -20,7 +20,7 @@ def autograd_passed_by() -> Iterator[None]:
     """Leave out the dispatcher's autograd kernel, as the public function does where no gradient can be asked for."""
     import torch
 
-    from precast.ops._dispatch import AUTOGRAD_KEY
+    from precast._dispatch.formulas import AUTOGRAD_KEY
 
     torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOGRAD_KEY, True)
     try:

@@ -1,9 +1,9 @@
 """Eight ranks that start cold against one: from a barrier after ``import torch`` until the last has its kernel.
 
-While one builds, the others sleep, and look every 50 ms whether it is over (``_build/lock.py``). So where all share few
-CPUs, eight cost what one does and the processor time that each of the others takes for itself: the second row. A build
-takes seconds, and a machine drifts more than that between two of them: each round compares its own two, and the middle
-one of the ratios is told.
+While one builds, the others sleep, and look every 50 ms whether it is over (``_builder/lock.py``). So where all share
+few CPUs, eight cost what one does and the processor time that each of the others takes for itself: the second row. A
+build takes seconds, and a machine drifts more than that between two of them: each round compares its own two, and
+the middle one of the ratios is told.
 """
 
 from __future__ import annotations

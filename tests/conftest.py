@@ -37,7 +37,7 @@ from tests.parallel import is_worker
 @pytest.fixture(scope="session", autouse=True)
 def _every_cpu_level() -> Generator[None]:
     """A build at run time makes the one CPU level this machine would choose; the tests want to choose among all."""
-    from precast._build import flags
+    from precast._builder import flags
     from precast._load import jit
 
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +109,7 @@ def probe_wheel() -> Found:
 
 def probe_headers() -> Found:
     """Whether a wheel of torch can be read piece by piece, as a release does it."""
-    from precast._build import headers, torch_wheel
+    from precast._builder import headers, torch_wheel
 
     torch = headers.load_pins().torch
     try:

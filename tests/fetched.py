@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precast._abi.host import Nvrtc
-from precast._build import matrix, nvrtc
+from precast._builder import matrix, nvrtc
 
 MATRIX = matrix.load(Path(__file__).parents[1] / "matrix.toml")
 LABELS = {str(spec.label): spec for spec in MATRIX.labels if spec.nvrtc is not None}

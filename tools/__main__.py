@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         print("python -m tools <verb>\n" + "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items()))
         return 0 if arguments in ([], ["--help"], ["-h"]) else 2
     try:
-        status: int = importlib.import_module(f"tools.{arguments[0].replace('-', '_')}").main(arguments[1:])
+        status: int = importlib.import_module(f"tools.verbs.{arguments[0].replace('-', '_')}").main(arguments[1:])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in {"tools", "precast"}:
             raise

@@ -9,7 +9,7 @@ from typing import TypeVar
 from precast._abi.label import Label
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.version import Release
-from precast._build.matrix import EventSpec, LabelSpec, Machine, Matrix, TorchBuild, TorchRelease
+from precast._builder.matrix import EventSpec, LabelSpec, Machine, Matrix, TorchBuild, TorchRelease
 from precast.errors import KernelError
 
 # "A matrix will generate a maximum of 256 jobs per workflow run" (GitHub Actions, workflow syntax, jobs.<id>.strategy).

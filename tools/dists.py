@@ -16,7 +16,7 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 from packaging.version import Version
 
 from precast._abi.label import PlatformTag
-from precast._build.archives import BadArchive, open_tar
+from precast._builder.archives import BadArchive, open_tar
 from precast.errors import KernelError
 from tools import wheelhouse
 from tools.wheel import NotAWheel, read_wheel

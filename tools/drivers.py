@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from precast._abi.version import Release, TorchVersion
-from precast._build.matrix import Matrix
-from precast._build.tables import read_toml
+from precast._builder.matrix import Matrix
+from precast._builder.tables import read_toml
 from precast.errors import KernelError
-from tools import smoke
+from tools.verbs import smoke
 
 # Where cibuildwheel mounts this machine's file system in its container.
 MOUNT = Path("/host")

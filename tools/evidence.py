@@ -15,8 +15,8 @@ from pathlib import Path
 
 from precast._abi.torch_abi import TorchAbi, parse_torch_abi
 from precast._abi.version import Release, TorchVersion
-from precast._build.matrix import DEFAULT, Matrix
-from precast._build.tables import MatrixError, Table
+from precast._builder.matrix import DEFAULT, Matrix
+from precast._builder.tables import MatrixError, Table
 from precast.errors import KernelError
 from tools.served import TorchCell, torch_cells
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from precast._build.cache import Cache
+from precast._builder.cache import Cache
 from precast.errors import KernelError
 
 

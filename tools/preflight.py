@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._build import headers, parts, toolchain, torch_wheel
-from precast._build.cache import Cache
+from precast._builder import headers, parts, toolchain, torch_wheel
+from precast._builder.cache import Cache
 from precast.errors import KernelError
 from tools import packages
 from tools.cells import DeviceCell, HostCell, Plan
-from tools.repair import epoch_of
+from tools.verbs.repair import epoch_of
 
 # Unpacked, the NVRTC of the seven labels takes 990 MB; objects, images and torch's headers take the rest.
 CACHE_BYTES = 2_000_000_000

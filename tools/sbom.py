@@ -20,8 +20,8 @@ from packageurl import PackageURL
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.torch_abi import Exact
-from precast._build.headers import Pins
-from precast._build.matrix import Matrix
+from precast._builder.headers import Pins
+from precast._builder.matrix import Matrix
 
 NAME = "sboms/precast.cdx.json"  # below .dist-info
 # SPDX identifiers; a name where SPDX has none.

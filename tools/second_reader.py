@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from precast._build.cache import Cache
+from precast._builder.cache import Cache
 from precast.errors import KernelError
 from tools import packages
 

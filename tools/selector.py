@@ -11,7 +11,7 @@ from typing import Any
 from precast._abi.build_info import BuildInfo
 from precast._abi.capability import ComputeCapability, TargetKind
 from precast._abi.version import CudaVersion
-from precast._build.matrix import Matrix, TorchBuild
+from precast._builder.matrix import Matrix, TorchBuild
 from tools import served
 from tools.cells import expand, label_of
 from tools.dists import PROJECT, Dist

@@ -13,8 +13,8 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._build import catalogue, flags
-from precast._build.matrix import Matrix, TorchBuild
+from precast._builder import catalogue, flags
+from precast._builder.matrix import Matrix, TorchBuild
 from tools.cells import Plan, WheelCell, label_of
 
 _FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)

@@ -16,7 +16,7 @@ def main() -> int:
     import torch
 
     import precast
-    from precast._build import catalogue
+    from precast._builder import catalogue
 
     for device in ("cpu", "cuda") if torch.version.cuda and torch.cuda.is_available() else ("cpu",):
         x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)

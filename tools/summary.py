@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, ManifestError
-from precast._build.matrix import Matrix
+from precast._builder.matrix import Matrix
 from tools import evidence, served
 from tools.cells import Plan
 from tools.columns import columns

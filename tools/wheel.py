@@ -20,7 +20,7 @@ from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
 
-from precast._build.archives import BadArchive, open_zip
+from precast._builder.archives import BadArchive, open_zip
 
 MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")

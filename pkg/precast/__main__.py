@@ -8,7 +8,7 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> int:
     """Runs one command, by default that of this process; then no module of the current directory is imported."""
     if argv is None:
-        from precast._build import python
+        from precast._builder import python
 
         python.leave_here()
     from precast._cli.main import main as run

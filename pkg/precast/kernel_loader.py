@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from precast._builtin import table as builtin
 from precast._load import probe
 from precast._load.system import after_fork_in_child
 from precast._load.verdict import assert_not_pure
 from precast.errors import KernelUnavailable
-from precast.extension import builtin, entry_points
+from precast.extension import entry_points
 from precast.extension.base import Extension
 from precast.extension.judge import BROKEN, Candidate, judge
 

@@ -17,12 +17,13 @@ from precast._abi.host import Compiler
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._build import cache, catalogue, device, flags, host, machine, nvrtc, sources, toolchain
-from precast._build.cache import BuildKey, Cache
+from precast._builder import cache, catalogue, device, flags, host, machine, nvrtc, sources, toolchain
+from precast._builder.cache import BuildKey, Cache
+from precast._builtin import table as builtin
+from precast._builtin.table import BUILTIN
 from precast._load import jit, loader, verdict
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
-from precast.extension import Extension, builtin
-from precast.extension.builtin import BUILTIN
+from precast.extension import Extension
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 from tests.defects.conftest import Pretend
 from tests.unit.abi import examples as ex

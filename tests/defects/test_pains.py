@@ -18,8 +18,8 @@ import pytest
 from precast._abi.build_info import HostFile
 from precast._abi.decide import Need, Reason, Refuse, UsePrebuilt, all_rejections, decide
 from precast._abi.settings import JitMode, Settings
-from precast._build import matrix, toolchain
-from precast._build.cache import BuildKey, Cache
+from precast._builder import matrix, toolchain
+from precast._builder.cache import BuildKey, Cache
 from precast._load import loader
 from precast.errors import JitDisabled, KernelUnavailable
 from tests.defects.conftest import Pretend
@@ -32,7 +32,7 @@ KEY = BuildKey("family", {"kind": "host"})
 CHILD = """
 import sys, time
 from pathlib import Path
-from precast._build.cache import BuildKey, Cache
+from precast._builder.cache import BuildKey, Cache
 root, log, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 def build(staging):
     with open(log, "a") as file:
@@ -133,7 +133,7 @@ def test_pain_07_a_shared_file_system_without_locks_costs_a_compile_and_no_more(
 
 
 def test_pain_08_an_edit_is_a_new_build_and_a_move_is_none(tmp_path: Path) -> None:
-    from precast._build.sources import Tree
+    from precast._builder.sources import Tree
 
     real = tmp_path / "csrc"
     real.mkdir()

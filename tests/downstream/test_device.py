@@ -15,7 +15,7 @@ from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release
-from precast._build import machine, nvrtc
+from precast._builder import machine, nvrtc
 from precast._load import downstream, probe
 from precast.build import DeviceExtension, device, wheel
 from precast.errors import BuildFailed, KernelError, PrebuiltRefused

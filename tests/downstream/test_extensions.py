@@ -16,7 +16,7 @@ from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._build import elf, toolchain
+from precast._builder import elf, toolchain
 from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled
 from precast.build import __main__ as build_main
 from precast.errors import KernelError

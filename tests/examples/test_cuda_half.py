@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import torch_wheel
+from precast._builder import torch_wheel
 
 torch = pytest.importorskip("torch")
 

@@ -48,7 +48,7 @@ def dead_host(lab: Lab) -> str:
 WAITER = """
 import sys
 from pathlib import Path
-from precast._build import lock
+from precast._builder import lock
 lock_file = Path(sys.argv[1])
 with lock.exclusive(lock_file, "cpu_adam") as turn:
     turn.tell(Path("/the/build.log"))
@@ -61,7 +61,7 @@ with lock.exclusive(lock_file, "cpu_adam") as turn:
     "stuck-builder", "a builder that never ends", how="a process that keeps the lock; PRECAST_JIT_WAIT=1", lost="a wait"
 )
 def stuck_builder(lab: Lab) -> str:
-    from precast._build import lock
+    from precast._builder import lock
 
     site = lab.site()
     seed = next((lab.seed / "v1" / "cpu_adam").iterdir()).name
@@ -82,7 +82,7 @@ def stuck_builder(lab: Lab) -> str:
 def planted_locks(lab: Lab) -> str:
     site = lab.site()
     code = (
-        "from pathlib import Path\nfrom precast._build import trust\nfrom precast.errors import KernelError\n"
+        "from pathlib import Path\nfrom precast._builder import trust\nfrom precast.errors import KernelError\n"
         "def refuse(path): raise KernelError(f'{path} is not safe')\ntrust.private_folder = refuse\n"
     )
     done = site.run(code + BUILD)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from precast._build import packing
+from precast._builder import packing
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
 from tests.load.conftest import Site

@@ -269,7 +269,7 @@ extern "C" int cuDeviceGetUuid(char* uuid, int) { memset(uuid, 1, 16); return 0;
 )
 def build_memory(lab: Lab) -> str:
     site = lab.site(warm="nothing")
-    starved = "from precast._build import process\nrun = process.run\ndef less(*a, **k):\n" + textwrap.indent(
+    starved = "from precast._builder import process\nrun = process.run\ndef less(*a, **k):\n" + textwrap.indent(
         "import resource\nbefore = resource.getrlimit(resource.RLIMIT_DATA)\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (24 << 20, before[1]))\n"
         "try:\n    return run(*a, **k)\nfinally:\n    resource.setrlimit(resource.RLIMIT_DATA, before)\n",
@@ -291,9 +291,9 @@ def nvrtc_dies(lab: Lab) -> str:
         from pathlib import Path
         from precast._abi.capability import GpuTarget
         from precast._abi.host import Nvrtc
-        from precast._build import device
-        from precast._build.cache import Cache
-        from precast._build.catalogue import get
+        from precast._builder import device
+        from precast._builder.cache import Cache
+        from precast._builder.catalogue import get
         found = Nvrtc({str(folder / "libnvrtc.so.13")!r}, None, "13.0.88", (), "package")
         device.build_images("rms_norm", [GpuTarget.parse("sm_90")], found, cache=Cache(Path("c")), debug=False, jobs=1)
     """

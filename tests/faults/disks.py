@@ -98,7 +98,7 @@ def two_hosts(lab: Lab, **faults: str) -> tuple[Site, list[str]]:
 # Both are in the middle of their builds before either goes on.
 MEET = """
 import os, pathlib, time
-from precast._build import process
+from precast._builder import process
 run, folder = process.run, pathlib.Path({folder!r})
 def meet(*args, **more):
     (folder / f"building-{{os.getpid()}}").touch()

@@ -24,7 +24,7 @@ from tests.faults.lab import STEP, Lab
 from tests.load.conftest import CHECKOUT, STEERING
 from tests.made_up import make_wheel
 from tests.unit.load import fakes
-from tools import index
+from tools.verbs import index
 
 MANAGER = """#!/bin/sh
 # Installs what the compiler's package is called on Debian.
@@ -427,7 +427,7 @@ def compiled_with_cxx11_abi(): return True
 
 def _asks_the_loader(machine: Machine) -> None:
     """A made-up torch has no tensors; the loader refuses before it needs one."""
-    machine.step = "from precast._load import verdict\nfrom precast._build import catalogue\n"
+    machine.step = "from precast._load import verdict\nfrom precast._builder import catalogue\n"
     machine.step += "verdict.assert_served(catalogue.get('cpu_adam'), 'cpu')\n" + "print('served')\n"
 
 

@@ -173,7 +173,7 @@ def cpu_level(lab: Lab) -> str:
 # As for a wheel: a build at run time makes the one level of this processor.
 ALL_LEVELS = """
 import platform
-from precast._build import flags
+from precast._builder import flags
 from precast._load import jit
 jit.levels_to_build = lambda settings: flags.cpu_levels(platform.machine())
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.faults.lab import BUILD, Lab, debris, fault, library, line
 from tests.load.conftest import Site
 
-KILL = "import os; from precast._build import cache, host, process; from pathlib import Path\n"
+KILL = "import os; from precast._builder import cache, host, process; from pathlib import Path\n"
 DIE = "lambda *args, **more: os.kill(os.getpid(), 9)\n"
 
 

@@ -7,9 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from precast._build import cache_archive, cache_tools, packing
-from precast._build.cache import Cache
-from precast._build.entry import BuildKey, Meta
+from precast._builder import cache_archive, cache_tools, packing
+from precast._builder.cache import Cache
+from precast._builder.entry import BuildKey, Meta
 from tests.fuzz.targets import INPUTS, SETTINGS, WHEEL
 from tests.unit.load import fakes
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from precast._abi.build_info import BuildInfo, ManifestError
 from precast._abi.settings import VARIABLES, Settings
-from precast._build import cache_archive, elf, matrix, packing, roots
-from precast._build.cache import Cache
-from precast._build.entry import BuildKey, Meta, NotWhole
+from precast._builder import cache_archive, elf, matrix, packing, roots
+from precast._builder.cache import Cache
+from precast._builder.entry import BuildKey, Meta, NotWhole
 from precast._load import gpus
 from precast.errors import KernelError
 
@@ -102,9 +102,9 @@ def wheel(data: bytes) -> bool:
 
     Bytes that begin as a zip are the wheel. Else the first is a file of the seed, and the rest is its content.
     """
-    from tools.audit import as_json
     from tools.guards import judge_wheel
     from tools.guards.subject import Asked
+    from tools.verbs.audit import as_json
     from tools.wheel import NotAWheel, read_wheel, write_wheel
 
     path = work("wheel") / WHEEL

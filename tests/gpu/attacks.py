@@ -85,7 +85,7 @@ def tamper(change: Callable[[bytes], bytes], *kinds: str, honest: bool, inside: 
 
     ``honest``: the manifest has the hash of what lies there. ``inside``: what is changed is the image in the .xz.
     """
-    from precast._build import packing
+    from precast._builder import packing
     from precast._load import prebuilt
 
     copy = Path(tempfile.mkdtemp(prefix="precast-attack-")) / "_C"
@@ -323,7 +323,7 @@ def build_memory() -> Facts:
     torch.zeros(1, device="cuda")
     os.environ["PRECAST_JIT"] = "jit"
     os.environ["PRECAST_CACHE_DIR"] = tempfile.mkdtemp(prefix="precast-attack-")
-    from precast._build import nvrtc_child
+    from precast._builder import nvrtc_child
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     compile_ = nvrtc_child.Isolated.compile

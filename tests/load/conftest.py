@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import files
+from precast._builder import files
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import python
+from precast._builder import python
 from precast._cli import completion
 from precast._cli.parser import make_parser
 from tests import fetched
@@ -272,7 +272,7 @@ def says(parent: list[str], cwd: Path, **env: str) -> tuple[list[str], list[str]
     """The path, the arguments, a fact and PYTHONPATH of the child of a Python that was started like this."""
     code = (
         f"import sys; sys.path.append({str(cwd.parent / 'added')!r}); import os, subprocess\n"
-        f"from precast._build import python\n"
+        f"from precast._builder import python\n"
         f"subprocess.run(python.command('told', 'an argument', '-x'), env=python.environment(), check=True)"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -317,7 +317,7 @@ def test_a_folder_that_is_named_stays_though_it_is_the_current_one(told: Path) -
 def test_packages_of_a_target_folder_are_found_from_within_it(pure: Site) -> None:
     """``pip install --target .`` and a script beside it: our own package lies in the current directory."""
     program = pure.folder / "program.py"
-    program.write_text("import sys\nfrom precast._build import python\nprint(python.child_path()[0])")
+    program.write_text("import sys\nfrom precast._builder import python\nprint(python.child_path()[0])")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [sys.executable, str(program)], env=kept, cwd=pure.folder, capture_output=True, text=True, check=True

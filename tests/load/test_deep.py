@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from precast._build import catalogue, python
+from precast._builder import catalogue, python
 from precast._cli import deep
-from precast._load import namespace
+from precast._dispatch import namespace
 from tests.load.conftest import Site
 
 torch = pytest.importorskip("torch")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.freethreaded]
 THREADS = """
 import sys, threading, torch
 import precast
-from precast._build import cache
+from precast._builder import cache
 builds, publish = [], cache.Cache.publish
 cache.Cache.publish = lambda *args: (builds.append(1), publish(*args))[1]
 start, done, wrong = threading.Barrier(32), [], []

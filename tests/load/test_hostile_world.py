@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import VARIABLES
-from precast._build import cache_archive, cache_tools, flags, toolchain
-from precast._build.cache import BuildKey, Cache
+from precast._builder import cache_archive, cache_tools, flags, toolchain
+from precast._builder.cache import BuildKey, Cache
 from precast._cli import completion, status
 from precast._cli.parser import make_parser
 from precast.errors import KernelError

@@ -118,7 +118,7 @@ def test_another_system_gets_one_sentence_at_first_use_and_a_doctors_report(
             sys.modules[name] = None
         import precast
         from precast.errors import KernelUnavailable
-        from precast._load import namespace
+        from precast._dispatch import namespace
         for use in (lambda: precast.load("adam_"), namespace.library):
             try:
                 use()

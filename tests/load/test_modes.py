@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from precast._build import flags
+from precast._builder import flags
 from tests.load.conftest import Site
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

@@ -78,7 +78,7 @@ def test_thirty_two_cold_threads_build_once(cold: Site) -> None:
     said = cold.ok("""
         import threading, torch
         import precast
-        from precast._build import cache
+        from precast._builder import cache
         builds, publish = [], cache.Cache.publish
         cache.Cache.publish = lambda *args: (builds.append(1), publish(*args))[1]
         start, kinds = threading.Barrier(32), []

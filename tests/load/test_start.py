@@ -20,7 +20,7 @@ NOT_NEEDED = {
     "precast.kernel_loader",
     "precast.optim",
 }
-OF_THE_BUILD = {"precast._build", "precast._build.catalogue", "precast._build.files"}
+OF_THE_BUILD = {"precast._builder", "precast._builder.catalogue", "precast._builder.files"}
 SLOW = {"argparse", "asyncio", "concurrent", "email", "http", "inspect", "subprocess", "tempfile", "urllib"}
 
 FIRST_CALL = """
@@ -44,7 +44,7 @@ def test_a_prebuilt_first_call_imports_what_it_uses(wheel: Site) -> None:
     brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
     assert "precast._load.loader" in brought
     assert brought & NOT_NEEDED == set()
-    assert {name for name in brought if name.startswith("precast._build")} == OF_THE_BUILD
+    assert {name for name in brought if name.startswith("precast._builder")} == OF_THE_BUILD
     # Torch may have brought these already, but another torch need not.
     assert named & SLOW == set()
     # Nothing that a process with torch in it does not have anyway, but for what is quick.
@@ -68,6 +68,6 @@ def test_the_first_call_is_judged_by_this_very_list(wheel: Site) -> None:
     loader = wheel.folder / "precast" / "_load" / "loader.py"
     loader.write_text(loader.read_text().replace("import threading", "import subprocess\nimport threading", 1))
     choose = wheel.folder / "precast" / "_load" / "choose.py"
-    choose.write_text(choose.read_text() + "\nfrom precast._build import elf\n")
+    choose.write_text(choose.read_text() + "\nfrom precast._builder import elf\n")
     brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
-    assert "precast._build.elf" in brought and "subprocess" in named
+    assert "precast._builder.elf" in brought and "subprocess" in named

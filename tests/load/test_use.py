@@ -148,7 +148,7 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
         import warnings
         warnings.simplefilter("ignore")  # of setuptools, about itself
         from setuptools import Distribution
-        from precast.extension import builtin
+        from precast._builtin import table as builtin
         made = builtin.get("cpu_adam_x86")().build_aot()
         assert made.name == "precast._C.cpu_adam_x86"
         command = Distribution({"ext_modules": [made]}).get_command_obj("build_ext")

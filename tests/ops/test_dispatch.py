@@ -26,7 +26,7 @@ def inputs(count: int, device: str) -> tuple[Any, ...]:
 @pytest.fixture
 def python_hops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The ops whose calls passed through autograd's Python kernel."""
-    dispatch = importlib.import_module("precast.ops._dispatch")
+    dispatch = importlib.import_module("precast._dispatch.formulas")
     hops: list[str] = []
     real = dispatch.below_autograd
 

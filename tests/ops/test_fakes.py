@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from precast.ops import _dispatch
+from precast._dispatch import formulas
 
 
 class Elsewhere:
@@ -37,7 +37,7 @@ def test_a_fake_kernel_in_torchs_registry_is_what_tracing_uses(monkeypatch: pyte
     library.define("known(Tensor x) -> Tensor")
     with monkeypatch.context() as patch:
         patch.setattr(torch.library, "register_fake", unasked)
-        _dispatch._register_fake(library, "precast_test::known", lambda x: x.new_empty(3))
+        formulas._register_fake(library, "precast_test::known", lambda x: x.new_empty(3))
     with torch._subclasses.FakeTensorMode() as mode:
         made = torch.ops.precast_test.known(mode.from_tensor(torch.ones(2)))
     assert made.shape == (3,) and made.device.type == "cpu"
@@ -51,5 +51,5 @@ def test_in_another_torch_its_own_function_is_called(registry: object, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(torch._library.simple_registry, "singleton", registry)
         patch.setattr(torch.library, "register_fake", lambda name, fake, *, lib: asked.append((name, fake, lib)))
-        _dispatch._register_fake(library, "precast_test::other", max)
+        formulas._register_fake(library, "precast_test::other", max)
     assert asked == [("precast_test::other", max, library)]

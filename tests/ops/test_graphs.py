@@ -120,7 +120,7 @@ def test_opcheck_of_optimize(rule: int) -> None:
 
 
 def test_every_op_is_checked(device: str) -> None:
-    from precast._build import catalogue
+    from precast._builder import catalogue
 
     names = {schema.partition("(")[0] for family in catalogue.FAMILIES for schema in family.ops}
     # test_fused_gpu.py checks the lists; a plan is a number, which no graph can hold: its ops are never traced.

@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._build.catalogue import FAMILIES  # noqa: E402
-from precast._load.namespace import op_name  # noqa: E402
+from precast._builder.catalogue import FAMILIES  # noqa: E402
+from precast._dispatch.namespace import op_name  # noqa: E402
 from precast.ops import _examples  # noqa: E402
 from precast.ops._twins import TWINS  # noqa: E402
 
@@ -89,7 +89,7 @@ def terms(args: list[Any], exact: Any, torchs: Any) -> Any:
 
 def test_a_twin_refuses_what_its_op_refuses() -> None:
     importlib.import_module("precast.ops.multi_tensor")  # whose ops are defined only then
-    checks = importlib.import_module("precast.ops._dispatch").CHECKS
+    checks = importlib.import_module("precast._dispatch.formulas").CHECKS
     x, weight = torch.randn(4, 8), torch.randn(7)
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
         checks["rms_norm"](x, weight, 1e-6, 0)

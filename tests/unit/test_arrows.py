@@ -26,7 +26,7 @@ ORDER = (
     "extension",
     "build",
     "_load",
-    "_build",
+    "_builder",
     "_abi",
 )
 FREE = ("errors", "_version")  # importable by all, import nothing of ours
@@ -38,13 +38,13 @@ ALLOWED["ops"] -= {"_C", "base_extension"}
 ALLOWED["optim"] -= {"nn", "_C", "base_extension"}
 ALLOWED["_C"] = {"_C", "kernel_loader", *FREE}
 ALLOWED["base_extension"] = {"extension", *FREE}
-ALLOWED["tools"] = {"_abi", "_build", *FREE}
-ALLOWED["setup"] = {"_abi", "_build", *FREE}
+ALLOWED["tools"] = {"_abi", "_builder", *FREE}
+ALLOWED["setup"] = {"_abi", "_builder", *FREE}
 ALLOWED.update({part: set() for part in FREE})
 
 # The files that may import torch. Outside ops, optim and nn they do so inside functions, when it is needed.
 TORCH = (
-    "_build/host.py",
+    "_builder/host.py",
     "_load/probe.py",
     "_load/prebuild.py",
     "_load/prebuilt.py",
@@ -52,7 +52,7 @@ TORCH = (
     "_load/dangling.py",
     "_load/downstream.py",
     "build/command.py",
-    "_load/namespace.py",
+    "_dispatch/namespace.py",
     "_load/loader.py",
     "_cli/numbers.py",
 )
@@ -69,8 +69,8 @@ PURE = {
 # What is there at run time besides the standard library, and what only a build asks for.
 THIRD_PARTY = {"torch", "ninja"}
 BUILD_ONLY = {
-    "_build/tables.py": {"tomli", "tomllib"},
-    "_build/commands.py": {"setuptools"},
+    "_builder/tables.py": {"tomli", "tomllib"},
+    "_builder/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
     **{
@@ -173,18 +173,18 @@ def test_abi_is_pure(path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "source", "broken"),
     [
-        ("_abi", "from precast._build import cache", ["_build"]),
+        ("_abi", "from precast._builder import cache", ["_builder"]),
         ("_abi", "def f():\n    import precast._load.probe", ["_load"]),
-        ("_build", "from precast import ops", ["ops"]),
-        ("_load", "from precast._build.cache import Cache\nfrom precast.errors import KernelError", []),
+        ("_builder", "from precast import ops", ["ops"]),
+        ("_load", "from precast._builder.cache import Cache\nfrom precast.errors import KernelError", []),
         ("ops", "import tools", ["tools"]),
         ("tools", "from precast._load import probe", ["_load"]),
-        ("tools", "from tools import audit\nfrom precast._build import elf", []),
+        ("tools", "from tools import audit\nfrom precast._builder import elf", []),
         ("_C", "from precast._load import loader", ["_load"]),
         ("errors", "from precast import _abi", ["_abi"]),
         ("_load", "from precast._cli import doctor", ["_cli"]),
         ("ops", "import precast._cli.main", ["_cli"]),
-        ("_cli", "from precast._load import report\nfrom precast._build import cache_tools", []),
+        ("_cli", "from precast._load import report\nfrom precast._builder import cache_tools", []),
     ],
 )
 def test_a_broken_arrow_is_found(part: str, source: str, broken: list[str]) -> None:

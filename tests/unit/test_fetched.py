@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.host import Nvrtc
-from precast._build import nvrtc
+from precast._builder import nvrtc
 from tests import fetched
 
 LABEL = "cu130"

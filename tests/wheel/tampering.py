@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from precast._build import packing
+from precast._builder import packing
 from tools.wheel import Wheel, read_wheel, write_wheel
 
 HOST = "precast/_C/host/torch-stable-2.10.so"

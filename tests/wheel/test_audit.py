@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import matrix, packing
-from tools import audit as tools_audit
+from precast._builder import matrix, packing
 from tools import guards
 from tools.guards.subject import Asked, Verdict
+from tools.verbs import audit as tools_audit
 from tools.wheel import read_wheel
 
 from . import libraries

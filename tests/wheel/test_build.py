@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from precast._version import __version__
-from tools.reproduce import recorded_index
+from tools.verbs.reproduce import recorded_index
 
 from .conftest import CHECKOUT, Run
 

@@ -13,7 +13,7 @@ import pytest
 
 from precast._version import __version__
 from tests.loopback import served
-from tools import index
+from tools.verbs import index
 
 from .conftest import CHECKOUT, Run
 from .test_install import RUN_ONE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode
-from precast._build import catalogue, headers, matrix
+from precast._builder import catalogue, headers, matrix
 from precast._version import __version__
 
 from .conftest import CHECKOUT, EACH_LABEL, LABELS, QUICK_LABELS, Run

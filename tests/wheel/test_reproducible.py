@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools import audit as tools_audit
-from tools import reproduce
 from tools.guards.archive import differences
-from tools.repair import epoch_of
+from tools.verbs import audit as tools_audit
+from tools.verbs import reproduce
+from tools.verbs.repair import epoch_of
 
 from .conftest import CHECKOUT, ONLY_TORCH, Run
 from .tampering import tampered

@@ -20,7 +20,7 @@ import pytest
 
 from tests.loopback import served
 from tests.made_up import make_wheel
-from tools import index
+from tools.verbs import index
 
 from .conftest import CHECKOUT
 

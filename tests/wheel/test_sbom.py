@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from precast._abi.build_info import BuildInfo
-from precast._build import headers, matrix
-from tools import audit as tools_audit
+from precast._builder import headers, matrix
+from tools.verbs import audit as tools_audit
 from tools.wheel import read_wheel
 
 from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import elf
+from precast._builder import elf
 
 from .conftest import Install
 

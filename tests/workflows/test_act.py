@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import matrix, provenance
+from precast._builder import matrix, provenance
 from tests.workflows import act
 
 WORKFLOW = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, ManifestError
-from precast._build.matrix import Matrix
+from precast._builder.matrix import Matrix
 from tools import binaries
 from tools.guards.archive import check_metadata, check_reproducible, check_size
 from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python

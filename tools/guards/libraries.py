@@ -9,7 +9,7 @@ from pathlib import Path
 
 from precast._abi.label import PlatformTag
 from precast._abi.violation import Violation
-from precast._build import packing
+from precast._builder import packing
 from tools import binaries
 from tools.guards.subject import Audited, same
 

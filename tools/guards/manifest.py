@@ -8,8 +8,8 @@ from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
 from precast._abi.violation import Violation
-from precast._build import headers, sources
-from precast._build.files import DIGEST
+from precast._builder import headers, sources
+from precast._builder.files import DIGEST
 from tools import binaries
 from tools.guards.claims import host_claims
 from tools.guards.subject import Audited, same

@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
-from precast._build import headers
+from precast._builder import headers
 from tools.guards.subject import Audited, same
 
 FOLDER = "sboms"

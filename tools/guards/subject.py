@@ -9,8 +9,8 @@ from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
 from precast._abi.violation import Violation
-from precast._build import packing
-from precast._build.matrix import Matrix
+from precast._builder import packing
+from precast._builder.matrix import Matrix
 from tools import binaries
 from tools.wheel import Wheel
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from precast._abi.capability import TargetKind
 from precast._abi.violation import Violation
-from precast._build import catalogue, packing
+from precast._builder import catalogue, packing
 from tools import binaries, cells
 from tools.guards.claims import device_claims
 from tools.guards.subject import Audited, same

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from precast._abi.violation import Violation
-from precast._build.matrix import Matrix
+from precast._builder.matrix import Matrix
 
 _RUNNER = re.compile(r"\b(?:ubuntu|debian|windows|macos)-[\w.-]*\w")
 _IMAGE = re.compile(

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._build import cache_tools
-from precast._build.cache import default_root
+from precast._builder import cache_tools
+from precast._builder.cache import default_root
 from precast._cli import output, status
 from precast._load import probe
 

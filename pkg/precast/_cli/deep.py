@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-from precast._build import python
-from precast._build.catalogue import Family
-from precast._load import namespace
+from precast._builder import python
+from precast._builder.catalogue import Family
+from precast._dispatch import namespace
 
 
 def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:

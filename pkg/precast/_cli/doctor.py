@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
+from precast._builtin import table as builtin
+from precast._builtin.families import FamilyExtension
 from precast._cli import deep, details, names, output, problem, screen, status
 from precast._load import probe, report, system
-from precast.extension import builtin
-from precast.extension.families import FamilyExtension
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs

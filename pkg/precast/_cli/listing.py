@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 from precast._cli import output, public, status
-from precast._load import namespace
+from precast._dispatch import namespace
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs

@@ -7,9 +7,10 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from precast._build.catalogue import FAMILIES, Family
+from precast._builder.catalogue import FAMILIES, Family
 from precast._cli import public
-from precast._load import loader, namespace
+from precast._dispatch import namespace
+from precast._load import loader
 from precast.errors import KernelUnavailable
 
 if TYPE_CHECKING:

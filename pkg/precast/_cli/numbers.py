@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast._build.catalogue import FAMILIES
-from precast._load import namespace
+from precast._builder.catalogue import FAMILIES
+from precast._dispatch import namespace
 from precast.errors import KernelError
 from precast.ops import _examples
 

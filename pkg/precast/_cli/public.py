@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import precast
-from precast._build.catalogue import FAMILIES
-from precast._load import namespace
+from precast._builder.catalogue import FAMILIES
+from precast._dispatch import namespace
 
 ROOMS = ("precast.ops", "precast.optim", "precast.nn")
-_FOLLOWED = (*ROOMS, "precast.extension.compat")
+_FOLLOWED = (*ROOMS, "precast.compat.modules")
 _FOLDER = Path(precast.__file__).resolve().parent
 _OPS = {namespace.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
 

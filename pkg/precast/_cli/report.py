@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._build import cache_tools, failure, files
-from precast._build.cache import LAYOUT, default_root
+from precast._builder import cache_tools, failure, files
+from precast._builder.cache import LAYOUT, default_root
 from precast._cli import doctor, output, status
 from precast._load import probe
 

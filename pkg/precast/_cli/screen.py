@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._build.catalogue import FAMILIES
+from precast._builder.catalogue import FAMILIES
 from precast._cli import output, problem
 from precast._cli.problem import Problem
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precast._build import cache_archive, cache_tools
-from precast._build.cache import Cache, default_root
+from precast._builder import cache_archive, cache_tools
+from precast._builder.cache import Cache, default_root
 from precast._cli import names, output, status
 from precast._load import probe
 from precast.errors import KernelUnavailable

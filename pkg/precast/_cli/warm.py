@@ -10,7 +10,7 @@ from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_lis
 from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 from precast._cli import names, output, status
 from precast._load import jit, probe, report, verdict
 from precast.errors import JitDisabled, KernelError, KernelUnavailable

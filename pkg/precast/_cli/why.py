@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 from precast._cli import names, output, status
 from precast._load import cached, probe, report
 

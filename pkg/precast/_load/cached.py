@@ -8,9 +8,9 @@ from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._build import cache_tools
-from precast._build.cache import BuildKey, Cache, open_cache
-from precast._build.catalogue import Family
+from precast._builder import cache_tools
+from precast._builder.cache import BuildKey, Cache, open_cache
+from precast._builder.catalogue import Family
 from precast._load import jit
 from precast._load.choose import Choice
 
@@ -50,13 +50,13 @@ def _key(
 ) -> BuildKey:
     """The key a build would have. A build at run time fetches nothing, so the key can be told without the network."""
     if isinstance(what, BuildImage):
-        from precast._build import device
+        from precast._builder import device
 
         if builders.nvrtc is None:
             raise AssertionError(f"a device build of {family.name} was decided without NVRTC: {builders}")
         program = device.read_program(family)
         return device.image_key(program, what.target, builders.nvrtc, debug=settings.debug, defines={})
-    from precast._build import host
+    from precast._builder import host
 
     if builders.compiler is None:
         raise AssertionError(f"a build of {family.name} was decided without a compiler: {builders}")

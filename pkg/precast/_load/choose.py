@@ -13,12 +13,12 @@ from precast._abi.decide import Decision, Need, Refuse, decide, needs_builders
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._build import catalogue
+from precast._builder import catalogue
 from precast._load import library, prebuilt, probe
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
-    from precast._build.flags import CpuLevel
+    from precast._builder.flags import CpuLevel
 
 
 @value(frozen=True)
@@ -94,7 +94,7 @@ def _wants_fix(decision: Decision) -> bool:
 
 def require_level(name: str) -> CpuLevel:
     """The CPU level of PRECAST_CPU_LEVEL; KernelUnavailable if this machine has no such level, whatever is loaded."""
-    from precast._build import flags, toolchain
+    from precast._builder import flags, toolchain
 
     machine = platform.machine()
     try:

@@ -181,7 +181,7 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 def _again(package: str) -> str:
     from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
 
-    from precast._build import installer
+    from precast._builder import installer
 
     distributions = packages_distributions().get(package.partition(".")[0], ())
     name = distributions[0] if distributions else package.partition(".")[0]
@@ -196,7 +196,7 @@ def _again(package: str) -> str:
 
 def _sources_of(distribution: str, package: str) -> str | None:
     """Where pip got the package from, if it recorded that."""
-    from precast._build import installer
+    from precast._builder import installer
 
     spec = importlib.util.find_spec(package.partition(".")[0])
     if spec is None or spec.origin is None:

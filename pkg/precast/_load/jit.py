@@ -11,19 +11,19 @@ from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildHost
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._build.cache import Artifact, BuildKey, Cache, default_root
-from precast._build.roots import search_path
+from precast._builder.cache import Artifact, BuildKey, Cache, default_root
+from precast._builder.roots import search_path
 from precast._load.choose import require_level
 from precast._load.progress import Progress
 from precast._load.source import Source
 
 if TYPE_CHECKING:
-    from precast._build.flags import CpuLevel
+    from precast._builder.flags import CpuLevel
 
 
 def build_host(family: str, piece: BuildHost, builders: Builders, settings: Settings, why: str) -> Source:
     """The host library of one family, for the torch of this process."""
-    from precast._build import host, toolchain
+    from precast._builder import host, toolchain
 
     compiler, ninja = builders.compiler, builders.ninja
     if compiler is None or ninja is None:  # decide() has refused this already
@@ -47,7 +47,7 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
 
 def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
     """The one CPU level this machine uses. The key of a build holds it, so that unlike machines may share a cache."""
-    from precast._build import flags, toolchain
+    from precast._builder import flags, toolchain
 
     if settings.cpu_level is not None:
         return (require_level(settings.cpu_level),)
@@ -58,7 +58,7 @@ def build_images(
     family: str, targets: Sequence[GpuTarget], builders: Builders, settings: Settings, why: str
 ) -> Mapping[GpuTarget, Source]:
     """The device code of one family, one image per target, compiled in parallel."""
-    from precast._build import device, toolchain
+    from precast._builder import device, toolchain
 
     nvrtc = builders.nvrtc
     if nvrtc is None:  # decide() has refused this already

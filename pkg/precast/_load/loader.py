@@ -18,8 +18,9 @@ from typing import Protocol
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildImage, BuildJit, Reason, Refuse, UsePrebuilt, all_rejections
-from precast._build import catalogue
-from precast._load import namespace, prebuilt, probe
+from precast._builder import catalogue
+from precast._dispatch import namespace
+from precast._load import prebuilt, probe
 from precast._load.choose import Choice, choose, need_of
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source

@@ -1,8 +1,8 @@
 """Having every kernel ready in a job of many processes: built once on each node, then loaded by all.
 
-Nothing has to call this: ranks that start cold take turns by themselves (``_build/lock.py``). It is for jobs that want
-the build before the first step, and one error instead of one for each rank. No lock is held while ranks wait for each
-other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
+Nothing has to call this: ranks that start cold take turns by themselves (``_builder/lock.py``). It is for jobs that
+want the build before the first step, and one error instead of one for each rank. No lock is held while ranks wait for
+each other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from precast._build import catalogue
+from precast._builder import catalogue
 from precast._load.loader import TorchDevice, family_of, load
 from precast._load.source import Loaded
 from precast.errors import BuildFailed, BuildTimeout, KernelError
@@ -62,7 +62,7 @@ def _meet(group: ProcessGroup | None) -> tuple[int, list[object]]:
 
     if not (dist.is_available() and dist.is_initialized()):
         return 0, [None]
-    from precast._build.lock import this_machine
+    from precast._builder.lock import this_machine
 
     return dist.get_rank(group), _exchange(this_machine(), group)
 

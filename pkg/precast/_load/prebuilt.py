@@ -12,7 +12,7 @@ import precast
 from precast._abi.build_info import MAX_MANIFEST_BYTES, BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Host
-from precast._build import files
+from precast._builder import files
 from precast._version import __version__
 from precast.errors import KernelIncompatible
 
@@ -103,7 +103,7 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
 
 
 def _unpacked(content: bytes, file: DeviceFile) -> bytes:
-    from precast._build import packing  # a first call on the CPU is to be quick
+    from precast._builder import packing  # a first call on the CPU is to be quick
 
     try:
         return packing.unpack(content, file.content_bytes)
@@ -129,7 +129,7 @@ def _same_target(found: str, wanted: str) -> bool:
 
 
 def _cubin_target(content: bytes) -> str:
-    from precast._build import elf
+    from precast._builder import elf
 
     try:
         return str(elf.read_cubin(content).target)
@@ -145,7 +145,7 @@ def _ptx_target(content: bytes) -> str:
 
 
 def _bad_manifest(path: Path, what: str) -> KernelIncompatible:
-    from precast._build import installer
+    from precast._builder import installer
 
     again = installer.restore_command()
     fixes = [*([again] if again else []), "export PRECAST_JIT=jit  # builds here, and ignores what is prebuilt"]

@@ -68,7 +68,7 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
 
 def probe_builders(settings: Settings) -> Builders:
     """What could build here: a C++ compiler, ninja, NVRTC, Triton; and where each was looked for."""
-    from precast._build import nvrtc, toolchain  # not needed, and not imported, while a prebuilt fits
+    from precast._builder import nvrtc, toolchain  # not needed, and not imported, while a prebuilt fits
 
     compiler, compiler_places = toolchain.find_compiler(settings)
     ninja, ninja_places = toolchain.find_ninja()
@@ -80,7 +80,7 @@ def probe_builders(settings: Settings) -> Builders:
 
 def probe_installer() -> Installer:
     """How packages get into this environment, and where this precast came from."""
-    from precast._build import installer  # only an error asks
+    from precast._builder import installer  # only an error asks
 
     return installer.find()
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TextIO, final
 
-from precast._build.cache import Artifact
-from precast._build.watch import Watch
+from precast._builder.cache import Artifact
+from precast._builder.watch import Watch
 from precast._load import messages
 
 PATIENCE_S = 1.0

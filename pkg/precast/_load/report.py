@@ -25,7 +25,7 @@ from precast._abi.decide import (
 )
 from precast._abi.host import Host
 from precast._abi.settings import VARIABLES, JitMode, Settings, is_on
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
 from precast._version import __version__
@@ -201,7 +201,7 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
     """The error of a build that would fail for want of sources or of a cache; None if nothing is known against it."""
-    from precast._build import elsewhere, roots, sources, trust
+    from precast._builder import elsewhere, roots, sources, trust
     from precast._load import cached
 
     try:
@@ -272,7 +272,7 @@ def _describe_cache(settings: Settings, system: str) -> Json:
     nothing: Json = {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
     if system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
         return nothing
-    from precast._build import cache_tools, lock, roots
+    from precast._builder import cache_tools, lock, roots
 
     root = roots.planned_root(settings)
     if root is None:

@@ -10,7 +10,7 @@ from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
 from precast._abi.host import Stale
 from precast._abi.settings import JitMode
-from precast._build import files, sources
+from precast._builder import files, sources
 from precast._load import probe
 from precast._version import __version__
 from precast.errors import KernelError

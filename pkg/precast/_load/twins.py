@@ -11,8 +11,8 @@ from typing import Any
 from precast._abi import explain
 from precast._abi.decide import all_rejections
 from precast._abi.twin import Twin
-from precast._build.catalogue import Family
-from precast._load import namespace
+from precast._builder.catalogue import Family
+from precast._dispatch import namespace
 from precast._load.choose import Choice
 from precast._load.source import Loaded, Source
 

@@ -11,7 +11,7 @@ from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
 from precast._abi.decision import TRITON_CANDIDATE
 from precast._abi.settings import JitMode
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 from precast._load import prebuilt, probe
 from precast._load.choose import Choice, choose
 from precast._load.source import Source

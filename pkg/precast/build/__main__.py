@@ -5,7 +5,7 @@ Exit status: 0, printed or passed; 1, the audit refused; 2, a word that was not 
 
 import sys
 
-from precast._build import python
+from precast._builder import python
 
 if __name__ == "__main__":
     python.leave_here()

@@ -18,7 +18,7 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
-from precast._build import archives, elf
+from precast._builder import archives, elf
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
 from precast.build import facts, wheel

@@ -13,7 +13,7 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._build import provenance, toolchain
+from precast._builder import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
 from precast.build import facts, registrations, wheel

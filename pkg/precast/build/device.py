@@ -10,8 +10,8 @@ from precast._abi.build_info import DeviceFile
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._build import binaries, device, machine, nvrtc, toolchain
-from precast._build.cache import open_cache
+from precast._builder import binaries, device, machine, nvrtc, toolchain
+from precast._builder.cache import open_cache
 from precast.build.extensions import DeviceExtension
 from precast.errors import KernelError
 

@@ -12,7 +12,7 @@ from precast._abi.build_info import HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.torch_abi import CLASSIC_FLOOR, Exact, Stable, TorchAbi, is_git_version
 from precast._abi.version import Release
-from precast._build import elf
+from precast._builder import elf
 from precast.errors import KernelError
 
 # A mangled name out of torch's classic C++: it is in one minor what it need not be in the next. `torch::stable` and

@@ -8,7 +8,7 @@ from pathlib import Path
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR
-from precast._build import flags, headers, machine, toolchain
+from precast._builder import flags, headers, machine, toolchain
 from precast._load import probe
 from precast.errors import KernelError
 

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._build import failure, flags, headers, host, process, toolchain
-from precast._build.cache import BuildKey, open_cache
+from precast._builder import failure, flags, headers, host, process, toolchain
+from precast._builder.cache import BuildKey, open_cache
 from precast.build.extensions import StableExtension
 from precast.errors import KernelError
 

@@ -11,7 +11,7 @@ from precast._abi.host import TorchInfo
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact
 from precast._abi.version import CudaVersion
-from precast._build import sources
+from precast._builder import sources
 
 # The whole text: `import` reaches the compiled module by this file alone, so nobody passes the checks by.
 GUARD = '''"""Made by precast.build: gives way to the compiled module of this name, once that is known to fit here."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._build import flags, host, toolchain
-from precast._build.cache import Cache, default_root
-from precast._build.catalogue import Family
+from precast._builder import flags, host, toolchain
+from precast._builder.cache import Cache, default_root
+from precast._builder.catalogue import Family
 from precast._load import probe, verdict
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class Extension(ABC):
     @staticmethod
     def get_jit_extension_folder_path() -> str:
         """The folder that keeps what is built at run time; ``PRECAST_CACHE_DIR`` moves it."""
-        from precast._build.cache import default_root
+        from precast._builder.cache import default_root
         from precast._load import probe
 
         return str(default_root(probe.read_settings()))

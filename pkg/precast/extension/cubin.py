@@ -15,11 +15,11 @@ from precast._abi.build_info import MAX_FILE_BYTES
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.settings import JitMode, Settings
-from precast._build import files
+from precast._builder import files
+from precast._cubin import images, launch
 from precast._load import probe, verdict
 from precast._load.source import Source
 from precast.errors import KernelIncompatible, KernelUnavailable
-from precast.extension import images, launch
 from precast.extension.base import Extension
 from precast.extension.module import KernelModule
 from precast.extension.places import Places, forbidden
@@ -27,7 +27,7 @@ from precast.extension.places import Places, forbidden
 if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
 
-    from precast.extension.programs import Built, Programs
+    from precast._cubin.programs import Built, Programs
 
 
 class CubinExtension(Places, Extension):
@@ -101,9 +101,10 @@ class CubinExtension(Places, Extension):
 
         For ``PRECAST_CUDA_ARCH_LIST``, else what ``targets`` says, else the GPUs that are visible.
         """
-        from precast._build import machine, toolchain
-        from precast._build.cache import open_cache
-        from precast.extension import aot, programs
+        from precast._builder import machine, toolchain
+        from precast._builder.cache import open_cache
+        from precast._cubin import programs
+        from precast.extension import aot
 
         settings = probe.read_settings()
         nvrtc = self._nvrtc(settings)
@@ -130,7 +131,7 @@ class CubinExtension(Places, Extension):
 
     def _programs(self) -> Programs:
         """What the subclass says, as one value."""
-        from precast.extension.programs import Programs  # not needed, and not imported, while nothing is built
+        from precast._cubin.programs import Programs  # not needed, and not imported, while nothing is built
 
         return Programs(
             self.name,
@@ -175,7 +176,7 @@ class CubinExtension(Places, Extension):
 
     def _target(self, gpu: Gpu, nvrtc: Nvrtc) -> GpuTarget:
         """What is built for one GPU."""
-        from precast._build import machine
+        from precast._builder import machine
 
         named = [GpuTarget.parse(target) for target in self.targets()]
         if not named:
@@ -194,7 +195,7 @@ class CubinExtension(Places, Extension):
         targets = list(dict.fromkeys(item.target for item in chosen if item.target is not None))
         built: list[Built] = []
         if targets:
-            from precast.extension import programs
+            from precast._cubin import programs
 
             why = next(item.why for item in chosen if item.target is not None)
             built = programs.build(self._programs(), targets, self._nvrtc(settings), settings, why)

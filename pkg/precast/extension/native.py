@@ -8,7 +8,6 @@ compilers. Headers of torch and of the CUDA toolkit are held by the versions of 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.machinery
 import importlib.util
 import itertools
@@ -20,14 +19,13 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
-from precast._build import failure, process, python, sources, toolchain
-from precast._build.cache import BuildKey, Cache
+from precast._builder import closure, failure, process, python, toolchain
+from precast._builder.cache import BuildKey, Cache
 from precast._load import dangling, jit, probe, verdict
 from precast._load.progress import Progress
 from precast._load.source import Source
@@ -57,7 +55,7 @@ def setuptools_extension(name: str, native: Native) -> SetuptoolsExtension:
     """The ``CppExtension`` or ``CUDAExtension`` of torch under a name."""
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
-    assert_sources(native.name, native.sources)
+    closure.assert_there(native.name, native.sources)
     common: dict[str, Any] = {
         "sources": [_from_here(path) for path in native.sources],
         "include_dirs": list(native.include_dirs),
@@ -74,7 +72,7 @@ def setuptools_extension(name: str, native: Native) -> SetuptoolsExtension:
 
 def _from_here(path: str) -> str:
     """As setuptools wants it: from the folder of the setup.py on, for what lies in it."""
-    return os.path.relpath(path) if _inside(Path(path).resolve(), Path.cwd().resolve()) else path
+    return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd().resolve()) else path
 
 
 def build(native: Native, why: str) -> Source:
@@ -113,7 +111,7 @@ def assert_can_build(native: Native) -> Builders:
         raise verdict.cannot_build(native.name, ", ".join(missing), builders.looked_at or ("nothing to look at",))
     if native.nvcc_flags is not None:
         cuda_home(native.name)
-    assert_sources(native.name, native.sources)
+    closure.assert_there(native.name, native.sources)
     return builders
 
 
@@ -141,7 +139,7 @@ def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey
         "schema": 1,
         "kind": "extension",
         "name": native.name,
-        "sources": closure(native.sources, native.include_dirs),
+        "sources": closure.reachable(native.sources, native.include_dirs, settings.cuda_home),
         "cxx_flags": list(native.cxx_flags),
         "debug": settings.debug,
         "torch": f"{torch.__version__} {torch.version.git_version} cxx11={torch.compiled_with_cxx11_abi()}",
@@ -167,16 +165,6 @@ def arch_list(settings: Settings) -> str:
     return ";".join(sorted({str(gpu.capability) for gpu in gpus}))
 
 
-def closure(paths: Sequence[str], include_dirs: Sequence[str]) -> dict[str, str]:
-    """The digest of each source, and of each header it reaches that is neither torch's nor the toolkit's.
-
-    Named from their common folder on: where that lies does not matter.
-    """
-    files = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in _reachable(paths, include_dirs)}
-    base = os.path.commonpath([str(path.parent) for path in files])
-    return {os.path.relpath(path, base): digest for path, digest in sorted(files.items())}
-
-
 def import_from(name: str, path: Path) -> ModuleType:
     """The extension module of a file, under a name; its own, whatever else has that name."""
     import torch  # noqa: F401 - its libraries have to be there
@@ -188,47 +176,6 @@ def import_from(name: str, path: Path) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     return module
-
-
-def assert_sources(name: str, paths: Sequence[str]) -> None:
-    """Raises KernelUnavailable unless every source is there, and there is one."""
-    missing = [path for path in paths if not Path(path).is_file()]
-    if missing or not paths:
-        raise KernelUnavailable(
-            f"{name} cannot be built: {'its sources are missing' if missing else 'it names no sources'}\n"
-            f"  found   {', '.join(missing) or 'an empty list'}{': no such file' if missing else ''}\n"
-            f"  needed  what sources_files() of the extension says\n"
-            f"  fix     1) name them from the folder of the class: self.csrc_abs_path('name.cpp')"
-        )
-
-
-def _reachable(paths: Sequence[str], include_dirs: Sequence[str]) -> Iterator[Path]:
-    """The files that a compiler will read, those of torch and the toolkit left out: their versions stand for them."""
-    foreign = [Path(place).resolve() for place in _foreign()]
-    folders = [Path(folder).resolve() for folder in include_dirs]
-    folders = [folder for folder in folders if not any(_inside(folder, place) for place in foreign)]
-    todo = [Path(path).resolve() for path in paths]
-    seen: set[Path] = set()
-    while todo:
-        path = todo.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        yield path
-        for spelled in sources.INCLUDE.findall(path.read_bytes()):
-            text = spelled.decode("utf-8", "replace")
-            places = (folder / text for folder in (path.parent, *folders))
-            todo += [place.resolve() for place in places if place.is_file()][:1]
-
-
-def _foreign() -> list[str]:
-    spec = importlib.util.find_spec("torch")
-    home = probe.read_settings().cuda_home
-    return [*(spec.submodule_search_locations or () if spec else ()), *([home] if home else [])]
-
-
-def _inside(path: Path, folder: Path) -> bool:
-    return path == folder or folder in path.parents
 
 
 def _nvcc_version(home: str) -> str:

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from precast._load import namespace
+from precast._dispatch import namespace
 
 Placements = list[Any]
 Choices = list[tuple[Placements, Placements]]  # of results and arguments

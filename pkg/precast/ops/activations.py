@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_unary
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _checks, _reference
-from precast.ops._dispatch import AUTOGRAD_KEY, register, without_autograd
 from precast.ops._reference import GatedKind
 
 # Bound once, as in ops/rms_norm.py.

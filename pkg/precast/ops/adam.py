@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import register
 from precast.ops import _checks
-from precast.ops._dispatch import register
 
 
 def adam_(

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from precast._load import namespace
+from precast._dispatch import namespace
+from precast._dispatch.formulas import register, without_autograd
 from precast.ops import _checks
-from precast.ops._dispatch import register, without_autograd
 
 ADAM, SGD, ADAGRAD, LION = range(4)
 COLUMNS = 9  # of the numbers: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, extra, flag, maximize, count

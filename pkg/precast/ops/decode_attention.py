@@ -13,9 +13,9 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, register
 from precast.ops import _decode_attention_reference as _reference
 from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device
-from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, register
 
 _OP = "paged_decode_attention"
 WIDTHS = (64, 80, 96, 128, 192, 256)  # elements of a head that the kernels serve

@@ -24,10 +24,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, mark_written, register
 from precast.ops import _kv_cache_reference as _reference
 from precast.ops import _rotary_checks
 from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device
-from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register
 
 # Bound once, as in ops/rms_norm.py.
 _is_grad_enabled = torch.is_grad_enabled

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _checks, _reference
-from precast.ops._dispatch import AUTOGRAD_KEY, register, without_autograd
 
 # Bound once, as in rms_norm.
 _is_grad_enabled = torch.is_grad_enabled

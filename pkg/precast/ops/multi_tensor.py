@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from precast._load import namespace
+from precast._dispatch import namespace
+from precast._dispatch.formulas import register
 from precast.ops import _checks, _reference
-from precast.ops._dispatch import register
 
 # What csrc/multi_tensor numbers: Kind and Flag of args.h, and Outcome of host.cpp.
 ADAM, SGD, ADAGRAD, LION, LAMB = range(5)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, mark_written, register, without_autograd
 from precast.ops import _checks, _reference
-from precast.ops._dispatch import AUTOGRAD_KEY, mark_written, register, without_autograd
 from precast.ops._reference import Casting, casting_code
 
 # Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from precast._load import namespace
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, mark_written, register, without_autograd
 from precast.ops import _rotary_checks, _rotary_reference
-from precast.ops._dispatch import AUTOGRAD_KEY, is_plain, mark_written, register, without_autograd
 
 # Bound once, as in ops/rms_norm.py.
 _is_grad_enabled = torch.is_grad_enabled

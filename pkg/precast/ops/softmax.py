@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _softmax_reference as _reference
 from precast.ops._checks import FLOAT_TYPES
-from precast.ops._dispatch import AUTOGRAD_KEY, register, without_autograd
 
 FullyMasked: TypeAlias = Literal["zero", "uniform"]
 

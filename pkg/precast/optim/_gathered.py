@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from precast.ops._dispatch import are_bare, means_its_memory
+from precast._dispatch.formulas import are_bare, means_its_memory
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 

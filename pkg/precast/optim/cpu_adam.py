@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from precast.extension.compat import CPUAdamOptimizer
+from precast.compat.modules import CPUAdamOptimizer
 from precast.ops.cpu_optim import ADAM
 from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
 from precast.optim.cpu_plan import Group, Row

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from precast.ops._dispatch import are_bare, mark_written
+from precast._dispatch.formulas import are_bare, mark_written
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"

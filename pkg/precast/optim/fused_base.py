@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import mark_written
 from precast.ops import multi_tensor
-from precast.ops._dispatch import mark_written
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of

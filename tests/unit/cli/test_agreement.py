@@ -17,7 +17,7 @@ import pytest
 
 from precast._abi.build_info import BuildMode
 from precast._abi.host import Host
-from precast._build import catalogue, sources
+from precast._builder import catalogue, sources
 from precast._cli import doctor
 from precast._load import choose, gpus, probe, verdict
 from precast.errors import KernelError

@@ -15,8 +15,8 @@ from precast import __main__
 from precast._abi.build_info import BuildMode
 from precast._abi.host import Host
 from precast._abi.settings import Settings
-from precast._build import catalogue, lock
-from precast._build.cache import BuildKey, Cache
+from precast._builder import catalogue, lock
+from precast._builder.cache import BuildKey, Cache
 from precast._cli import deep, doctor
 from precast._load import gpus, probe
 from precast._version import __version__

@@ -14,7 +14,7 @@ import pytest
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
-from precast._build import catalogue
+from precast._builder import catalogue
 from precast._cli import doctor, output, screen
 from precast._cli.problem import Problem
 from precast._load import gpus, probe

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from precast._build import catalogue
-from precast._build.cache import BuildKey, Cache
+from precast._builder import catalogue
+from precast._builder.cache import BuildKey, Cache
+from precast._builtin.table import BUILTIN
 from precast._cli import doctor, names, output, public, report
-from precast.extension.builtin import BUILTIN
 from tests.unit.cli.conftest import Precast
 
 

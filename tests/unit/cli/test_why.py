@@ -12,8 +12,8 @@ import pytest
 
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Host
-from precast._build.cache import BuildKey, Cache
-from precast._build.catalogue import FAMILIES
+from precast._builder.cache import BuildKey, Cache
+from precast._builder.catalogue import FAMILIES
 from precast._load import cached, gpus, jit, probe
 from precast._load.source import Source
 from tests.unit.abi import examples as ex
@@ -81,7 +81,7 @@ def test_a_miss_tells_what_differs_from_the_nearest_build_and_then_a_hit(
 
 
 def device_key(family: str, target: str) -> BuildKey:
-    from precast._build import device
+    from precast._builder import device
 
     known = next(f for f in FAMILIES if f.name == family)
     program = device.read_program(known)
@@ -92,7 +92,7 @@ def test_nothing_is_fetched_to_tell_the_key_of_a_library(
     precast: Precast, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(ex.host(gpu=""))
-    monkeypatch.setattr("precast._build.torch_wheel.find_wheel", lambda torch: pytest.fail("the index was asked"))
+    monkeypatch.setattr("precast._builder.torch_wheel.find_wheel", lambda torch: pytest.fail("the index was asked"))
     status, out, _ = precast("why", "cpu_adam")
     assert status == 0 and "cpu_adam on cpu: jit" in out
 

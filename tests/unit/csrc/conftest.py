@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import catalogue
+from precast._builder import catalogue
 from tests.unit.csrc.emulated import Emulated
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from precast._build.catalogue import Family
+from precast._builder.catalogue import Family
 
 
 class Emulated:

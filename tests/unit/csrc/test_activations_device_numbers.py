@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast._build import catalogue  # noqa: E402
+from precast._builder import catalogue  # noqa: E402
 from precast.ops import _reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, unaligned  # noqa: E402

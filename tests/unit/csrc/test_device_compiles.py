@@ -16,7 +16,7 @@ import pytest
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
-from precast._build import catalogue, device, elf, flags, nvrtc
+from precast._builder import catalogue, device, elf, flags, nvrtc
 from tests.fetched import LABELS
 
 CSRC = Path(__file__).parents[3] / "csrc"

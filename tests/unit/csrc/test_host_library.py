@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import catalogue, elf, flags, host
+from precast._builder import catalogue, elf, flags, host
 
 pytestmark = pytest.mark.compiler
 

@@ -14,7 +14,7 @@ import pytest
 
 from precast._abi.torch_abi import STABLE_FLOOR
 from precast._abi.version import Release
-from precast._build import flags, headers
+from precast._builder import flags, headers
 from tools import torch_symbols
 from tools.guards.symbols import declared
 

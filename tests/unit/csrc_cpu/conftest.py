@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from precast._build import flags, toolchain
+from precast._builder import flags, toolchain
 
 
 def levels_here() -> tuple[str, ...]:

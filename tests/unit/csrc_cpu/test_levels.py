@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from precast._abi.settings import Settings
-from precast._build import catalogue, flags, toolchain
+from precast._builder import catalogue, flags, toolchain
 
 NAMES = [level.name for level in flags.cpu_levels(platform.machine())]
 CPU_SOURCES = [source for family in catalogue.FAMILIES for source in family.cpu]
@@ -93,7 +93,7 @@ def test_a_level_without_its_options_does_not_compile(
 
 ONE_LEVEL = """
 import ctypes, platform, sys, torch, precast
-from precast._build import flags, toolchain
+from precast._builder import flags, toolchain
 best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
 library = ctypes.CDLL(str(precast.load("rms_norm", "cpu").host.path))
 said = ctypes.create_string_buffer(400)

@@ -14,8 +14,8 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._build import catalogue, flags, host, toolchain
-from precast._build.cache import Cache, default_root
+from precast._builder import catalogue, flags, host, toolchain
+from precast._builder.cache import Cache, default_root
 from tools import binaries, results
 from tools.results import Results
 

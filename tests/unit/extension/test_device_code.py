@@ -15,10 +15,11 @@ import pytest
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Builders, Nvrtc
 from precast._abi.version import CudaVersion
+from precast._cubin import images
+from precast._cubin.images import Entry, Image, Usage
 from precast._load import gpus, probe
 from precast.errors import BuildFailed, JitDisabled, KernelIncompatible, KernelUnavailable
-from precast.extension import headers, images
-from precast.extension.images import Entry, Image, Usage
+from precast.extension import headers
 from tests.unit.abi import examples as ex
 from tests.unit.extension.test_cpp import build_ext
 
@@ -135,7 +136,7 @@ def build_distribution(made: Any) -> Any:
 def test_defines_headers_and_flags_are_part_of_what_is_built(
     package: ModuleType, label_nvrtc: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from precast.extension import programs
+    from precast._cubin import programs
 
     nvrtc, settings = label_nvrtc("cu130"), probe.read_settings()
     extension, target = package.ScaleExtension(), GpuTarget.parse("sm_90")
@@ -255,7 +256,7 @@ extern "C" __global__ void sum(const __nv_bfloat16* x, float* y, int n) {
 def test_cub_of_pypi_compiles(
     tmp_path: Path, label_nvrtc: Find, monkeypatch: pytest.MonkeyPatch, kept_folder: Callable[[str], Path]
 ) -> None:
-    from precast.extension import programs
+    from precast._cubin import programs
 
     nvrtc = label_nvrtc("cu130")
     minor = ".".join(nvrtc.version.split(".")[:2])

@@ -12,12 +12,12 @@ import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._abi.version import CudaVersion
+from precast._cubin import arguments, launch
+from precast._cubin.driver import Driver, LaunchShape
+from precast._cubin.images import Entry, Image
+from precast._cubin.launch import Kernel
+from precast._cubin.tma import tensor_map
 from precast.errors import KernelError, KernelUnavailable
-from precast.extension import arguments, launch
-from precast.extension.driver import Driver, LaunchShape
-from precast.extension.images import Entry, Image
-from precast.extension.launch import Kernel
-from precast.extension.tma import tensor_map
 
 pytestmark = pytest.mark.compiler
 

@@ -16,7 +16,7 @@ from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release
-from precast._build import packing, sources
+from precast._builder import packing, sources
 from precast._version import __version__
 
 # Appends every call to the file named by TOY_LOG. The family "broken" fails; nothing is registered with torch.

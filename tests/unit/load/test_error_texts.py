@@ -18,8 +18,8 @@ import pytest
 from precast import __version__, errors
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
-from precast._build import failure
-from precast._build.cache import BuildKey, Cache
+from precast._builder import failure
+from precast._builder.cache import BuildKey, Cache
 from precast._load import gpus, loader, probe, verdict
 from precast._load.choose import choose_on
 from precast._load.source import Source
@@ -159,7 +159,7 @@ def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(
 def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setattr("precast._build.elsewhere._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
+    monkeypatch.setattr("precast._builder.elsewhere._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
     error = raised(lambda: Cache(tmp_path / "file").obtain(BuildKey("rms_norm", {}), lambda staging: staging))
     keep(snapshot, "cache", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/home/me"))
 

@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 
 from precast import base_extension, kernel_loader
+from precast._builtin import flash_attention
+from precast._builtin import table as builtin
 from precast.errors import KernelUnavailable
-from precast.extension import (
-    CppExtension,
-    CubinExtension,
-    Extension,
-    TorchExtension,
-    TritonExtension,
-    backends,
-    builtin,
-    flash_attention,
-)
+from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, TritonExtension, backends
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
 

@@ -12,7 +12,8 @@ import pytest
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Host
 from precast._abi.settings import Settings
-from precast._load import jit, loader, namespace, prebuilt, probe
+from precast._dispatch import namespace
+from precast._load import jit, loader, prebuilt, probe
 from precast._load.source import Source
 from precast.errors import JitDisabled, KernelIncompatible, KernelUnavailable
 from tests.unit.abi import examples as ex

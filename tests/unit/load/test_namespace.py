@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 TOY = """
 import types, threading, torch
 import precast._load
-from precast._load import namespace
+from precast._dispatch import namespace
 calls, kept = [], []
 def ensure(family, device):
     calls.append((family, device))
@@ -113,7 +113,7 @@ def test_another_library_in_the_namespace_is_refused() -> None:
             f"""
 import torch
 {other}
-from precast._load import namespace
+from precast._dispatch import namespace
 from precast.errors import KernelIncompatible
 try:
     namespace.library()
@@ -129,11 +129,11 @@ def test_a_second_copy_of_the_package_is_refused() -> None:
     said = child(
         """
 import sys
-from precast._load import namespace
+from precast._dispatch import namespace
 namespace.library()
 for name in [name for name in sys.modules if name.split(".")[0] == "precast"]:
     del sys.modules[name]
-from precast._load import namespace as second
+from precast._dispatch import namespace as second
 from precast.errors import KernelIncompatible
 assert second is not namespace
 try:
@@ -149,8 +149,8 @@ def test_a_kernel_somebody_else_registered_is_refused() -> None:
     said = child(
         """
 import torch
-from precast._build import catalogue
-from precast._load import namespace
+from precast._builder import catalogue
+from precast._dispatch import namespace
 from precast.errors import KernelIncompatible
 namespace.library()
 namespace.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
@@ -171,8 +171,8 @@ def test_the_schemas_carry_the_tag_and_the_mutations() -> None:
     child(
         """
 import torch
-from precast._build import catalogue
-from precast._load import namespace
+from precast._builder import catalogue
+from precast._dispatch import namespace
 library = namespace.library()
 assert namespace.library() is library
 for family in catalogue.FAMILIES:

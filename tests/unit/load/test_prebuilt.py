@@ -16,7 +16,7 @@ import pytest
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.host import Stale
 from precast._abi.label import Label
-from precast._build import packing
+from precast._builder import packing
 from precast._load import prebuilt
 from precast._version import __version__
 from precast.errors import KernelIncompatible
@@ -225,7 +225,7 @@ def test_the_digest_that_a_wheel_states_is_read_instead_of_its_sources(
     def read_all(*_: object) -> str:
         raise AssertionError("a first call reads no sources")
 
-    monkeypatch.setattr("precast._build.sources.source_digest", read_all)
+    monkeypatch.setattr("precast._builder.sources.source_digest", read_all)
     (c_dir.parent / "csrc").mkdir()
     (c_dir.parent / "csrc" / "DIGEST").write_text("7" * 64 + "\n")
     info = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)})
@@ -247,7 +247,7 @@ def test_a_process_that_outlives_an_upgrade_is_told_to_restart(monkeypatch: pyte
     package.mkdir(parents=True)
     (package / "_version.py").write_text('__version__ = "9.9.9"\n')
     monkeypatch.setattr("precast._load.stale._PACKAGE", package)
-    monkeypatch.setattr("precast._build.sources.csrc_candidates", lambda: (package / "csrc", package / "csrc"))
+    monkeypatch.setattr("precast._builder.sources.csrc_candidates", lambda: (package / "csrc", package / "csrc"))
     stale = judged(version="9.9.9", source_digest="7" * 64)
     assert stale is not None and stale.remedy == "restart this process"
     assert "upgraded while this process ran" in stale.found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._build.cache import Artifact
+from precast._builder.cache import Artifact
 from precast._load import messages, progress
 from precast._load.progress import Progress
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from precast.errors import KernelError
-from tools import constraints
+from tools.verbs import constraints
 
 OURS = """\
 # why

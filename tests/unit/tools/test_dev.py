@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import aot, catalogue
+from precast._builder import aot, catalogue
 from precast.errors import BuildFailed
-from tools import dev
+from tools.verbs import dev
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from precast._build import matrix
+from precast._builder import matrix
 from tests.made_up import make_wheel
 from tools import evidence, served, summary
-from tools import plan as tools_plan
 from tools.cells import expand
 from tools.evidence import EvidenceError
+from tools.verbs import plan as tools_plan
 from tools.wheel import NotAWheel
 
 CHECKOUT = Path(__file__).resolve().parents[3]

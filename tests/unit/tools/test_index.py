@@ -14,7 +14,7 @@ import pytest
 
 from tests.made_up import make_sdist, make_wheel
 from tools import __main__ as tools_main
-from tools import index
+from tools.verbs import index
 
 ARM = "py3-none-manylinux_2_28_aarch64"
 

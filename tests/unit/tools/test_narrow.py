@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import matrix
+from precast._builder import matrix
 from tools import __main__ as tools_main
 from tools.cells import PlanError, expand
 from tools.narrow import narrow
-from tools.plan import as_outputs
+from tools.verbs.plan import as_outputs
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 RELEASE = expand(KNOWN, KNOWN.event("release"))

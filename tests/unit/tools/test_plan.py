@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from precast._abi.label import Label
-from precast._build import matrix
-from precast._build.matrix import Matrix
+from precast._builder import matrix
+from precast._builder.matrix import Matrix
 from tools import __main__ as tools_main
-from tools import cells, evidence, nvrtc, plan, served, summary
+from tools import cells, evidence, served, summary
 from tools.cells import MAX_JOBS, DeviceCell, HostCell, Plan, PlanError, TestCell, WheelCell, expand
+from tools.verbs import nvrtc, plan
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 EVENTS = ("pr", "main", "nightly", "release")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from precast._abi.settings import Settings
-from precast._build import matrix, parts
-from precast._build.cache import Cache
+from precast._builder import matrix, parts
+from precast._builder.cache import Cache
 from precast.errors import KernelError
 from tools import preflight
 from tools.cells import Plan, expand

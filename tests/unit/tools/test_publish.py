@@ -17,8 +17,8 @@ import pytest
 
 from precast._version import __version__
 from tools import __main__ as tools_main
-from tools import publish as publish_verb
 from tools import published, wheelhouse
+from tools.verbs import publish as publish_verb
 
 TAG = f"v{__version__}"
 SDIST = f"precast-{__version__}.tar.gz"

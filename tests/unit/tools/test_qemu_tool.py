@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.abi.examples import build_info, host_file
-from tools import arm_root, qemu, results
+from tools import arm_root, results
+from tools.verbs import qemu
 
 NAN = 0x7FC00001
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import matrix
+from precast._builder import matrix
 from precast.errors import KernelError
-from tools import release, schedule, wheelhouse
+from tools import schedule, wheelhouse
 from tools.cells import Plan, expand
 from tools.schedule import Outcome, Runner, Step
+from tools.verbs import release
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_changed_wheel_is_refused(plan: Plan, known: matrix.Matrix, tmp_path: 
 
 
 def test_two_releases_cannot_be_made_in_one_folder(tmp_path: Path) -> None:
-    from precast._build import lock
+    from precast._builder import lock
 
     with (
         lock.exclusive(tmp_path / release.LOCK, "the first"),

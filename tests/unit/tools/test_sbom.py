@@ -13,7 +13,7 @@ from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release
-from precast._build import headers, matrix
+from precast._builder import headers, matrix
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import Asked, Audited
 from tools.sbom import NAME, sbom

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from precast._build import matrix
+from precast._builder import matrix
 from tests.made_up import make_wheel
 from tools import pages, selector
 from tools.dists import Dist, read_dist

@@ -15,7 +15,7 @@ from precast._abi.build_info import BuildInfo
 from precast._abi.capability import ComputeCapability
 from precast._abi.decide import Refuse, UsePrebuilt
 from precast._abi.version import CudaVersion
-from precast._build import matrix
+from precast._builder import matrix
 from tools import served
 from tools.cells import WheelCell, expand
 from tools.served import TorchCell

@@ -14,7 +14,7 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
 from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.version import CudaVersion
-from precast._build import matrix
+from precast._builder import matrix
 from tools import __main__ as tools_main
 from tools import binaries
 from tools.guards.claims import device_claims

@@ -11,10 +11,11 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._abi.version import Release
-from precast._build import matrix
-from precast._build.cache import Cache
+from precast._builder import matrix
+from precast._builder.cache import Cache
 from precast.errors import KernelError
-from tools import build, device, drivers, host, packages, second_reader, smoke
+from tools import drivers, packages, second_reader
+from tools.verbs import build, device, host, smoke
 
 MACHINE = platform.machine()
 

@@ -11,7 +11,7 @@ import pytest
 
 from precast.errors import KernelError
 from tools.guards.archive import differences
-from tools.repair import epoch_of
+from tools.verbs.repair import epoch_of
 from tools.wheel import Entry, expected_entries, moment_of, read_wheel, record_errors, write_wheel
 
 INFO = "a-1.dist-info"

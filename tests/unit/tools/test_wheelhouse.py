@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from precast._build import matrix
+from precast._builder import matrix
 from precast.errors import KernelError
-from tools import check_set, sdist, wheelhouse
+from tools import wheelhouse
 from tools.cells import expand
+from tools.verbs import check_set, sdist
 
 CELLS = {"wheel-cu130-x86_64": "p-1+cu130-py3-none-any.whl", "wheel-cpu-x86_64": "p-1+cpu-py3-none-any.whl"}
 

@@ -38,7 +38,7 @@ TWINS: dict[str, str] = {
 
 def twin(op: str) -> Callable[..., Any]:
     """The Triton kernel of one op, with the checks that the op has everywhere; imports Triton."""
-    from precast.ops._dispatch import CHECKS
+    from precast._dispatch.formulas import CHECKS
     from precast.ops._examples import PLANNED
 
     function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{TWINS[op]}"), op)

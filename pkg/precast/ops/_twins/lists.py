@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops._dispatch import are_bare, means_its_memory
+from precast._dispatch.formulas import are_bare, means_its_memory
 from precast.ops._twins.updates import COLUMNS, COPY, ELEMENTS, FIRST, FIRST_PROGRAM, GRAD, PARAM, SECOND, THIRD
 
 BLOCK = 1024  # elements of a program

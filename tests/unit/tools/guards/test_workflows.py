@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from precast._build import matrix
-from tools import audit
+from precast._builder import matrix
 from tools.guards import judge_checkout
 from tools.guards.subject import Verdict
 from tools.guards.workflows import check_workflows
+from tools.verbs import audit
 
 ROOT = Path(__file__).resolve().parents[4]
 MATRIX = matrix.load(ROOT / "matrix.toml")

@@ -1,0 +1,238 @@
+"""Building ahead of time, for ``setup.py``: what a wheel gets beside the Python files, and what building it requires.
+
+Three modes. Pure: sources and a manifest that says so. Release (PRECAST_LABEL): the host libraries and
+the label's device code, by the label's exact NVRTC, or as finished parts that earlier jobs made (PRECAST_PARTS).
+Machine (CUDA_EXT=1): the host library and device code for the GPUs here. Everything is written into the build folder,
+nothing into the source tree; an editable install has no build folder, so what it builds goes into the user's build
+cache, where the loader finds it under the same key.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from precast._abi.build_info import BuildMode, device_path, host_path
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.version import Release
+from precast._builder import catalogue, flags, headers, machine, matrix, packing, parts, provenance, toolchain
+from precast._builder.binaries import (
+    Made,
+    build_images,
+    build_library,
+    check_ceilings,
+    host_tools,
+    joined,
+    label_nvrtc,
+    make_device,
+    make_host,
+    manifest,
+)
+from precast._builder.cache import Cache, default_root
+from precast._builder.files import DIGEST
+from precast._builder.machine import say
+from precast._version import __version__
+from precast.errors import KernelError
+
+
+def mode_of(settings: Settings) -> BuildMode:
+    """What the environment asks for; both at once is refused, as they name different wheels."""
+    if settings.label is not None and settings.cuda_ext:
+        raise KernelError(
+            f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels\n"
+            f"  found   both set\n"
+            f"  needed  PRECAST_LABEL for a release wheel, or CUDA_EXT=1 for a build for this machine\n"
+            f"  fix     1) unset one of them"
+        )
+    if settings.label is not None:
+        return BuildMode.RELEASE
+    if settings.parts is not None:
+        raise KernelError(
+            f"PRECAST_PARTS={settings.parts} holds parts of a release, and this is none\n"
+            f"  found   PRECAST_LABEL not set\n"
+            f"  needed  the label of the wheel that takes them\n"
+            f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_PARTS"
+        )
+    if settings.only_torch is not None:
+        raise KernelError(
+            f"PRECAST_ONLY_TORCH={settings.only_torch} is about a release wheel, and this is not one\n"
+            f"  found   PRECAST_LABEL not set\n"
+            f"  needed  the label of the slim wheel\n"
+            f"  fix     1) PRECAST_LABEL=cu130   2) unset PRECAST_ONLY_TORCH"
+        )
+    if settings.arch not in (None, platform.machine()):
+        raise KernelError(
+            f"PRECAST_ARCH={settings.arch} is the architecture of a release wheel\n"
+            f"  found   no PRECAST_LABEL, and a machine that is {platform.machine()}\n"
+            f"  needed  PRECAST_LABEL beside it\n"
+            f"  fix     1) set PRECAST_LABEL, such as cpu   2) unset PRECAST_ARCH"
+        )
+    return BuildMode.MACHINE if settings.cuda_ext else BuildMode.PURE
+
+
+def version_of(settings: Settings) -> str:
+    """The version of the wheel: the label is its local part."""
+    return f"{__version__}{'' if settings.label is None else settings.label.local}"
+
+
+def requirements(settings: Settings, root: Path) -> list[str]:
+    """What a build needs beyond setuptools: nothing for a pure wheel from an sdist."""
+    needed = []
+    if mode_of(settings) is not BuildMode.PURE and settings.parts is None:
+        needed.append("ninja")
+    if settings.label is not None:
+        known = matrix.load(root / "matrix.toml")
+        promised_abis(known, toolchain.target_machine(settings), settings.only_torch)
+        exact = [source.requirement for source, _ in known.device_sources(settings.label)]
+        needed += [] if settings.parts is not None else [text for text in exact if text is not None]
+    builds_release = settings.label is not None and settings.parts is None
+    # An sdist is made by the hooks of a pure wheel.
+    carries = mode_of(settings) is not BuildMode.MACHINE
+    if builds_release or (carries and not headers.are_here(root / "csrc", Cache(default_root(settings)))):
+        needed.append("pip")  # asks the index where the headers lie: a release needs those of older torches as well
+    return needed
+
+
+def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
+    """Put binaries and manifest below ``build_lib/precast``, and into a release the headers for extensions.
+
+    An sdist has the headers among its sources, so every wheel that is built from one has them too.
+    """
+    cache = Cache(default_root(settings))
+    package = build_lib / "precast"
+    mode = mode_of(settings)
+    if mode is BuildMode.RELEASE:
+        _copy_headers(headers.pinned(cache).parent, package / "csrc" / headers.FOLDER)
+    made = Made() if mode is BuildMode.PURE else _make(settings, root, cache)
+    if settings.label is not None:
+        for file, _ in made.host:
+            check_ceilings(file)
+        known = matrix.load(root / "matrix.toml")
+        check_promise(made, known, settings.label, toolchain.target_machine(settings), settings.only_torch)
+    info = manifest(made, mode, settings.label or Label(""), root, settings.index_url)
+    _place(made, package / "_C")
+    (package / "_C").mkdir(parents=True, exist_ok=True)
+    (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")
+    (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")
+    for path in package.rglob("*"):  # whatever the umask of a checkout or an unpacked sdist was
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
+
+
+def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) -> tuple[TorchAbi, ...]:
+    """The host libraries of a release wheel; KernelError where PRECAST_ONLY_TORCH selects none."""
+    abis = known.built_abis(built_for, only)
+    if abis:
+        return abis
+    minors = [str(release.release) for release in known.releases if known.built_abis(built_for, release.release)]
+    raise KernelError(
+        f"PRECAST_ONLY_TORCH={only} selects no host library for {built_for}\n"
+        f"  found   no such minor in matrix.toml\n"
+        f"  needed  one of {', '.join(minors)}\n"
+        f"  fix     1) PRECAST_ONLY_TORCH={minors[-1]}   2) unset PRECAST_ONLY_TORCH, for all of them"
+    )
+
+
+def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str, only: Release | None) -> None:
+    """KernelError unless a release wheel has every host library and device file that its label promises, and no others.
+
+    A user of the label cannot tell a wheel that lacks some of them from one that has nothing for this machine.
+    """
+    hosts = {host_path(abi) for abi in promised_abis(known, built_for, only)}
+    with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
+    targets = known.label(label).targets
+    promised = hosts | {device_path(family, target) for family in with_code for target in targets}
+    found = {file.path for file, source in made.files if source.is_file() and source.stat().st_size == file.bytes}
+    if promised == found:
+        return
+    lacks, has = sorted(promised - found), sorted(found - promised)
+    said = [f"no {name}" for name in lacks] + [f"{name}, which the label does not promise" for name in has]
+    more = f", and {len(said) - 5} more" if len(said) > 5 else ""
+    raise KernelError(
+        f"the {known.label(label).name} wheel for {built_for} is not what its label promises\n"
+        f"  found   {', '.join(said[:5])}{more}\n"
+        f"  needed  {len(promised)} files: {len(hosts)} host libraries, {len(promised) - len(hosts)} device images\n"
+        f"  fix     1) build again with an empty PRECAST_CACHE_DIR   2) make the parts again, if PRECAST_PARTS is set"
+    )
+
+
+def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) -> None:
+    """Copy into the sdist what its build could not get without git or the network."""
+    if settings.label is not None:
+        raise KernelError(f"an sdist serves every label: unset PRECAST_LABEL (found {settings.label})")
+    include = headers.pinned(Cache(default_root(settings)))
+    _copy_headers(include.parent, tree / "csrc" / headers.FOLDER)
+    provenance.record(facts, tree)
+
+
+def warm_cache(settings: Settings) -> None:
+    """An editable install with CUDA_EXT=1: each family goes into the user's cache, under the key a JIT would use."""
+    if mode_of(settings) is BuildMode.RELEASE:
+        raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
+    if mode_of(settings) is BuildMode.PURE:
+        return
+    cache = Cache(default_root(settings))
+    say(machine.torch_note())
+    build_for_here(catalogue.FAMILIES, settings, cache)
+    say(f"built into {cache.root}: an editable install has no folder of its own")
+
+
+def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cache: Cache) -> None:
+    """Put what a JIT on this machine would build into the cache, under the very keys that it looks for."""
+    compiler, ninja = host_tools(settings)
+    for family in families:
+        build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level_here(),))
+    with_device = [family for family in families if family.device is not None]
+    found, targets = machine.targets(settings) if with_device else (None, ())
+    if found is None or not targets:
+        return
+    with ThreadPoolExecutor(max_workers=toolchain.default_jobs(settings)) as pool:
+        list(pool.map(lambda family: build_images(family, targets, found, cache, settings), with_device))
+
+
+def level_here() -> flags.CpuLevel:
+    """The CPU level that a JIT on this machine chooses."""
+    return flags.best_level(platform.machine(), toolchain.cpu_features())
+
+
+def _make(settings: Settings, root: Path, cache: Cache) -> Made:
+    """For a label: its finished parts, or what they are made of; else for this machine."""
+    if settings.label is None:
+        say(machine.torch_note())
+        found, targets = machine.targets(settings)
+        if found is not None and (why := packing.lzma_error()) is not None:
+            say(f"no device code is built ahead of time, as this Python could not unpack it: {why}")
+            found = None
+        made = [make_host(Stable(STABLE_FLOOR), settings, cache)]
+        return joined([*made, *([] if found is None else [make_device(targets, found, settings, cache)])])
+    built_for = toolchain.target_machine(settings)
+    known = matrix.load(root / "matrix.toml")
+    spec = known.label(settings.label)
+    if settings.arch_list is not None:
+        say(f"PRECAST_CUDA_ARCH_LIST and TORCH_CUDA_ARCH_LIST are not used: the label {spec.name} has its own targets")
+    if settings.parts is not None:
+        return parts.take(Path(settings.parts), known, spec, built_for, root, settings.only_torch)
+    compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
+    hosts = [make_host(abi, settings, cache) for abi in promised_abis(known, built_for, settings.only_torch)]
+    return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
+
+
+def _place(made: Made, c_dir: Path) -> None:
+    """Copy what was made to where the manifest says it lies."""
+    for file, source in made.files:
+        (c_dir / file.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, c_dir / file.path)
+
+
+def _copy_headers(source: Path, target: Path) -> None:
+    if source.resolve() == target.resolve():
+        return
+    pins = headers.load_pins()
+    for name in (*(f"include/{header}" for header in pins.headers), *pins.notices):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)

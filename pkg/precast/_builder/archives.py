@@ -1,0 +1,274 @@
+"""Zip and tar archives that somebody else made, opened so that no header can ask for memory, disk or time without end.
+
+Sizes, counts and names are checked before any content is unpacked, and content is unpacked in pieces, to the size that
+its header declares. A bomb, a damaged archive and a file that is no archive are all :class:`BadArchive`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from precast._builder import files
+
+PIECE = 1 << 20
+_INDEX_BYTES = 8 << 20  # of a zip's central directory; that of torch, with 13,000 files, has 2 MB
+_ZIP_MEMBERS = 50_000
+_NAME_CHARACTERS, _NAME_FOLDERS = 512, 32
+_GROWTH = 32, 64 << 20  # an archive unpacks to so many times its size, and so much more; machine code to 5 times
+_TAR_HEADER_BYTES = 32 << 20  # everything in a tar that is not the content of a file which somebody asked for
+_XZ_MEMORY = 160 << 20  # `xz -9` needs 65 MB of its reader
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the readers of others unpack without a bound
+_ENCRYPTED = 1
+
+
+class BadArchive(ValueError):
+    """The file is no whole archive, or it exceeds a bound; the message says how."""
+
+
+@contextmanager
+def open_zip(path: Path, most: int | None = None) -> Iterator[Zip]:
+    """A zip whose list of members is in order. ``most`` bounds the archive, and what it unpacks to, in bytes."""
+    with _regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise BadArchive(f"{size} bytes, more than the {most} that are read")
+        try:
+            with zipfile.ZipFile(_AtOnce(file)) as archive:
+                yield Zip(archive, size, most)
+        # What zipfile and its decompressors raise for damaged bytes, all seen in fuzzing.
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError) as error:
+            raise BadArchive(f"{type(error).__name__}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise BadArchive(f"the name of a member is not text: {error}") from error
+
+
+class Zip:
+    """An open zip: ``listed`` is what it lists, folders too, in the order of the archive; ``files`` are its files."""
+
+    def __init__(self, archive: zipfile.ZipFile, size: int, most: int | None) -> None:
+        self._archive = archive
+        self.listed = tuple(archive.infolist())
+        self.files = tuple(member for member in self.listed if not member.filename.endswith("/"))
+        if len(self.listed) > _ZIP_MEMBERS:
+            raise BadArchive(f"{len(self.listed)} members, more than {_ZIP_MEMBERS}")
+        for member in self.listed:
+            _check_member(member)
+        _check_names([member.filename.rstrip("/") for member in self.listed], {file.filename for file in self.files})
+        whole = sum(file.file_size for file in self.files)
+        limit = size * _GROWTH[0] + _GROWTH[1]
+        if whole > min(limit, limit if most is None else most):
+            raise BadArchive(f"a bomb: {size} bytes that unpack to {whole}")
+
+    def pieces(self, member: zipfile.ZipInfo) -> Iterator[bytes]:
+        """The content of a member, as much as its header declares, and BadZipFile where that is not what is there."""
+        with self._archive.open(member) as stream:
+            while piece := stream.read(PIECE):
+                yield piece
+
+    def read(self, member: zipfile.ZipInfo) -> bytes:
+        """The whole of a member, whose size is within the bounds."""
+        return b"".join(self.pieces(member))
+
+    def extract_all(self, folder: Path) -> None:
+        """Write every file below a folder, without modes, links or times."""
+        for member in self.files:
+            path = folder / member.filename
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.writelines(self.pieces(member))
+
+
+def _check_names(names: list[str], files: set[str]) -> None:
+    """BadArchive where a name comes twice, or is that of a file and of a folder."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadArchive(f"the member {name!r} comes twice")
+        seen.add(name)
+        folder = name.rpartition("/")[0]
+        while folder:
+            if folder in files:
+                raise BadArchive(f"the member {name!r} lies below the file {folder!r}")
+            folder = folder.rpartition("/")[0]
+
+
+def _check_member(member: zipfile.ZipInfo) -> None:
+    """BadArchive for a member that is not a plain file or folder below the archive's root, in a way we unpack."""
+    name = member.filename
+    parts = name.rstrip("/").split("/")
+    if name != member.orig_filename or "\\" in name or any(part in {"", ".", ".."} for part in parts):
+        raise BadArchive(f"the member {member.orig_filename[:80]!r} does not lie plainly below the archive")
+    if len(name) > _NAME_CHARACTERS or len(parts) > _NAME_FOLDERS:
+        raise BadArchive(f"the name {name[:80]!r}... has {len(name)} characters in {len(parts)} folders")
+    if stat.S_IFMT(member.external_attr >> 16) not in {0, stat.S_IFREG, stat.S_IFDIR}:
+        raise BadArchive(f"the member {name!r} is a link or a device")
+    if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
+        raise BadArchive(f"the member {name!r} is encrypted, or compressed by method {member.compress_type}")
+
+
+@contextmanager
+def open_tar(path: Path) -> Iterator[Tar]:
+    """A tar, plain, as .gz or as .xz, to be read once from its beginning to its end."""
+    with _regular(path) as file:
+        try:
+            source = _Forwards(_unpacked(file))
+            with _headers():  # the first one is read as the archive is opened
+                archive = tarfile.open(fileobj=source, mode="r:")  # noqa: SIM115
+            with archive:
+                yield Tar(archive, source)
+        except (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError) as error:
+            raise BadArchive(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _headers() -> Iterator[None]:
+    """The module ``tarfile`` raises ValueError for a sparse header that it cannot read."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadArchive(f"a header of the archive: {error}") from error
+
+
+class Tar:
+    """An open tar. The content of a member can be read until the next member is asked for."""
+
+    def __init__(self, archive: tarfile.TarFile, source: _Forwards) -> None:
+        self._archive, self._source = archive, source
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        while True:
+            with _headers():
+                member = self._archive.next()
+            if member is None:
+                return
+            yield member
+
+    def pieces(self, member: tarfile.TarInfo) -> Iterator[bytes]:
+        """The content of a plain file; the caller has found its size to be one that it wants."""
+        if not member.isreg():
+            raise BadArchive(f"{member.name!r} is a link, a folder or a device, not a plain file")
+        stream = self._archive.extractfile(member)
+        if stream is None or member.sparse is not None:
+            raise BadArchive(f"{member.name!r} is not stored as a plain file")
+        self._source.left += member.size
+        while piece := stream.read(PIECE):
+            yield piece
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading, or BadArchive."""
+    try:
+        descriptor, _ = files.open_regular(path)
+    except OSError as error:
+        raise BadArchive(str(error.strerror or error)) from error
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a compressed tar in pieces of bounded size and in bounded memory."""
+    head = file.read(6)
+    file.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=file) as stream:
+            while piece := stream.read(PIECE):
+                yield piece
+    elif head == b"\xfd7zXZ\0":
+        yield from _unpacked_xz(file)
+    else:
+        while piece := file.read(PIECE):
+            yield piece
+
+
+def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import lzma
+    except ImportError as error:
+        raise BadArchive(f"an .xz, and this Python has no lzma: {error}") from error
+    reader = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    while not reader.eof:
+        packed = file.read(PIECE) if reader.needs_input else b""
+        if reader.needs_input and not packed:
+            raise EOFError("the .xz ends early")
+        try:
+            yield reader.decompress(packed, PIECE)
+        except lzma.LZMAError as error:
+            raise BadArchive(f"LZMAError: {error}") from error
+
+
+class _AtOnce(io.BufferedReader):
+    """A file of which a header cannot make the reader take more than an index of a zip at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(io.FileIO(file.fileno(), closefd=False))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        to_the_end = size is None or size < 0
+        data = super().read(_INDEX_BYTES + 1 if to_the_end else min(size or 0, _INDEX_BYTES + 1))
+        if len(data) > _INDEX_BYTES:
+            raise BadArchive(f"an index of more than {_INDEX_BYTES} bytes")
+        return data
+
+
+class _Forwards(io.RawIOBase):
+    """Pieces as a file that can be read forwards only. ``left`` is how many bytes the reader may still take.
+
+    tarfile reads headers of any size into memory, and one gigabyte of them takes one megabyte of .gz: so headers, and
+    files that nobody asked for, have a budget together.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._at = pieces, 0
+        self._piece, self._used = b"", 0
+        self.left = _TAR_HEADER_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or offset < self._at:
+            raise BadArchive("a tar whose members are not in order")
+        while self._at < offset and self._take(offset - self._at):
+            pass
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size < 0 or size > self.left:
+            raise BadArchive(f"{size} bytes of headers and other files, more than the {self.left} that are read")
+        found = bytearray()
+        while len(found) < size and (piece := self._take(size - len(found))):
+            found += piece
+        return bytes(found)
+
+    def _take(self, most: int) -> bytes:
+        """At most so many of the next bytes; none at the end."""
+        while self._used == len(self._piece):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._piece, self._used = piece, 0
+        piece = self._piece[self._used : self._used + most]
+        self._used += len(piece)
+        self._at += len(piece)
+        self.left -= len(piece)
+        if self.left < 0:
+            raise BadArchive("more headers and other files than are read")
+        return piece

@@ -1,0 +1,225 @@
+"""The compiled half of a wheel: host libraries and packed device images, each with what a manifest says of it.
+
+A wheel, a part that one job makes for another, and a build for this machine all come from the same two functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._abi import remedy
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast._abi.capability import GpuTarget, min_driver
+from precast._abi.host import Compiler, Nvrtc
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import TorchAbi
+from precast._abi.version import CudaVersion, Release
+from precast._builder import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
+from precast._builder.cache import Artifact, BuildKey, Cache
+from precast._builder.machine import say
+from precast._builder.matrix import LabelSpec
+from precast._version import __version__
+from precast.errors import KernelError
+
+Binary = HostFile | DeviceFile
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Finished files, each beside its manifest entry, and the compilers they came from."""
+
+    host: tuple[tuple[HostFile, Path], ...] = ()
+    device: tuple[tuple[DeviceFile, Path], ...] = ()
+    compilers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def files(self) -> Iterator[tuple[Binary, Path]]:
+        """Host libraries, then device images."""
+        yield from self.host
+        yield from self.device
+
+
+def joined(pieces: Iterable[Made]) -> Made:
+    """All of them as one, each compiler named once."""
+    known = tuple(pieces)
+    return Made(
+        tuple(pair for made in known for pair in made.host),
+        tuple(pair for made in known for pair in made.device),
+        tuple(dict.fromkeys(pair for made in known for pair in made.compilers)),
+    )
+
+
+def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
+    """The library of all families for one torch ABI."""
+    compiler, ninja = host_tools(settings)
+    made = build_library(catalogue.FAMILIES, abi, compiler, ninja, cache, settings)
+    data = made.path.read_bytes()
+    built_for = toolchain.target_machine(settings)
+    info = host.verify_library(data, abi, built_for)
+    file = HostFile(
+        path=host_path(abi),
+        sha256=made.sha256,
+        bytes=len(data),
+        abi=abi,
+        machine=info.machine,
+        needed=info.needed,
+        glibc=Release(*(*info.glibc, 0, 0)[:2]),
+        glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
+        cpu_levels=tuple(level.name for level in flags.cpu_levels(built_for)),
+        families=tuple(family.name for family in catalogue.FAMILIES),
+        debug=settings.debug,
+    )
+    return Made(host=((file, made.path),), compilers=((compiler.kind, compiler.version),))
+
+
+def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, cache: Cache) -> Made:
+    """The images of every family that has device code, by one NVRTC."""
+    if (why := packing.lzma_error()) is not None:
+        raise KernelError(
+            f"device code cannot be packed for a wheel\n"
+            f"  found   a Python without lzma ({sys.executable}): {why}\n"
+            f"  needed  one that was compiled with liblzma\n"
+            f"  fix     1) apt-get install liblzma-dev, and compile it again   2) another Python, such as uv's"
+        )
+    files: list[tuple[DeviceFile, Path]] = []
+    for family in catalogue.FAMILIES:
+        if family.device is not None:
+            images = build_images(family, targets, found, cache, settings)
+            files += packed(family.name, targets, images, found, cache, toolchain.default_jobs(settings))
+    return Made(device=tuple(files), compilers=(("nvrtc", found.version),))
+
+
+def host_tools(settings: Settings) -> tuple[Compiler, str]:
+    """The C++ compiler and ninja, or what was looked at."""
+    built_for = toolchain.target_machine(settings)
+    compiler, places = toolchain.find_compiler(settings, built_for)
+    ninja, ninja_places = toolchain.find_ninja()
+    if compiler is None or ninja is None:
+        raise KernelError(
+            f"the host library for {built_for} cannot be built\n"
+            + "".join(f"  found   {line}\n" for line in (*places, *ninja_places))
+            + f"  needed  a C++ compiler for {built_for} and ninja\n"
+            f"  fix     1) {_missing_tools(compiler, ninja, toolchain.package_for(built_for))}"
+        )
+    return compiler, ninja
+
+
+def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -> str:
+    steps = [] if compiler else [installer.compiler_command().replace("g++", package) or f"install {package}"]
+    return remedy.both([*steps, *([] if ninja else [f"{installer.install_command()} ninja"])])
+
+
+def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:
+    """The label's very NVRTC, from the packages of this interpreter or from those in ``site_dirs``."""
+    found, looked_at = nvrtc.find_nvrtc(None, settings.cuda_home, spec.nvrtc, site_dirs=site_dirs)
+    if found is None:
+        raise KernelError(
+            f"the device code of +{spec.label} needs NVRTC {spec.nvrtc}\n"
+            + "".join(f"  found   {line}\n" for line in looked_at)
+            + f"  needed  exactly {spec.nvrtc}, as matrix.toml says\n"
+            f'  fix     1) {installer.install_command()} "{spec.requirement}"'
+        )
+    return found
+
+
+def build_library(
+    families: Sequence[catalogue.Family],
+    abi: TorchAbi,
+    compiler: Compiler,
+    ninja: str,
+    cache: Cache,
+    settings: Settings,
+    *,
+    levels: tuple[flags.CpuLevel, ...] | None = None,
+) -> Artifact:
+    """One host library, and a line on how it came about."""
+    made = host.build_host_library(
+        families,
+        abi,
+        compiler,
+        cache=cache,
+        debug=settings.debug,
+        jobs=toolchain.default_jobs(settings),
+        ninja=ninja,
+        levels=levels,
+        machine=toolchain.target_machine(settings),
+    )
+    how = "from the cache" if made.cached else f"in {made.seconds:.1f} s"
+    say(f"host library {abi} for {', '.join(family.name for family in families)}: {how}")
+    return made
+
+
+def build_images(
+    family: catalogue.Family, targets: Sequence[GpuTarget], found: Nvrtc, cache: Cache, settings: Settings
+) -> tuple[Artifact, ...]:
+    """One family's images, and a line on what they cost."""
+    jobs = toolchain.default_jobs(settings)
+    made = device.build_images(family, targets, found, cache=cache, debug=settings.debug, jobs=jobs)
+    seconds = sum(artifact.seconds for artifact in made)
+    say(f"{family.name} for {' '.join(map(str, targets))}: NVRTC {found.version}, {seconds:.1f} s of compiling")
+    return made
+
+
+def check_ceilings(file: HostFile) -> None:
+    """A release must load wherever its platform tag promises; better to fail here than on an old system."""
+    glibcxx = tuple(int(part) for part in file.glibcxx.split("."))
+    if file.glibc > flags.GLIBC_CEILING or glibcxx > flags.GLIBCXX_CEILING:
+        raise KernelError(
+            f"{file.path} is too new for manylinux_{flags.GLIBC_CEILING.major}_{flags.GLIBC_CEILING.minor}\n"
+            f"  found   GLIBC_{file.glibc}, GLIBCXX_{file.glibcxx}\n"
+            f"  needed  at most GLIBC_{flags.GLIBC_CEILING}, GLIBCXX_{'.'.join(map(str, flags.GLIBCXX_CEILING))}"
+        )
+
+
+def manifest(made: Made, mode: BuildMode, label: Label, root: Path, index_url: str | None = None) -> BuildInfo:
+    """What a wheel, or a part of one, says of itself."""
+    facts = provenance.of(root)
+    return BuildInfo(
+        version=__version__,
+        label=label,
+        mode=mode,
+        commit=facts.commit,
+        dirty=facts.dirty,
+        source_digest=sources.source_digest(sources.csrc_dir()),
+        compilers=made.compilers,
+        host=tuple(file for file, _ in made.host),
+        device=tuple(file for file, _ in made.device),
+        index_url=index_url,
+    )
+
+
+def packed(
+    family: str, targets: Sequence[GpuTarget], images: Sequence[Artifact], found: Nvrtc, cache: Cache, jobs: int
+) -> Iterator[tuple[DeviceFile, Path]]:
+    """Each image packed, beside what the manifest says of it."""
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        every = tuple(pool.map(lambda image: _pack(image, cache), images))
+    for target, image, made in zip(targets, images, every, strict=True):
+        file = DeviceFile(
+            path=device_path(family, target),
+            sha256=made.sha256,
+            bytes=made.path.stat().st_size,
+            family=family,
+            target=target,
+            nvrtc=found.version,
+            min_driver=min_driver(target, CudaVersion.parse(found.version)),
+            content_bytes=image.path.stat().st_size,
+        )
+        yield file, made.path
+
+
+def _pack(image: Artifact, cache: Cache) -> Artifact:
+    """An image as a wheel holds it. Packing takes a tenth of a second, and a label has some sixty images."""
+    inputs = {"schema": 1, "kind": "packed", "name": image.path.name, "sha256": image.sha256, **packing.settings()}
+
+    def build(staging: Path) -> Path:
+        payload = staging / f"{image.path.name}.xz"
+        payload.write_bytes(packing.pack(image.path.read_bytes()))
+        return payload
+
+    return cache.obtain(BuildKey("packed", inputs), build)

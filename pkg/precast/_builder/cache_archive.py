@@ -1,0 +1,201 @@
+"""Carrying builds to another machine: a tar with a manifest, written from whole entries and believed in nothing.
+
+The manifest is the first member, ``precast-cache.json``; after it come the files it names, and nothing else. The import
+checks the whole archive before it writes anything, and checks each file again while it is copied. The hashes show that
+nothing was changed on the way, not that whoever made the archive meant well: import only what you would also run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precast._builder.archives import BadArchive, Tar, open_tar
+from precast._builder.cache import BuildKey, Cache
+from precast._builder.cache_tools import Entry
+from precast.errors import KernelError
+
+MANIFEST = "precast-cache.json"
+SCHEMA = 1
+_MANIFEST_BYTES = 8 << 20  # a manifest takes a few kilobytes for each entry
+_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the export holds the whole of a payload in memory
+_MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
+_FILE = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
+_FIELDS = {"name": str, "inputs": dict, "payload": str, "sha256": str, "bytes": int, "seconds": float}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of an archive, as the manifest tells it."""
+
+    key: BuildKey
+    payload: str
+    sha256: str
+    bytes: int
+    seconds: float
+
+    @property
+    def member(self) -> str:
+        """Its one name in the archive; it follows from the key, so a manifest cannot choose another."""
+        return f"{self.key.name}/{self.key.digest[:16]}/{self.payload}"
+
+
+def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
+    """Writes those of the entries that are whole. The archive appears when it is complete."""
+    mode = _MODES.get(archive.suffix)
+    if mode is None:
+        raise _refusal(archive, f"the suffix {archive.suffix!r}", "a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
+    chosen = {item.member: (item, path) for item, path in map(_item, entries) if path is not None}
+    items = tuple(item for _, (item, _) in sorted(chosen.items()))
+    manifest = {"schema": SCHEMA, "entries": [_to_json(item) for item in items]}
+    text = json.dumps(manifest, indent=1, sort_keys=True).encode()
+    try:
+        _write(archive, mode, text, [(item.member, chosen[item.member][1]) for item in items])
+    except (OSError, tarfile.CompressionError) as error:
+        raise KernelError(
+            f"{archive}: the archive cannot be written\n"
+            f"  found   {error}\n"
+            f"  needed  a folder that this user can write, with space left, and builds that can be read\n"
+            f"  fix     1) name another file"
+        ) from error
+    return items
+
+
+def _write(archive: Path, mode: str, manifest: bytes, files: list[tuple[str, Path]]) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{archive.name}-", dir=archive.absolute().parent)
+    os.close(handle)
+    try:
+        with tarfile.open(name, mode) as tar:  # type: ignore[call-overload]  # the mode comes from a table
+            _add(tar, MANIFEST, manifest)
+            for member, path in files:
+                _add(tar, member, path.read_bytes())
+        Path(name).rename(archive)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Takes over an archive: what was added, and what was there already. KernelError before anything is written."""
+    try:
+        with open_tar(archive) as tar:
+            items = _checked(archive, tar)
+        added = {item.member: item for item in items if cache.lookup(item.key) is None}
+        with open_tar(archive) as tar, tempfile.TemporaryDirectory(prefix="precast-import-") as folder:
+            for member in tar:
+                if member.name in added:
+                    _store(archive, tar, member, added[member.name], cache, Path(folder))
+    except (BadArchive, OSError) as error:
+        raise _refusal(archive, str(error), "a readable archive of export-cache") from error
+    return tuple(added.values()), tuple(item for item in items if item.member not in added)
+
+
+def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
+    """The items of an archive in which every member is one of them, a plain file, and has the hash it should have."""
+    members = iter(tar)
+    first = next(members, None)
+    if first is None or first.name != MANIFEST or not first.isreg() or first.size > _MANIFEST_BYTES:
+        raise _refusal(archive, f"{first.name if first else 'nothing'} as its first member", f"{MANIFEST}, a file")
+    items = _parse(archive, b"".join(tar.pieces(first)))
+    wanted = dict(items)
+    for member in members:
+        item = wanted.pop(member.name, None)
+        if item is None:
+            raise _refusal(archive, f"the member {member.name!r}", "the files that its manifest names, once")
+        if not member.isreg():
+            raise _refusal(archive, f"{member.name!r}, which is a link, a folder or a device", "plain files")
+        if member.size != item.bytes or _hash(tar.pieces(member)) != item.sha256:
+            raise _refusal(archive, f"{member.name!r} with another content than its manifest says", "equal hashes")
+    if wanted:
+        raise _refusal(archive, f"no {min(wanted)!r}", "every file that its manifest names")
+    return tuple(items.values())
+
+
+def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
+    """The items of a manifest by their names in the archive; inputs that no key can have, such as NaN, have none."""
+    try:
+        manifest = json.loads(text)
+        if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+            raise ValueError(f"not a manifest of schema {SCHEMA}")
+        items = [_parse_item(entry) for entry in manifest["entries"]]
+        named = {item.member: item for item in items}
+        if len(named) != len(items):
+            raise ValueError("an entry comes twice")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _refusal(archive, f"a manifest that cannot be read: {error}", f"{MANIFEST} of export-cache") from error
+    return named
+
+
+def _parse_item(entry: Any) -> Item:
+    for field, kind in _FIELDS.items():
+        value = entry[field]
+        if not isinstance(value, kind) and not (kind is float and type(value) is int):
+            raise ValueError(f"{field} is {value!r}")
+    if not _NAME.fullmatch(entry["name"]) or not _FILE.fullmatch(entry["payload"]) or "/" in entry["payload"]:
+        raise ValueError(f"{entry['name']!r} and {entry['payload']!r} are no names of an entry and its file")
+    if entry["payload"] in {"meta.json", "build.log"} or not 0 <= entry["bytes"] <= _PAYLOAD_BYTES:
+        raise ValueError(f"{entry['payload']!r} of {entry['bytes']} bytes cannot be what was built")
+    if not 0 <= entry["seconds"] < 1e9:  # refuses NaN as well
+        raise ValueError(f"seconds is {entry['seconds']}")
+    key = BuildKey(entry["name"], entry["inputs"])
+    return Item(key, entry["payload"], entry["sha256"], entry["bytes"], float(entry["seconds"]))
+
+
+def _store(archive: Path, tar: Tar, member: tarfile.TarInfo, item: Item, cache: Cache, folder: Path) -> None:
+    file, digest = folder / item.payload, hashlib.sha256()
+    with file.open("wb") as copy:
+        for piece in tar.pieces(member) if member.size == item.bytes else ():
+            digest.update(piece)
+            copy.write(piece)
+    if digest.hexdigest() != item.sha256:  # the archive was exchanged between the two readings
+        raise _refusal(archive, f"{item.member!r} changed while it was imported", "a file that stays as it is")
+    cache.store(item.key, file, item.seconds)
+    file.unlink()
+
+
+def _hash(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _item(entry: Entry) -> tuple[Item, Path | None]:
+    """An entry as an item; no path for a damaged one, which is not carried on."""
+    key = BuildKey(entry.name, entry.inputs)
+    if entry.payload is None or entry.problem is not None:
+        return Item(key, "", "", 0, 0.0), None
+    data = entry.payload.read_bytes()
+    return Item(key, entry.payload.name, hashlib.sha256(data).hexdigest(), len(data), entry.seconds), entry.payload
+
+
+def _to_json(item: Item) -> Mapping[str, Any]:
+    return {
+        "name": item.key.name,
+        "inputs": item.key.inputs,
+        "payload": item.payload,
+        "sha256": item.sha256,
+        "bytes": item.bytes,
+        "seconds": item.seconds,
+    }
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), 0o644
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _refusal(archive: Path, found: str, needed: str) -> KernelError:
+    return KernelError(
+        f"{archive}: not a cache archive that can be used; nothing was changed\n  found   {found}\n  needed  {needed}"
+    )

@@ -1,0 +1,161 @@
+"""One entry of the cache: its key, its ``meta.json``, and the proof that the folder is what that file says.
+
+``meta.json`` is written last and on disk before the entry can be seen, so it marks an entry as finished. It holds the
+whole input of the key, so that two entries can be compared. Nothing in it is believed: a reader takes nothing but what
+it can check, and refuses the rest with :class:`NotWhole`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from precast._abi.build_info import MAX_FILE_BYTES
+from precast._builder import files, trust
+
+SCHEMA = 1
+META, LOG_NAME = "meta.json", "build.log"
+_META_BYTES = 1 << 24  # a hundred times what the largest family needs; what is longer was not written by us
+_KEYS = {"schema", "key", "payload", "sha256", "bytes", "seconds", "inputs"}
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class NotWhole(Exception):
+    """A folder is no finished entry, or not that of the key; the text says in what it differs."""
+
+
+@dataclass(frozen=True)
+class BuildKey:
+    """What a build is made of. ``inputs`` is plain JSON; equal inputs give equal keys on every machine."""
+
+    name: str
+    inputs: Mapping[str, Any]
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the canonical JSON."""
+        text = json.dumps(self.inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.digest[:16]}"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What ``meta.json`` says: the key with all of its inputs, and the one file that the entry is about."""
+
+    key: str
+    payload: str
+    sha256: str
+    size: int  # in bytes
+    seconds: float
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, key: BuildKey, payload: str, content: bytes, seconds: float) -> Meta:
+        """The description of a build that has just been made."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        return cls(key.digest, payload, sha256, len(content), round(seconds, 3), key.inputs)
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        fields = {"bytes" if name == "size" else name: value for name, value in vars(self).items()}
+        return json.dumps({"schema": SCHEMA, **fields}, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Meta:
+        """Reads the file; NotWhole for anything but what :meth:`to_json` writes."""
+        if len(data) > _META_BYTES:
+            raise NotWhole(f"{META} has {len(data)} bytes")
+        try:
+            raw = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise NotWhole(f"{META} cannot be read: {error}") from error
+        if not isinstance(raw, dict) or raw.keys() != _KEYS:
+            raise NotWhole(f"{META} has other keys than an entry")
+        if raw["schema"] != SCHEMA:
+            raise NotWhole(f"{META} has schema {raw['schema']!r}, and {SCHEMA} is known")
+        _want(_matches(_SHA256, raw["key"]), "key", raw["key"])
+        _want(_matches(_SHA256, raw["sha256"]), "sha256", raw["sha256"])
+        payload = raw["payload"]
+        _want(_matches(_PLAIN_NAME, payload) and payload not in {META, LOG_NAME}, "payload", payload)
+        _want(type(raw["bytes"]) is int and 0 <= raw["bytes"] <= MAX_FILE_BYTES, "bytes", raw["bytes"])
+        _want(type(raw["seconds"]) in (int, float) and 0 <= raw["seconds"] < 1e9, "seconds", raw["seconds"])
+        _want(isinstance(raw["inputs"], dict), "inputs", type(raw["inputs"]).__name__)
+        try:
+            digest = BuildKey("", raw["inputs"]).digest
+        except (ValueError, RecursionError) as error:
+            raise NotWhole(f"{META} holds inputs that no key has: {error}") from error
+        if digest != raw["key"]:
+            raise NotWhole(f"{META} holds the inputs of {digest[:16]}, and says {raw['key'][:16]}")
+        return cls(raw["key"], raw["payload"], raw["sha256"], raw["bytes"], raw["seconds"], raw["inputs"])
+
+
+def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] | None:
+    """The payload of an entry after every check; None if there is no such folder, NotWhole if it is something else.
+
+    ``owner`` is the user that its files must belong to. None stands for a cache that somebody else fills.
+    """
+    try:
+        meta = read_meta(entry, owner=owner)
+        if meta.key != digest:
+            raise NotWhole(f"{META} is that of {meta.key[:16]}")
+        return check_payload(entry, meta, owner=owner), meta
+    except NotWhole:
+        if not os.path.lexists(entry):
+            return None
+        raise
+
+
+def read_meta(entry: Path, *, owner: int | None) -> Meta:
+    """What an entry says of itself; NotWhole for anything but what :meth:`Meta.to_json` writes."""
+    judge = partial(trust.why_not_one, owner=owner)
+    try:  # an administrator may have made links, which are judged with the folders
+        return Meta.from_json(files.read(entry / META, _META_BYTES, links=owner is None, judge=judge))
+    except OSError as error:
+        raise NotWhole(f"{META}: {error.strerror or error}") from error
+
+
+def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
+    """The payload of an entry, which is what its ``meta.json`` says; NotWhole if it is not."""
+    payload, judge = entry / meta.payload, partial(trust.why_not_one, owner=owner)
+    try:
+        size, found = files.digest(payload, meta.size, links=owner is None, judge=judge)
+    except files.WrongSize as error:
+        raise NotWhole(f"{meta.payload} has {error.size} bytes, {meta.size} in {META}") from error
+    except OSError as error:
+        raise NotWhole(f"{meta.payload}: {error.strerror or error}") from error
+    if size != meta.size:
+        raise NotWhole(f"{meta.payload} has {size} bytes, {meta.size} in {META}")
+    if found != meta.sha256:
+        raise NotWhole(f"{meta.payload} has sha256 {found[:16]}, {meta.sha256[:16]} in {META}")
+    return payload
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _want(good: bool, key: str, value: object) -> None:
+    if not good:
+        raise NotWhole(f"{META} has {key} {str(value)[:80]!r}")

@@ -1,0 +1,54 @@
+"""The one shape of "a compiler failed": its first error, what it was run with, and where the whole log lies."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from precast._builder import elsewhere, files
+from precast._version import __version__
+from precast.errors import BuildFailed
+
+_ERROR = re.compile(
+    r"^.*(?:\berror\b|\bundefined reference\b|\bmultiple definition\b|cannot find|No space left|out of memory"
+    r"|allocate memory|\bKilled\b).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def first_error(log: str) -> str:
+    """The first line that names an error, else the last line there is."""
+    match = _ERROR.search(log)
+    lines = [line for line in log.splitlines() if line.strip()]
+    return match[0].strip() if match else (lines[-1].strip() if lines else "no output at all")
+
+
+def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
+    """Keep the log where the error says, and make the error; ``tool`` is what compiled, with its version."""
+    files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))
+    found = first_error(log)
+    full = elsewhere.setting(log_file.parent) if "No space left" in found else ""
+    return BuildFailed(
+        f"{what}: {'the disk is full' if full else 'the compiler failed'}\n"
+        f"  found   {found}\n"
+        f"  needed  a clean run of: {command}\n"
+        f"  env     {environment(tool)}\n"
+        f"  fix     1) {full or f'read the whole log: {log_file}'}"
+    )
+
+
+def environment(tool: str) -> str:
+    """Where a build ran, in one line. A build ahead of time imports no torch, and is for none that is here."""
+    torch = sys.modules.get("torch")
+    parts = (
+        f"precast {__version__}",
+        tool,
+        "no torch imported" if torch is None else f"torch {getattr(torch, '__version__', 'without a version')}",
+        f"Python {platform.python_version()}",
+        f"{platform.system()} {platform.machine()}",
+        os.confstr("CS_GNU_LIBC_VERSION") or "no glibc",
+    )
+    return ", ".join(parts)

@@ -1,0 +1,350 @@
+"""The host library: every C++ unit compiled once, linked against nothing of torch but its name.
+
+Ninja runs what is missing; an object is a cache entry of its own, so an edit recompiles what it reaches and nothing
+else, and two families share the objects of ``common``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precast._abi.host import Compiler
+from precast._abi.settings import LINE_BREAKS
+from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._builder import (
+    catalogue,
+    classic_headers,
+    elf,
+    elsewhere,
+    failure,
+    flags,
+    installer,
+    lock,
+    process,
+    sources,
+    toolchain,
+)
+from precast._builder.cache import Artifact, BuildKey, Cache
+from precast._builder.catalogue import Family
+from precast._builder.entry import LOG_NAME
+from precast._builder.watch import UNWATCHED, Watch
+from precast._version import __version__
+from precast.errors import BuildFailed, KernelError, KernelUnavailable
+
+_EXPORTS = "{ global: precast_*; local: *; };\n"
+_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
+_REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_register"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compile: a source under one set of options. The name is the object's."""
+
+    name: str
+    source: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a library is made of, known before anything is compiled."""
+
+    name: str
+    key: BuildKey
+    units: tuple[tuple[Unit, BuildKey], ...]
+    roots: Mapping[str, Path]
+    compiler: Compiler
+    abi: TorchAbi
+    machine: str
+    debug: bool
+
+
+def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
+    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned one.
+
+    A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
+    """
+    if abi.git is not None:
+        return classic_headers.installed(abi.git)
+    where = lock.lock_file(cache.root, f"headers-{abi.release}")
+    what = f"the C++ headers of torch {abi.release}"
+    with lock.exclusive(where, what, wait_s=cache.wait_s):  # the two C++ library ABIs of one minor have the same
+        return classic_headers.ensure(cache.root / "headers", abi)
+
+
+def build_host_library(
+    families: Sequence[Family | str],
+    abi: TorchAbi,
+    compiler: Compiler,
+    *,
+    cache: Cache,
+    debug: bool,
+    jobs: int,
+    ninja: str,
+    levels: tuple[flags.CpuLevel, ...] | None = None,
+    watch: Watch = UNWATCHED,
+    machine: str | None = None,
+) -> Artifact:
+    """The library of these families for one torch ABI, verified; built if the cache has it not.
+
+    It is for ``machine``, by default this one, and the compiler must be one for it. It holds ``levels`` of the CPU
+    kernels; by default all that this kind of machine has.
+    """
+    machine = machine or platform.machine()
+    known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
+    levels = levels or flags.cpu_levels(machine)
+    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
+
+
+def make_plan(
+    families: Sequence[Family],
+    abi: TorchAbi,
+    compiler: Compiler,
+    *,
+    cache: Cache,
+    debug: bool,
+    levels: tuple[flags.CpuLevel, ...],
+    machine: str | None = None,
+) -> Plan:
+    """Read the sources and derive every key; compiles nothing."""
+    machine = machine or platform.machine()
+    roots = {"csrc": sources.csrc_dir()}
+    adapter: tuple[str, ...] = ()
+    if isinstance(abi, Exact) and compiled_for(abi) is None:
+        _refuse_clang(abi, compiler)
+        roots["torch"] = torch_headers_dir(abi, cache)
+        adapter = (catalogue.CLASSIC_ADAPTER,)
+    of_families = (source for family in families for source in (*family.host, *family.cpu))
+    entries = (*catalogue.COMMON_HOST, *adapter, *of_families)
+    tree = sources.Tree(roots)
+    closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
+    everything = {name: sha for files in closure.values() for name, sha in files.items()}
+    build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
+    identity = _identity(compiler, machine)
+    if debug:  # a debugger looks for the sources where they lay
+        identity["place"] = str(roots["csrc"])
+    units = tuple(
+        (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
+        for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
+    )
+    name = families[0].name if len(families) == 1 else "host"
+    key = BuildKey(
+        name,
+        {
+            "schema": 1,
+            "kind": "host",
+            **identity,
+            "families": [family.name for family in families],
+            "abi": str(abi),
+            "build_id": build_id,
+            "units": {unit.name: list(unit.options) for unit, _ in units},
+            "link": [*flags.link_options(debug=debug), *flags.stub_sonames(abi), _EXPORTS],
+            "sources": everything,
+        },
+    )
+    return Plan(name, key, units, roots, compiler, abi, machine, debug)
+
+
+def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
+    if compiler.kind != "g++":
+        raise KernelUnavailable(
+            f"no host library for {abi} can be built by {compiler.kind}\n"
+            f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
+            f"  needed  g++\n"
+            f"  fix     1) {installer.compiler_command()} && export CXX=g++"
+        )
+
+
+def list_units(
+    families: Sequence[Family],
+    abi: TorchAbi,
+    kind: str,
+    levels: tuple[flags.CpuLevel, ...],
+    *,
+    debug: bool,
+    build_id: str,
+) -> tuple[Unit, ...]:
+    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it.
+
+    All libraries for classic ABIs share every other object but the adapter's.
+    """
+    base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
+    units = []
+    for source in catalogue.COMMON_HOST:
+        own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
+        units.append(Unit(_object_name(source), source, (*base, *own)))
+    if compiled_for(abi) is None:
+        adapter = catalogue.CLASSIC_ADAPTER
+        units.append(Unit(_object_name(adapter), adapter, (*base, *flags.adapter_options(abi))))
+    for family in families:
+        units += [Unit(_object_name(source), source, base) for source in family.host]
+        for source in family.cpu:
+            for level in levels:
+                options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level, debug=debug))
+                units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
+    return tuple(dict.fromkeys(units))  # families may share sources
+
+
+def _start_late(unit: tuple[Unit, BuildKey]) -> tuple[bool, bool]:
+    source = unit[0].source
+    return source != catalogue.CLASSIC_ADAPTER, source.startswith("common/")
+
+
+def _object_name(source: str) -> str:
+    return source.removesuffix(".cpp").replace("/", ".")
+
+
+def _identity(compiler: Compiler, machine: str) -> dict[str, Any]:
+    libc = toolchain.libc_version(compiler, machine)
+    return {"compiler": f"{compiler.kind} {compiler.version}", "machine": machine, "libc": libc}
+
+
+def _unit_inputs(unit: Unit, closure: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    return {"name": unit.name, "options": list(unit.options), "sources": dict(closure[unit.source])}
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    return sources.digest_of_pairs(files.items())
+
+
+def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch: Watch) -> Path:
+    """Compile what is missing and link, inside ``staging``; the log of a failure outlives it."""
+    work = staging / "work"
+    work.mkdir()
+    payload = staging / f"{plan.name}.so"
+    objects = {unit.name: cache.lookup(key) for unit, key in plan.units}
+    (work / "exports.map").write_text(_EXPORTS, encoding="utf-8")
+    (work / "build.ninja").write_bytes(os.fsencode(ninja_file(plan, objects, payload, work)))
+    command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
+    started = time.perf_counter()
+    watch.log(staging / LOG_NAME)
+    status, log = process.run(command, log=staging / LOG_NAME, environment=clean_environment())
+    seconds = time.perf_counter() - started
+    if status:
+        tool = f"{plan.compiler.kind} {plan.compiler.version}"
+        raise failure.build_failed(plan.name, log, failed_command(log), cache.failure_log(plan.key), tool=tool)
+    verify_library(payload.read_bytes(), plan.abi, plan.machine)
+    for unit, key in plan.units:
+        if objects[unit.name] is None:
+            cache.spare(key, work / f"{unit.name}.o", seconds)
+    shutil.rmtree(work)
+    return payload
+
+
+def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
+    """The build graph: each missing object, the stubs, the link."""
+    lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
+    linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
+    # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
+    for unit, _ in sorted(plan.units, key=_start_late):
+        if objects[unit.name] is None:
+            lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
+    stubs = flags.stub_sonames(plan.abi)
+    for soname in stubs:
+        lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
+    command = flags.host_link_command(
+        plan.compiler.path,
+        flags.link_options(debug=plan.debug),
+        objects=tuple(linked),
+        output=str(payload),
+        soname=f"precast-{plan.name}.so",
+        exports="exports.map",
+        stubs=tuple(f"./{soname}" for soname in stubs),
+    )
+    return "\n".join([*lines, *edge(str(payload), (*linked, *stubs), command)])
+
+
+def _compile_command(plan: Plan, unit: Unit, work: Path) -> tuple[str, ...]:
+    roots = {name: str(path) for name, path in plan.roots.items()}
+    return flags.host_compile_command(
+        plan.compiler.path,
+        unit.options,
+        source=f"{roots['csrc']}/{unit.source}",
+        output=f"{unit.name}.o",
+        roots={} if plan.debug else roots,
+        includes=(roots["csrc"],),
+        system=tuple(folder for name, folder in roots.items() if name != "csrc"),
+        build_dir=str(work),
+        seed=unit.name,
+    )
+
+
+def compile_commands(plan: Plan) -> list[dict[str, object]]:
+    """Every compile of a plan in the form of compile_commands.json, for editors and analysers; cached or not."""
+    folder = plan.roots["csrc"]
+    return [
+        {
+            "directory": str(folder),
+            "file": str(folder / unit.source),
+            "output": f"{unit.name}.o",
+            "arguments": list(_compile_command(plan, unit, folder)),
+        }
+        for unit, _ in plan.units
+    ]
+
+
+def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
+    """Hold a linked library against what every loader relies on, before it is published."""
+    try:
+        info = elf.read_shared_object(data)
+    except elf.ElfError as error:
+        raise BuildFailed(f"the linker wrote no usable library: {error}") from error
+    if info.machine != machine:
+        raise BuildFailed(f"the compiler made a library for {info.machine}\n  needed  one for {machine}")
+    missing = [soname for soname in flags.stub_sonames(abi) if soname not in info.needed]
+    foreign = sorted(name for name in info.exported if not name.startswith("precast_"))
+    absent = sorted(_REQUIRED_EXPORTS - info.exported)
+    if missing or foreign or absent:
+        raise BuildFailed(
+            f"the host library came out wrong\n"
+            f"  found   NEEDED without {missing}, exports without {absent}, foreign exports {foreign[:5]}\n"
+            f"  needed  torch's libraries in NEEDED, and precast_* as the only exports"
+        )
+    return info
+
+
+def edge(
+    output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run", implicit: Sequence[str] = ()
+) -> list[str]:
+    """One build statement; a path is escaped for ninja, and the command for the shell and for ninja.
+
+    ``implicit`` are inputs that the command reads without naming them.
+    """
+    broken = next(
+        (path for path in (output, *inputs, *implicit, *command) if any(c in path for c in LINE_BREAKS)), None
+    )
+    if broken is not None:
+        raise KernelError(
+            f"ninja cannot build what has a line break in its name\n"
+            f"  found   {broken!r}\n"
+            f"  needed  names without one\n"
+            f"  fix     1) {elsewhere.setting(Path(broken))}"
+        )
+    named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
+    escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])
+    target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+    return [f"build {target}: {rule} {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
+
+
+def clean_environment() -> dict[str, str]:
+    """No search path may come from a variable, as no key holds it; and errors are read, so they are in English."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
+    return {**kept, "LC_ALL": "C"}
+
+
+def failed_command(log: str) -> str:
+    """The command line that ninja prints under FAILED."""
+    lines = log.splitlines()
+    for index, line in enumerate(lines[:-1]):
+        if line.startswith("FAILED:"):
+            return lines[index + 1]
+    return "ninja"

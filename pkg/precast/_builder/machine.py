@@ -1,0 +1,108 @@
+"""What CUDA_EXT=1 builds for: the GPUs here, by the driver alone (no context, no torch), and the NVRTC there is."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from precast._abi.host import Nvrtc
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import STABLE_FLOOR, Stable, fits
+from precast._abi.version import TorchVersion
+from precast._builder import nvrtc
+from precast.errors import KernelError
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
+    """What to compile device code with and for, here; without either the wheel holds the host library only."""
+    listed = settings.targets()
+    visible = () if listed else visible_gpus()
+    if not listed and not visible:
+        say("no GPU is visible and PRECAST_CUDA_ARCH_LIST is not set: no device code is built ahead of time")
+        return None, ()
+    spec = importlib.util.find_spec("torch")
+    place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
+    found, looked_at = nvrtc.find_nvrtc(Path(place) / "lib" if place else None, settings.cuda_home, None)
+    if found is None:
+        say("no NVRTC was found, so no device code is built ahead of time. Looked at:")
+        for line in looked_at:
+            say(f"  {line}")
+        say("give it one: pip install --no-build-isolation (beside a torch with CUDA), or set CUDA_HOME")
+        return None, ()
+    wanted = listed or tuple(dict.fromkeys(target_for(capability, found.targets) for capability in visible))
+    unknown = [target for target in wanted if not _can_compile(target, found)]
+    if unknown:
+        raise KernelError(
+            f"device code for {', '.join(map(str, unknown))} cannot be built\n"
+            f"  found   NVRTC {found.version} ({found.path}), which knows {_names(found)}\n"
+            f"  needed  targets it knows, from compute capability {MINIMUM_CAPABILITY} on\n"
+            f"  fix     1) PRECAST_CUDA_ARCH_LIST=... without them"
+        )
+    return found, wanted
+
+
+def _can_compile(target: GpuTarget, found: Nvrtc) -> bool:
+    return target.capability in found.targets and target.capability >= MINIMUM_CAPABILITY
+
+
+def _names(found: Nvrtc) -> str:
+    return " ".join(str(capability) for capability in found.targets)
+
+
+def torch_note() -> str:
+    """One sentence on the torch that the build can see: whether the stable library serves it."""
+    if importlib.util.find_spec("torch") is None:
+        return f"no torch here (build isolation hides it): the library is for the stable ABI, torch >= {STABLE_FLOOR}"
+    try:
+        torch = TorchVersion.parse(importlib.metadata.version("torch"))
+    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
+        return f"the torch here does not say its version ({error}): the library is for torch >= {STABLE_FLOOR}"
+    why_not = fits(Stable(STABLE_FLOOR), torch, cxx11=True)
+    if why_not is None:
+        return f"torch {torch} is served by the library for the stable ABI of torch >= {STABLE_FLOOR}"
+    return (
+        f"{why_not} is not served by the library that is built here, for torch >= {STABLE_FLOOR}: "
+        f"one for that very torch is built at the first use of a kernel, by g++"
+    )
+
+
+def say(line: str) -> None:
+    """Tell whoever watches the build (pip shows it with -v)."""
+    print(f"precast: {line}", file=sys.stderr, flush=True)
+
+
+def visible_gpus(library: str = "libcuda.so.1") -> tuple[ComputeCapability, ...]:
+    """The capability of each visible GPU; none without a driver or with one that finds no GPU."""
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = []
+    for index in range(count.value):
+        gpu, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        failed = (
+            cuda.cuDeviceGet(ctypes.byref(gpu), index)
+            or cuda.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, gpu)
+            or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, gpu)
+        )
+        if not failed:
+            found.append(ComputeCapability(major.value, minor.value))
+    return tuple(found)
+
+
+def target_for(gpu: ComputeCapability, known: Sequence[ComputeCapability]) -> GpuTarget:
+    """SASS for a GPU that the compiler knows, else PTX of the newest one it knows below."""
+    if gpu in known:
+        return GpuTarget(TargetKind.SASS, gpu)
+    below = [capability for capability in known if capability < gpu]
+    return GpuTarget(TargetKind.PTX, max(below, default=gpu))

@@ -1,0 +1,175 @@
+"""Parts: what one job of a release makes and another puts into wheels, each file checked by its hash.
+
+A part is a folder, ``device-cu130`` or ``host-torch-stable-2.10-x86_64``, with its files side by side and a
+``parts.json``, which has the form of a wheel's own manifest. A wheel takes a part whole or refuses it; nothing that
+is missing is compiled instead.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from precast._abi.build_info import (
+    MAX_FILE_BYTES,
+    MAX_MANIFEST_BYTES,
+    BuildInfo,
+    BuildMode,
+    DeviceFile,
+    HostFile,
+    ManifestError,
+)
+from precast._abi.label import Label
+from precast._abi.torch_abi import TorchAbi
+from precast._abi.version import Release
+from precast._builder import catalogue, provenance, sources
+from precast._builder.binaries import Binary, Made, joined, manifest
+from precast._builder.files import digest, read
+from precast._builder.matrix import LabelSpec, Matrix
+from precast._version import __version__
+from precast.errors import KernelError
+
+MANIFEST = "parts.json"
+B = TypeVar("B", HostFile, DeviceFile)
+
+
+class PartRefused(KernelError):
+    """A part is not what the wheel needs; the message names the file."""
+
+
+def device_name(spec: LabelSpec) -> str:
+    """The folder of a label's device code."""
+    return f"device-{spec.name}"
+
+
+def host_name(abi: TorchAbi, machine: str) -> str:
+    """The folder of one host library."""
+    return f"host-{abi}-{machine}"
+
+
+def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
+    """Put a part at ``folder``, complete or not at all; False when it already lies there, byte for byte."""
+    info = manifest(made, BuildMode.RELEASE, label, root)
+    if _lies_there(folder, info):
+        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for file, source in made.files:
+            shutil.copyfile(source, staging / _name(file))
+        (staging / MANIFEST).write_text(info.to_json(), encoding="utf-8")
+        staging.chmod(0o755)
+        if folder.exists():
+            folder.rename(staging.with_name(f"{staging.name}.old"))
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging.with_name(f"{staging.name}.old"), ignore_errors=True)
+    return True
+
+
+def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None) -> Made:
+    """Every part of one wheel out of ``folder``, or PartRefused; compiles nothing. ``only``: for one minor of torch."""
+    abis = known.built_abis(machine, only)
+    pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]
+    for source, targets in known.device_sources(spec.label):
+        whole = _take_device(folder / device_name(source), source, root)
+        device = tuple((file, path) for file, path in whole.device if file.target in targets)
+        pieces.append(Made(device=device, compilers=whole.compilers))
+    return joined(pieces)
+
+
+def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
+    """A label's whole device code, checked."""
+    again = f"python -m tools device --label {spec.name} --out {folder.parent}"
+    info = _read(folder, spec.label, root, again)
+    with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
+    wanted = {f"{family} {target}" for family in with_code for target in spec.targets}
+    found = {f"{file.family} {file.target}" for file in info.device}
+    where = folder / MANIFEST
+    if wanted != found or info.host:
+        named = ", ".join(sorted(wanted ^ found)) or "a host library"
+        raise _refused(where, f"differs in {named}", f"the {len(wanted)} images of +{spec.name}", again)
+    for file in info.device:
+        if file.nvrtc != spec.nvrtc:
+            raise _refused(folder / _name(file), f"NVRTC {file.nvrtc}", f"NVRTC {spec.nvrtc}", again)
+    return Made(device=tuple(_checked(info.device, folder, again)), compilers=info.compilers)
+
+
+def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
+    """One host library, checked."""
+    again = f"python -m tools host --abi {abi} --arch {machine} --out {folder.parent}"
+    info = _read(folder, Label(""), root, again)
+    families = tuple(family.name for family in catalogue.FAMILIES)
+    wanted = [(abi, machine, families, False)]
+    found = [(file.abi, file.machine, file.families, file.debug) for file in info.host]
+    if wanted != found or info.device:
+        said = "; ".join(f"{file.abi} on {file.machine} with {' '.join(file.families)}" for file in info.host)
+        raise _refused(folder / MANIFEST, said or "no host library", f"{abi} on {machine} with all families", again)
+    return Made(host=tuple(_checked(info.host, folder, again)), compilers=info.compilers)
+
+
+def _read(folder: Path, label: Label, root: Path, again: str) -> BuildInfo:
+    """The manifest of a part that was made from these very sources, and no file beside what it lists."""
+    path = folder / MANIFEST
+    try:
+        info = BuildInfo.from_json(read(path, MAX_MANIFEST_BYTES).decode())
+    except (OSError, UnicodeDecodeError, ManifestError) as error:
+        raise _refused(path, str(error), "the manifest of a part", again) from error
+    digest_here = sources.source_digest(sources.csrc_dir())
+    for what, found, wanted in (
+        ("version", info.version, __version__),
+        ("mode", info.mode.value, BuildMode.RELEASE.value),
+        ("label", info.label.text or "none", label.text or "none"),
+        ("source digest", info.source_digest, digest_here),
+        ("commit", info.commit, provenance.of(root).commit),
+    ):
+        if found != wanted:
+            raise _refused(path, f"{what} {found}", f"{what} {wanted}", again)
+    listed = _names(info)
+    for stray in sorted(there.name for there in folder.iterdir() if there.name not in listed):
+        raise _refused(folder / stray, "a file that parts.json does not list", "the listed files only", again)
+    return info
+
+
+def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, Path]]:
+    """Each file beside its entry, once its hash is the listed one."""
+    for file in files:
+        path = folder / _name(file)
+        try:
+            _, found = digest(path, MAX_FILE_BYTES)
+        except OSError as error:
+            raise _refused(path, str(error), f"sha256 {file.sha256}", again) from error
+        if found != file.sha256:
+            raise _refused(path, f"sha256 {found}", f"sha256 {file.sha256}", again)
+        yield file, path
+
+
+def _lies_there(folder: Path, info: BuildInfo) -> bool:
+    """Whether this very part is in ``folder`` already."""
+    try:
+        if (folder / MANIFEST).read_text(encoding="utf-8") != info.to_json():
+            return False
+        list(_checked(info.host, folder, ""))
+        list(_checked(info.device, folder, ""))
+    except (OSError, PartRefused):
+        return False
+    return {there.name for there in folder.iterdir()} == _names(info)
+
+
+def _names(info: BuildInfo) -> set[str]:
+    """What the folder of a part holds."""
+    return {MANIFEST, *map(_name, info.host), *map(_name, info.device)}
+
+
+def _name(file: Binary) -> str:
+    return PurePosixPath(file.path).name
+
+
+def _refused(path: Path, found: str, wanted: str, again: str) -> PartRefused:
+    return PartRefused(
+        f"{path} does not belong into this wheel\n  found   {found}\n  needed  {wanted}\n  fix     1) {again}"
+    )

@@ -1,0 +1,130 @@
+"""Folders that libraries are loaded from: only this user can have put anything there.
+
+Whoever can write into the cache, or can put another folder in its place, runs code in every process that uses it. So
+folders are made with mode 0700, and :func:`why_not` judges a folder before it is used. Files are judged while they are
+open, by :func:`why_not_one`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from precast.errors import KernelError
+
+_LINKS = 40  # as many as the kernel follows: ELOOP of path_resolution(7)
+
+
+def private_folder(path: Path) -> Path:
+    """Make, or check, a folder that only this user can enter; for places where everybody can make folders."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise KernelError(
+            f"there is no folder to build in\n"
+            f"  found   {path}: {error.strerror or error}\n"
+            f"  needed  a home, or a temp folder that can be written\n"
+            f"  fix     1) {_another(path)}"
+        ) from error
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise _unsafe(path, f"owner {facts.st_uid}, mode {stat.filemode(facts.st_mode)}")
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Make a folder with all its parents, those that are missing for this user alone, whatever the umask says."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # noqa: PERF203 - another process was faster; a file in the way is the next step's error
+            continue
+
+
+def require_own(root: Path, entry: Path | None = None) -> None:
+    """Refuse a cache that somebody else could write into, or could exchange: its root, and the way to an entry."""
+    reason = why_not(root, entry, owner=os.getuid())
+    if reason is not None:
+        raise _unsafe(root, reason)
+
+
+def why_not(root: Path, place: Path | None = None, *, owner: int | None) -> str | None:
+    """What makes a folder unsafe to load libraries from; None if nothing does, or if it is not there yet.
+
+    It belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
+    else may write into it, and on the way to it there is no folder where everybody can rename and no link of another
+    user. The same is asked of ``place``, a folder or a file below it, and of each folder between them.
+    """
+    deepest = root if place is None else place
+    steps = [step for step in reversed(deepest.parents) if step == root or root in step.parents]
+    for step in (*steps, deepest):
+        absolute = _absolute(step)
+        try:
+            facts = absolute.stat()
+        except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
+            break
+        except OSError as error:
+            return f"{absolute}: {error.strerror}"
+        why = why_not_one(facts, owner=owner)
+        if why is not None:
+            return f"{absolute}: {why}"
+    return _why_not_the_way(_absolute(deepest), _LINKS)
+
+
+def why_not_one(facts: os.stat_result, *, owner: int | None) -> str | None:
+    """What makes one file or folder unsafe by itself: its owner, or who else may write it."""
+    if owner is not None and facts.st_uid != owner:
+        return f"it belongs to user {facts.st_uid}"
+    if facts.st_mode & (0o022 if owner is not None else 0o002):
+        return f"others can write it (mode {stat.filemode(facts.st_mode)})"
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100  # resolve() would follow the very links that are judged
+
+
+def _why_not_the_way(path: Path, links: int) -> str | None:
+    """Judge each step from / to ``path``, and the way that each link on it leads to."""
+    for step in (*reversed(path.parents), path):
+        try:
+            facts = step.lstat()
+        except OSError:
+            return None  # from here on nothing is there, or nothing can be reached: that is for the caller to find
+        if stat.S_ISLNK(facts.st_mode):
+            if facts.st_uid not in {0, os.getuid()}:
+                return f"{step}: a link of user {facts.st_uid}"
+            if links == 0:
+                return f"{step}: too many links"
+            reason = _why_not_the_way(Path(os.path.abspath(step.parent / step.readlink())), links - 1)  # noqa: PTH100
+            if reason is not None:
+                return reason
+        elif step != path and facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
+            return f"mode {stat.filemode(facts.st_mode)} of {step}: everybody can exchange what is in it"
+    return None
+
+
+def _unsafe(path: Path, found: str) -> KernelError:
+    fixes = [_another(path)]
+    if found.startswith(f"{path}: others can write it"):
+        fixes.insert(0, f"chmod go-w {shlex.quote(str(path))}")
+    return KernelError(
+        f"{path} is not safe to load libraries from\n"
+        f"  found   {found}\n"
+        f"  needed  a folder of user {os.getuid()} that nobody else can write or exchange\n"
+        "  fix     1) " + "\n          2) ".join(fixes)
+    )
+
+
+def _another(path: Path) -> str:
+    from precast._builder import elsewhere  # which asks this module about folders
+
+    return elsewhere.setting(path)

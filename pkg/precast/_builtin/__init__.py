@@ -1,0 +1,1 @@
+"""The extensions that come with the package, as the loaders begin with them."""

@@ -1,0 +1,152 @@
+"""What the built-in extensions do: each stands for kernel families of the catalogue on one kind of device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from precast._builder import catalogue, flags, sources
+from precast._load import loader, verdict
+from precast._version import __version__
+from precast.errors import KernelUnavailable
+from precast.extension import backends
+from precast.extension.base import Extension
+from precast.extension.cpp import CppExtension
+from precast.extension.cubin import CubinExtension
+from precast.extension.module import KernelModule
+from precast.extension.torch_reference import TorchExtension
+
+if TYPE_CHECKING:
+    from setuptools import Extension as SetuptoolsExtension
+
+
+class FamilyExtension(Extension):
+    """Families on a device type; the rows of the table say which. ``load`` loads the first, a call the others."""
+
+    extension_name: ClassVar[str]
+    families: ClassVar[tuple[catalogue.Family, ...]] = ()
+    device: ClassVar[str] = "cpu"
+    machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
+    members: ClassVar[Mapping[str, Any]] = {}
+    place: ClassVar[int] = 1  # its priority
+
+    def __init__(self) -> None:
+        # The class beside this one says the rest.
+        super().__init__(self.extension_name, priority=self.place)  # type: ignore[call-arg]
+
+    def is_available(self) -> bool:
+        """Whether this machine is here, and a GPU that torch can use, or for the CPU none of another maker."""
+        if self.machine not in (None, platform.machine()):
+            return False
+        if self.device != "cpu":
+            return verdict.sees_cuda_gpu()
+        for_gpus = any("cuda" in family.devices for family in self.families)
+        return not (for_gpus and backends.has_other_accelerator())
+
+    def assert_compatible(self) -> None:
+        """Raises KernelUnavailable with every candidate and why it was passed over; loads and builds nothing."""
+        if self.machine not in (None, platform.machine()):
+            raise verdict.wrong_machine(self.name, self.machine, platform.machine())
+        for family in self.families:
+            verdict.assert_served(family, self.device)
+
+    def assert_build_compatible(self) -> None:
+        """The same: what is missing is built by the one builder, which looks for its own tools."""
+        self.assert_compatible()
+
+    def build_aot(self) -> SetuptoolsExtension:
+        """A ``setuptools.Extension``, its objects compiled now: the host code and the CPU kernels of the families."""
+        from precast.extension import aot
+
+        return aot.build_extension(f"precast._C.{self.name}", self.families)
+
+    def build_jit(self) -> KernelModule:
+        """The same as ``load``: what fits is loaded, and only what is missing is built."""
+        return self.load()
+
+    def load(self) -> KernelModule:
+        """Loads the family for the device type and returns its functions under the names they always had."""
+        self.assert_compatible()
+        loaded = loader.ensure(self.families[0].name, self.device)
+        return KernelModule(self.name, self.members, loaded.host, loaded.images)
+
+    def include_dirs(self) -> list[str]:
+        """The folder of the sources."""
+        return [str(sources.csrc_dir())]
+
+
+class HostExtension(FamilyExtension, CppExtension):
+    """Families on the CPU."""
+
+    absent: ClassVar[str] = "it is for another CPU, or torch has an accelerator that is not NVIDIA's"
+
+    def sources_files(self) -> list[str]:
+        """The C++ of the families: host code, and CPU kernels, which are compiled once per instruction set."""
+        names = (name for family in self.families for name in (*family.host, *family.cpu))
+        return [str(sources.csrc_dir() / name) for name in dict.fromkeys(names)]
+
+    def cxx_flags(self) -> list[str]:
+        """What every source is compiled with by g++."""
+        return list(flags.host_options("g++", debug=False))
+
+
+class DeviceExtension(FamilyExtension, CubinExtension):
+    """Families on NVIDIA GPUs: device code as data, launched by the host library."""
+
+    device: ClassVar[str] = "cuda"
+
+    def sources_files(self) -> list[str]:
+        """The device code of the families."""
+        return [str(sources.csrc_dir() / family.device) for family in self.families if family.device is not None]
+
+
+class ReferenceExtension(TorchExtension):
+    """The same functions in plain torch."""
+
+    extension_name: ClassVar[str]
+    families: ClassVar[tuple[catalogue.Family, ...]] = ()
+    device: ClassVar[str] = "any"
+    machine: ClassVar[str | None] = None
+
+    def __init__(self) -> None:
+        super().__init__(self.extension_name)
+
+
+class UnwrittenExtension(Extension):
+    """A module that is known by name, and whose kernels are not written yet: it says so, and never pretends."""
+
+    backend: ClassVar[str] = "none"
+    extension_name: ClassVar[str]
+    families: ClassVar[tuple[catalogue.Family, ...]] = ()
+    device: ClassVar[str] = "cuda"
+    machine: ClassVar[str | None] = None
+    priority = 0
+
+    def __init__(self) -> None:
+        super().__init__(self.extension_name, support_aot=False, support_jit=False, priority=0)
+
+    def is_available(self) -> bool:
+        """Whether the hardware is here is not the question."""
+        return True
+
+    def assert_compatible(self) -> None:
+        """Raises KernelUnavailable."""
+        raise KernelUnavailable(
+            f"{self.name} is not written yet\n"
+            f"  found   no kernels of this name in precast {__version__}\n"
+            f"  needed  an extension of yours, of any name: register_extension(cls), or an entry point\n"
+            f"  fix     1) docs/guides/kernel-author.md"
+        )
+
+    def build_aot(self) -> Any:
+        """Raises KernelUnavailable."""
+        return self.assert_compatible()
+
+    def build_jit(self) -> Any:
+        """Raises KernelUnavailable."""
+        return self.assert_compatible()
+
+    def load(self) -> Any:
+        """Raises KernelUnavailable."""
+        return self.assert_compatible()

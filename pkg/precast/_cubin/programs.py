@@ -1,0 +1,188 @@
+"""Device code of somebody's extension through NVRTC and the cache: sources that may include, define and instantiate."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.host import Nvrtc
+from precast._abi.settings import Settings
+from precast._abi.version import CudaVersion
+from precast._builder import closure, device, failure, flags, nvrtc, toolchain
+from precast._builder.cache import Artifact, BuildKey, Cache
+from precast._cubin import images
+from precast._load import jit
+from precast._load.progress import Progress
+from precast._load.source import Source
+from precast.errors import BuildFailed, KernelUnavailable
+
+if TYPE_CHECKING:
+    from precast._builder.nvrtc_child import Isolated
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Programs:
+    """What is to be compiled: each source is a program of its own, all with the same folders, defines and flags."""
+
+    name: str
+    sources: tuple[str, ...]
+    include_dirs: tuple[str, ...]
+    defines: Mapping[str, str]
+    instances: Mapping[str, tuple[str, ...]]  # by the file name of their source
+    flags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """One image and the file of the cache that has it."""
+
+    image: images.Image
+    source: Source
+    key: str
+
+
+def build(
+    programs: Programs, targets: Sequence[GpuTarget], compiler: Nvrtc, settings: Settings, why: str
+) -> list[Built]:
+    """Every source for every target; what the cache does not have is compiled in parallel."""
+    _assert_sources(programs)
+    unknown = [str(target) for target in targets if target.capability not in compiler.targets]
+    if unknown:
+        known = " ".join(map(str, compiler.targets))
+        raise KernelUnavailable(
+            f"{programs.name} cannot be built for {', '.join(unknown)}\n"
+            f"  found   NVRTC {compiler.version} ({compiler.path}), which knows {known}\n"
+            f"  needed  an NVRTC that knows these\n"
+            f"  fix     1) pip install -U nvidia-cuda-nvrtc"
+        )
+    work = [(source, target) for target in targets for source in programs.sources]
+    wanted = " ".join(map(str, targets))
+    opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
+    what = f"the device code of {programs.name} for {wanted}"
+    with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
+        cache = jit.AnnouncingCache(settings, said.start)
+        done: list[Artifact] = []
+
+        def one(item: tuple[str, GpuTarget]) -> Artifact:
+            key = make_key(programs, *item, compiler, settings)
+
+            def inside(staging: Path) -> Path:
+                if not opened:
+                    opened.append(nvrtc.open_nvrtc(compiler))
+                return _compile(opened[0], programs, *item, compiler, settings, staging, cache.failure_log(key))
+
+            artifact = cache.obtain(key, inside)
+            done.append(artifact)
+            said.step(len(done), len(work))
+            return artifact
+
+        jobs = max(1, min(toolchain.default_jobs(settings), len(work)))
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            artifacts = list(pool.map(one, work))
+        said.end(*artifacts)
+    return [_built(artifact, compiler) for artifact in artifacts]
+
+
+def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, settings: Settings) -> BuildKey:
+    """Everything that one image is made from."""
+    inputs = {
+        "schema": 1,
+        "kind": "images",
+        "name": programs.name,
+        "target": str(target),
+        "nvrtc": compiler.version,
+        "options": options(programs, target, settings),
+        "defines": dict(programs.defines),
+        "instances": list(programs.instances.get(Path(source).name, ())),
+        "sources": closure.reachable((source,), programs.include_dirs, settings.cuda_home),
+    }
+    return BuildKey(programs.name, inputs)
+
+
+def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[str]:
+    """The options of NVRTC, but for the folders to look for headers in: ``-lineinfo`` in a debug build."""
+    return [*flags.nvrtc_options(target, debug=settings.debug), "--ptxas-options=-v", *programs.flags]
+
+
+def _compile(
+    opened: nvrtc.Compiler | Isolated,
+    programs: Programs,
+    source: str,
+    target: GpuTarget,
+    compiler: Nvrtc,
+    settings: Settings,
+    staging: Path,
+    log_file: Path,
+) -> Path:
+    path = Path(source)
+    text = device.define_lines(programs.defines) + b"#line 1\n" + path.read_bytes()
+    folders = (str(path.resolve().parent), *programs.include_dirs)
+    arguments = [*options(programs, target, settings), *(f"--include-path={folder}" for folder in folders)]
+    names = programs.instances.get(path.name, ())
+    ptx = target.kind is TargetKind.PTX
+    done = opened.compile(text, path.name, {}, arguments, ptx=ptx, instances=names)
+    command = f"NVRTC {compiler.version} ({compiler.path}) {path.name} {' '.join(arguments)}"
+    if done.error is not None:
+        tool = f"NVRTC {compiler.version}"
+        raise failure.build_failed(
+            f"{programs.name} for {target}", done.log or done.error, command, log_file, tool=tool
+        )
+    entries = images.read_entries(done.ptx.decode("utf-8", "replace"), done.log, done.symbols)
+    if not entries:
+        raise BuildFailed(
+            f"{programs.name} for {target}: there is no entry point in {path.name}\n"
+            f'  needed  an extern "C" __global__ function, or an instance of a template, named by instances()'
+        )
+    image = images.Image(path.stem, target, CudaVersion.parse(compiler.version), entries, done.image)
+    (staging / "build.log").write_text(f"{command}\n\n{done.log}", encoding="utf-8")
+    payload = staging / f"{path.stem}.{target}.images"
+    payload.write_bytes(images.pack([image]))
+    return payload
+
+
+def _built(artifact: Artifact, compiler: Nvrtc) -> Built:
+    (image,) = images.unpack(artifact.path.read_bytes(), str(artifact.path))
+    return Built(
+        image,
+        Source("cache" if artifact.cached else "jit", artifact.path, f"{image.target}, NVRTC {compiler.version}"),
+        artifact.key,
+    )
+
+
+def library_object(name: str, built: Sequence[Built], compiler: str, cache: Cache) -> Path:
+    """The images as an object file, for whoever links a library: bytes in its data, and nothing that could run."""
+    from precast._builder import process
+
+    content = images.pack(item.image for item in built)
+    key = BuildKey(name, {"schema": 1, "kind": "images-object", "sha256": hashlib.sha256(content).hexdigest()})
+
+    def inside(staging: Path) -> Path:
+        (staging / "precast.images").write_bytes(content)
+        payload = staging / "images.o"
+        linked = ["-r", "-nostdlib", "-Wl,-z,noexecstack", "-Wl,-b,binary", str(staging / "precast.images")]
+        command = [compiler, *linked, "-o", str(payload)]
+        status, log = process.run(
+            command, log=staging / "build.log", environment={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+        )
+        if status:
+            raise failure.build_failed(name, log, " ".join(command), cache.failure_log(key), tool=compiler)
+        return payload
+
+    return cache.obtain(key, inside).path
+
+
+def _assert_sources(programs: Programs) -> None:
+    closure.assert_there(programs.name, programs.sources)
+    names = [Path(source).name for source in programs.sources]
+    strange = sorted(set(programs.instances) - set(names))
+    if strange or len(set(names)) != len(names):
+        raise KernelUnavailable(
+            f"{programs.name} cannot be built: the names of its sources do not do\n"
+            f"  found   sources {', '.join(names)}; instances of {', '.join(strange) or 'these'}\n"
+            f"  needed  file names that differ, and instances of sources that there are"
+        )

@@ -1,0 +1,226 @@
+"""The module of the older inference kernels, whole: by its names, with its signatures, over this package's ops.
+
+Sequences are given by block tables, as ``(batch, blocks of a sequence)`` of numbers of blocks: plain torch makes slots
+of them, on the device and without waiting for it. A block below zero leaves its tokens out. Caches are of the dtype of
+the keys: those of 8 bits are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from precast.compat import modules as compat
+from precast.compat.modules import Find, Members
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def members(find: Find) -> Members:
+    """The functions, each by its name."""
+
+    def silu_and_mul(ins: Tensor) -> Tensor:
+        """``silu(first half) * second half`` of the first dimension, which goes if nothing is left of it."""
+        import torch
+
+        if ins.dim() == 0 or ins.shape[0] % 2:
+            raise ValueError(f"ins has shape {tuple(ins.shape)}; needed an even first dimension")
+        half = ins.shape[0] // 2
+        shape = (half, *ins.shape[1:]) if half != 1 else ins.shape[1:]
+        with torch.no_grad():  # the halves of one long row
+            y: Tensor = find("gated_activation")(ins.reshape(1, -1), 0)
+        return y.reshape(shape)
+
+    def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, high_precision: bool = False) -> None:
+        """Rotates the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
+        import torch
+
+        importlib.import_module("precast.ops.rotary")  # which defines the op: no other first call pays for it
+        with torch.no_grad():
+            find("rotary_embedding_")(query, key, *_halves(query, cos, sin), None, False, False)
+
+    def get_cos_and_sin(
+        cos_cache: Tensor,
+        sin_cache: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        sequence_lengths: Tensor,
+        max_seq_len_in_batch: int,
+        is_prompts: bool,
+    ) -> None:
+        """Fills ``cos`` and ``sin`` with the caches' rows: of all tokens of prompts, else of each sequence's last."""
+        rows = importlib.import_module("precast.ops.rotary").get_cos_and_sin(
+            sequence_lengths, cos_cache, sin_cache, is_prompts=is_prompts, tokens=cos.shape[0]
+        )
+        for given, found in zip((cos, sin), rows, strict=True):
+            given.copy_(found)
+
+    return {
+        **compat.norms(find),
+        "silu_and_mul": silu_and_mul,
+        "rotary_embedding": rotary_embedding,
+        "get_cos_and_sin": get_cos_and_sin,
+        **_caches(find),
+        "convert_fp8": convert_fp8,
+        "flash_decoding_attention": _attention(find),
+    }
+
+
+def _caches(find: Find) -> Members:
+    """What writes keys and values."""
+
+    def decode_kv_cache_memcpy(
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        sequence_lengths: Tensor,
+        block_tables: Tensor,
+    ) -> None:
+        """Writes the last token of each sequence, of which ``key`` and ``value`` have one."""
+        import torch
+
+        slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
+        with torch.no_grad():
+            _op(find, "reshape_and_cache")(key, value, key_cache, value_cache, slots)
+
+    def context_kv_cache_memcpy(
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        sequence_lengths: Tensor,
+        cu_seqlens: Tensor,
+        block_tables: Tensor,
+        max_seq_len_in_batch: int,
+    ) -> None:
+        """Writes all tokens of sequences that are packed one after the other, from ``cu_seqlens`` on."""
+        import torch
+
+        slots = _slots_of_packed(key, key_cache, sequence_lengths, cu_seqlens, block_tables)
+        with torch.no_grad():
+            _op(find, "reshape_and_cache")(key, value, key_cache, value_cache, slots)
+
+    def rotary_embedding_and_cache_copy(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        sequence_lengths: Tensor,
+        block_tables: Tensor,
+        high_precision: bool = False,
+    ) -> None:
+        """Rotates the last token of each sequence, in float32, and writes it. ``key`` is rotated in place, too."""
+        import torch
+
+        slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
+        tables = _halves(query, cos, sin)
+        with torch.no_grad():
+            _op(find, "rotary_embedding_and_cache")(
+                query, key, value, *tables, key_cache, value_cache, slots, None, False
+            )
+
+    return {
+        "decode_kv_cache_memcpy": decode_kv_cache_memcpy,
+        "context_kv_cache_memcpy": context_kv_cache_memcpy,
+        "rotary_embedding_and_cache_copy": rotary_embedding_and_cache_copy,
+    }
+
+
+def _attention(find: Find) -> Callable[..., None]:
+    def flash_decoding_attention(
+        out: Tensor,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        sequence_lengths: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        max_seq_len_in_batch: int,
+        mid_output: Tensor | None,
+        exp_sums: Tensor | None,
+        max_logits: Tensor | None,
+        alibi_slopes: Tensor | None,
+        scale: float,
+    ) -> None:
+        """Writes to ``out`` the attention of one token of each sequence; ``query`` is ``(sequences, heads, width)``.
+
+        ``mid_output``, ``exp_sums`` and ``max_logits`` stay as they are: the op has its own space for partial results.
+        The caches say ``block_size``, and lengths are read where they lie, so ``max_seq_len_in_batch`` is not used.
+        """
+        import torch
+
+        if block_size != _block_size(key_cache):
+            raise ValueError(f"block_size is {block_size} and the caches have blocks of {_block_size(key_cache)}")
+        importlib.import_module("precast.ops.decode_attention")  # which defines the op
+        slopes = None if alibi_slopes is None else alibi_slopes.float()
+        options = (scale, 0, 0.0, slopes, None, None, None)
+        with torch.no_grad():
+            attention = find("paged_decode_attention")
+            result, _ = attention(query.unsqueeze(1), key_cache, value_cache, block_tables, sequence_lengths, *options)
+            out.copy_(result.view_as(out))
+
+    return flash_decoding_attention
+
+
+def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name to keep
+    """Converts to or from float8_e5m2, which a tensor of uint8 holds: torch's own cast."""
+    import torch
+
+    bytes_of = [tensor.dtype == torch.uint8 for tensor in (input, output)]
+    if bytes_of[0] == bytes_of[1] or input.shape != output.shape:
+        found = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in (input, output))
+        raise ValueError(f"input and output are {found}; needed one shape, and uint8 for one of them alone")
+    given, made = (
+        tensor.view(torch.float8_e5m2) if tensor.dtype == torch.uint8 else tensor for tensor in (input, output)
+    )
+    made.copy_(given)
+
+
+def _op(find: Find, name: str) -> Callable[..., Any]:
+    importlib.import_module("precast.ops.kv_cache")  # which defines them: no other first call pays for it
+    return find(name)
+
+
+def _halves(query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns that count of tables as wide as a head."""
+    half = query.shape[-1] // 2
+    return cos[:, :half], sin[:, :half]
+
+
+def _block_size(key_cache: Tensor) -> int:
+    return int(key_cache.shape[3 if key_cache.dim() == 5 else 1])
+
+
+def _slots_of_last(key_cache: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+    import torch
+
+    sequences = torch.arange(block_tables.shape[0], device=block_tables.device)
+    return _slots(_block_size(key_cache), block_tables, sequences, lengths.long() - 1)
+
+
+def _slots_of_packed(
+    key: Tensor, key_cache: Tensor, lengths: Tensor, cu_seqlens: Tensor, block_tables: Tensor
+) -> Tensor:
+    import torch
+
+    tokens = torch.arange(key.shape[0], device=block_tables.device)
+    starts = cu_seqlens.long()
+    sequences = torch.searchsorted(starts[1:], tokens, right=True).clamp(max=block_tables.shape[0] - 1)
+    positions = tokens - starts[sequences]
+    return _slots(
+        _block_size(key_cache), block_tables, sequences, torch.where(positions < lengths[sequences], positions, -1)
+    )
+
+
+def _slots(block_size: int, block_tables: Tensor, sequences: Tensor, positions: Tensor) -> Tensor:
+    """The slot of each position of its sequence; -1 where the position or its block is below zero."""
+    import torch
+
+    blocks = block_tables[sequences, positions.clamp(min=0) // block_size].long()
+    return torch.where((positions < 0) | (blocks < 0), -1, blocks * block_size + positions % block_size)

@@ -1,0 +1,298 @@
+"""The classes and functions of the modules we stand in for, by their names, over this package's ops.
+
+Each group is made of a way to find an op: the kernels (``torch.ops.precast``), or what they are measured against, the
+same formulas in plain torch. Both are reached by name: this room is below ``precast.ops`` and must not import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from precast._dispatch import namespace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Find: TypeAlias = Callable[[str], Callable[..., Any]]
+Members: TypeAlias = Mapping[str, Any]
+
+_CAST_ONCE = 0  # the ops' casting code for one rounding, at the end
+_MASKED = -10000.0  # what the older kernel gave a masked score; a row of nothing else comes out even
+
+
+def kernel(name: str) -> Callable[..., Any]:
+    """An op of ours, whose kernels are loaded at the first call."""
+    return namespace.overload(name)
+
+
+def reference(name: str) -> Callable[..., Any]:
+    """The same in plain torch, on any device."""
+    for module in (
+        "precast.ops._reference",
+        "precast.ops._softmax_reference",
+        "precast.ops._rotary_reference",
+        "precast.ops._kv_cache_reference",
+        "precast.ops._decode_attention_reference",
+    ):
+        found = getattr(importlib.import_module(module), name, None)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if name == "scaled_upper_triang_masked_softmax":  # of a square, where both corners are one
+        return reference("scaled_aligned_causal_softmax")
+    raise AttributeError(f"there is no reference for {name}")
+
+
+class CPUAdamOptimizer:
+    """One Adam step at a time, for one parameter in CPU memory, under the names of ``colossalai.kernel``.
+
+    ``step`` uses the values that it is given. Those of the constructor are kept for callers that read them.
+
+    Args:
+        lr: learning rate.
+        beta1: decay rate of the average of the gradients.
+        beta2: decay rate of the average of their squares.
+        eps: added to the denominator.
+        weight_decay: the decay.
+        adamw_mode: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
+
+    Raises:
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        p, grad, mean, square = (torch.ones(8) for _ in range(4))
+        adam = precast.optim.CPUAdamOptimizer(lr=1e-3)
+        adam.step(1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, p, grad, mean, square)
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adamw_mode: bool = True,
+    ) -> None:
+        self.lr = lr
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.adamw_mode = adamw_mode
+        self._adam = self._op()
+
+    def _op(self) -> Callable[..., Any]:
+        return kernel("adam_")
+
+    def step(
+        self,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        bias_correction: bool,
+        params: Tensor,
+        grads: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        loss_scale: float = -1.0,
+    ) -> None:
+        """Updates ``params``, ``exp_avg`` and ``exp_avg_sq`` in place; a positive ``loss_scale`` divides the gradients.
+
+        ``step`` counts from 1. Any mix of fp32, bf16 and fp16 that ``torch.ops.precast.adam_`` takes.
+        """
+        import torch
+
+        if step < 1:
+            raise ValueError(f"step is {step}; the first step is 1")
+        correction1 = 1.0 - beta1**step if bias_correction else 1.0
+        correction2 = 1.0 - beta2**step if bias_correction else 1.0
+        grad_scale = 1.0 / loss_scale if loss_scale > 0 else 1.0
+        with torch.no_grad():
+            self._adam(
+                [params],
+                [grads],
+                [exp_avg],
+                [exp_avg_sq],
+                [],
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                correction1,
+                correction2,
+                grad_scale,
+                self.adamw_mode,
+                False,
+            )
+
+
+class TorchAdamOptimizer(CPUAdamOptimizer):
+    """The same in plain torch."""
+
+    def _op(self) -> Callable[..., Any]:
+        return reference("adam_")
+
+
+def adam(find: Find) -> Members:
+    """``CPUAdamOptimizer``."""
+    return {"CPUAdamOptimizer": CPUAdamOptimizer if find is kernel else TorchAdamOptimizer}
+
+
+def norms(find: Find) -> Members:
+    """``rms_layernorm`` and ``fused_add_rms_layernorm``, which write into their arguments."""
+
+    def rms_layernorm(out: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002 - a name to keep
+        """Writes the RMS norm of ``input`` over its last dimension, times ``weight``, into ``out``."""
+        import torch
+
+        with torch.no_grad():
+            out.copy_(find("rms_norm")(input, weight, eps, _CAST_ONCE))
+
+    def fused_add_rms_layernorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002
+        """``residual += input``, then ``input`` becomes the RMS norm of ``residual``; both in place."""
+        import torch
+
+        with torch.no_grad():
+            find("fused_add_rms_norm_")(input, residual, weight, eps, _CAST_ONCE)
+
+    return {"rms_layernorm": rms_layernorm, "fused_add_rms_layernorm": fused_add_rms_layernorm}
+
+
+def layer_norm(find: Find) -> Members:
+    """``forward_affine`` and ``backward_affine``, and the ``layer_norm`` of ``precast.ops``."""
+
+    def forward_affine(
+        input: Tensor,  # noqa: A002 - a name to keep
+        normalized_shape: Sequence[int],
+        gamma: Tensor,
+        beta: Tensor,
+        eps: float,
+    ) -> list[Tensor]:
+        """The norm over the last dimensions, and of each row the mean and one over the standard deviation (fp32).
+
+        The last two are for callers that keep them: they cost another pass, and ``backward_affine`` needs neither.
+        """
+        import torch
+
+        rows = _rows(input, normalized_shape, gamma, beta)
+        with torch.no_grad():
+            y = find("layer_norm")(rows, gamma.reshape(-1), beta.reshape(-1), eps)
+            variance, mean = torch.var_mean(rows.float(), -1, correction=0)
+        return [y.reshape(input.shape), mean, (variance + eps).rsqrt()]
+
+    def backward_affine(
+        dout: Tensor,
+        mean: Tensor,
+        invvar: Tensor,
+        input: Tensor,  # noqa: A002 - a name to keep
+        normalized_shape: Sequence[int],
+        gamma: Tensor,
+        beta: Tensor,
+        eps: float,
+    ) -> list[Tensor]:
+        """The gradients for ``input``, ``gamma`` and ``beta``; the statistics are computed anew from ``input``."""
+        import torch
+
+        rows = _rows(input, normalized_shape, gamma, beta)
+        with torch.no_grad():
+            grads = find("layer_norm_backward")(dout.reshape(rows.shape), rows, gamma.reshape(-1), eps, True, True)
+        shaped = zip(grads, (input, gamma, beta), strict=True)
+        return [grad.reshape(like.shape).to(like.dtype) for grad, like in shaped]
+
+    return {"forward_affine": forward_affine, "backward_affine": backward_affine}
+
+
+def _rows(x: Tensor, shape: Sequence[int], gamma: Tensor, beta: Tensor) -> Tensor:
+    """``x`` with the normalized dimensions as one."""
+    wanted = tuple(shape)
+    if not wanted or tuple(x.shape[-len(wanted) :]) != wanted or gamma.shape != wanted or beta.shape != wanted:
+        found = f"input {tuple(x.shape)}, gamma {tuple(gamma.shape)}, beta {tuple(beta.shape)}"
+        raise ValueError(
+            f"normalized_shape is {wanted}; needed the last dimensions of input and all of the others: {found}"
+        )
+    return x.reshape(-1, math.prod(wanted))
+
+
+def masked_softmax(find: Find) -> Members:
+    """``forward`` and ``backward`` of the softmax with a mask, and ``get_batch_per_block``."""
+
+    def forward(input: Tensor, mask: Tensor, scale: float) -> Tensor:  # noqa: A002 - a name to keep
+        """``softmax(scale * input)`` where masked scores (1 in ``mask``, of one or all heads) count as -10000."""
+        import torch
+
+        mask = mask if mask.dtype in (torch.bool, torch.uint8) else mask.bool()
+        with torch.no_grad():
+            y: Tensor = find("scaled_masked_softmax")(input, mask, scale, _MASKED, True)
+        return y
+
+    def get_batch_per_block(query_seq_len: int, key_seq_len: int, batches: int, attn_heads: int) -> int:
+        """By how much the number of rows must be divisible: by 1, as every shape is served."""
+        return 1
+
+    return {"forward": forward, "backward": _softmax_backward(find, False), "get_batch_per_block": get_batch_per_block}
+
+
+def causal_softmax(find: Find) -> Members:
+    """``forward`` and ``backward`` of the causal softmax."""
+
+    def forward(input: Tensor, scale: float) -> Tensor:  # noqa: A002 - a name to keep
+        """``softmax(scale * input)`` up to the diagonal of ``(..., s, s)``, zero behind it."""
+        import torch
+
+        with torch.no_grad():
+            y: Tensor = find("scaled_upper_triang_masked_softmax")(input, scale)
+        return y
+
+    return {"forward": forward, "backward": _softmax_backward(find, True)}
+
+
+def _softmax_backward(find: Find, causal: bool) -> Callable[..., Tensor]:
+    def backward(output_grads: Tensor, softmax_results: Tensor, scale: float) -> Tensor:
+        """The gradient for ``input``, from the result of ``forward``."""
+        import torch
+
+        with torch.no_grad():
+            grad: Tensor = find("scaled_softmax_backward")(output_grads, softmax_results, scale, causal)
+        return grad
+
+    return backward
+
+
+def multi_tensor(find: Find) -> Members:
+    """``multi_tensor_scale`` and ``multi_tensor_l2norm``; the steps are ``precast.optim.FusedAdam`` and its like."""
+
+    def op(name: str) -> Callable[..., Any]:
+        importlib.import_module("precast.ops.multi_tensor")  # which defines them: no other first call pays for it
+        return find(name)
+
+    def multi_tensor_scale(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float
+    ) -> None:
+        """The second list becomes ``scale`` times the first; ``noop_flag`` becomes 1 if an element is not finite."""
+        import torch
+
+        xs, outs = (list(tensors) for tensors in tensor_lists)
+        found = torch.zeros((), dtype=torch.float32, device=noop_flag.device)
+        with torch.no_grad():
+            op("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
+            noop_flag.copy_(torch.maximum(noop_flag.float(), found))
+
+    def multi_tensor_l2norm(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of all tensors as a tensor of one, and of each, if ``per_tensor``; else nothing."""
+        import torch
+
+        with torch.no_grad():
+            total, squares = op("multi_tensor_l2norm")(list(tensor_lists[0]))
+        return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
+
+    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}

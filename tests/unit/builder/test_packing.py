@@ -1,0 +1,149 @@
+"""Device code is unpacked within bounds, and whatever is not exactly one .xz of ours is refused by what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precast._abi.capability import GpuTarget
+from precast._abi.settings import Settings
+from precast._builder import aot, binaries, catalogue, device, machine, packing
+from precast._builder.binaries import Made
+from precast._builder.cache import Artifact, Cache
+from precast._builder.catalogue import Family
+from precast.errors import KernelError
+from tests.unit.abi import examples as ex
+
+IMAGE = b"".join(hashlib.sha256(str(number).encode()).digest() * 3 for number in range(500))
+PACKED = packing.pack(IMAGE)
+
+
+def refusal(packed: bytes, content_bytes: int = len(IMAGE)) -> str:
+    with pytest.raises(packing.NotPacked) as caught:
+        packing.unpack(packed, content_bytes)
+    return str(caught.value)
+
+
+def test_what_is_packed_is_smaller_and_comes_back() -> None:
+    assert packing.unpack(PACKED, len(IMAGE)) == IMAGE and len(PACKED) < len(IMAGE) / 2
+    assert packing.unpack(packing.pack(b"x"), 1) == b"x"
+
+
+def test_packing_again_gives_the_same_bytes_in_another_process() -> None:
+    code = "import sys; from precast._builder.packing import pack; print(pack(sys.stdin.buffer.read()).hex(), end='')"
+    again = subprocess.run([sys.executable, "-c", code], input=IMAGE, capture_output=True, check=True).stdout
+    assert bytes.fromhex(again.decode()) == PACKED
+
+
+def test_the_bytes_begin_as_the_format_says() -> None:
+    """The .xz format, 2.1.1: magic, then the check (1 is CRC32); 3.1.6: one LZMA2 filter (0x21), 1 MiB (0x10)."""
+    assert PACKED[:8] == b"\xfd7zXZ\0\0\1"
+    assert PACKED[14:17] == b"\x21\x01\x10"
+
+
+@pytest.mark.parametrize(
+    ("packed", "wanted", "said"),
+    [
+        (PACKED, len(IMAGE) - 1, f"unpacks to more than the {len(IMAGE) - 1} bytes in the manifest"),
+        (PACKED, len(IMAGE) + 1, f"unpacks to {len(IMAGE)} bytes, {len(IMAGE) + 1} in the manifest"),
+        (PACKED[:-1], len(IMAGE), f"ends early, after {len(IMAGE)} unpacked bytes"),
+        (PACKED[:900], len(IMAGE), "ends early"),
+        (b"", len(IMAGE), "ends early, after 0 unpacked bytes"),
+        (PACKED + b"!", len(IMAGE), "1 bytes lie behind the end"),
+        (PACKED + PACKED, 2 * len(IMAGE), f"{len(PACKED)} bytes lie behind the end"),
+        (IMAGE, len(IMAGE), "not an .xz of ours: "),
+        (lzma.compress(IMAGE, lzma.FORMAT_ALONE), len(IMAGE), "not an .xz of ours: "),
+        (PACKED[:600] + b"\xff" + PACKED[601:], len(IMAGE), "not an .xz of ours: Corrupt input data"),
+    ],
+)
+def test_anything_else_is_refused(packed: bytes, wanted: int, said: str) -> None:
+    assert said in refusal(packed, wanted)
+
+
+def test_a_stream_that_asks_for_much_memory_is_refused() -> None:
+    greedy = lzma.compress(IMAGE, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9}])  # a dictionary of 64 MiB
+    assert refusal(greedy) == "not an .xz of ours: Memory usage limit exceeded"
+
+
+def test_a_bomb_does_not_go_off() -> None:
+    """32 MiB in 5 kB: what is unpacked of it is what the manifest allowed, in the memory of that."""
+    code = (
+        "import resource, sys\n"
+        "from precast._builder import packing\n"
+        "bomb = sys.stdin.buffer.read()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    packing.unpack(bomb, 1 << 20)\n"
+        "except packing.NotPacked as error:\n    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    bomb = packing.pack(bytes(32 << 20))
+    assert len(bomb) < 6_000
+    done = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=True)
+    said, kib = done.stdout.decode().splitlines()
+    assert said == "unpacks to more than the 1048576 bytes in the manifest"
+    assert int(kib) < 16 << 10, "more than the dictionary and the image"
+
+
+def test_a_python_without_lzma_says_so_to_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packing.lzma_error() is None
+    monkeypatch.setitem(sys.modules, "_lzma", None)
+    monkeypatch.delitem(sys.modules, "lzma")
+    assert "_lzma" in str(packing.lzma_error())
+    with pytest.raises(ImportError, match="_lzma"):
+        packing.unpack(PACKED, len(IMAGE))
+    with pytest.raises(ImportError, match="_lzma"):
+        packing.pack(IMAGE)
+
+
+def test_reading_of_the_module_does_not_import_lzma() -> None:
+    code = "import sys, precast._builder.packing, precast._load.loader; print({'lzma', '_lzma'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def images(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Stands in for NVRTC: each family's images hold their own names."""
+
+    def build(family: Family, targets: tuple[GpuTarget, ...], *_: object) -> tuple[Artifact, ...]:
+        made = []
+        for target in targets:
+            path = folder / device.file_name(family.name, target)
+            path.write_bytes(path.name.encode() * 100)
+            made.append(Artifact(path, hashlib.sha256(path.read_bytes()).hexdigest(), 0.0, True, "0" * 64))
+        return tuple(made)
+
+    monkeypatch.setattr(binaries, "build_images", build)
+
+
+TARGETS = tuple(GpuTarget.parse(text) for text in ("sm_90", "compute_90"))
+
+
+def test_each_image_is_packed_once_and_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images(monkeypatch, tmp_path)
+    cache = Cache(tmp_path / "cache")
+    made = binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), cache)
+    assert len(made.device) == 2 * sum(family.device is not None for family in catalogue.FAMILIES)
+    for file, path in made.device:
+        packed = path.read_bytes()
+        assert path.name == file.path.removeprefix("device/") and path.suffix == ".xz"
+        assert (file.bytes, file.sha256) == (len(packed), hashlib.sha256(packed).hexdigest())
+        assert packing.unpack(packed, file.content_bytes) == path.name.removesuffix(".xz").encode() * 100
+    monkeypatch.setattr(packing, "pack", lambda image: pytest.fail("it is in the cache"))
+    assert binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), cache).device == made.device
+
+
+def test_a_python_without_lzma_packs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packing, "lzma_error", lambda: "No module named '_lzma'")
+    with pytest.raises(KernelError, match=r"found   a Python without lzma .*_lzma.*\n  needed.*\n  fix"):
+        binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), Cache(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "targets", lambda _: (ex.nvrtc("13.0.88"), TARGETS))
+    monkeypatch.setattr(aot, "make_host", lambda *_: Made())
+    assert aot._make(Settings(cuda_ext=True), checkout, Cache(tmp_path / "cache")).device == ()
+    assert "this Python could not unpack it: No module named '_lzma'" in capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""A compiler ends with the process that started it, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from precast._builder import process
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell starts in the background
+from precast._builder import process
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+process.run([sys.executable, "-c", child], log=Path(sys.argv[1]), environment=dict(os.environ))
+"""
+
+
+def test_the_status_and_what_was_said_come_back(tmp_path: Path) -> None:
+    code = "import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"
+    status, said = process.run([sys.executable, "-c", code], log=tmp_path / "log", environment={"LC_ALL": "C"})
+    assert (status, said) == (3, "out\nerr\n") and (tmp_path / "log").read_text() == said
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_child_ends_with_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(log)], stderr=subprocess.DEVNULL) as parent:
+        child = int(wait_for(lambda: log.exists() and log.read_text()))
+        parent.send_signal(how)
+        parent.wait()
+    wait_for(lambda: not running(child))
+
+
+def wait_for(condition):
+    for _ in range(500):
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen within 10 s")
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

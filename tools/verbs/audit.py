@@ -1,0 +1,123 @@
+"""Audit wheels, and the checkout that makes them: ask every guard, and name what breaks its promise.
+
+Without a wheel, only the checkout is looked at. Exit status: 0, every guard passed; 1, one refused; 2, not a wheel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from precast._abi.violation import Violation
+from precast._builder import matrix
+from precast.errors import KernelError
+from tools import cells
+from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
+from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
+from tools.wheel import NotAWheel, read_wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+_STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED: "yellow", Verdict.NOT_ASKED: "dim"}
+
+
+def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Violation]:
+    """Every violation of one wheel; NotAWheel when there is nothing to look at."""
+    results = judge_wheel(read_wheel(path), known, Asked(repaired, only_torch=only_torch))
+    return [violation for result in results for violation in result.violations]
+
+
+def show(results: Iterable[Result]) -> None:
+    """Print one table of verdicts, with a line for each violation under the guard that refused."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("guard", "verdict", "where", "wanted", "found"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        verdict = Text(result.verdict.value, style=_STYLES[result.verdict])
+        table.add_row(result.guard, verdict, Text(result.note, style="dim"))
+        for violation in result.violations:
+            cells = (violation.where, violation.wanted, violation.found)
+            table.add_row("", Text(violation.check), *(Text(_cut(cell)) for cell in cells))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A pipe has no width of its own, and a log has room for long lines."""
+    return Console(width=None if sys.stdout.isatty() else 200)
+
+
+def _cut(text: str, most: int = 400) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def as_json(subjects: Sequence[tuple[str, Sequence[Result]]]) -> str:
+    """Every result of every wheel, and of the checkout, whose name is the empty one."""
+    return json.dumps(
+        [{"wheel": name, "results": [asdict(result) for result in results]} for name, results in subjects], indent=1
+    )
+
+
+def listing() -> None:
+    """Print the guards and what each promises."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for guard in GUARDS:
+        table.add_row(guard.name, guard.promise)
+    table.add_row(WORKFLOWS, WORKFLOWS_PROMISE)
+    _console().print(table)
+
+
+def main(arguments: list[str]) -> int:
+    """Audit the checkout and each wheel named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools audit", description=__doc__)
+    parser.add_argument("wheel", type=Path, nargs="*")
+    parser.add_argument("--list", action="store_true", help="print the guards and what each promises")
+    parser.add_argument("--json", action="store_true", help="print a result for each guard as JSON")
+    parser.add_argument("--unrepaired", action="store_true", help="accept a wheel from before `python -m tools repair`")
+    parser.add_argument("--publish", action="store_true", help="refuse a wheel of no commit, or with changes beside it")
+    parser.add_argument("--twin", type=Path, metavar="WHEEL", help="a second build: it must be the same bytes")
+    parser.add_argument(
+        "--torch",
+        type=Path,
+        default=TORCH_LISTS,
+        metavar="DIR",
+        help="<abi>.txt or <abi>/ with the libraries of its torch",
+    )
+    parser.add_argument("--only-torch", metavar="MINOR", help="what a slim wheel serves, such as 2.6")
+    parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
+    options = parser.parse_args(arguments)
+    if options.list:
+        listing()
+        return 0
+    if options.twin is not None and len(options.wheel) != 1:
+        parser.error("--twin compares with one wheel")
+    try:
+        known = matrix.load(options.matrix)
+        cells.expand(known, known.event("release"), options.only_torch or None)  # refuses a minor that there is not
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    asked = Asked(not options.unrepaired, options.twin, options.torch, options.only_torch or None, options.publish)
+    subjects: list[tuple[str, Sequence[Result]]] = [("", [judge_checkout(ROOT, known)])]
+    for path in options.wheel:
+        try:
+            wheel = read_wheel(path)
+        except NotAWheel as error:
+            print(f"{error}", file=sys.stderr)
+            return 2
+        subjects.append((str(path), judge_wheel(wheel, known, asked)))
+    if options.json:
+        print(as_json(subjects))
+    for name, results in () if options.json else subjects:
+        size = f": {Path(name).stat().st_size} bytes" if name else ""
+        violations = sum(len(result.violations) for result in results)
+        print(f"{Path(name).name or 'this checkout'}{size}, {violations} violations")
+        show(results)
+    refused = any(result.verdict in (Verdict.REFUSED, Verdict.BLOCKED) for _, results in subjects for result in results)
+    return int(refused)

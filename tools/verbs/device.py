@@ -1,0 +1,72 @@
+"""Compile all device code of one label, by its very NVRTC, into a part that wheels take.
+
+Writes ``OUT/device-<label>``: one packed file for each family and target, and ``parts.json``. The NVRTC comes from PyPI
+into the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from precast._abi.capability import TargetKind
+from precast._abi.settings import Settings
+from precast._builder import matrix, packing, parts
+from precast._builder.binaries import Made, label_nvrtc, make_device
+from precast._builder.cache import Cache, default_root
+from precast.errors import KernelError
+from tools import packages, second_reader
+from tools.cells import label_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make(label: str, out: Path, settings: Settings) -> str:
+    """Make the part, or leave it as it is; says what was done."""
+    known = matrix.load(ROOT / "matrix.toml")
+    spec = known.label(label_of(label))
+    if spec.requirement is None:
+        raise KernelError(
+            f"+{spec.name} has no device code of its own\n"
+            f"  found   {spec.name}\n"
+            f"  needed  a label with an NVRTC\n"
+            f"  fix     1) python -m tools device --label cu130 --out {out}"
+        )
+    cache = Cache(default_root(settings))
+    found = label_nvrtc(spec, settings, [packages.folder_of(spec.requirement, cache)])
+    made = make_device(spec.targets, found, settings, cache)
+    folder = out / parts.device_name(spec)
+    changed = parts.write(made, spec.label, ROOT, folder)
+    seen = _read_again(made, second_reader.fetch(known.readers, cache))
+    size = sum(file.bytes for file, _ in made.device)
+    how = "written" if changed else "there already"
+    return f"{folder.name}: {len(made.device)} images, {size} bytes, {seen} cubins read twice, {how}"
+
+
+def _read_again(made: Made, programs: tuple[Path, Path]) -> int:
+    """Each cubin, as whoever unpacks the part will have it, held against its target by NVIDIA's tools."""
+    with tempfile.TemporaryDirectory(prefix="precast-cubins-") as folder:
+        cubins = []
+        for file, packed in made.device:
+            if file.target.kind is TargetKind.SASS:
+                path = Path(folder) / packed.stem
+                path.write_bytes(packing.unpack(packed.read_bytes(), file.content_bytes))
+                cubins.append((path, str(file.target)))
+        return second_reader.check(programs, cubins)
+
+
+def main(arguments: list[str]) -> int:
+    """Make one part."""
+    parser = argparse.ArgumentParser(prog="python -m tools device", description=__doc__)
+    parser.add_argument("--label", required=True, help="whose device code, such as cu121")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of parts")
+    options = parser.parse_args(arguments)
+    try:
+        print(make(options.label, options.out, Settings.from_env(os.environ)))
+    except (KernelError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

