@@ -71,9 +71,9 @@ def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict
 
 def _twin(op: str, *args: Any) -> dict[str, Run]:
     """The Triton twin of one op, called as the dispatcher calls it."""
-    from precast.ops import _twins
+    from precast._dispatch import namespace
 
-    return {TWIN: functools.partial(_twins.twin(op), *args)}
+    return {TWIN: functools.partial(namespace.twin(op), *args)}
 
 
 def norms(shape: Shape, compiled: Compile) -> Iterator[Case]:

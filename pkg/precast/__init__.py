@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from precast import base_extension, errors, extension, jit, kernel_loader, nn, ops, optim
-    from precast._load.loader import load
-    from precast._load.prebuild import prebuild
     from precast._load.source import Loaded
+    from precast._loading import load, prebuild
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
 _SUBMODULES = ("base_extension", "errors", "extension", "jit", "kernel_loader", "nn", "ops", "optim")
-_MEMBERS = {"load": "precast._load.loader", "Loaded": "precast._load.source", "prebuild": "precast._load.prebuild"}
+_MEMBERS = {"load": "precast._loading", "Loaded": "precast._load.source", "prebuild": "precast._loading"}
 
 __all__ = [
     "Loaded",

@@ -9,7 +9,7 @@ import pytest
 
 from precast._builder import catalogue, python
 from precast._cli import deep
-from precast._dispatch import namespace
+from precast._load import handover
 from tests.load.conftest import Site
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ from precast.ops import _examples  # noqa: E402
 
 def ops_on(device: str) -> list[str]:
     families = [family for family in catalogue.FAMILIES if device in family.devices]
-    return [namespace.op_name(schema) for family in families for schema in family.ops]
+    return [handover.op_name(schema) for family in families for schema in family.ops]
 
 
 OPS = ops_on("cpu")

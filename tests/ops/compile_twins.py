@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import precast.ops  # noqa: F401
-from precast.ops import _twins
+from precast._dispatch import namespace
 from precast.ops.multi_tensor import ADAM, DECOUPLED, LAMB, LION
 from tests.ops.run_twins import cases
 
@@ -45,10 +45,10 @@ def step(kind: int, dtype: Any, states: int, *, masters: bool = False, norm: flo
     lists = [*wide[1:], *([[]] * (3 - states))]
     steps, one = torch.zeros(2), torch.ones(1)
     places = torch.tensor([[0, 0], [0, 1]], dtype=torch.int32)
-    plan = _twins.twin("multi_tensor_plan")(params, grads, *lists, copies, [], places)
+    plan = namespace.twin("multi_tensor_plan")(params, grads, *lists, copies, [], places)
     numbers = torch.full((1, 6), 0.5, dtype=torch.float64)
-    _twins.twin("multi_tensor_step_")(plan, grads, steps, numbers, [one], one, one, norm, kind, DECOUPLED)
-    _twins.twin("multi_tensor_forget")(plan, steps)
+    namespace.twin("multi_tensor_step_")(plan, grads, steps, numbers, [one], one, one, norm, kind, DECOUPLED)
+    namespace.twin("multi_tensor_forget")(plan, steps)
 
 
 def lists() -> None:
@@ -58,8 +58,8 @@ def lists() -> None:
     step(LION, torch.bfloat16, 1)
     step(LAMB, torch.float16, 3, masters=True)
     some, one = [torch.ones(9), torch.ones(7)], torch.ones(())
-    _twins.twin("multi_tensor_l2norm")(some)
-    _twins.twin("multi_tensor_axpby_")(some, some, some, 0.5, 2.0, one, one)
+    namespace.twin("multi_tensor_l2norm")(some)
+    namespace.twin("multi_tensor_axpby_")(some, some, some, 0.5, 2.0, one, one)
 
 
 def main(backend: str, arch: str, warp: str) -> None:
@@ -76,7 +76,7 @@ def main(backend: str, arch: str, warp: str) -> None:
 
     JITFunction.run = compile_only  # type: ignore[method-assign]
     for op, args in cases(torch.bfloat16, (769,)).values():
-        _twins.twin(op)(*args)
+        namespace.twin(op)(*args)
     lists()
     print(len(made))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import precast.ops  # noqa: F401
-from precast.ops import _twins
+from precast._dispatch import namespace
 
 Case = tuple[str, tuple[Any, ...]]
 EPS = 1e-5
@@ -96,7 +96,7 @@ def main(device: str, path: str) -> None:
     for dtype, widths in dtypes[:2] if device == "cpu" else dtypes:  # the interpreter cuts bfloat16 instead of rounding
         for name, (op, args) in cases(dtype, widths if device == "cpu" else widths[-1:]).items():
             moved = [arg.to(device, copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args]
-            result = _twins.twin(op)(*moved)
+            result = namespace.twin(op)(*moved)
             results = moved[:2] if result is None else result if isinstance(result, tuple) else (result,)
             kept[f"{name} {str(dtype).removeprefix('torch.')}"] = (op, args, [r.cpu() for r in results])
     torch.save(kept, path)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from precast._builder.catalogue import FAMILIES
-from precast._dispatch.namespace import op_name
+from precast._load.handover import op_name
 
 # The ops over rows. Rotations and caches have tests of their own, and what goes over lists of tensors is a step of an
 # optimizer.

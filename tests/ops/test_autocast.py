@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
 from precast._builder.catalogue import DECODE_ATTENTION, KV_CACHE, ROTARY  # noqa: E402
-from precast._dispatch.namespace import op_name  # noqa: E402
+from precast._load.handover import op_name  # noqa: E402
 from precast.ops import _examples, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402

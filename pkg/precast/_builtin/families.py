@@ -6,8 +6,9 @@ import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from precast import _loading
 from precast._builder import catalogue, flags, sources
-from precast._load import loader, verdict
+from precast._load import verdict
 from precast._version import __version__
 from precast.errors import KernelUnavailable
 from precast.extension import backends
@@ -68,7 +69,7 @@ class FamilyExtension(Extension):
     def load(self) -> KernelModule:
         """Loads the family for the device type and returns its functions under the names they always had."""
         self.assert_compatible()
-        loaded = loader.ensure(self.families[0].name, self.device)
+        loaded = _loading.ensure(self.families[0].name, self.device)
         return KernelModule(self.name, self.members, loaded.host, loaded.images)
 
     def include_dirs(self) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from precast import _loading
 from precast._builder import catalogue
-from precast._load import loader, probe, verdict
+from precast._load import probe, verdict
 from precast._load.choose import Choice, choose, need_of
 from precast.errors import KernelUnavailable
 from precast.extension.module import KernelModule
@@ -53,7 +54,7 @@ class TwinExtension(TritonExtension):
     def build_jit(self) -> KernelModule:
         """Registers the Triton kernels; Triton compiles them at their first launch."""
         device = self._device() or "cuda"
-        loaded = [loader.ensure(family.name, device) for family in self.families]
+        loaded = [_loading.ensure(family.name, device) for family in self.families]
         return KernelModule(self.name, self.members, loaded[0].host)
 
     def _device(self) -> str:

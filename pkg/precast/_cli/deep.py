@@ -13,12 +13,12 @@ from typing import Any
 
 from precast._builder import python
 from precast._builder.catalogue import Family
-from precast._dispatch import namespace
+from precast._load import handover
 
 
 def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
     """One object per op and device: whether it computed the right numbers, and what it did instead."""
-    waiting = [f"{namespace.op_name(schema)}@{device}" for family, device in kernels for schema in family.ops]
+    waiting = [f"{handover.op_name(schema)}@{device}" for family, device in kernels for schema in family.ops]
     found: dict[str, str | None] = {}
     while waiting:  # ends: every child answers for at least one of them, if only by dying of it
         found |= _ask(waiting)

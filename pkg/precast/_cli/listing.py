@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._builder.catalogue import Family
 from precast._cli import output, public, status
-from precast._dispatch import namespace
+from precast._load import handover
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -49,7 +49,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _ops(family: Family) -> list[str]:
-    return [namespace.op_name(schema) for schema in family.ops]
+    return [handover.op_name(schema) for schema in family.ops]
 
 
 def names_of(family: Family) -> list[str]:

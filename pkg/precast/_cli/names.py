@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from precast._builder.catalogue import FAMILIES, Family
 from precast._cli import public
-from precast._dispatch import namespace
-from precast._load import loader
+from precast._load import handover, loader
 from precast.errors import KernelUnavailable
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def known() -> tuple[str, ...]:
     """Every name that is taken for a kernel: what users import, families, ops, loaders and their extensions."""
     from precast import kernel_loader
 
-    ops = [namespace.op_name(schema) for family in FAMILIES for schema in family.ops]
+    ops = [handover.op_name(schema) for family in FAMILIES for schema in family.ops]
     of_loaders = [name for one in kernel_loader.loaders() for name in (one.__name__, *sorted(_known(one)))]
     return tuple(dict.fromkeys((*public.rooms(), *(family.name for family in FAMILIES), *ops, *of_loaders)))
 

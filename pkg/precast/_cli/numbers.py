@@ -16,6 +16,7 @@ from torch import Tensor
 
 from precast._builder.catalogue import FAMILIES
 from precast._dispatch import namespace
+from precast._load import handover
 from precast.errors import KernelError
 from precast.ops import _examples
 
@@ -60,7 +61,7 @@ def _check_step(device: str) -> str | None:
 
 def ops_of(families: Sequence[str]) -> list[str]:
     """The names of the ops of these families."""
-    return [namespace.op_name(schema) for f in FAMILIES if f.name in families for schema in f.ops]
+    return [handover.op_name(schema) for f in FAMILIES if f.name in families for schema in f.ops]
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

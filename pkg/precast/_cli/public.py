@@ -14,12 +14,12 @@ from pathlib import Path
 
 import precast
 from precast._builder.catalogue import FAMILIES
-from precast._dispatch import namespace
+from precast._load import handover
 
 ROOMS = ("precast.ops", "precast.optim", "precast.nn")
 _FOLLOWED = (*ROOMS, "precast.compat.modules")
 _FOLDER = Path(precast.__file__).resolve().parent
-_OPS = {namespace.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
+_OPS = {handover.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from precast._dispatch import namespace
+from precast._load.handover import NAMESPACE
 
 # The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
 # excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
@@ -46,8 +47,6 @@ def _bumps_many() -> bool:
 
 _BUMPS_MANY = _bumps_many()  # torch 2.4 does not
 
-CHECKS: dict[str, Callable[..., None]] = {}  # of each op, for kernels that have none of their own
-
 
 def register(
     name: str,
@@ -65,7 +64,7 @@ def register(
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
-    CHECKS[name] = check
+    namespace.CHECKS[name] = check
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
@@ -92,7 +91,7 @@ def register(
             mark_written(_tensors(args[i] for i in written))
         return below_autograd(op, keyset, *args)
 
-    _register_fake(library, f"{namespace.NAMESPACE}::{name}", fake)
+    _register_fake(library, f"{NAMESPACE}::{name}", fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
     library.impl(name, by_reference, "FuncTorchDynamicLayerFrontMode")
     return op

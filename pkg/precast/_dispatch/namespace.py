@@ -1,4 +1,4 @@
-"""The operator namespace ``precast``: every schema defined once, from the catalogue, before anything is loaded.
+"""The operator namespace ``precast``: each family's schemas defined once, before anything of it is loaded.
 
 An op has a kernel from the moment its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family
 for the device of the arguments and dispatches again. The dispatcher prefers the loaded kernel from then on, so the stub
@@ -7,103 +7,109 @@ runs once per family and device. ``torch.compile`` and ``torch.export`` see a pl
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._builder import catalogue
+from precast._load import handover, loader
+from precast._load.handover import NAMESPACE, op_name
 from precast._load.system import require_linux
 from precast.errors import KernelIncompatible, KernelUnavailable
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
 
-NAMESPACE = "precast"
+CHECKS: dict[str, Callable[..., None]] = {}  # of each op, for kernels that have none of their own
 
 _lock = threading.Lock()
 _made: list[
     torch.library.Library
 ] = []  # at most one; kept for the life of the process, as its end would undefine the ops
-_late: set[str] = set()  # the families of those that are defined later that are defined by now
 _running = threading.local()
 
 
 def library() -> torch.library.Library:
-    """The library that owns the namespace, with every schema of the catalogue defined in it; made at the first call."""
+    """The library that owns the namespace; made at the first call."""
     require_linux()
     with _lock:
         if not _made:
-            _made.append(_define_catalogue())
+            with _refusing_others():
+                _made.append(_own())
         return _made[0]
 
 
-def op_name(schema: str) -> str:
-    """``"rms_norm(Tensor x, ...) -> Tensor"`` -> ``"rms_norm"``."""
-    return schema.partition("(")[0].strip()
+@contextmanager
+def family(name: str, twins: Callable[[], ModuleType] | None = None) -> Iterator[None]:
+    """Defines the ops of a family, around the formulas that are registered for them; after it kernels may be loaded.
+
+    Args:
+        name: the family, as its description says it.
+        twins: imports the module of its Triton kernels, which have the ops' names; None where there are none.
+    """
+    known = catalogue.get(name)
+    owner = library()
+    with _refusing_others():
+        _define(owner, known)
+    yield
+    handover.give(name, handover.Formulas(owner, None if twins is None else lambda: _twins(twins())))
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """The default overload of one op, for example ``overload("rms_norm")``."""
+    """The default overload of one op, for example ``overload("rms_norm")``; its family has been defined."""
     import torch
 
-    define_late(name)
     packet = getattr(getattr(torch.ops, NAMESPACE), name)
     result: torch._ops.OpOverload = packet.default
     return result
 
 
-def define_late(name: str) -> None:
-    """Defines the ops of the family of this op, if they wait for their module to be imported."""
-    made = library()
-    for family in catalogue.FAMILIES:
-        if family.late and any(op_name(schema) == name for schema in family.ops):
-            with _lock:
-                if family.name not in _late:
-                    _define(made, family)
-                    _late.add(family.name)
+def twin(op: str) -> Callable[..., Any]:
+    """The Triton kernel of one op, with the checks that the op has everywhere; imports Triton."""
+    family = loader.family_of(op)
+    twins = handover.formulas_of(family).twins
+    if twins is None:
+        raise KeyError(f"{family.name} has no Triton kernels")
+    return twins().kernel(op)
 
 
-def import_formulas(family: catalogue.Family) -> None:
-    """The one import against the arrows, by name: no kernel may be there without the ops' formulas.
-
-    Gradients would be silently missing, and formulas that come after a first call are not seen by the dispatcher.
-    """
-    importlib.import_module("precast.ops")
-    if family.late:
-        importlib.import_module(f"precast.ops.{family.name}")
+def _twins(module: ModuleType) -> handover.Twins:
+    return handover.Twins(Path(str(module.__file__)), lambda op: _checked(op, getattr(module, op)))
 
 
-def refuse_foreign_kernels(family: catalogue.Family, key: str) -> None:
-    """Raises if something else has already registered kernels for this family: the last of two would silently win."""
+def _checked(op: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A Triton kernel with the checks that its op has everywhere; a plan has none, it checks what it is made of."""
+    check = CHECKS.get(op)
+    if check is None:
+        return kernel
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        return kernel(*args)
+
+    return checked
+
+
+def _own() -> torch.library.Library:
     import torch
 
-    for schema in family.ops:
-        name = f"{NAMESPACE}::{op_name(schema)}"
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-            raise KernelIncompatible(
-                f"{name} already has a {key} kernel that this copy of precast did not register\n"
-                f"  found   a kernel from another library or another copy of precast\n"
-                f"  needed  the namespace {NAMESPACE!r} for this copy alone ({__file__})\n"
-                f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
-            )
+    made: torch.library.Library = torch.library.Library(NAMESPACE, "DEF")
+    return made
 
 
-def _define_catalogue() -> torch.library.Library:
-    import torch
-
+@contextmanager
+def _refusing_others() -> Iterator[None]:
+    """Names the one owner of a namespace that is there already, or somebody's fragment of it that has an op of ours."""
     try:
-        made: Any = torch.library.Library(NAMESPACE, "DEF")
-        for family in catalogue.FAMILIES:
-            if not family.late:
-                _define(made, family)
+        yield
     except RuntimeError as error:
-        # The one owner of a namespace is there already, or somebody's fragment of it has an op of ours.
         if "Only a single TORCH_LIBRARY" not in str(error) and "multiple times" not in str(error):
             raise
         raise _occupied(str(error).splitlines()[0]) from error
-    defined: torch.library.Library = made
-    return defined
 
 
 def _define(made: Any, family: catalogue.Family) -> None:
@@ -130,9 +136,6 @@ def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., 
 
     def load_and_redispatch(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         import torch
-
-        # In this room already, but it imports this module: the loader needs the schemas before it registers kernels.
-        from precast._load import loader
 
         device = _first_device((*args, *kwargs.values()))
         if device is None:  # empty tensor lists only: there is nothing to compute, and the CPU kernel says so

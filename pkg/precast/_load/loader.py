@@ -19,9 +19,9 @@ from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildImage, BuildJit, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._builder import catalogue
-from precast._dispatch import namespace
-from precast._load import prebuilt, probe
+from precast._load import handover, prebuilt, probe
 from precast._load.choose import Choice, choose, need_of
+from precast._load.handover import Define
 from precast._load.library import CannotOpen, HostLibrary
 from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
@@ -59,12 +59,19 @@ class _State:
         self.library_lock = threading.Lock()
 
 
+def _defined(_: str) -> None:
+    """For an op that is called: it is there."""
+
+
 _state = _State()
 after_fork_in_child(_state.renew_locks)
 
 
-def ensure(family: str, device: str) -> Loaded:
-    """Kernels of the family are registered for the device type ("cpu", "cuda") when this returns; else KernelError."""
+def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
+    """Kernels of the family are registered for the device type ("cpu", "cuda") when this returns; else KernelError.
+
+    ``define`` is called by the family's name right before, to define its ops; a call of an op needs none.
+    """
     done = _state.loaded.get((family, device))
     if done is not None:
         return done
@@ -78,7 +85,7 @@ def ensure(family: str, device: str) -> Loaded:
         done = _state.loaded.get((family, device))
         if done is None:
             try:
-                done = _state.loaded[family, device] = _load(known, device)
+                done = _state.loaded[family, device] = _load(known, device, define)
             except ImportError as error:
                 raise _replaced(error) from error
         return done
@@ -96,17 +103,13 @@ def _replaced(error: ImportError) -> Exception:
     )
 
 
-def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
-    """Loads the kernels of an op ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
-
-    ``op`` is a name such as ``"rms_norm"`` or ``"precast::rms_norm"``; ``device`` is ``"cpu"`` (the default),
-    ``"cuda"`` (the current GPU), ``"cuda:1"`` or a ``torch.device``.
-    """
+def load(op: str, device: str | TorchDevice | None = None, define: Define = _defined) -> Loaded:
+    """``precast.load``, for which ``define`` defines the ops of a family."""
     family = family_of(op)
     kind, index = _split_device(device)
     if kind == "cuda" and "cuda" in family.devices:
         index = probe.current_gpu() if index is None else index
-    loaded = ensure(family.name, kind)
+    loaded = ensure(family.name, kind, define)
     serving = _state.serving.get((family.name, kind))  # none where a twin stands in: Triton compiles at a launch
     if kind == "cuda" and index is not None and serving is not None:
         serving.prepare(family.name, index)
@@ -115,10 +118,10 @@ def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
 
 def family_of(op: str) -> catalogue.Family:
     """The family of an op ("rms_norm", "precast::rms_norm") or of its own name; a typo lists the names."""
-    name = op.removeprefix(f"{namespace.NAMESPACE}::")
+    name = op.removeprefix(f"{handover.NAMESPACE}::")
     names: list[str] = []
     for family in catalogue.FAMILIES:
-        ops = [namespace.op_name(schema) for schema in family.ops]
+        ops = [handover.op_name(schema) for schema in family.ops]
         if name == family.name or name in ops:
             return family
         names += ops
@@ -137,7 +140,7 @@ def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:
     return kind, int(index) if index else None
 
 
-def _load(family: catalogue.Family, device: str) -> Loaded:
+def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
     started = time.perf_counter()
     settings = probe.read_settings()
     need = need_of(family.name, device)
@@ -149,8 +152,8 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
             from precast._load import twins, verdict
 
             if choice.twin is not None:
+                define(family.name)
                 return twins.load(family, device, choice, choice.twin)
-
             raise verdict.refusal(choice)
         host = _host_source(choice, decision)
         try:
@@ -164,6 +167,7 @@ def _load(family: catalogue.Family, device: str) -> Loaded:
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
+        define(family.name)
         _register(library, family, device.upper(), built=not isinstance(decision.host, HostFile))
         _state.serving[family.name, device] = library
         return Loaded(family.name, device, host, images, time.perf_counter() - started)
@@ -224,8 +228,8 @@ def _set_images(
 
 def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
     """Registers the kernels. A library built here is searched for misspelt names; a wheel was, when it was made."""
-    namespace.import_formulas(family)
-    namespace.refuse_foreign_kernels(family, key)
+    handover.formulas_of(family)
+    handover.refuse_foreign_kernels(family, key)
     if not built:
         library.register(family.name, key)
         return

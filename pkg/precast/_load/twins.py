@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from precast._abi import explain
 from precast._abi.decide import all_rejections
 from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
-from precast._dispatch import namespace
+from precast._load import handover
 from precast._load.choose import Choice
 from precast._load.source import Loaded, Source
 
@@ -22,14 +20,15 @@ _log = logging.getLogger("precast")
 def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
     """Registers the Triton kernels of every op of the family for the device type, and warns for what they stand in."""
     started = time.perf_counter()
-    namespace.import_formulas(family)  # against the arrows, as the next line: the twins live beside them
-    twins: Any = importlib.import_module("precast.ops._twins")
-    namespace.refuse_foreign_kernels(family, device.upper())
-    kernels = {name: twins.twin(name) for name in map(namespace.op_name, family.ops)}
-    library: Any = namespace.library()
+    formulas = handover.formulas_of(family)
+    handover.refuse_foreign_kernels(family, device.upper())
+    assert formulas.twins is not None, f"{family.name} promises Triton kernels and hands none over"
+    twins = formulas.twins()
+    kernels = {name: twins.kernel(name) for name in map(handover.op_name, family.ops)}
+    library: Any = formulas.library
     for name, kernel in kernels.items():
         library.impl(name, kernel, device.upper())
     why = explain.top_reason(all_rejections(choice.decision))
     _log.warning("%s on %s: Triton kernels stand in, compiled at their first launch: %s", family.name, device, why)
-    source = Source("triton", Path(twins.__file__), f"Triton {twin.triton}")
+    source = Source("triton", twins.path, f"Triton {twin.triton}")
     return Loaded(family.name, device, source, (), time.perf_counter() - started)

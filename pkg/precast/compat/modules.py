@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._dispatch import namespace
+from precast._load import loader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,9 @@ _MASKED = -10000.0  # what the older kernel gave a masked score; a row of nothin
 
 def kernel(name: str) -> Callable[..., Any]:
     """An op of ours, whose kernels are loaded at the first call."""
+    from precast import ops
+
+    ops.define(loader.family_of(name).name)
     return namespace.overload(name)
 
 

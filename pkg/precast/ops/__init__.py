@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
+from precast._builder import catalogue
 from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, mul_and_silu, silu_and_mul
 from precast.ops.adam import adam_
 from precast.ops.layer_norm import layer_norm
@@ -63,6 +64,12 @@ _LATE = {
     **dict.fromkeys(("reshape_and_cache", "rotary_embedding_and_cache"), "kv_cache"),
     **dict.fromkeys(("get_cos_and_sin", "rotary_embedding", "rotary_embedding_"), "rotary"),
 }
+
+
+def define(family: str) -> None:
+    """Defines the ops of a family by its name, if nobody has yet: the module of a late one is imported."""
+    if catalogue.get(family).late:
+        importlib.import_module(f"{__name__}.{family}")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ Gradients are computed in one pass, from ``x`` alone, in float32, and rounded on
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_unary
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _checks, _reference
 from precast.ops._reference import GatedKind
@@ -156,20 +158,27 @@ def _half(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-# The gradient formula of the backward is left out: the reference answers for the gradient of a gradient.
-GATED_ACTIVATION = register(
-    "gated_activation",
-    check=lambda x, kind: _checks.gated_inputs("gated_activation", x, kind),
-    result=lambda x, kind: _half(x),
-    reference=_reference.gated_activation,
-    gradient=_GatedActivation.apply,
-)
-GATED_ACTIVATION_BACKWARD = register(
-    "gated_activation_backward",
-    check=lambda grad, x, kind: _checks.gated_inputs("gated_activation_backward", x, kind, grad),
-    result=lambda grad, x, kind: torch.empty_like(x, memory_format=torch.contiguous_format),
-    reference=_reference.gated_activation_backward,
-)
+def _twins() -> ModuleType:
+    from precast.ops._twins import activations
+
+    return activations
+
+
+with namespace.family("activations", twins=_twins), namespace.family("activations_backward", twins=_twins):
+    # The gradient formula of the backward is left out: the reference answers for the gradient of a gradient.
+    GATED_ACTIVATION = register(
+        "gated_activation",
+        check=lambda x, kind: _checks.gated_inputs("gated_activation", x, kind),
+        result=lambda x, kind: _half(x),
+        reference=_reference.gated_activation,
+        gradient=_GatedActivation.apply,
+    )
+    GATED_ACTIVATION_BACKWARD = register(
+        "gated_activation_backward",
+        check=lambda grad, x, kind: _checks.gated_inputs("gated_activation_backward", x, kind, grad),
+        result=lambda grad, x, kind: torch.empty_like(x, memory_format=torch.contiguous_format),
+        reference=_reference.gated_activation_backward,
+    )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
 _gated_activation: Callable[[Tensor, int], Tensor] = GATED_ACTIVATION._op

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast.ops import _checks
 
@@ -100,10 +101,11 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-ADAM_ = register(
-    "adam_",
-    check=_check,
-    result=lambda *_: None,
-    reference=_refuse_derivative,
-    gradient=_refuse_derivative,
-)
+with namespace.family("cpu_adam"):
+    ADAM_ = register(
+        "adam_",
+        check=_check,
+        result=lambda *_: None,
+        reference=_refuse_derivative,
+        gradient=_refuse_derivative,
+    )

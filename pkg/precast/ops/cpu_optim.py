@@ -29,13 +29,14 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-OPTIMIZE_ = register(
-    "optimize_",
-    check=_check,
-    result=lambda *_: None,
-    reference=_refuse_derivative,
-    gradient=_refuse_derivative,
-)
+with namespace.family("cpu_optim"):
+    OPTIMIZE_ = register(
+        "optimize_",
+        check=_check,
+        result=lambda *_: None,
+        reference=_refuse_derivative,
+        gradient=_refuse_derivative,
+    )
 _call = without_autograd(OPTIMIZE_)
 
 # One step by plan, numbers and scale, with the gradients that the parameters have; False, and nothing is done, if a

@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, register
 from precast.ops import _decode_attention_reference as _reference
 from precast.ops._checks import FLOAT_TYPES, _dtype, _require, _same_device
@@ -294,9 +295,10 @@ def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object) -
     return result, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-PAGED_DECODE_ATTENTION = register(
-    _OP, check=_check, result=_result, reference=_reference.paged_decode_attention, gradient=_refuse_gradient
-)
+with namespace.family("decode_attention"):
+    PAGED_DECODE_ATTENTION = register(
+        _OP, check=_check, result=_result, reference=_reference.paged_decode_attention, gradient=_refuse_gradient
+    )
 
 # The dispatcher's own entry point, without the Python frame of OpOverload.__call__.
 _attention: Callable[..., tuple[Tensor, Tensor]] = PAGED_DECODE_ATTENTION._op

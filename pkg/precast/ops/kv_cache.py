@@ -24,6 +24,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, mark_written, register
 from precast.ops import _kv_cache_reference as _reference
 from precast.ops import _rotary_checks
@@ -187,20 +188,21 @@ def _check_rotary(
     _rotary_checks.inputs(op, query, key, cos, sin, positions, interleaved, False)
 
 
-RESHAPE_AND_CACHE = register(
-    "reshape_and_cache",
-    check=lambda *args: _check("reshape_and_cache", *args),
-    result=lambda *_: None,
-    reference=_reference.reshape_and_cache,
-    gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
-)
-ROTARY_EMBEDDING_AND_CACHE = register(
-    "rotary_embedding_and_cache",
-    check=_check_rotary,
-    result=lambda *_: None,
-    reference=_reference.rotary_embedding_and_cache,
-    gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
-)
+with namespace.family("kv_cache"):
+    RESHAPE_AND_CACHE = register(
+        "reshape_and_cache",
+        check=lambda *args: _check("reshape_and_cache", *args),
+        result=lambda *_: None,
+        reference=_reference.reshape_and_cache,
+        gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
+    )
+    ROTARY_EMBEDDING_AND_CACHE = register(
+        "rotary_embedding_and_cache",
+        check=_check_rotary,
+        result=lambda *_: None,
+        reference=_reference.rotary_embedding_and_cache,
+        gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
+    )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
 _reshape_and_cache: Callable[..., None] = RESHAPE_AND_CACHE._op

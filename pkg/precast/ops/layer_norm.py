@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _checks, _reference
 
@@ -94,22 +96,29 @@ def _backward_result(
     return grad_x, x.new_empty(hidden if weight_grad else 0), x.new_empty(hidden if bias_grad else 0)
 
 
-LAYER_NORM = register(
-    "layer_norm",
-    check=lambda x, weight, bias, eps: _checks.layer_norm_inputs("layer_norm", x, weight, bias, eps),
-    result=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-    reference=_reference.layer_norm,
-    gradient=_LayerNorm.apply,
-)
-# Without a gradient formula: the reference answers for the gradient of a gradient (create_graph=True).
-LAYER_NORM_BACKWARD = register(
-    "layer_norm_backward",
-    check=lambda grad, x, weight, eps, *_: _checks.layer_norm_inputs(
-        "layer_norm_backward", x, weight, None, eps, grad=grad
-    ),
-    result=_backward_result,
-    reference=_reference.layer_norm_backward,
-)
+def _twins() -> ModuleType:
+    from precast.ops._twins import layer_norm
+
+    return layer_norm
+
+
+with namespace.family("layer_norm", twins=_twins), namespace.family("layer_norm_backward", twins=_twins):
+    LAYER_NORM = register(
+        "layer_norm",
+        check=lambda x, weight, bias, eps: _checks.layer_norm_inputs("layer_norm", x, weight, bias, eps),
+        result=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+        reference=_reference.layer_norm,
+        gradient=_LayerNorm.apply,
+    )
+    # Without a gradient formula: the reference answers for the gradient of a gradient (create_graph=True).
+    LAYER_NORM_BACKWARD = register(
+        "layer_norm_backward",
+        check=lambda grad, x, weight, eps, *_: _checks.layer_norm_inputs(
+            "layer_norm_backward", x, weight, None, eps, grad=grad
+        ),
+        result=_backward_result,
+        reference=_reference.layer_norm_backward,
+    )
 
 # The dispatcher's own entry point, without the Python frame of OpOverload.__call__ (0.3 us).
 _layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = LAYER_NORM._op

@@ -7,6 +7,7 @@ Arithmetic is in float32; sums have a fixed order, so that the same input gives 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -141,24 +142,31 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-L2NORM = register(
-    "multi_tensor_l2norm",
-    check=lambda tensors: _checks.list_inputs("multi_tensor_l2norm", {"tensors": tensors}),
-    result=lambda tensors: (
-        tensors[0].new_empty((), dtype=torch.float32),
-        tensors[0].new_empty((len(tensors),), dtype=torch.float32),
-    ),
-    reference=_reference.multi_tensor_l2norm,
-)
-AXPBY_ = register(
-    "multi_tensor_axpby_",
-    check=lambda outs, xs, ys, *_: _checks.list_inputs(
-        "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
-    ),
-    result=lambda *_: None,
-    reference=_refuse_derivative,
-    gradient=_refuse_derivative,
-)
+def _twins() -> ModuleType:
+    from precast.ops._twins import multi_tensor
+
+    return multi_tensor
+
+
+with namespace.family("multi_tensor", twins=_twins):
+    L2NORM = register(
+        "multi_tensor_l2norm",
+        check=lambda tensors: _checks.list_inputs("multi_tensor_l2norm", {"tensors": tensors}),
+        result=lambda tensors: (
+            tensors[0].new_empty((), dtype=torch.float32),
+            tensors[0].new_empty((len(tensors),), dtype=torch.float32),
+        ),
+        reference=_reference.multi_tensor_l2norm,
+    )
+    AXPBY_ = register(
+        "multi_tensor_axpby_",
+        check=lambda outs, xs, ys, *_: _checks.list_inputs(
+            "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
+        ),
+        result=lambda *_: None,
+        reference=_refuse_derivative,
+        gradient=_refuse_derivative,
+    )
 
 # The optimizers' own. They are called outside of Dynamo and autograd, and stand for memory that only a plan knows: no
 # trace of them would mean anything, so they have no fake kernels.

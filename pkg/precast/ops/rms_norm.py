@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, mark_written, register, without_autograd
 from precast.ops import _checks, _reference
 from precast.ops._reference import Casting, casting_code
@@ -223,48 +225,55 @@ def _like(t: Tensor) -> Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
-# A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
-RMS_NORM = register(
-    "rms_norm",
-    check=lambda x, weight, eps, casting: _checks.norm_inputs("rms_norm", x, weight, eps, casting),
-    result=lambda x, *_: _like(x),
-    reference=_reference.rms_norm,
-    gradient=_RmsNorm.apply,
-)
-RMS_NORM_BACKWARD = register(
-    "rms_norm_backward",
-    check=lambda grad, x, weight, eps, casting: _checks.norm_inputs(
-        "rms_norm_backward", x, weight, eps, casting, grad=grad
-    ),
-    result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
-    reference=_reference.rms_norm_backward,
-)
-FUSED_ADD_RMS_NORM = register(
-    "fused_add_rms_norm",
-    check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm", x, weight, eps, casting, residual=residual
-    ),
-    result=lambda x, *_: (_like(x), _like(x)),
-    reference=_reference.fused_add_rms_norm,
-    gradient=_FusedAddRmsNorm.apply,
-)
-FUSED_ADD_RMS_NORM_BACKWARD = register(
-    "fused_add_rms_norm_backward",
-    check=lambda grad_y, grad_sum, total, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
-    ),
-    result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
-    reference=_reference.fused_add_rms_norm_backward,
-)
-FUSED_ADD_RMS_NORM_ = register(
-    "fused_add_rms_norm_",
-    check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
-        "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
-    ),
-    result=lambda *_: None,
-    reference=_reference.fused_add_rms_norm_,
-    gradient=_refuse_gradient,
-)
+def _twins() -> ModuleType:
+    from precast.ops._twins import rms_norm
+
+    return rms_norm
+
+
+with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_backward", twins=_twins):
+    # A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
+    RMS_NORM = register(
+        "rms_norm",
+        check=lambda x, weight, eps, casting: _checks.norm_inputs("rms_norm", x, weight, eps, casting),
+        result=lambda x, *_: _like(x),
+        reference=_reference.rms_norm,
+        gradient=_RmsNorm.apply,
+    )
+    RMS_NORM_BACKWARD = register(
+        "rms_norm_backward",
+        check=lambda grad, x, weight, eps, casting: _checks.norm_inputs(
+            "rms_norm_backward", x, weight, eps, casting, grad=grad
+        ),
+        result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
+        reference=_reference.rms_norm_backward,
+    )
+    FUSED_ADD_RMS_NORM = register(
+        "fused_add_rms_norm",
+        check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
+            "fused_add_rms_norm", x, weight, eps, casting, residual=residual
+        ),
+        result=lambda x, *_: (_like(x), _like(x)),
+        reference=_reference.fused_add_rms_norm,
+        gradient=_FusedAddRmsNorm.apply,
+    )
+    FUSED_ADD_RMS_NORM_BACKWARD = register(
+        "fused_add_rms_norm_backward",
+        check=lambda grad_y, grad_sum, total, weight, eps, casting: _checks.norm_inputs(
+            "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
+        ),
+        result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
+        reference=_reference.fused_add_rms_norm_backward,
+    )
+    FUSED_ADD_RMS_NORM_ = register(
+        "fused_add_rms_norm_",
+        check=lambda x, residual, weight, eps, casting: _checks.norm_inputs(
+            "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
+        ),
+        result=lambda *_: None,
+        reference=_reference.fused_add_rms_norm_,
+        gradient=_refuse_gradient,
+    )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__ (0.3 us).
 _rms_norm: Callable[[Tensor, Tensor, float, int], Tensor] = RMS_NORM._op

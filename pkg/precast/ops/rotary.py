@@ -214,21 +214,21 @@ def _like(query: Tensor, key: Tensor | None, *_: Any) -> Both:
     return made, torch.empty_like(key, memory_format=torch.contiguous_format)
 
 
-namespace.define_late("rotary_embedding")
-ROTARY_EMBEDDING = register(
-    "rotary_embedding",
-    check=lambda *args: _rotary_checks.inputs("rotary_embedding", *args),
-    result=_like,
-    reference=_rotary_reference.rotary_embedding,
-    gradient=_Rotary.apply,
-)
-ROTARY_EMBEDDING_ = register(
-    "rotary_embedding_",
-    check=lambda *args: _rotary_checks.inputs("rotary_embedding_", *args),
-    result=lambda *_: None,
-    reference=_rotary_reference.rotary_embedding_,
-    gradient=_refuse_gradient,
-)
+with namespace.family("rotary"):
+    ROTARY_EMBEDDING = register(
+        "rotary_embedding",
+        check=lambda *args: _rotary_checks.inputs("rotary_embedding", *args),
+        result=_like,
+        reference=_rotary_reference.rotary_embedding,
+        gradient=_Rotary.apply,
+    )
+    ROTARY_EMBEDDING_ = register(
+        "rotary_embedding_",
+        check=lambda *args: _rotary_checks.inputs("rotary_embedding_", *args),
+        result=lambda *_: None,
+        reference=_rotary_reference.rotary_embedding_,
+        gradient=_refuse_gradient,
+    )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
 _rotary: Callable[..., Both] = ROTARY_EMBEDDING._op

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
+from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, register, without_autograd
 from precast.ops import _softmax_reference as _reference
 from precast.ops._checks import FLOAT_TYPES
@@ -244,40 +246,47 @@ def _like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-SCALED_SOFTMAX = register(
-    "scaled_softmax",
-    check=lambda x, scale: _check_x("scaled_softmax", x),
-    result=_like,
-    reference=_reference.scaled_softmax,
-    gradient=_Scaled.apply,
-)
-SCALED_MASKED_SOFTMAX = register(
-    "scaled_masked_softmax",
-    check=lambda x, mask, scale, masked_value, uniform: _check_masked(x, mask, masked_value),
-    result=_like,
-    reference=_reference.scaled_masked_softmax,
-    gradient=_Masked.apply,
-)
-SCALED_UPPER_TRIANG_MASKED_SOFTMAX = register(
-    "scaled_upper_triang_masked_softmax",
-    check=lambda x, scale: _check_square("scaled_upper_triang_masked_softmax", x),
-    result=_like,
-    reference=_reference.scaled_aligned_causal_softmax,
-    gradient=_Causal.apply,
-)
-SCALED_ALIGNED_CAUSAL_SOFTMAX = register(
-    "scaled_aligned_causal_softmax",
-    check=lambda x, scale: _check_x("scaled_aligned_causal_softmax", x, dimensions=2),
-    result=_like,
-    reference=_reference.scaled_aligned_causal_softmax,
-    gradient=_Causal.apply,
-)
-SOFTMAX_BACKWARD = register(
-    "scaled_softmax_backward",
-    check=lambda grad, y, scale, causal: _check_backward(grad, y, causal),
-    result=_like,
-    reference=_reference.scaled_softmax_backward,
-)
+def _twins() -> ModuleType:
+    from precast.ops._twins import softmax
+
+    return softmax
+
+
+with namespace.family("softmax", twins=_twins), namespace.family("softmax_backward", twins=_twins):
+    SCALED_SOFTMAX = register(
+        "scaled_softmax",
+        check=lambda x, scale: _check_x("scaled_softmax", x),
+        result=_like,
+        reference=_reference.scaled_softmax,
+        gradient=_Scaled.apply,
+    )
+    SCALED_MASKED_SOFTMAX = register(
+        "scaled_masked_softmax",
+        check=lambda x, mask, scale, masked_value, uniform: _check_masked(x, mask, masked_value),
+        result=_like,
+        reference=_reference.scaled_masked_softmax,
+        gradient=_Masked.apply,
+    )
+    SCALED_UPPER_TRIANG_MASKED_SOFTMAX = register(
+        "scaled_upper_triang_masked_softmax",
+        check=lambda x, scale: _check_square("scaled_upper_triang_masked_softmax", x),
+        result=_like,
+        reference=_reference.scaled_aligned_causal_softmax,
+        gradient=_Causal.apply,
+    )
+    SCALED_ALIGNED_CAUSAL_SOFTMAX = register(
+        "scaled_aligned_causal_softmax",
+        check=lambda x, scale: _check_x("scaled_aligned_causal_softmax", x, dimensions=2),
+        result=_like,
+        reference=_reference.scaled_aligned_causal_softmax,
+        gradient=_Causal.apply,
+    )
+    SOFTMAX_BACKWARD = register(
+        "scaled_softmax_backward",
+        check=lambda grad, y, scale, causal: _check_backward(grad, y, causal),
+        result=_like,
+        reference=_reference.scaled_softmax_backward,
+    )
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling

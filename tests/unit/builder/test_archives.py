@@ -176,7 +176,7 @@ def test_everything_that_reads_a_wheel_refuses_a_bomb(tmp_path: Path) -> None:
 def test_the_audit_says_so_in_one_line_and_in_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, -1)); sys.path.insert(0, 'pkg'); "
-        "from tools import audit; sys.exit(audit.main(sys.argv[1:]))"
+        "from tools.verbs import audit as a; sys.exit(a.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, str(bomb(tmp_path))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

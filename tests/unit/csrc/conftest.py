@@ -179,10 +179,12 @@ class InterpretedLists:
     def __init__(self) -> None:
         from types import SimpleNamespace
 
-        from precast.ops import _twins
+        import precast.ops.multi_tensor  # noqa: F401 - which hands its twins over
+        from precast._dispatch import namespace
+        from precast._load.handover import op_name
 
-        names = [op for op in _twins.TWINS if op.startswith("multi_tensor_")]
-        self.ops = SimpleNamespace(**{name: _twins.twin(name) for name in names})
+        names = [op_name(schema) for schema in catalogue.get("multi_tensor").ops]
+        self.ops = SimpleNamespace(**{name: namespace.twin(name) for name in names})
 
     def launched(self) -> list[str]:
         return []

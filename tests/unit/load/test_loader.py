@@ -12,8 +12,7 @@ import pytest
 from precast._abi.capability import GpuTarget
 from precast._abi.host import Host
 from precast._abi.settings import Settings
-from precast._dispatch import namespace
-from precast._load import jit, loader, prebuilt, probe
+from precast._load import handover, jit, loader, prebuilt, probe
 from precast._load.source import Source
 from precast.errors import JitDisabled, KernelIncompatible, KernelUnavailable
 from tests.unit.abi import examples as ex
@@ -28,8 +27,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "calls"))
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     monkeypatch.setattr(loader, "_state", loader._State())
-    monkeypatch.setattr(namespace, "import_formulas", lambda family: None)
-    monkeypatch.setattr(namespace, "refuse_foreign_kernels", lambda family, key: None)
+    monkeypatch.setattr(handover, "formulas_of", lambda family: None)
+    monkeypatch.setattr(handover, "refuse_foreign_kernels", lambda family, key: None)
     return tmp_path / "calls"
 
 

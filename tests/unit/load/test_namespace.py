@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 # A loader that registers plain torch kernels at its first call, and counts.
 TOY = """
 import types, threading, torch
-import precast._load
+from precast._builder import catalogue
 from precast._dispatch import namespace
 calls, kept = [], []
 def ensure(family, device):
@@ -22,10 +22,10 @@ def ensure(family, device):
         kept.append(torch.library.Library("precast", "IMPL"))
         name = "rms_norm" if family == "rms_norm" else "adam_"
         kept[-1].impl(name, lambda x, w, *_: x * w if family == "rms_norm" else None, "CPU")
-toy = types.ModuleType("precast._load.loader")
-toy.ensure = ensure
-import sys
-sys.modules["precast._load.loader"] = precast._load.loader = toy
+namespace.loader = types.SimpleNamespace(ensure=ensure)
+for family in catalogue.FAMILIES:
+    with namespace.family(family.name):
+        pass
 """
 
 
@@ -92,7 +92,6 @@ def test_a_device_that_still_has_no_kernel_is_named_and_does_not_recurse() -> No
         TOY
         + """
 from precast.errors import KernelUnavailable
-namespace.library()
 try:
     torch.ops.precast.fused_add_rms_norm(*[torch.ones(2, 3)] * 2, torch.ones(3), 1e-6, 0)
 except KernelUnavailable as error:
@@ -116,7 +115,8 @@ import torch
 from precast._dispatch import namespace
 from precast.errors import KernelIncompatible
 try:
-    namespace.library()
+    with namespace.family("rms_norm"):
+        raise AssertionError("it was defined")
 except KernelIncompatible as error:
     print(error)
 """
@@ -151,15 +151,18 @@ def test_a_kernel_somebody_else_registered_is_refused() -> None:
 import torch
 from precast._builder import catalogue
 from precast._dispatch import namespace
+from precast._load import handover
 from precast.errors import KernelIncompatible
-namespace.library()
-namespace.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
+for family in (catalogue.RMS_NORM, catalogue.CPU_ADAM):
+    with namespace.family(family.name):
+        pass
+handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
 theirs = torch.library.Library("precast", "IMPL")
 theirs.impl("rms_norm", lambda x, *_: x, "CPU")
-namespace.refuse_foreign_kernels(catalogue.RMS_NORM, "CUDA")
-namespace.refuse_foreign_kernels(catalogue.CPU_ADAM, "CPU")
+handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CUDA")
+handover.refuse_foreign_kernels(catalogue.CPU_ADAM, "CPU")
 try:
-    namespace.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
+    handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
 except KernelIncompatible as error:
     print(error)
 """
@@ -173,14 +176,65 @@ def test_the_schemas_carry_the_tag_and_the_mutations() -> None:
 import torch
 from precast._builder import catalogue
 from precast._dispatch import namespace
+from precast._load import handover
 library = namespace.library()
 assert namespace.library() is library
 for family in catalogue.FAMILIES:
+    with namespace.family(family.name):
+        pass
     for schema in family.ops:
-        name = namespace.op_name(schema)
+        name = handover.op_name(schema)
         op = namespace.overload(name)
         assert torch.Tag.pt2_compliant_tag in op.tags
         # What is written in place ends in _; what writes into a cache says so by its name.
         assert op._schema.is_mutable == ("!" in schema) == name.endswith(("_", "_and_cache")), schema
+"""
+    )
+
+
+def test_kernels_of_a_family_whose_ops_are_not_defined_are_refused() -> None:
+    said = child(
+        """
+from precast._builder import catalogue
+from precast._dispatch import namespace
+from precast._load import handover
+from precast.errors import KernelUnavailable
+try:
+    handover.formulas_of(catalogue.RMS_NORM)
+except KernelUnavailable as error:
+    print(error)
+try:
+    with namespace.family("rms_norm"):
+        raise ZeroDivisionError  # a formula that cannot be registered
+except ZeroDivisionError:
+    pass
+try:
+    handover.formulas_of(catalogue.RMS_NORM)
+except KernelUnavailable as error:
+    print(error)
+with namespace.family("cpu_adam"):
+    pass
+assert handover.formulas_of(catalogue.CPU_ADAM).library is namespace.library()
+"""
+    )
+    assert said.count("the kernels of rms_norm cannot be registered before its ops are defined") == 2
+    assert "fix     1) python -c" in said
+
+
+def test_an_op_is_defined_by_its_family_and_the_loader_never_imports_the_ops() -> None:
+    child(
+        """
+import sys
+import precast
+from precast._load import loader
+from precast.errors import KernelUnavailable
+try:
+    loader.ensure("rms_norm", "cpu")
+except KernelUnavailable as error:
+    assert "before its ops are defined" in str(error), error
+assert "precast.ops" not in sys.modules
+assert precast.load("rms_norm").family == "rms_norm" and "precast.ops" in sys.modules
+assert "precast.ops.rotary" not in sys.modules
+assert precast.load("rotary_embedding").family == "rotary" and "precast.ops.rotary" in sys.modules
 """
     )

@@ -1,8 +1,8 @@
-"""Having every kernel ready in a job of many processes: built once on each node, then loaded by all.
+"""Loading ahead of a call: the loader, with the ops that belong above its kernels.
 
-Nothing has to call this: ranks that start cold take turns by themselves (``_builder/lock.py``). It is for jobs that
-want the build before the first step, and one error instead of one for each rank. No lock is held while ranks wait for
-each other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
+Nothing has to call :func:`prebuild`: ranks that start cold take turns by themselves (``_builder/lock.py``). It is for
+jobs that want the build before the first step, and one error instead of one for each rank. No lock is held while ranks
+wait for each other, and a rank whose build fails still answers, so a failure is an error everywhere and a hang nowhere.
 """
 
 from __future__ import annotations
@@ -12,12 +12,44 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from precast._builder import catalogue
-from precast._load.loader import TorchDevice, family_of, load
+from precast._load import loader
+from precast._load.loader import TorchDevice
 from precast._load.source import Loaded
 from precast.errors import BuildFailed, BuildTimeout, KernelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
+    """Loads the kernels of an op ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
+
+    Args:
+        op: a name such as ``"rms_norm"`` or ``"precast::rms_norm"``.
+        device: ``"cpu"`` (the default), ``"cuda"`` (the current GPU), ``"cuda:1"`` or a ``torch.device``.
+
+    Returns:
+        Where the kernels came from.
+
+    Raises:
+        precast.errors.KernelError: no kernel can be loaded or built here; the message has every reason.
+
+    Example::
+
+        precast.load("rms_norm", "cpu")
+    """
+    return loader.load(op, device, _define)
+
+
+def ensure(family: str, device: str) -> Loaded:
+    """Loads a family for a device type, as its first call would."""
+    return loader.ensure(family, device, _define)
+
+
+def _define(family: str) -> None:
+    from precast import ops  # which imports torch: the loader has found one by now
+
+    ops.define(family)
 
 
 def prebuild(
@@ -44,7 +76,7 @@ def prebuild(
 def _families(ops: Iterable[str] | None, kind: str) -> list[str]:
     if ops is None:
         return [family.name for family in catalogue.FAMILIES if kind in family.devices]
-    return list(dict.fromkeys(family_of(op).name for op in ops))
+    return list(dict.fromkeys(loader.family_of(op).name for op in ops))
 
 
 def _load_all(names: list[str], device: str | TorchDevice | None) -> tuple[tuple[Loaded, ...], KernelError | None]:

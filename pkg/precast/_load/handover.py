@@ -1,0 +1,77 @@
+"""What the ops hand down to the loader when they are defined; without it no kernel of a family is registered.
+
+Gradients would be silently missing, and formulas that come after a first call are not seen by the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast._abi.value import value
+from precast._builder.catalogue import Family
+from precast.errors import KernelIncompatible, KernelUnavailable
+
+if TYPE_CHECKING:
+    import torch
+
+NAMESPACE = "precast"
+
+Define = Callable[[str], object]  # defines the ops of a family, by its name, if nobody has yet
+
+
+@value(frozen=True)
+class Twins:
+    """The Triton kernels of a family, and the file that has them."""
+
+    path: Path
+    kernel: Callable[[str], Callable[..., Any]]  # by the name of the op
+
+
+@value(frozen=True)
+class Formulas:
+    """Of one family: the library that owns its ops, and what imports their Triton kernels, if there are any."""
+
+    library: torch.library.Library
+    twins: Callable[[], Twins] | None
+
+
+_given: dict[str, Formulas] = {}
+
+
+def give(family: str, formulas: Formulas) -> None:
+    """The family's ops are defined, with all that belongs above their kernels."""
+    _given[family] = formulas
+
+
+def formulas_of(family: Family) -> Formulas:
+    """What was given for a family; raises KernelUnavailable if its ops have not been defined."""
+    if family.name not in _given:
+        raise KernelUnavailable(
+            f"the kernels of {family.name} cannot be registered before its ops are defined\n"
+            f"  found   kernels without the checks and gradients that belong above them\n"
+            f"  needed  the import of precast.ops before the loader is asked\n"
+            f'  fix     1) python -c "import precast; precast.load({family.name!r})", which does both'
+        )
+    return _given[family.name]
+
+
+def op_name(schema: str) -> str:
+    """``"rms_norm(Tensor x, ...) -> Tensor"`` -> ``"rms_norm"``."""
+    return schema.partition("(")[0].strip()
+
+
+def refuse_foreign_kernels(family: Family, key: str) -> None:
+    """Raises if something else has already registered kernels for this family: the last of two would silently win."""
+    import torch
+
+    for schema in family.ops:
+        name = f"{NAMESPACE}::{op_name(schema)}"
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+            raise KernelIncompatible(
+                f"{name} already has a {key} kernel that this copy of precast did not register\n"
+                f"  found   a kernel from another library or another copy of precast\n"
+                f"  needed  the namespace {NAMESPACE!r} for this copy alone ({__file__})\n"
+                f"  fix     1) keep one copy: python -m pip list | grep -i {NAMESPACE}"
+            )
