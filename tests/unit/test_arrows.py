@@ -34,17 +34,20 @@ TORCH = (
     "_load/probe.py",
     "_loading.py",
     "_load/prebuilt.py",
+    "_load/handover.py",
     "_load/library.py",
     "_load/dangling.py",
     "_load/downstream.py",
     "build/command.py",
-    "_dispatch/namespace.py",
     "_load/loader.py",
     "_cli/numbers.py",
 )
-TORCH_ROOMS = ("extension", "ops", "optim", "nn")
+TORCH_ROOMS = ("_builtin", "_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
 EAGER_TORCH_ROOMS = ("ops", "optim", "nn", "jit")
-EAGER_TORCH = ("_cli/numbers.py",)  # runs in a child process that is there to call the ops
+EAGER_TORCH = (
+    "_dispatch/formulas.py",
+    "_cli/numbers.py",
+)  # runs in a child process that is there to call the ops
 
 # `_abi` is values and pure functions: nothing it imports can touch a file, a process or the network.
 PURE = {
@@ -59,17 +62,12 @@ BUILD_ONLY = {
     "_builder/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
-    **{
-        f"extension/{name}.py": {"setuptools"}
-        for name in ("aot", "builtin", "child", "cpp", "cubin", "families", "native")
-    },
+    "_builtin/families.py": {"setuptools"},
+    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "native")},
 }
 # Used where the user has it, and nothing is missing without it.
-IF_THERE = {
-    "_load/progress.py": {"rich"},
-    **{f"ops/_twins/{name}.py": {"triton"} for name in ("rows", "rms_norm", "layer_norm", "activations", "softmax")},
-    **{f"ops/_twins/{name}.py": {"triton"} for name in ("updates", "multi_tensor")},
-}
+IF_THERE = {"_load/progress.py": {"rich"}}
+TRITON = re.compile(r"ops/.*twin.*")  # the Triton kernels of a family
 
 
 def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:
@@ -245,7 +243,7 @@ def test_torch_is_imported_where_it_may_be_and_when_it_is_used(path: Path) -> No
 def test_only_the_declared_dependencies_are_imported(path: Path) -> None:
     names = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
     allowed = set(sys.stdlib_module_names) | {"precast"} | THIRD_PARTY | BUILD_ONLY.get(relative(path), set())
-    allowed |= IF_THERE.get(relative(path), set())
+    allowed |= IF_THERE.get(relative(path), set()) | ({"triton"} if TRITON.fullmatch(relative(path)) else set())
     assert names <= allowed
 
 
