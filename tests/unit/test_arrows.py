@@ -188,9 +188,8 @@ def drawn(text: str) -> set[tuple[str, str]]:
 
 
 def drawing() -> str:
-    blocks = re.findall(
-        r"^```\n(.*?)^```", (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    page = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if "─►" in block)
     return str(block)
 
