@@ -90,7 +90,7 @@ def _read(module: str) -> _Module:
     definitions: dict[str, ast.stmt] = {}
     imports: dict[str, tuple[str, str]] = {}
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body:
+    for node in _top_level(tree):
         for name in _defined(node):
             definitions[name] = node
         if isinstance(node, ast.ImportFrom | ast.If):  # if TYPE_CHECKING
@@ -98,6 +98,12 @@ def _read(module: str) -> _Module:
                 if isinstance(one, ast.ImportFrom) and one.module is not None:
                     imports |= {alias.asname or alias.name: (one.module, alias.name) for alias in one.names}
     return _Module(definitions, imports)
+
+
+def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module; those of a ``with`` are among them, as formulas are registered in one."""
+    for node in tree.body:
+        yield from node.body if isinstance(node, ast.With) else (node,)
 
 
 def _defined(node: ast.stmt) -> list[str]:
