@@ -246,6 +246,31 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     assert float(found) == 1
 
 
+@pytest.mark.parametrize("longest", [0, 40, 79])
+def test_every_block_finds_its_tensor_among_short_ones_and_a_long_one(list_gpu: Any, longest: int) -> None:
+    """A block first looks where its tensor would be if all were of one length, which here is far from it."""
+    xs = [torch.full((5,), float(i)) for i in range(80)]
+    xs[longest] = torch.full((100_000,), 0.5)
+    outs = [torch.zeros_like(x) for x in xs]
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, [], 2.0, 0.0, None, None)
+    assert all(torch.equal(out, 2 * x) for out, x in zip(outs, xs, strict=True))
+
+
+def test_a_sum_by_the_factor_one_goes_into_other_tensors(list_gpu: Any) -> None:
+    xs = made(torch.float32)
+    outs = [torch.zeros_like(x) for x in xs]
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, [], 1.0, 0.0, None, None)
+    assert all(map(torch.equal, outs, xs))
+
+
+def test_lamb_leaves_a_parameter_without_a_direction(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(600))
+    optimizer = FusedLAMB([param], lr=0.1, weight_decay=0.0, always_adapt=True)
+    param.grad = torch.zeros(600)
+    optimizer.step()
+    assert torch.equal(param, torch.ones(600))
+
+
 @pytest.fixture
 def mesh() -> Iterator[Any]:
     """A mesh of two ranks, of which this process is the first and the other one is made up."""
