@@ -6,7 +6,7 @@ import copy
 import io
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -192,6 +192,11 @@ def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
         for name in ("master_param", "exp_avg", "exp_avg_sq"):
             assert again.state[param][name].dtype == torch.float32
             assert torch.equal(again.state[param][name], ours.state[param][name])
+    before = copy.deepcopy(ours.state_dict()["state"])
+    give_grads(params, 2)
+    again.step()
+    for key, states in ours.state_dict()["state"].items():  # which were loaded, and are nobody else's now
+        assert all(torch.equal(value, before[key][name]) for name, value in states.items())
 
 
 def test_copies_of_an_optimizer_work_on_their_own(list_gpu: Any) -> None:
@@ -246,6 +251,22 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     assert float(found) == 1
 
 
+@pytest.mark.parametrize("most", [0.5, 1e3])
+def test_clipping_by_the_norm_is_torchs(list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    from precast.ops import multi_tensor
+
+    monkeypatch.setattr(multi_tensor, "L2NORM", list_gpu.ops.multi_tensor_l2norm)
+    monkeypatch.setattr(multi_tensor, "AXPBY_", list_gpu.ops.multi_tensor_axpby_)
+    params, twins = made(torch.float32), made(torch.float32)
+    for some in (params, twins):
+        give_grads(some, 1)
+        some[2].grad = None
+    norm = multi_tensor.clip_grad_norm_(params, most)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twins, most))
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param.grad, twin.grad)
+
+
 @pytest.mark.parametrize("longest", [0, 40, 79])
 def test_every_block_finds_its_tensor_among_short_ones_and_a_long_one(list_gpu: Any, longest: int) -> None:
     """A block first looks where its tensor would be if all were of one length, which here is far from it."""
@@ -297,6 +318,12 @@ def test_shards_of_a_dtensor_are_updated(list_gpu: Any, mesh: Any) -> None:
         ours.step()
         theirs.step()
         assert_near(param.to_local().detach(), twin, 0.5, step)
+    cast("Any", param)._local_tensor = param.to_local().detach().clone()  # the plan knows another one
+    twin.grad = torch.ones(5, 7)
+    param.grad = DTensor.from_local(twin.grad.clone(), mesh, [Shard(0)])
+    ours.step()
+    theirs.step()
+    assert_near(param.to_local().detach(), twin, 0.5, 4)
     moment = ours.state[param]["exp_avg"]
     assert isinstance(moment, DTensor) and moment.shape == (10, 7)
     param.grad = DTensor.from_local(torch.randn(10, 7), mesh, [Replicate()])
