@@ -12,7 +12,7 @@
 
 namespace precast {
 
-constexpr Entry kEntries[] = {{"probe_v4"}, {"probe_any"}};
+constexpr Entry kEntries[] = {{"probe_v4"}, {"probe_any", 128 * 1024}};
 KernelFamily kernels = {"probe", kEntries, 2};
 static const Family family = {"probe", nullptr, 0, &kernels};
 __attribute__((used, section("precast_families"))) static const Family* const pointer = &family;

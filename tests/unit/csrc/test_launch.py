@@ -326,3 +326,12 @@ def test_a_family_is_registered_once_for_each_key(folder: Path) -> None:
     code += "out['errors'] = [call('precast_register', 'no_device_code', key) for key in both]\n"
     code += "out['times'] = [c.probe_registrations(cuda) for cuda in (0, 1)]"
     assert scenario(folder, code) == {"errors": [0] * 5, "times": [1, 1]}
+
+
+@pytest.mark.parametrize(("has", "given"), [(232448, 131072), (101376, 101376 - 2048)])
+def test_a_kernel_is_given_the_shared_memory_it_asks_for_as_far_as_the_device_has_it(
+    folder: Path, has: int, given: int
+) -> None:
+    """2 KB of what a block may have are for what kernels declare themselves."""
+    code = f"setting('shared', {has})\nimage(0)\nout = [launch(0, 1), cuda.fake_shared_limit()]"
+    assert scenario(folder, code) == [0, given]

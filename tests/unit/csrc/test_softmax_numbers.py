@@ -164,6 +164,16 @@ def test_the_mask_is_broadcast(gpu: Emulated, columns: int) -> None:
         assert_close(y, reference.scaled_masked_softmax(x.double(), mask, 0.7, -INFINITY, False))
 
 
+@pytest.mark.parametrize("queries", [384, 385])
+def test_heads_take_turns_with_a_large_mask(gpu: Emulated, queries: int) -> None:
+    """From 12 M bytes of mask on, and only with whole tiles of 64 queries: no smaller tensors can show it."""
+    x, mask = made(2, queries, 32768, dtype=BF16), masks(queries, 32768)
+    y = gpu.ops.scaled_masked_softmax(x, mask, 0.7, -INFINITY, False)
+    for ours, head in zip(y, x, strict=True):
+        exact = torch.softmax((head.float() * 0.7).masked_fill(mask, -INFINITY), -1)
+        torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("columns", [1, 7, 24, 600, 33000])
 @pytest.mark.parametrize("value", [-INFINITY, -10000.0, 300.0])
 @pytest.mark.parametrize("uniform", [False, True])
