@@ -116,20 +116,8 @@ def copy_tree(to: Path) -> Path:
 
 def run_tests(tree: Path, tests: Iterable[str], cache: Path, limit_s: float) -> tuple[int | None, str]:
     """The exit status of pytest and its output. The status is None after the time limit."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-m",
-        "not long",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+    options = ["-x", "-q", "-n", "0", "-m", "not long", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "PYTEST_"))}
     # Two versions of a file can have the same size and second, and bytecode is compared by these.
     own = {"PYTHONPATH": str(tree / "pkg"), "PYTHONDONTWRITEBYTECODE": "1", "PRECAST_CACHE_DIR": str(cache)}
@@ -155,7 +143,7 @@ def run_tests(tree: Path, tests: Iterable[str], cache: Path, limit_s: float) -> 
 
 
 def judge(status: int | None, output: str) -> Verdict:
-    """What the run of the tests says about the fault in the tree."""
+    """Reads the verdict from the exit status of pytest (None: the time limit) and its output."""
     compile_error = _COMPILE_ERROR.search(output)
     if compile_error is not None:
         return Verdict("broken", f"it does not compile: {compile_error[0]}")
@@ -166,7 +154,7 @@ def judge(status: int | None, output: str) -> Verdict:
     failed = _FAILED.search(output)
     if status in (_TESTS_FAILED, _INTERRUPTED) and failed is not None:
         return Verdict("killed", failed[1])
-    if status < 0:
+    if status < 0:  # a fault in C++ can end the process
         return Verdict("killed", f"the tests ended with signal {-status}")
     return Verdict("broken", f"pytest ended with status {status}: {output.strip()[-300:]}")
 
