@@ -181,6 +181,23 @@ def test_states_go_to_torch_and_back(list_gpu: Any, kind: str) -> None:
     both(3)
 
 
+def test_adamw_stays_adamw_with_a_state_of_adam(list_gpu: Any) -> None:
+    param, twin = (torch.linspace(-1, 1, 600) for _ in range(2))
+    options = {"lr": 0.1, "weight_decay": 0.5}
+    saved = []
+    for tensor in (param, twin):
+        adam = FusedAdam([tensor], **options)
+        give_grads([tensor], 1)
+        adam.step()
+        saved.append(copy.deepcopy(adam.state_dict()))
+    ours, theirs = FusedAdamW([param], **options), torch.optim.AdamW([twin], **options)
+    for optimizer, tensor, state in zip((ours, theirs), (param, twin), saved, strict=True):
+        optimizer.load_state_dict(state)
+        give_grads([tensor], 2)
+        optimizer.step()
+    assert_near(param, twin, 0.5, 2)
+
+
 def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
     params = made(torch.bfloat16)
     ours = FusedAdamW(params, lr=1e-3, master_weights=True)
