@@ -172,6 +172,22 @@ def test_everything_that_reads_a_wheel_refuses_a_bomb(tmp_path: Path) -> None:
         audit_of_anybodys.audit(path)
 
 
+def test_the_headers_of_a_tar_may_use_their_budget_up_and_no_byte_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_TAR_HEADER_BYTES", 4)
+
+    def file() -> archives._Forwards:
+        return archives._Forwards(iter([b"ab", b"", b"cdef"]))
+
+    whole = file()
+    assert (whole.read(4), whole.read(0), whole.left, whole.tell()) == (b"abcd", b"", 0, 4)
+    for size, left in ((1, 0), (5, 4), (-1, 4)):
+        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and other files, more than the {left} that"):
+            (file() if left else whole).read(size)
+    assert file().seek(4) == 4
+    with pytest.raises(BadArchive, match="more headers and other files than are read"):
+        file().seek(5)
+
+
 def test_the_audit_says_so_in_one_line_and_in_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, -1)); sys.path.insert(0, 'pkg'); "
