@@ -59,10 +59,10 @@ def main() -> int:
     """Return 0 if every mutant was noticed or is recorded as equivalent."""
     asked = arguments()
     known = equivalent.read(Path(__file__).with_name("equivalent.toml"))
-    stale = equivalent.stale(known, CHECKOUT)
+    PRECAST.copy()
+    stale = equivalent.stale(known, PRECAST.texts())
     for entry in stale:
         print(f"equivalent.toml: no such line in {entry.file}: {entry.line}")
-    PRECAST.copy()
     folder = covered.measure(PRECAST.tree, PRECAST.files, PRECAST.test_files, PRECAST.marks, PRECAST.environment)
     if asked.coverage:
         print_coverage(PRECAST, folder)

@@ -53,11 +53,6 @@ class Mutant:
     after: str
     source: str
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What names a mutant while its file changes elsewhere."""
-        return self.file, self.before, self.after
-
     def diff(self, original: str) -> str:
         """Return the change as a unified diff."""
         lines = original.splitlines(), self.source.splitlines()

@@ -97,7 +97,7 @@ class Runner:
 
     def __init__(self, project: Project, tests: Covered, known: Iterable[Equivalent]) -> None:
         self.project, self.tests = project, tests
-        self._equivalent = {entry.key for entry in known}
+        self._equivalent = tuple(known)
         self._steady: set[str] = set()
         self._stamps = itertools.count(1)
 
@@ -128,7 +128,7 @@ class Runner:
 
     def verdict(self, mutant: Mutant) -> tuple[Verdict, str]:
         """Run the tests of one mutant, and say which of them noticed."""
-        if mutant.key in self._equivalent:
+        if any(entry.is_of(mutant) for entry in self._equivalent):
             return Verdict.EQUIVALENT, ""
         used = 0
         for tests in self.rounds(mutant):

@@ -180,16 +180,15 @@ def test_the_report_counts_the_branches_that_no_test_takes(project: Project, mea
 
 
 def test_an_entry_that_matches_no_line_is_stale(tmp_path: Path) -> None:
-    (tmp_path / "toy.py").write_text(TOY)
     file = tmp_path / "equivalent.toml"
     file.write_text(
-        '[[equivalent]]\nfile = "toy.py"\nline = "LIMIT = 3"\nto = "LIMIT = 2"\nreason = "r"\n'
-        '[[equivalent]]\nfile = "toy.py"\nline = "LIMIT = 2"\nto = "LIMIT = 1"\nreason = "r"\n'
+        '[[equivalent]]\nfile = "*toy.py"\nline = "LIMIT = 3"\nto = "LIMIT = 2"\nreason = "r"\n'
+        '[[equivalent]]\nfile = "*toy.py"\nline = "LIMIT = 2"\nto = "LIMIT = 1"\nreason = "r"\n'
         '[[equivalent]]\nfile = "gone.py"\nline = "LIMIT = 3"\nto = "LIMIT = 2"\nreason = "r"\n'
-        '[[equivalent]]\nfile = "toy.py"\nline = """return LIMIT\nreturn number"""\nto = ""\nreason = "r"\n'
+        '[[equivalent]]\nfile = "pkg/toy.py"\nline = """return LIMIT\nreturn number"""\nto = ""\nreason = "r"\n'
     )
     entries = equivalent.read(file)
-    assert equivalent.stale(entries, tmp_path) == entries[1:3]
+    assert equivalent.stale(entries, {"pkg/toy.py": TOY}) == entries[1:3]
 
 
 def test_the_lines_of_a_change() -> None:
