@@ -149,7 +149,8 @@ class Runner:
         """Yield the tests that may notice a mutant: a few that are quick, then more, up to a sum of seconds."""
         source = (self.project.tree / mutant.file).read_text()
         tests = self.tests.of_lines(mutant.file, range(statement_start(source, mutant.line), mutant.line + 1))
-        tests += [test for test in self.tests.of_file(mutant.file) if test not in tests] if len(tests) < FEW else []
+        if len(tests) < FEW or runs_at_import(source, mutant.line):
+            tests += [test for test in self.tests.of_file(mutant.file) if test not in tests]
         for most in ROUNDS:
             chosen: dict[str, list[str]] = {}  # by file, so that each is imported once
             for test in tests:
@@ -210,6 +211,12 @@ class Runner:
                 child.wait()
         outcomes = json.loads(results.read_text()) if results.exists() else {}
         return status, next((test for test, (_, good) in outcomes.items() if not good), None)
+
+
+def runs_at_import(source: str, line: int) -> bool:
+    """Return whether a line is outside of every function: then the tests that run it only happened to be the first."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    return not any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ import pytest
 from tests.mutation import covered, equivalent, mutants
 from tests.mutation.equivalent import Equivalent
 from tests.mutation.mutants import Mutant
-from tests.mutation.runner import Project, Runner, Verdict, statement_start
+from tests.mutation.runner import Project, Runner, Verdict, runs_at_import, statement_start
 
 needs_mutants = pytest.mark.mutants
 TOY = '''\
@@ -200,6 +200,11 @@ def test_the_lines_of_a_change() -> None:
 def test_a_line_belongs_to_the_statement_around_it() -> None:
     source = "x = (\n    1,\n    2,\n)\nif x:\n    y = [\n        3]\n"
     assert [statement_start(source, line) for line in range(1, 8)] == [1, 1, 1, 1, 5, 6, 6]
+
+
+def test_what_runs_at_import_is_told_from_what_a_call_runs() -> None:
+    source = "A = 1\nclass B:\n    c: int = 2\n    @property\n    def d(\n        self,\n    ):\n        return 3\n"
+    assert [runs_at_import(source, line) for line in range(1, 9)] == [True] * 7 + [False]
 
 
 @needs_mutants
