@@ -175,6 +175,36 @@ def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
         aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
 
 
+def test_an_sdist_gets_the_pinned_headers_and_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = headers.load_pins()
+    names = [*(f"include/{name}" for name in pins.headers), *pins.notices]
+    for name in names:
+        (tmp_path / "fetched" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetched" / name).write_text(f"// {name}")
+    (tmp_path / "fetched" / "include" / "not_pinned.h").touch()
+    monkeypatch.setattr(headers, "pinned", lambda cache: tmp_path / "fetched" / "include")
+    facts = provenance.Provenance("a" * 40, False)
+    (tmp_path / "tree").mkdir()
+    aot.stage_sdist(tmp_path / "tree", facts, Settings())
+    folder = tmp_path / "tree" / "csrc" / headers.FOLDER
+    assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()} == {
+        name: f"// {name}" for name in names
+    }
+    assert json.loads((tmp_path / "tree" / provenance.FACTS_FILE).read_text()) == {
+        **{"commit": "a" * 40, "dirty": False},
+        "epoch": None,
+    }
+
+
+def test_headers_that_lie_in_their_place_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    aot._copy_headers(tmp_path / "there", tmp_path / "link")
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        aot._copy_headers(tmp_path / "there", tmp_path / "elsewhere")
+
+
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:
     assert provenance.of(tmp_path) == provenance.Provenance(None, True), "nobody knows it"
     (tmp_path / provenance.FACTS_FILE).write_text(json.dumps({"commit": "abc1234", "dirty": False}))

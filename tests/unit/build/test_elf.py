@@ -50,7 +50,7 @@ def test_both_cubin_layouts(os_abi: int, version: int, flags: int, target: str, 
     [
         (b"", "not an ELF file"),
         (b"\x7fELF", "not an ELF file"),
-        (b"PTX" * 30, "not an ELF file"),
+        (b"PTX" * 30, r"not an ELF file \(90 bytes, first four b'PTXP'\)"),
         (b"\x7fELF\x01\x01" + bytes(60), "64-bit"),
         (make_cubin(51, 7, 0x5A, machine=62), "the machine is 62"),
         (make_cubin(66, 9, 0x5A), "unknown cubin layout: OS ABI 66, ABI version 9"),
