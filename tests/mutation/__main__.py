@@ -58,6 +58,15 @@ def print_coverage(project: Project, folder: Path) -> None:
 def main() -> int:
     """Return 0 if every mutant was noticed or is recorded as equivalent."""
     asked = arguments()
+    try:
+        with PRECAST.alone():
+            return run(asked)
+    except BlockingIOError:
+        sys.exit(f"another run is using {PRECAST.place}")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Do what was asked for."""
     known = equivalent.read(Path(__file__).with_name("equivalent.toml"))
     PRECAST.copy()
     stale = equivalent.stale(known, PRECAST.texts())

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ CURRENT = "PRECAST_MUTATION_TEST"  # what a child process reads the name of its 
 STARTS = "COVERAGE_PROCESS_START"  # with which coverage.py starts by itself in every Python, children too
 RESULTS = "PRECAST_MUTATION_RESULTS"
 SECONDS_FOR_A_FILE = 600
+MOST_TELLING = 3
 CONFIG = """\
 [run]
 branch = true
@@ -85,6 +86,12 @@ class Covered:
     def of_file(self, file: str) -> list[str]:
         """Return the tests that run any line of a file, the quickest first."""
         return self.of_lines(file, self.lines.get(file, {}))
+
+    def beside(self, file: str) -> list[str]:
+        """Return all tests of the test files that say most about a file, the quickest first."""
+        most = Counter(test.partition("::")[0] for test in self.of_file(file)).most_common(MOST_TELLING)
+        chosen = {name for name, _ in most}
+        return sorted((t for t in self.good if t.partition("::")[0] in chosen), key=self.good.__getitem__)
 
 
 # The plugin is found by its file: what is tested has a package `tests` of its own.

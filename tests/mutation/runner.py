@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import enum
+import fcntl
 import functools
 import itertools
 import json
@@ -76,6 +77,14 @@ class Project:
         """Return the sources that are changed."""
         return {file: (self.tree / file).read_text() for file in self.files}
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep the copy for this process, or raise BlockingIOError: two mutants at once would say nothing."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        with (self.place / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
     def copy(self) -> None:
         """Make the copy what the checkout is: all files that git knows or would add."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -104,7 +113,8 @@ class Runner:
     def run_all(self, drawn: Sequence[Mutant]) -> tuple[Counter[Verdict], list[Mutant]]:
         """Return how often there was each verdict, and the mutants that survived."""
         counts: Counter[Verdict] = Counter()
-        survivors = []
+        survivors: list[Mutant] = []
+        self._keep(survivors)
         for number, mutant in enumerate(drawn, 1):
             start = time.monotonic()
             verdict, by = self.verdict(mutant)
@@ -113,9 +123,12 @@ class Runner:
             counts[verdict] += 1
             if verdict is Verdict.SURVIVED:
                 survivors.append(mutant)
-                kept = [[one.file, one.line, one.column, one.after] for one in survivors]
-                (self.project.place / "survivors.json").write_text(json.dumps(kept))
+                self._keep(survivors)  # at once, as a run may be cut short
         return counts, survivors
+
+    def _keep(self, survivors: Iterable[Mutant]) -> None:
+        kept = [[one.file, one.line, one.column, one.after] for one in survivors]
+        (self.project.place / "survivors.json").write_text(json.dumps(kept))
 
     def last_survivors(self) -> list[Mutant]:
         """Return the survivors that the last run wrote down, as far as their lines are still there."""
@@ -149,8 +162,11 @@ class Runner:
         """Yield the tests that may notice a mutant: a few that are quick, then more, up to a sum of seconds."""
         source = (self.project.tree / mutant.file).read_text()
         tests = self.tests.of_lines(mutant.file, range(statement_start(source, mutant.line), mutant.line + 1))
+        if runs_at_import(source, mutant.line):  # a test that reads a constant runs no line of its file
+            tests += self.tests.beside(mutant.file)
         if len(tests) < FEW or runs_at_import(source, mutant.line):
-            tests += [test for test in self.tests.of_file(mutant.file) if test not in tests]
+            tests += self.tests.of_file(mutant.file)
+        tests = list(dict.fromkeys(tests))
         for most in ROUNDS:
             chosen: dict[str, list[str]] = {}  # by file, so that each is imported once
             for test in tests:

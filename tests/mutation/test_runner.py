@@ -61,6 +61,10 @@ def test_count_down():
     assert toy.count_down(2) == 0
 
 
+def test_limit():
+    assert toy.LIMIT == 3
+
+
 def test_broken():
     assert not toy.small(2)
 """
@@ -115,11 +119,19 @@ def test_the_copy_has_what_git_would_add_and_follows_the_checkout(project: Proje
     assert not (project.tree / "more.txt").exists()
 
 
+def test_two_runs_do_not_share_a_copy(project: Project) -> None:
+    with project.alone(), pytest.raises(BlockingIOError), project.alone():
+        pass
+    with project.alone():
+        pass
+
+
 @needs_mutants
 def test_each_line_knows_the_tests_that_run_it(runner: Runner) -> None:
     line = TOY[: TOY.index("return number is")].count("\n") + 1
     assert runner.tests.of_lines("pkg/toy.py", [line]) == ["tests/test_toy.py::test_small"]
     assert "tests/test_toy.py::test_broken" in runner.tests.bad
+    assert "tests/test_toy.py::test_limit" in runner.tests.beside("pkg/toy.py")
     assert set(runner.tests.of_file("pkg/toy.py")) == {
         f"tests/test_toy.py::test_{name}" for name in ("small", "clamped", "count_down")
     }
@@ -172,6 +184,8 @@ def test_survivors_are_found_again(runner: Runner) -> None:
     _, survivors = runner.run_all(drawn)
     assert survivors
     assert runner.last_survivors() == survivors
+    runner.run_all([])
+    assert runner.last_survivors() == []
 
 
 @needs_mutants
