@@ -12,6 +12,7 @@
 #   PYTHON=python3.12 make test   another interpreter, likewise
 #   make env                      only the environment, so that the other commands need no network
 #   make newcomer                 the README's commands on a stranger's machine, a row each; ARGS may name some of them
+#   make mutate                   small changes of the Python parts: does a test notice?  ARGS="--count 200 --seed 7"
 #   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
 #   make act                      the release workflow on this machine, one wheel of it, as a dry run
 
@@ -34,11 +35,11 @@ TOOLS := .venv-tools
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz release-local prove-classic lint format tools act
+.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz release-local prove-classic lint format tools act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools act"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -89,6 +90,14 @@ free-threaded: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt atheris
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Small changes of the Python parts, drawn at random, each of which a test must notice; ARGS="--coverage" prints the
+# branches that no test takes. Only the operators of cosmic-ray are used, so what its own runner needs stays away.
+mutate: $(READY)
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt coverage parso attrs
+	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-deps cosmic-ray
+	$(BIN)/python -m pytest -q -n0 tests/mutation -m mutants
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 release-local: $(READY)
 	$(BIN)/python -m tools release $(ARGS)

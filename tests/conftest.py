@@ -1,10 +1,11 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
 A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``headers``,
-``act``, ``strace``, ``container``, ``qemu``, ``freethreaded``). The needs of the collected tests are probed once; what
-was found is printed below the results, and a test whose need is not met is skipped here, with the reason. Any other
-skip is reported as a failure, because it would hide that something untested could have been tested. Every skip is
-listed again at the end. A module that cannot be imported without torch says ``pytest.importorskip("torch")`` first.
+``act``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the collected tests are
+probed once; what was found is printed below the results, and a test whose need is not met is skipped here, with the
+reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
+Every skip is listed again at the end. A module that cannot be imported without torch says
+``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
 spreads the tests over processes; the process that hands them out prints what those that run them found.
@@ -169,6 +170,13 @@ def probe_qemu() -> Found:
     return Found(True, ", ".join(filter(None, programs.values())))
 
 
+def probe_mutants() -> Found:
+    missing = [name for name in ("cosmic_ray", "coverage") if importlib.util.find_spec(name) is None]
+    if missing:
+        return Found(False, f"no package {', '.join(missing)} (make mutate installs them)")
+    return Found(True, f"cosmic-ray {version('cosmic-ray')}, coverage {version('coverage')}")
+
+
 def probe_strace() -> Found:
     """Whether it is there and may watch a process: a container can forbid it."""
     strace = shutil.which("strace")
@@ -192,6 +200,7 @@ NEEDS = {
         Need("act", "runs workflows on this machine by act", probe_act),
         Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
+        Need("mutants", "makes mutants of Python, with what make mutate installs", probe_mutants),
         Need("strace", "watches the system calls of a process", probe_strace),
         Need("container", "needs a container engine that answers", probe_container),
     )

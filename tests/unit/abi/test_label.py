@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from precast._abi.capability import ComputeCapability
-from precast._abi.label import LABELS, Label, PlatformTag, label_for, sass_floor
+from precast._abi.label import LABELS, Label, PlatformTag, label_for, label_serves, sass_floor
 from precast._abi.version import CudaVersion
 
 
@@ -54,6 +54,33 @@ def test_platform_tags() -> None:
 def test_which_label_serves_a_gpu(gpu: str, driver: str | None, label: str | None) -> None:
     found = label_for(ComputeCapability.parse(gpu), None if driver is None else CudaVersion.parse(driver))
     assert (None if found is None else str(found)) == label
+
+
+# What NVIDIA's release notes say: the first toolkit that compiles for a GPU; beside it one that does not.
+@pytest.mark.parametrize(
+    ("gpu", "first", "before"),
+    [
+        ("7.0", "12.1", None),
+        ("8.7", "12.1", None),
+        ("8.8", "13.0", "12.9"),
+        ("9.0", "12.1", None),
+        ("10.0", "12.8", "12.7"),
+        ("10.1", "12.8", "12.7"),
+        ("10.3", "12.9", "12.8"),
+        ("11.0", "13.0", "12.9"),
+        ("12.0", "12.8", "12.7"),
+        ("12.1", "12.9", "12.8"),
+    ],
+)
+def test_the_first_toolkit_that_compiles_for_a_gpu(gpu: str, first: str, before: str | None) -> None:
+    for cuda, serves in ((first, True), (before, False)):
+        if cuda is not None:
+            assert label_serves(Label(f"cu{cuda.replace('.', '')}"), ComputeCapability.parse(gpu), None) is serves
+
+
+def test_a_gpu_newer_than_those_that_are_known_is_served_by_none() -> None:
+    assert label_serves(Label("cu132"), ComputeCapability(12, 1), None)
+    assert not label_serves(Label("cu132"), ComputeCapability(12, 2), None)
 
 
 def test_labels_are_ordered_and_have_floors() -> None:

@@ -7,17 +7,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from setuptools import Distribution
 
 from precast._abi.build_info import BuildMode, DeviceFile, HostFile, device_path, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget
+from precast._abi.host import Compiler
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import CudaVersion, Release
-from precast._builder import aot, binaries, catalogue, commands, headers, machine, matrix, provenance
+from precast._builder import aot, binaries, catalogue, commands, elf, headers, machine, matrix, provenance
+from precast._builder.cache import Cache
 from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
@@ -161,6 +164,48 @@ def test_a_wheel_that_is_not_what_its_label_promises_is_refused(label: str, chec
             check(replace(whole, device=whole.device[:-1]))
 
 
+@pytest.mark.parametrize(("missing", "more"), [(4, ""), (5, ""), (6, ", and 1 more")])
+def test_five_of_the_missing_files_are_named(missing: int, more: str, checkout: Path, tmp_path: Path) -> None:
+    known = matrix.load(checkout / "matrix.toml")
+    whole = promised(tmp_path, known, "cpu")
+    names = sorted(file.path for file, _ in whole.host)
+    kept = tuple(pair for pair in whole.host if pair[0].path in names[missing:])
+    with pytest.raises(KernelError) as caught:
+        aot.check_promise(replace(whole, host=kept), known, Label("cpu"), "x86_64", None)
+    found = ", ".join(f"no {name}" for name in names[:missing][:5])
+    assert str(caught.value).splitlines()[1] == f"  found   {found}{more}"
+
+
+@pytest.mark.parametrize(
+    ("glibc", "glibcxx", "recorded"),
+    [
+        ((2, 28), (3, 4, 22), ("2.28", "3.4.22")),
+        ((2, 2, 5), (3, 4), ("2.2", "3.4")),
+        ((2,), (), ("2.0", "3.4")),
+        ((), (), ("0.0", "3.4")),
+    ],
+)
+def test_a_host_library_is_recorded_with_what_it_needs(
+    glibc: tuple[int, ...],
+    glibcxx: tuple[int, ...],
+    recorded: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "library.so").write_bytes(b"a library")
+    facts = elf.ElfInfo("x86_64", None, ("libtorch_cpu.so",), glibc, glibcxx, frozenset(), frozenset())
+    built = SimpleNamespace(path=tmp_path / "library.so", sha256="a" * 64)
+    monkeypatch.setattr(binaries, "host_tools", lambda settings: (Compiler("/usr/bin/g++", "12.2.0", "g++"), "ninja"))
+    monkeypatch.setattr(binaries, "build_library", lambda *arguments: built)
+    monkeypatch.setattr(binaries.host, "verify_library", lambda *arguments: facts)
+    monkeypatch.setattr(binaries.toolchain, "target_machine", lambda settings: "x86_64")
+    made = binaries.make_host(Stable(STABLE_FLOOR), Settings(), Cache(tmp_path / "cache"))
+    ((file, path),) = made.host
+    assert (str(file.glibc), file.glibcxx) == recorded
+    assert (path, file.sha256, file.bytes, file.machine) == (tmp_path / "library.so", "a" * 64, 9, "x86_64")
+    assert (file.needed, file.debug, made.compilers) == (("libtorch_cpu.so",), False, (("g++", "12.2.0"),))
+
+
 def test_a_release_above_the_ceilings_is_refused() -> None:
     binaries.check_ceilings(FILE)
     for bad in (replace(FILE, glibc=Release(2, 29)), replace(FILE, glibcxx="3.4.29")):
@@ -173,6 +218,37 @@ def test_an_editable_install_and_an_sdist_have_no_label(tmp_path: Path) -> None:
         aot.warm_cache(CU130)
     with pytest.raises(KernelError, match="serves every label"):
         aot.stage_sdist(tmp_path, provenance.Provenance(None, True), CU130)
+
+
+def test_an_sdist_gets_the_pinned_headers_and_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = headers.load_pins()
+    names = [*(f"include/{name}" for name in pins.headers), *pins.notices]
+    for name in names:
+        (tmp_path / "fetched" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fetched" / name).write_text(f"// {name}")
+    (tmp_path / "fetched" / "include" / "not_pinned.h").touch()
+    monkeypatch.setattr(headers, "pinned", lambda cache: tmp_path / "fetched" / "include")
+    facts = provenance.Provenance("a" * 40, False)
+    (tmp_path / "tree").mkdir()
+    aot.stage_sdist(tmp_path / "tree", facts, Settings())
+    folder = tmp_path / "tree" / "csrc" / headers.FOLDER
+    assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()} == {
+        name: f"// {name}" for name in names
+    }
+    assert json.loads((tmp_path / "tree" / provenance.FACTS_FILE).read_text()) == {
+        "commit": "a" * 40,
+        "dirty": False,
+        "epoch": None,
+    }
+
+
+def test_headers_that_lie_in_their_place_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    aot._copy_headers(tmp_path / "there", tmp_path / "link")
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        aot._copy_headers(tmp_path / "there", tmp_path / "elsewhere")
 
 
 def test_the_commit_comes_from_git_else_from_the_sdist(tmp_path: Path) -> None:

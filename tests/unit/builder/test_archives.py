@@ -173,6 +173,38 @@ def test_everything_that_reads_a_wheel_refuses_a_bomb(tmp_path: Path) -> None:
         audit_of_anybodys.audit(path)
 
 
+def test_an_index_is_read_to_its_end_unless_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_INDEX_BYTES", 4)
+    path = tmp_path / "file"
+
+    def read(content: bytes, *size: int | None) -> bytes:
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            return archives._AtOnce(file).read(*size)
+
+    assert read(b"abcd") == read(b"abcd", None) == read(b"abcd", -1) == read(b"abcd", 4) == read(b"abcd", 9) == b"abcd"
+    assert (read(b"abcdef", 4), read(b"abcdef", 0), read(b"abcdef", 1)) == (b"abcd", b"", b"a")
+    for size in ((), (None,), (-1,), (5,), (9,)):
+        with pytest.raises(BadArchive, match="an index of more than 4 bytes"):
+            read(b"abcde", *size)
+
+
+def test_the_headers_of_a_tar_may_use_their_budget_up_and_no_byte_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_TAR_HEADER_BYTES", 4)
+
+    def file() -> archives._Forwards:
+        return archives._Forwards(iter([b"ab", b"", b"cdef"]))
+
+    whole = file()
+    assert (whole.read(4), whole.read(0), whole.left, whole.tell()) == (b"abcd", b"", 0, 4)
+    for size, left in ((1, 0), (5, 4), (-1, 4)):
+        with pytest.raises(BadArchive, match=f"^{size} bytes of headers and other files, more than the {left} that"):
+            (file() if left else whole).read(size)
+    assert file().seek(4) == 4
+    with pytest.raises(BadArchive, match="more headers and other files than are read"):
+        file().seek(5)
+
+
 def test_the_audit_says_so_in_one_line_and_in_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, -1)); sys.path.insert(0, 'pkg'); "

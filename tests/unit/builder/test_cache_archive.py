@@ -132,6 +132,10 @@ LIES: dict[str, Callable[[Forged], object]] = {
     "a size that no library has": lambda f: f.entry.update(bytes=1 << 40),
     "a time that is none": lambda f: f.entry.update(seconds=float("nan")),
     "inputs that no key has": lambda f: f.entry["inputs"].update(x=float("inf")),
+    "a size that is no whole number": lambda f: f.entry.update(bytes=4.0),
+    "a time that is a text": lambda f: f.entry.update(seconds="1"),
+    "a time before all times": lambda f: f.entry.update(seconds=-0.1),
+    "a time of thirty years": lambda f: f.entry.update(seconds=1e9),
     "no size": lambda f: f.entry.pop("bytes"),
 }
 
@@ -149,8 +153,22 @@ def test_a_lie_is_refused_before_anything_is_written(tmp_path: Path, name: str) 
 
 
 def test_the_archive_that_the_lies_are_made_from_is_taken(tmp_path: Path) -> None:
-    added, _ = cache_archive.import_cache(Forged().write(tmp_path / "cache.tar"), Cache(tmp_path / "cache"))
-    assert len(added) == 1
+    for number, seconds in enumerate((0.5, 1, 0, 999_999_999)):  # JSON has no other way to write a float that is whole
+        forged = Forged()
+        forged.entry.update(seconds=seconds)
+        archive = forged.write(tmp_path / f"cache{number}.tar")
+        (added,), _ = cache_archive.import_cache(archive, Cache(tmp_path / f"cache{number}"))
+        assert (added.seconds, type(added.seconds)) == (seconds, float)
+
+
+def test_the_manifest_of_an_archive_is_sorted_and_can_be_read(source: Path, tmp_path: Path) -> None:
+    cache_archive.export_cache(cache_tools.read_entries(source), tmp_path / "cache.tar")
+    with tarfile.open(tmp_path / "cache.tar") as tar:
+        file = tar.extractfile(cache_archive.MANIFEST)
+        assert file is not None
+        text = file.read().decode()
+    assert text == json.dumps(json.loads(text), indent=1, sort_keys=True)
+    assert text.startswith('{\n "entries": [\n  {\n   "bytes": 3,\n')
 
 
 def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:

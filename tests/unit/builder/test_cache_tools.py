@@ -103,6 +103,27 @@ def test_age_and_size_take_the_oldest(tmp_path: Path, keep: Keep) -> None:
     assert len(cache_tools.plan_prune(tmp_path, Limits(everything=True), now)) == 3
 
 
+def test_at_a_limit_an_entry_stays(tmp_path: Path, keep: Keep) -> None:
+    entry = cache_tools.read_entry(Cache(tmp_path).entry(keep(age_days=1)))
+    for limits, gone in (
+        (Limits(older_than=entry.made), 0),
+        (Limits(older_than=entry.made + 1), 1),
+        (Limits(most_bytes=entry.bytes), 0),
+        (Limits(most_bytes=entry.bytes - 1), 1),
+    ):
+        assert len(cache_tools.plan_prune(tmp_path, limits, entry.made + 2)) == gone
+
+
+def test_what_a_build_left_behind_is_abandoned_after_a_day(tmp_path: Path, keep: Keep) -> None:
+    keep()
+    for folder in (".staging", ".damaged", ".failed"):
+        (tmp_path / "v1" / folder / "x").mkdir(parents=True)
+        for age, gone in ((86_400, 0), (86_401, 1)):
+            os.utime(tmp_path / "v1" / folder / "x", (1e9, 1e9))
+            assert len(cache_tools.plan_prune(tmp_path, Limits(), 1e9 + age)) == gone, (folder, age)
+        (tmp_path / "v1" / folder / "x").rmdir()
+
+
 def test_leftovers_go_when_no_builder_can_have_them(tmp_path: Path, keep: Keep) -> None:
     keep()
     made = {}

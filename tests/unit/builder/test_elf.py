@@ -50,7 +50,7 @@ def test_both_cubin_layouts(os_abi: int, version: int, flags: int, target: str, 
     [
         (b"", "not an ELF file"),
         (b"\x7fELF", "not an ELF file"),
-        (b"PTX" * 30, "not an ELF file"),
+        (b"PTX" * 30, r"not an ELF file \(90 bytes, first four b'PTXP'\)"),
         (b"\x7fELF\x01\x01" + bytes(60), "64-bit"),
         (make_cubin(51, 7, 0x5A, machine=62), "the machine is 62"),
         (make_cubin(66, 9, 0x5A), "unknown cubin layout: OS ABI 66, ABI version 9"),
@@ -161,3 +161,90 @@ def test_the_reader_of_the_audit_has_the_same_bounds() -> None:
     endless[table + 32 : table + 40] = (1 << 40).to_bytes(8, "little")
     with pytest.raises(binaries.Unreadable, match=r"section \.text: SHT_NOBITS of 1099511627776 bytes"):
         binaries.read_library(bytes(endless))
+
+
+SYMBOLS, STRINGS, DYNAMIC, VERNEED = 11, 3, 6, 0x6FFFFFFE
+TEXTS = ("libc.so.6", "GLIBC_2.17", "GLIBC_2.28", "GLIBCXX_3.4.9", "GLIBCXX_3.4.22", "local", "weak", "global", "taken")
+TABLE = b"\0" + b"".join(text.encode() + b"\0" for text in TEXTS)
+
+
+def at(text: str) -> int:
+    return TABLE.index(text.encode() + b"\0")
+
+
+def library(symbols: bytes = b"", needs: bytes = b"", count: int = 1, link: int = 1, tail: bytes = b"") -> bytes:
+    """A library of these symbols and version needs; section 1 has its names."""
+    parts = [
+        (STRINGS, 0, 0, TABLE),
+        (SYMBOLS, link, 0, symbols),
+        (DYNAMIC, 1, 0, bytes(16)),
+        (VERNEED, 1, count, needs),
+    ]
+    place, headers = 64, [bytes(64)]
+    for kind, to, info, data in parts:
+        headers.append(struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, place, len(data), to, info, 1, 0))
+        place += len(data)
+    start = place + len(tail)
+    header = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, start, 0, 64, 56, 0, 64, len(headers), 0)
+    body = b"".join(data for *_, data in parts)
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + header + body + tail + b"".join(headers)
+
+
+def symbol(text: str, binding: int, section: int) -> bytes:
+    return struct.pack("<IBBHQQ", at(text), binding << 4 | 2, 0, section, 0, 0)
+
+
+def need(*versions: str, onward: int = 16, step: int = 0, aux: int = 16, count: int | None = None) -> bytes:
+    """One file of .gnu.version_r, and the versions that are needed of it."""
+    whole = struct.pack("<HHIII", 1, len(versions) if count is None else count, at("libc.so.6"), aux, step)
+    for number, version in enumerate(versions, 1):
+        whole += struct.pack("<IHHII", 0, 0, 2, at(version), onward if number < len(versions) else 0)
+    return whole
+
+
+def test_what_is_taken_and_what_is_offered_to_others() -> None:
+    names = {"local": (0, 1), "global": (1, 1), "weak": (2, 1), "taken": (1, 0)}
+    symbols = bytes(24) + b"".join(symbol(name, *facts) for name, facts in names.items())
+    info = read_shared_object(library(symbols, count=0))
+    assert info.exported == {"global", "weak"}
+    assert info.undefined == {"taken"}
+
+
+def test_the_newest_versions_of_all_files_are_the_ceilings() -> None:
+    first = need("GLIBC_2.28", "GLIBCXX_3.4.9", step=48)
+    second = need("GLIBCXX_3.4.22", "GLIBC_2.17")
+    info = read_shared_object(library(needs=first + second, count=2))
+    assert (info.glibc, info.glibcxx) == ((2, 28), (3, 4, 22))
+    # The count of the section decides, not what lies behind.
+    info = read_shared_object(library(needs=first + second, count=1))
+    assert (info.glibc, info.glibcxx) == ((2, 28), (3, 4, 9))
+    # Without a step this file is the last one, and without a link this version is.
+    info = read_shared_object(library(needs=need("GLIBC_2.17") + second, count=2))
+    assert (info.glibc, info.glibcxx) == ((2, 17), ())
+    info = read_shared_object(library(needs=need("GLIBC_2.17", "GLIBC_2.28", onward=0)))
+    assert info.glibc == (2, 17)
+
+
+def test_a_version_need_may_end_where_its_section_does_and_not_behind_it() -> None:
+    whole = need("GLIBC_2.17")
+    assert read_shared_object(library(needs=whole, tail=bytes(64))).glibc == (2, 17)
+    for short in (whole[:-1], whole[:15], b""):
+        with pytest.raises(ElfError, match="do not end inside their section"):
+            read_shared_object(library(needs=short, tail=bytes(64)))
+
+
+def test_version_needs_without_end_are_refused() -> None:
+    one = struct.pack("<IHHII", 0, 0, 2, at("GLIBC_2.17"), 16)
+    several = struct.pack("<HHIII", 1, 99, at("libc.so.6"), 16, 0) + one * 4
+    with pytest.raises(ElfError, match="do not end inside their section"):
+        read_shared_object(library(needs=several, tail=bytes(64)))
+
+
+@pytest.mark.parametrize(("link", "fits"), [(1, True), (4, True), (5, False), (2**32 - 1, False)])
+def test_a_section_refers_to_one_that_there_is(link: int, fits: bool) -> None:
+    data = library(bytes(24), needs=need("GLIBC_2.17"), link=link)
+    if fits:
+        read_shared_object(data)
+    else:
+        with pytest.raises(ElfError, match=f"a section refers to section {link} of 5"):
+            read_shared_object(data)

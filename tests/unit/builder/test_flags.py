@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi
 from precast._abi.version import Release
-from precast._builder import flags
+from precast._builder import flags, matrix
 
 STABLE = Stable(STABLE_FLOOR)
+
+
+def test_the_ceilings_are_those_of_the_matrix(checkout: Path) -> None:
+    known = matrix.load(checkout / "matrix.toml")
+    assert (known.glibc, known.glibcxx) == (flags.GLIBC_CEILING, flags.GLIBCXX_CEILING)
 
 
 def test_host_options_are_pinned() -> None:

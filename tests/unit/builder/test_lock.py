@@ -217,7 +217,8 @@ def test_a_long_wait_is_announced_at_5_and_30_seconds_and_then_each_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "k.lock"
-    times = iter([0.0, 4.0, 6.0, 7.0, 29.0, 31.0, 61.0, 62.0, 119.0, 121.0, 2000.0])
+    seconds = (0.0, 4.0, 5.0, 6.0, 7.0, 29.0, 30.0, 31.0, 60.0, 61.0, 62.0, 119.0, 120.0, 121.0, 1800.0, 1801.0)
+    times = iter([7000.0 + second for second in seconds])  # a clock does not start with the wait
     with (
         holding(path),
         caplog.at_level(logging.WARNING, "precast"),
@@ -225,7 +226,8 @@ def test_a_long_wait_is_announced_at_5_and_30_seconds_and_then_each_minute(
     ):
         assert not turn.alone
     said = [line.rpartition(", ")[2] for line in caplog.text.splitlines() if "so far" in line]
-    assert said == ["6 s so far", "31 s so far", "61 s so far", "121 s so far"]
+    assert said == ["6 s so far", "31 s so far", "61 s so far", "121 s so far", "1800 s so far"]
+    assert "x: waited 1801 s for " in caplog.text
 
 
 def test_two_caches_and_two_keys_do_not_meet(tmp_path: Path) -> None:

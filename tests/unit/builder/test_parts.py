@@ -135,6 +135,14 @@ def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, che
     assert (target / parts.MANIFEST).stat().st_mtime_ns == before.st_mtime_ns
     (target / "torch-stable-2.10.so").write_bytes(b"damaged")
     assert parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
+    manifest = (target / parts.MANIFEST).read_text(encoding="utf-8")
+    (target / parts.MANIFEST).write_text(manifest.replace("12.2.0", "11.4.0"), encoding="utf-8")
+    assert parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
+    assert (target / parts.MANIFEST).read_text(encoding="utf-8") == manifest
+    (target / "stray.so").touch()
+    assert parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
+    assert not (target / "stray.so").exists()
+    assert not parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
     assert sorted(path.name for path in target.parent.iterdir() if path.name.startswith(".")) == []
 
 

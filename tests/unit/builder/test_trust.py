@@ -92,6 +92,21 @@ def test_what_this_process_keeps_for_itself_is_private(tmp_path: Path, monkeypat
         assert mapped.read() == b"payload", "a library that is mapped is not written to"
 
 
+def test_a_private_folder_that_cannot_be_made_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KernelError, match=r"\n  found   \S+/file/below: Not a directory\n"):
+        trust.private_folder(tmp_path / "file" / "below")
+
+    def fail(path: Path, mode: int) -> None:
+        raise OSError("out of folders")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(KernelError, match=r"\n  found   \S+/below: out of folders\n"):
+        trust.private_folder(tmp_path / "below")
+
+
 @pytest.mark.parametrize("name", ["out.so", "meta.json"])
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666, 0o775])
 def test_a_file_that_others_can_write_is_not_used_and_is_built_again(

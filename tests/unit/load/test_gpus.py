@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,55 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 )
 def test_visible_devices_are_read_as_cuda_reads_them(text: str | None, chosen: list[int]) -> None:
     assert gpus.select_visible(text, UUIDS) == chosen
+
+
+class Driver:
+    """A CUDA driver with one GPU; ``statuses`` has what a function returns if it fails."""
+
+    def __init__(self, count: int, **statuses: int) -> None:
+        self.count, self.statuses = count, statuses
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: object) -> int:
+            if name == "cuDeviceGetCount":
+                arguments[0]._obj.value = self.count  # type: ignore[attr-defined]
+            if name == "cuDeviceGetAttribute":  # cuda.h: 75 is the major number of the compute capability, 76 the minor
+                arguments[0]._obj.value = {75: 9, 76: 4}[arguments[1]]  # type: ignore[attr-defined, index]
+            if name == "cuDeviceGetName":
+                arguments[0].value = b"A model"  # type: ignore[attr-defined]
+            if name == "cuDeviceGetUuid":
+                ctypes.memmove(arguments[0], bytes(range(16)), 16)  # type: ignore[arg-type]
+            return self.statuses.get(name, 0)
+
+        return call
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, count: int, **statuses: int) -> None:
+    monkeypatch.setattr(gpus.ctypes, "CDLL", lambda name: Driver(count, **statuses))
+
+
+def test_a_started_driver_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, 2)
+    found = gpus.of_driver()
+    assert found is not None
+    uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert [(gpu.index, gpu.name, str(gpu.capability), gpu.uuid) for gpu in found] == [
+        (0, "A model", "9.4", uuid),
+        (1, "A model", "9.4", uuid),
+    ]
+    driver(monkeypatch, 0)
+    assert gpus.of_driver() == ()
+
+
+@pytest.mark.parametrize("status", [1, 3])
+@pytest.mark.parametrize(
+    "function", ["Count", "", "Attribute", "Name", "Uuid"], ids=lambda function: f"cuDeviceGet{function}"
+)
+def test_a_driver_that_does_not_answer_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, function: str, status: int
+) -> None:
+    driver(monkeypatch, 1, **{f"cuDeviceGet{function}": status})
+    assert gpus.of_driver() is None
 
 
 @pytest.fixture

@@ -122,7 +122,21 @@ def test_torch_is_believed_once_it_is_initialised_and_only_then(monkeypatch: pyt
     assert gpu_names(monkeypatch, cold, sure, certain=True) == (["from NVML"], False)
     assert gpu_names(monkeypatch, cold, unsure, certain=False) == (["from NVML"], False)
     assert gpu_names(monkeypatch, broken, unsure, certain=True) == (["from NVML"], False)
+    assert [gpu.name for gpu in probe._gpus(None, Settings(), certain=True)] == ["from NVML"]
     assert gpu_names(monkeypatch, cold, unsure, certain=True) == (["from torch"], True)
+
+
+@pytest.mark.torch
+def test_the_current_gpu_is_torchs_and_there_is_none_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for available, current in ((True, 3), (False, None)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert probe.current_gpu() == current
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
+    assert probe.current_gpu() is None
 
 
 def test_torchs_folder_is_found_without_importing_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precast._load import probe
-from precast._load.system import require_linux
+from precast._load.system import require_linux, require_main_interpreter
 from precast.errors import KernelError, KernelUnavailable
 
 
@@ -23,6 +23,13 @@ def test_other_systems_get_one_sentence(platform: str) -> None:
 def test_linux_gets_none() -> None:
     # fails if Linux is refused: that raises
     require_linux("linux")
+
+
+def test_an_interpreter_that_refuses_ctypes_is_a_subinterpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_main_interpreter()
+    monkeypatch.setitem(sys.modules, "ctypes", None)  # its import then raises ImportError
+    with pytest.raises(KernelUnavailable, match=r"^precast works in the main interpreter only\n  found   a subinter"):
+        require_main_interpreter()
 
 
 def test_a_setting_that_cannot_be_read_is_a_kernel_error_that_names_it() -> None:
