@@ -1,6 +1,7 @@
 """Write what repeats matrix.toml: the tables of README and the guides, and what the package knows of CUDA toolkits.
 
-With --check nothing is written: exit status 1 when a file differs from what matrix.toml says.
+The table of settings is written too, from the package's own list. With --check nothing is written: exit status 1 when a
+file differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from precast._abi.settings import settings_table
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
@@ -34,7 +36,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if options.check:
         for name in differing:
-            print(f"{name}: differs from matrix.toml; python -m tools tables writes it", file=sys.stderr)
+            print(f"{name}: differs from what it repeats; python -m tools tables writes it", file=sys.stderr)
         return 1 if differing else 0
     for name, text in written(ROOT).items():
         (ROOT / name).write_text(text, encoding="utf-8")
@@ -90,6 +92,12 @@ def wheels(known: Matrix, text: str) -> str:
     return _with_words(text, r"The \d+ wheels serve \d+ of them", serve)
 
 
+def settings(_known: Matrix, text: str) -> str:
+    """The environment variables, which the package has in one list."""
+    header, _, *rows = settings_table().splitlines()
+    return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
+
+
 def toolkits(known: Matrix, _text: str) -> str:
     """What the package must know when it has no matrix.toml: a Python module."""
     specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
@@ -123,6 +131,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
     "docs/concepts/wheels.md": wheels,
+    "docs/reference/settings.md": settings,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
 

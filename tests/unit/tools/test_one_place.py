@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -159,6 +161,61 @@ def test_a_torch_is_one_table(changed: Changed) -> None:
     tested = [cell for cell in cells["test-x86_64"]["include"] if cell["torch"] == "2.16.0"]
     assert tested and {cell["abi"] for cell in tested} == {"torch-stable-2.10"}
     said(tree, "-m", "tools", "audit")
+
+
+FLAGS = """        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
+"""
+LEVELS = """f(avx512, a, b) f(avx10, a, b)
+#define PRECAST_HAS_avx10 (PRECAST_HAS_avx512 && __builtin_cpu_supports("avx512vnni"))
+#define PRECAST_WIDTH_OF_avx10 16
+"""
+LEVEL = {
+    "csrc/common/cpu_level.h": ("f(avx512, a, b)\n", LEVELS),
+    "pkg/precast/_builder/flags.py": (
+        FLAGS,
+        FLAGS + FLAGS.replace('"avx512", _FMA_512', r'"avx10", rb"\x62.{3}\x50", "avx512vnni"'),
+    ),
+}
+USER = """
+#include "common/cpu_level.h"
+#include "common/checks.h"
+#include <stdexcept>
+#define DEFINED(level) namespace family::level { const char* name() { return #level; } }
+namespace precast { PRECAST_EACH_CPU_LEVEL(DEFINED)
+void fail(const char* format, ...) { throw std::runtime_error(format); } }
+extern "C" __attribute__((visibility("default"))) const char* chosen() { return PRECAST_AT_CPU_LEVEL(family, name)(); }
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the level is one of x86_64")
+def test_a_cpu_level_is_two_files(changed: Changed, tmp_path: Path) -> None:
+    tree = changed(LEVEL)
+    asked = (
+        "from precast._builder import flags; from tools import binaries;"
+        "everything = frozenset(f for level in flags.cpu_levels('x86_64') for f in level.features);"
+        "level = flags.best_level('x86_64', everything); code = b'\\x62abc\\x50' * 16;"
+        "print(level.name, binaries._cpu_levels(code, 'EM_X86_64'), *flags.cpu_options(level, debug=False))"
+    )
+    name, options = said(tree, "-c", asked).split(" ('baseline', 'avx10') ")
+    assert name == "avx10" and options.startswith("-DPRECAST_CPU_LEVEL=avx10 -mavx512vnni")
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or "clang++"
+    common = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+    unit = [*options.split(), "-O1", "-c", str(tree / "csrc" / "rotary" / "cpu.cpp"), "-o", str(tmp_path / "unit.o")]
+    subprocess.run([*common, *unit], check=True, timeout=120)
+    names = subprocess.run(["nm", "--demangle", str(tmp_path / "unit.o")], capture_output=True, text=True, check=True)
+    assert "precast::rotary::avx10::rotate_heads" in names.stdout
+
+    (tmp_path / "user.cpp").write_text(USER)
+    sources = [str(tmp_path / "user.cpp"), str(tree / "csrc" / "common" / "cpu_level.cpp")]
+    library = tmp_path / "levels.so"
+    subprocess.run([*common, f"-I{tree / 'csrc'}", "-shared", *sources, "-o", str(library)], check=True, timeout=120)
+    loaded = ctypes.CDLL(str(library))
+    loaded.chosen.restype = ctypes.c_char_p
+    has_it = "avx512_vnni" in Path("/proc/cpuinfo").read_text() and "avx512dq" in Path("/proc/cpuinfo").read_text()
+    assert (loaded.chosen() == b"avx10") == has_it
+    assert loaded.precast_set_cpu_level(b"baseline", None, 0) == 0 and loaded.chosen() == b"baseline"
+    assert (loaded.precast_set_cpu_level(b"avx10", None, 0) == 0) == has_it
 
 
 def test_what_repeats_the_matrix_agrees_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
