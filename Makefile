@@ -119,6 +119,7 @@ tools: $(TOOLS)/.ready
 	$(if $(GITHUB_PATH),echo $(CURDIR)/$(TOOLS)/bin >> $(GITHUB_PATH),@echo '. $(TOOLS)/bin/activate')
 
 format: $(READY)
+	$(BIN)/python -m tools tables
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(if $(CPP_FILES),$(BIN)/clang-format -i $(CPP_FILES))

@@ -1,8 +1,8 @@
 """``python -m benchmarks.gpu --json DIR [NAME ...]``: every GPU benchmark in one table, with all that figures rest on.
 
 Written to ``DIR/gpu.json``: commit, wheel, GPU, versions, date, the copy rate, and for each op and shape the raw
-samples of everybody who computes it; where a peer is missing, that is said. Then the plots, if matplotlib is there (it
-need not be: ``python -m benchmarks.plots DIR/gpu.json`` draws them elsewhere).
+samples of everybody who computes it; where a peer is missing, that is said. Then the plots, which
+``python -m benchmarks.plots DIR/gpu.json`` draws again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import child, gpu_table, liger
+from benchmarks import child, gpu_table, liger, plots
 from benchmarks.gpu_cases import FAMILIES, OURS, SECOND, STATIC, Case, Family, Shape
 from benchmarks.norm import COPY, COPY_ELEMENTS, FLUSH_BYTES, compiled_for_one_shape, copy_of, in_turns_ms, samples_ms
 from benchmarks.report import host_facts
@@ -173,11 +173,6 @@ def main() -> int:
     path.write_text(json.dumps(results) + "\n", encoding="utf-8")
     print("\n".join(gpu_table.table([results])))
     print(f"\nThe samples are in {path}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"No plots: matplotlib is not installed; python -m benchmarks.plots {path} draws them where it is.")
-        return 0
-    from benchmarks import plots
-
     for drawn in plots.draw(results, options.json):
         print(f"drawn: {drawn}")
     return 0

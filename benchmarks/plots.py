@@ -8,15 +8,24 @@ middle half of its samples.
 from __future__ import annotations
 
 import argparse
+import html
 import json
+import math
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
 
-MARKS = ("o", "s", "^", "v", "D", "P", "X", "*")
+# One colour for each contestant (Okabe and Ito, "Color Universal Design"), around again in another shape.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+WIDTH, HEIGHT = 800, 400
+LEFT, RIGHT, TOP, BOTTOM = 56, 176, 30, 48  # margins of the axes; the names stand in the right one
+HEAD = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">'
+)
 
 
 def rate_and_launch(results: Json) -> tuple[float, float]:
@@ -57,38 +66,88 @@ def title(results: Json, op: str) -> str:
 
 def draw(results: Json, folder: Path) -> list[Path]:
     """One SVG for each op; returns their paths."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "precast"  # the same figures give the same file
-    from matplotlib import pyplot as plt
-
-    rate, launch_s = rate_and_launch(results)
-    facts, drawn = results["facts"], []
+    drawn = []
     for op in dict.fromkeys(case["op"] for case in results["cases"]):
-        figure, axes = plt.subplots(figsize=(7, 4.5))
-        line = [10 ** (5 + step / 20) for step in range(101)]
-        axes.plot(
-            line, [roof(moved, rate, launch_s) * 1e-9 for moved in line], color="black", label="roof: launch + copy"
-        )
-        for mark, (name, found) in zip(MARKS * 2, points(results, op).items(), strict=False):
-            xs, lows, middles, highs = zip(*found, strict=True)
-            spread = [
-                [(middle - low) * 1e-9 for low, middle in zip(lows, middles, strict=True)],
-                [(high - middle) * 1e-9 for high, middle in zip(highs, middles, strict=True)],
-            ]
-            axes.errorbar(
-                xs, [y * 1e-9 for y in middles], yerr=spread, fmt=mark, label=name, capsize=3, markersize=5, alpha=0.8
-            )
-        axes.set(xscale="log", yscale="log", xlabel="bytes that must move", ylabel="GB/s", title=title(results, op))
-        axes.grid(visible=True, which="both", alpha=0.2)
-        axes.legend(fontsize=7, loc="lower right")
-        figure.text(0.01, 0.01, f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}", fontsize=6)
         path = folder / f"roofline-{op.replace(' ', '-')}.svg"
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)
+        path.write_text(svg(results, op), encoding="utf-8")
         drawn.append(path)
     return drawn
+
+
+class Axes:
+    """Two logarithmic axes, from values to the places of a page."""
+
+    def __init__(self, xs: list[float], ys: list[float]) -> None:
+        self.x_range = math.log10(min(xs)) - 0.1, math.log10(max(xs)) + 0.1
+        self.y_range = math.log10(min(ys)) - 0.1, math.log10(max(ys)) + 0.1
+
+    def x(self, value: float) -> str:
+        """How far to the right."""
+        low, high = self.x_range
+        return f"{LEFT + (math.log10(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT):.1f}"
+
+    def y(self, value: float) -> str:
+        """How far down."""
+        low, high = self.y_range
+        return f"{HEIGHT - BOTTOM - (math.log10(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM):.1f}"
+
+
+def svg(results: Json, op: str) -> str:
+    """The plot of one op: text is text, and what a contestant has is one path."""
+    rate, launch_s = rate_and_launch(results)
+    found, facts = points(results, op), results["facts"]
+    xs = [moved for values in found.values() for moved, *_ in values]
+    ys = [rate, *(end for values in found.values() for _, *ends in values for end in ends)]
+    axes = Axes(xs, ys)
+    steps = [min(xs) * (max(xs) / min(xs)) ** (step / 40) for step in range(41)]
+    line = [(x, y) for x in steps if (y := roof(x, rate, launch_s)) >= 10 ** axes.y_range[0]]
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        HEAD,
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *_grid(axes),
+        _text((LEFT + WIDTH - RIGHT) / 2, 18, title(results, op), ' text-anchor="middle" font-size="14"'),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "bytes that must move", ' text-anchor="middle"'),
+        _text(LEFT, TOP - 6, "GB/s", ' text-anchor="end"'),
+        _text(4, HEIGHT - 4, f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}", ' font-size="9"'),
+        f'<path d="M{" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in line)}" fill="none" stroke="black"/>',
+    ]
+    lines.append(_text(WIDTH - RIGHT + 10, TOP + 10, "roof: launch + copy", ""))
+    for number, (name, values) in enumerate(found.items()):
+        mark = "h6v6h-6z" if number % 2 else "l3-3l3 3l-3 3z"
+        colour = COLOURS[number % len(COLOURS)]
+        path = "".join(_point(axes, *value, mark) for value in values)
+        lines.append(f'<path d="{path}" fill="{colour}" fill-opacity="0.8" stroke="{colour}"/>')
+        lines.append(_text(WIDTH - RIGHT + 10, TOP + 26 + 16 * number, name, f' fill="{colour}"'))
+    return "\n".join((*lines, "</svg>", ""))
+
+
+def _point(axes: Axes, moved: float, low: float, middle: float, high: float, mark: str) -> str:
+    """A bar from the lower quartile to the upper one, and a mark at the median."""
+    x, start = axes.x(moved), "m-3-3" if mark.startswith("h") else "m-3 0"
+    return f"M{x} {axes.y(low)}V{axes.y(high)}M{x} {axes.y(middle)}{start}{mark}"
+
+
+def _grid(axes: Axes) -> Iterator[str]:
+    """A line and a number at each power of ten, at its double and at its fivefold."""
+    path, numbers = "", []
+    ticks = [step * 10.0**power for power in range(15) for step in (1, 2, 5)]
+    for value in ticks:
+        if axes.x_range[0] <= math.log10(value) <= axes.x_range[1]:
+            place = axes.x(value)
+            path += f"M{place} {TOP}V{HEIGHT - BOTTOM}"
+            words = f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+            numbers.append(_text(float(place), HEIGHT - BOTTOM + 14, words, ' text-anchor="middle"'))
+        if axes.y_range[0] <= math.log10(value) <= axes.y_range[1]:
+            place = axes.y(value)
+            path += f"M{LEFT} {place}H{WIDTH - RIGHT}"
+            numbers.append(_text(LEFT - 6, float(place) + 4, f"{value * 1e-9:g}", ' text-anchor="end"'))
+    yield f'<path d="{path}" fill="none" stroke="#ddd"/>'
+    yield from numbers
+
+
+def _text(x: float, y: float, words: str, style: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}"{style}>{html.escape(words)}</text>'
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``matplotlib``, ``nvcc``, ``wheel``, ``headers``,
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
 ``act``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the collected tests are
 probed once; what was found is printed below the results, and a test whose need is not met is skipped here, with the
 reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
@@ -126,11 +126,6 @@ def probe_triton() -> Found:
     return Found(there, f"triton {version('triton')}" if there else "no package triton")
 
 
-def probe_matplotlib() -> Found:
-    there = importlib.util.find_spec("matplotlib") is not None
-    return Found(there, f"matplotlib {version('matplotlib')}" if there else "no package matplotlib (group bench)")
-
-
 def probe_nvcc() -> Found:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return Found(nvcc is not None, nvcc or "no nvcc on PATH or in /usr/local/cuda/bin")
@@ -193,7 +188,6 @@ NEEDS = {
         Need("gpu", "needs an NVIDIA GPU that torch can use; gpu(2): as many of them", probe_gpu),
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
         Need("triton", "needs Triton; a test that launches on a GPU says gpu as well", probe_triton),
-        Need("matplotlib", "draws: the dependency group bench", probe_matplotlib),
         Need("nvcc", "needs the compiler of a CUDA toolkit", probe_nvcc),
         Need("wheel", "builds or installs a wheel: pip must reach a package index", probe_wheel),
         Need("headers", "reads the headers of a released torch from the package index", probe_headers),

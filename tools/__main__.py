@@ -27,6 +27,7 @@ VERBS = {
     "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
     "sdist": "make the sdist that every wheel is built from",
     "smoke": "install a wheel into a fresh environment and run one op from it",
+    "tables": "write what repeats matrix.toml: tables of the docs, what the package knows of CUDA toolkits",
 }
 
 

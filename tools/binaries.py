@@ -1,5 +1,7 @@
 """What shared libraries, cubins and PTX say of themselves, by pyelftools: nothing here shares code with the build.
 
+Only the mark of a CPU level is data that the build has too (``flags``).
+
 The audit compares these facts with what the build claimed; a bug in the build's own parser must not hide itself.
 """
 
@@ -19,29 +21,11 @@ from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
+from precast._builder import flags
+
 T = TypeVar("T")
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _FAMILY_TABLE = "precast_families"
-# One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2) or a 256-bit one (VEX, map 0F38, L = 1): the
-# instruction that the CPU kernels of these levels are made of.
-_FMA_512 = re.compile(
-    rb"\x62[\x02\x12\x22\x32\x42\x52\x62\x72\x82\x92\xa2\xb2\xc2\xd2\xe2\xf2][\x00-\xff][\x40-\x5f\xc0-\xdf][\x98\xa8\xb8]"
-)
-_FMA_256 = re.compile(
-    rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d][\x98\xa8\xb8]"
-)
-# Likewise on ARM: a fused multiply-add of four floats, and "all lanes of a vector of 16, 32 or 64 bytes", with which
-# code for one vector length begins (Arm ARM, FMLA (vector) and PTRUE with the patterns VL16, VL32 and VL64).
-_FMA_NEON = re.compile(rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e")
-_SVE_LENGTH = {
-    "sve128": re.compile(rb"[\x20-\x2f]\xe1\x18\x25"),
-    "sve256": re.compile(rb"[\x40-\x4f]\xe1\x18\x25"),
-    "sve512": re.compile(rb"[\x60-\x6f]\xe1\x18\x25"),
-}
-_MARKS = {
-    "EM_X86_64": {"avx2": _FMA_256, "avx512": _FMA_512},
-    "EM_AARCH64": {"neon": _FMA_NEON, **_SVE_LENGTH},
-}
 _ENOUGH = 16  # chance alone gives a handful in a library of this size
 _TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
 _ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
@@ -274,8 +258,10 @@ def _text_at(elf: Any, address: int) -> str:
 
 
 def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
-    marked = [level for level, mark in _MARKS[machine].items() if len(mark.findall(code)) >= _ENOUGH]
-    return ("baseline", *marked) if machine == "EM_X86_64" else tuple(marked)
+    """The levels whose mark is there often enough; one without a mark is in every library."""
+    levels = flags.cpu_levels(_MACHINES[machine])
+    marked = (level.name for level in levels if level.mark is None or len(re.findall(level.mark, code)) >= _ENOUGH)
+    return tuple(marked)
 
 
 def _noted_suffix(elf: Any, data: bytes) -> str:

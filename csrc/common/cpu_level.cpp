@@ -31,41 +31,37 @@ constexpr char kList[] = PRECAST_EACH_CPU_LEVEL(PRECAST_LISTED);
 #undef PRECAST_LISTED
 
 #if defined(__x86_64__)
-// __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
-// registers counts as one without.
-CpuLevel best_level() {
-  __builtin_cpu_init();
+bool has_f16c() {  // g++ 10 cannot ask by name
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // g++ 10 cannot ask by name
-  const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? CpuLevel::avx512 : avx2 ? CpuLevel::avx2 : CpuLevel::baseline;
+  __builtin_cpu_init();
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
-
-// Each level has what the lesser ones have.
-bool runs_here(CpuLevel level) { return level <= best_level(); }
 #else
 // Linux gives a process one vector length, which its threads inherit. A length that no level is made for leaves NEON.
-CpuLevel best_level() {
-  if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return CpuLevel::neon;
+int sve_bits() {
+  if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return 0;
   const int length = prctl(PR_SVE_GET_VL);
-  if (length < 0) return CpuLevel::neon;
-  switch ((length & PR_SVE_VL_LEN_MASK) * 8) {
-    case 128:
-      return CpuLevel::sve128;
-    case 256:
-      return CpuLevel::sve256;
-    case 512:
-      return CpuLevel::sve512;
-    default:
-      return CpuLevel::neon;
-  }
+  return length < 0 ? 0 : (length & PR_SVE_VL_LEN_MASK) * 8;
 }
-
-// A level for one vector length computes nonsense at any other.
-bool runs_here(CpuLevel level) { return level == CpuLevel::neon || level == best_level(); }
 #endif
+
+#define PRECAST_RUNS(level) \
+  case CpuLevel::level:     \
+    return PRECAST_HAS_##level;
+bool runs_here(CpuLevel level) {
+  switch (level) { PRECAST_EACH_CPU_LEVEL(PRECAST_RUNS) }
+  return false;
+}
+#undef PRECAST_RUNS
+
+#define PRECAST_BEST(level) \
+  if (runs_here(CpuLevel::level)) best = CpuLevel::level;
+CpuLevel best_level() {
+  CpuLevel best = {};
+  PRECAST_EACH_CPU_LEVEL(PRECAST_BEST)
+  return best;
+}
+#undef PRECAST_BEST
 
 constexpr int kUndecided = -1;
 std::atomic<int> chosen{kUndecided};

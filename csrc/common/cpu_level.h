@@ -2,11 +2,47 @@
 // have, unless it was chosen otherwise. Nothing of the standard library here: cpu.cpp includes this at every level.
 #pragma once
 
-// Least first. On ARM a vector length is a level of its own: one register is compiled to be that long (simd_sve.h).
+// A level is a name in PRECAST_CPU_LEVELS, what the processor must have for it, the number of floats in a register, and
+// an entry of CPU_LEVELS in pkg/precast/_builder/flags.py. Least first.
 #if defined(__x86_64__)
-#define PRECAST_EACH_CPU_LEVEL(f) f(baseline) f(avx2) f(avx512)
+#define PRECAST_CPU_LEVELS(f, a, b) f(baseline, a, b) f(avx2, a, b) f(avx512, a, b)
+// __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
+// registers counts as one without. Each level has what the lesser ones have.
+#define PRECAST_HAS_baseline true
+#define PRECAST_HAS_avx2 (has_f16c() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define PRECAST_HAS_avx512                                                                        \
+  (PRECAST_HAS_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && \
+   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+#define PRECAST_WIDTH_OF_baseline 4
+#define PRECAST_WIDTH_OF_avx2 8
+#define PRECAST_WIDTH_OF_avx512 16
 #else
-#define PRECAST_EACH_CPU_LEVEL(f) f(neon) f(sve128) f(sve256) f(sve512)
+// A vector length is a level of its own: one register is compiled to be that long (simd_sve.h).
+#define PRECAST_CPU_LEVELS(f, a, b) f(neon, a, b) f(sve128, a, b) f(sve256, a, b) f(sve512, a, b)
+#define PRECAST_HAS_neon true
+#define PRECAST_HAS_sve128 (sve_bits() == 128)
+#define PRECAST_HAS_sve256 (sve_bits() == 256)
+#define PRECAST_HAS_sve512 (sve_bits() == 512)
+#define PRECAST_WIDTH_OF_neon 4
+#define PRECAST_WIDTH_OF_sve128 4
+#define PRECAST_WIDTH_OF_sve256 8
+#define PRECAST_WIDTH_OF_sve512 16
+#define PRECAST_SVE_BITS_OF_sve128 128
+#define PRECAST_SVE_BITS_OF_sve256 256
+#define PRECAST_SVE_BITS_OF_sve512 512
+#endif
+
+#define PRECAST_LEVEL_TO(level, f, unused) f(level)
+#define PRECAST_EACH_CPU_LEVEL(f) PRECAST_CPU_LEVELS(PRECAST_LEVEL_TO, f, )
+
+#if defined(PRECAST_CPU_LEVEL)  // of a unit that is compiled for one level
+#define PRECAST_JOIN_(a, b) a##b
+#define PRECAST_JOIN(a, b) PRECAST_JOIN_(a, b)
+#define PRECAST_WIDTH PRECAST_JOIN(PRECAST_WIDTH_OF_, PRECAST_CPU_LEVEL)
+#define PRECAST_SVE_BITS PRECAST_JOIN(PRECAST_SVE_BITS_OF_, PRECAST_CPU_LEVEL)  // 0 for a level that is none of SVE
+#if PRECAST_WIDTH == 0
+#error "precast: PRECAST_CPU_LEVEL is none of baseline avx2 avx512 on x86_64, of neon sve128 sve256 sve512 on aarch64"
+#endif
 #endif
 
 namespace precast {
@@ -31,17 +67,9 @@ void set_cpu_level(const char* name);
 #if defined(PRECAST_ONLY_CPU_LEVEL)
 #define PRECAST_AT_CPU_LEVEL(family, function) PRECAST_AT_ONLY(family, PRECAST_ONLY_CPU_LEVEL, function)
 #define PRECAST_AT_ONLY(family, level, function) PRECAST_AT(family, level, function)
-#elif defined(__x86_64__)
-#define PRECAST_AT_CPU_LEVEL(family, function)                     \
-  (PRECAST_IS_LEVEL(avx512) ? PRECAST_AT(family, avx512, function) \
-   : PRECAST_IS_LEVEL(avx2) ? PRECAST_AT(family, avx2, function)   \
-                            : PRECAST_AT(family, baseline, function))
 #else
-#define PRECAST_AT_CPU_LEVEL(family, function)                       \
-  (PRECAST_IS_LEVEL(sve512)   ? PRECAST_AT(family, sve512, function) \
-   : PRECAST_IS_LEVEL(sve256) ? PRECAST_AT(family, sve256, function) \
-   : PRECAST_IS_LEVEL(sve128) ? PRECAST_AT(family, sve128, function) \
-                              : PRECAST_AT(family, neon, function))
+#define PRECAST_IF_LEVEL(level, family, function) PRECAST_IS_LEVEL(level) ? PRECAST_AT(family, level, function):
+#define PRECAST_AT_CPU_LEVEL(family, function) (PRECAST_CPU_LEVELS(PRECAST_IF_LEVEL, family, function) nullptr)
 #endif
 
 }  // namespace precast

@@ -13,38 +13,22 @@
 #include <stdint.h>
 
 #ifndef PRECAST_CPU_LEVEL
-#error "precast: -DPRECAST_CPU_LEVEL=<level> is missing; levels: baseline avx2 avx512, neon sve128 sve256 sve512"
+#error "precast: -DPRECAST_CPU_LEVEL=<level> is missing; cpu_level.h lists the levels"
 #endif
 
-#define PRECAST_JOIN_(a, b) a##b
-#define PRECAST_JOIN(a, b) PRECAST_JOIN_(a, b)
-#if defined(__x86_64__)
-#define PRECAST_WIDTH_OF_baseline 4
-#define PRECAST_WIDTH_OF_avx2 8
-#define PRECAST_WIDTH_OF_avx512 16
-#elif defined(__aarch64__)
-#define PRECAST_WIDTH_OF_neon 4
-#define PRECAST_WIDTH_OF_sve128 4
-#define PRECAST_WIDTH_OF_sve256 8
-#define PRECAST_WIDTH_OF_sve512 16
-#define PRECAST_SVE_BITS_OF_sve128 128
-#define PRECAST_SVE_BITS_OF_sve256 256
-#define PRECAST_SVE_BITS_OF_sve512 512
-#else
+#if !defined(__x86_64__) && !defined(__aarch64__)
 #error "precast: the CPU kernels know x86_64 and aarch64 only"
 #endif
-#define PRECAST_WIDTH PRECAST_JOIN(PRECAST_WIDTH_OF_, PRECAST_CPU_LEVEL)
-#define PRECAST_SVE_BITS PRECAST_JOIN(PRECAST_SVE_BITS_OF_, PRECAST_CPU_LEVEL)  // 0 for a level that is none of SVE
+
+#include "cpu_level.h"
 
 // The expression for each register of the sixteen lanes. Constant indices, no loop: the parts stay in registers at -O2.
 #if PRECAST_WIDTH == 16
 #define PRECAST_PARTS(f) f(0)
 #elif PRECAST_WIDTH == 8
 #define PRECAST_PARTS(f) f(0), f(1)
-#elif PRECAST_WIDTH == 4
-#define PRECAST_PARTS(f) f(0), f(1), f(2), f(3)
 #else
-#error "precast: PRECAST_CPU_LEVEL is none of baseline avx2 avx512 on x86_64, of neon sve128 sve256 sve512 on aarch64"
+#define PRECAST_PARTS(f) f(0), f(1), f(2), f(3)
 #endif
 
 #if PRECAST_SVE_BITS

@@ -13,7 +13,8 @@ namespace precast {
 // What an entry point with a ring declares; the device may have less.
 constexpr int kRingBytes = 224 * 1024;
 
-struct Walk {
+// How rows are walked over; each thread of the kernel has its own Walk (walk.cuh).
+struct WalkPlan {
   uint32_t vectors;     // of 16 bytes in a row; 0: one element at a time, without a ring
   uint32_t per_thread;  // one, two or four
   uint32_t threads;     // that share a row
@@ -28,7 +29,7 @@ struct Walk {
 // multiprocessor decides: with too little it waits, and with too much some run further ahead of the others, which then
 // end later. Many workers have a row each on its way while they compute, and none once that is there. Two have two each
 // while they wait, if rows are not too wide, and so has one if `pair_alone` says so; else it has two all the time.
-inline Walk choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
+inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
   // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
   // copies ahead are enough, and a third takes its turns at the arithmetic from them.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
@@ -43,7 +44,7 @@ inline Walk choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
     const int64_t workers = all / threads;
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
-  Walk walk = {};
+  WalkPlan walk = {};
   if (vectors > 0 && vectors <= kNarrow) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = 1;
@@ -88,7 +89,7 @@ struct WalkGrid {
 // As many blocks as the device holds at a time, no more than have a row, and no more than fit 64 MB of partial sums for
 // so many gradients. It depends on the device, but on nothing that changes between two calls: the result is the same
 // every time.
-inline WalkGrid walk_grid(const Norm& norm, const Walk& walk, int64_t gradients) {
+inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradients) {
   const bool ring = walk.vectors > 0;
   const int64_t block_lines = ring ? 1 : walk.rows;
   const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * block_lines * (gradients > 0 ? gradients : 1));
@@ -104,13 +105,13 @@ inline WalkGrid walk_grid(const Norm& norm, const Walk& walk, int64_t gradients)
 
 // Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
 // of one element at a time, of four vectors, of two for pairs, and of one. Behind them comes the one that adds columns.
-inline int walk_entry(const Norm& norm, const Walk& walk) {
+inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
   const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
   return 5 * static_cast<int>(norm.dtype) + kernel;
 }
 constexpr int kColumnsEntry = 15;
 
-inline LaunchShape walk_shape(const Walk& walk, int64_t blocks) {
+inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 

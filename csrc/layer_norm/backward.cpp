@@ -76,7 +76,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
-  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);
 

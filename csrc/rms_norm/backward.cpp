@@ -60,7 +60,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
                               misalignment(work.grad_x, row_bytes);
-  const Walk walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, 1);
   const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
 

@@ -90,7 +90,6 @@ def test_the_roof_is_the_copy_rate_for_large_calls_and_a_launch_for_small_ones()
     assert middle == pytest.approx(moved / 0.125e-3) and low < middle < high
 
 
-@pytest.mark.matplotlib
 def test_each_op_is_a_plot_and_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
     plots = importlib.import_module("benchmarks.plots")
     (path,) = plots.draw(made_up(), tmp_path)

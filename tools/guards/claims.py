@@ -9,9 +9,6 @@ from precast._abi.violation import Violation
 from tools.binaries import DeviceFacts, LibraryFacts
 from tools.guards.subject import same
 
-# CUDA toolkit -> the PTX ISA it writes (PTX ISA reference, "Release Notes").
-_PTX_ISA = {"12.1": "8.1", "12.4": "8.4", "12.6": "8.5", "12.8": "8.7", "12.9": "8.8", "13.0": "9.0", "13.2": "9.2"}
-
 
 def host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Violation]:
     """A host library against its manifest entry."""
@@ -40,8 +37,6 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
         yield from same("layout", file.path, 13 if newer else 12, facts.layout)
     if facts.nvrtc is not None:
         yield from same("nvrtc", file.path, file.nvrtc, facts.nvrtc)
-    if facts.isa is not None:
-        yield from same("ptx isa", file.path, _PTX_ISA.get(toolkit), facts.isa)
     # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
     yield from same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
     if ("nvrtc", file.nvrtc) not in info.compilers:

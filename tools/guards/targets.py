@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precast._abi.capability import TargetKind
+from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
 from precast._builder import catalogue, packing
 from tools import binaries, cells
@@ -24,6 +25,7 @@ def check_targets(a: Audited) -> Iterator[Violation]:
 
 def _device_files(a: Audited) -> Iterator[Violation]:
     """Each device file against its manifest entry and its compiler; all of a family hold the same kernels."""
+    isa = {spec.label.cuda: spec.isa for spec in a.matrix.labels}
     entries: dict[str, tuple[str, frozenset[str]]] = {}
     for file in a.info.device:
         if f"precast/_C/{file.path}" not in a.wheel.files:
@@ -35,6 +37,8 @@ def _device_files(a: Audited) -> Iterator[Violation]:
             yield Violation("device", file.path, "device code", str(error))
             continue
         yield from device_claims(file, facts, a.info)
+        if facts.isa is not None:
+            yield from same("ptx isa", file.path, isa.get(CudaVersion.parse(file.nvrtc)), facts.isa)
         first, wanted = entries.setdefault(file.family, (file.path, facts.entries))
         if facts.entries != wanted or not wanted:
             differing = sorted(facts.entries ^ wanted)[:3]

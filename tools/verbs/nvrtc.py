@@ -1,4 +1,4 @@
-"""Ask the NVRTC of each label which GPUs it compiles for, and keep the answers in tools/nvrtc_targets.json.
+"""Ask the NVRTC of each label which GPUs it compiles for, and keep the answer in the label's table of matrix.toml.
 
 Each package is fetched with pip into a temporary folder, 380 MB of downloads in all. With --check nothing is written:
 exit status 1 when an answer differs from the one that is kept.
@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from precast._abi.capability import ComputeCapability
 from precast._builder import matrix, nvrtc
 from precast.errors import KernelError
 
-ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "tools" / "nvrtc_targets.json"
-
-
-def kept(path: Path = KEPT) -> Mapping[str, tuple[ComputeCapability, ...]]:
-    """The answers, by exact version."""
-    document: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
-    return {version: tuple(map(ComputeCapability.parse, gpus)) for version, gpus in document.items()}
+MATRIX = Path(__file__).resolve().parents[2] / "matrix.toml"
 
 
 def ask(spec: matrix.LabelSpec) -> tuple[ComputeCapability, ...]:
@@ -44,15 +38,28 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools nvrtc", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the answers that are kept")
     options = parser.parse_args(arguments)
-    known = matrix.load(ROOT / "matrix.toml")
-    asked = {spec.nvrtc: ask(spec) for spec in known.labels if spec.nvrtc is not None}
+    known = matrix.load(MATRIX)
+    asked = {spec.name: ask(spec) for spec in known.labels if spec.nvrtc is not None}
+    differing = [spec for spec in known.labels if spec.nvrtc is not None and spec.reports != asked[spec.name]]
+    for spec in differing:
+        kept, reported = _words(spec.reports), _words(asked[spec.name])
+        print(f"NVRTC {spec.nvrtc}: kept {kept}, reported {reported}", file=sys.stderr)
     if options.check:
-        before = kept()
-        differing = [version for version, gpus in asked.items() if before.get(version) != gpus]
-        for version in differing:
-            print(f"NVRTC {version}: kept {before.get(version)}, reported {asked[version]}", file=sys.stderr)
         return 1 if differing else 0
-    rows = [f' "{version}": {json.dumps(list(map(str, gpus)))}' for version, gpus in asked.items()]
-    KEPT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
-    print(f"{KEPT}: {len(asked)} versions")
+    MATRIX.write_text(with_answers(MATRIX.read_text(encoding="utf-8"), asked), encoding="utf-8")
+    print(f"{MATRIX}: {len(differing)} of {len(asked)} answers changed")
     return 0
+
+
+def with_answers(text: str, asked: Mapping[str, Sequence[ComputeCapability]]) -> str:
+    """matrix.toml with other answers in the tables of labels."""
+    for label, gpus in asked.items():
+        table = rf"(\[labels\.{label}\]\n(?:[^\[\n].*\n)*?reports = )\[.*\]"
+        text, count = re.subn(table, rf"\g<1>{_words(gpus)}", text)
+        if count != 1:
+            raise KernelError(f"matrix.toml has no reports = [...] on one line of [labels.{label}]")
+    return text
+
+
+def _words(gpus: Sequence[ComputeCapability]) -> str:
+    return json.dumps(list(map(str, gpus)))

@@ -25,7 +25,7 @@ from typing import Any
 from precast._abi.build_info import BuildInfo
 from precast._abi.label import PlatformTag
 from precast._abi.torch_abi import TorchAbi
-from precast._builder import matrix
+from precast._builder import flags, matrix
 from precast.errors import KernelError
 from tools import arm_root, results
 from tools.wheel import NotAWheel, Wheel, read_wheel
@@ -35,10 +35,8 @@ CHECK = ROOT / "tests" / "qemu" / "check.py"
 MANIFEST = "precast/_C/build_info.json"
 # The level that the library must choose by itself, and an ARM processor that has it: a vector of SVE is vq * 128 bits.
 PROCESSORS = {
-    "neon": "neoverse-n1",
-    "sve128": "max,sve-max-vq=1",
-    "sve256": "max,sve-max-vq=2",
-    "sve512": "max,sve-max-vq=4",
+    level.name: f"max,sve-max-vq={int(level.name[3:]) // 128}" if level.name.startswith("sve") else "neoverse-n1"
+    for level in flags.cpu_levels("aarch64")
 }
 WITHOUT_AVX512 = "Haswell"
 REFERENCE = "avx2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from precast._abi import toolkits
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
@@ -77,22 +78,11 @@ class PlatformTag:
         return f"{prefix}_{self.machine}"
 
 
-# The labels a user can be sent to, oldest toolkit first; the release matrix says which of them a version has.
-LABELS = tuple(Label(text) for text in ("cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132"))
-
-# The oldest GPU that toolkits of a CUDA major compile for, where that is above our own minimum: CUDA 13 dropped Volta
-# (CUDA 13.0 release notes).
-_SASS_FLOOR = {13: ComputeCapability(7, 5)}
-
-# The first toolkit that compiles for a GPU, for GPUs newer than CUDA 12.1 (release notes of 12.8, 12.9 and 13.0).
+# The labels a user can be sent to, oldest toolkit first.
+LABELS = tuple(map(Label, toolkits.LABELS))
+_SASS_FLOOR = {major: ComputeCapability.parse(gpu) for major, gpu in toolkits.SASS_FLOOR.items()}
 _FIRST_TOOLKIT = {
-    ComputeCapability(8, 8): CudaVersion(13, 0),
-    ComputeCapability(10, 0): CudaVersion(12, 8),
-    ComputeCapability(10, 1): CudaVersion(12, 8),
-    ComputeCapability(10, 3): CudaVersion(12, 9),
-    ComputeCapability(11, 0): CudaVersion(13, 0),
-    ComputeCapability(12, 0): CudaVersion(12, 8),
-    ComputeCapability(12, 1): CudaVersion(12, 9),
+    ComputeCapability.parse(gpu): CudaVersion.parse(toolkit) for gpu, toolkit in toolkits.FIRST_TOOLKIT.items()
 }
 _NEWEST_KNOWN = max(_FIRST_TOOLKIT)
 

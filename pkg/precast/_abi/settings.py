@@ -88,8 +88,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_CPU_LEVEL",
         "cpu_level",
         "the best of this machine",
-        "The instruction set of the CPU kernels: `baseline`, `avx2` or `avx512`; on ARM `neon`, `sve` or "
-        "one such as `sve256`; a level that this machine does not have is refused at the first load",
+        "The instruction set of the CPU kernels, such as `baseline` or `avx2`; on ARM `neon`, or `sve` for the vector "
+        "length of this machine; a level that this machine does not have is refused at the first load",
         "run",
     ),
     Variable(

@@ -215,11 +215,11 @@ def packed(
 
 def _pack(image: Artifact, cache: Cache) -> Artifact:
     """An image as a wheel holds it. Packing takes a tenth of a second, and a label has some sixty images."""
-    inputs = {"schema": 1, "kind": "packed", "name": image.path.name, "sha256": image.sha256, **packing.settings()}
+    inputs = {"name": image.path.name, "sha256": image.sha256, **packing.settings()}
 
     def build(staging: Path) -> Path:
         payload = staging / f"{image.path.name}.xz"
         payload.write_bytes(packing.pack(image.path.read_bytes()))
         return payload
 
-    return cache.obtain(BuildKey("packed", inputs), build)
+    return cache.obtain(BuildKey.of("packed", "packed", inputs), build)

@@ -85,8 +85,6 @@ def image_key(
 ) -> BuildKey:
     """What one image is made of. What a debugger reads names the sources where they lie, so that is part of it then."""
     inputs = {
-        "schema": 1,
-        "kind": "device",
         "family": program.family,
         "target": str(target),
         "nvrtc": compiler.version,
@@ -95,7 +93,7 @@ def image_key(
         "sources": dict(program.digests),
         **({"place": str(program.path)} if debug else {}),
     }
-    return BuildKey(program.family, inputs)
+    return BuildKey.of(program.family, "device", inputs)
 
 
 def file_name(family: str, target: GpuTarget) -> str:

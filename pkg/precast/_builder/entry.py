@@ -20,6 +20,7 @@ from typing import Any
 from precast._abi.build_info import MAX_FILE_BYTES
 from precast._builder import files, trust
 
+# The form of meta.json and of the inputs of every key: another number makes every build a new one.
 SCHEMA = 1
 META, LOG_NAME = "meta.json", "build.log"
 _META_BYTES = 1 << 24  # a hundred times what the largest family needs; what is longer was not written by us
@@ -38,6 +39,11 @@ class BuildKey:
 
     name: str
     inputs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: str, kind: str, inputs: Mapping[str, Any]) -> BuildKey:
+        """The key of a build of one kind, under the schema of today."""
+        return cls(name, {"schema": SCHEMA, "kind": kind, **inputs})
 
     @cached_property
     def digest(self) -> str:

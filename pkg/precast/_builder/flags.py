@@ -19,31 +19,54 @@ class CpuLevel:
     """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library.
 
     ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``. A ``small`` level is
-    compiled for size, as hardly any processor needs it.
+    compiled for size, as hardly any processor needs it. ``mark`` matches one instruction that the kernels of this level
+    are made of and those of the others are not: by it an audit finds the level in a library.
     """
 
     name: str
     features: tuple[str, ...]
     options: tuple[str, ...]
     small: bool = False
+    mark: bytes | None = None
 
 
-def _x86(name: str, *features: str) -> CpuLevel:
-    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features))
+# One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2), a 256-bit one (VEX, map 0F38, L = 1) and
+# of four floats on ARM (Arm ARM, FMLA (vector)).
+_FMA_512 = (
+    rb"\x62[\x02\x12\x22\x32\x42\x52\x62\x72\x82\x92\xa2\xb2\xc2\xd2\xe2\xf2][\x00-\xff]"
+    rb"[\x40-\x5f\xc0-\xdf][\x98\xa8\xb8]"
+)
+_FMA_256 = (
+    rb"\xc4[\x02\x22\x42\x62\x82\xa2\xc2\xe2]"
+    rb"[\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d][\x98\xa8\xb8]"
+)
+_FMA_NEON = rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e"
 
 
-def _sve(bits: int) -> CpuLevel:
-    return CpuLevel(f"sve{bits}", (f"sve{bits}",), ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}"))
+def _x86(name: str, mark: bytes, *features: str) -> CpuLevel:
+    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features), mark=mark)
 
 
+def _sve(bits: int, mark: bytes) -> CpuLevel:
+    """The mark is "all lanes of a vector of this length" (Arm ARM, PTRUE with the patterns VL16, VL32 and VL64)."""
+    options = ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}")
+    return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark)
+
+
+# C++ knows a level by csrc/common/cpu_level.h.
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
         CpuLevel("baseline", (), (), small=True),  # of processors before 2013
-        _x86("avx2", "avx2", "fma", "f16c"),
-        _x86("avx512", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
+        _x86("avx2", _FMA_256, "avx2", "fma", "f16c"),
+        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
     # A processor has one of the vector lengths. NEON is part of the architecture.
-    "aarch64": (CpuLevel("neon", (), ()), _sve(128), _sve(256), _sve(512)),
+    "aarch64": (
+        CpuLevel("neon", (), (), mark=_FMA_NEON),
+        _sve(128, rb"[\x20-\x2f]\xe1\x18\x25"),
+        _sve(256, rb"[\x40-\x4f]\xe1\x18\x25"),
+        _sve(512, rb"[\x60-\x6f]\xe1\x18\x25"),
+    ),
 }
 
 

@@ -40,7 +40,6 @@ from precast._version import __version__
 from precast.errors import BuildFailed, KernelError, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"
-_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 _REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_register"})
 
 
@@ -133,15 +132,14 @@ def make_plan(
     if debug:  # a debugger looks for the sources where they lay
         identity["place"] = str(roots["csrc"])
     units = tuple(
-        (unit, BuildKey("objects", {"schema": 1, "kind": "object", **identity} | _unit_inputs(unit, closure)))
+        (unit, BuildKey.of("objects", "object", identity | _unit_inputs(unit, closure)))
         for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
     )
     name = families[0].name if len(families) == 1 else "host"
-    key = BuildKey(
+    key = BuildKey.of(
         name,
+        "host",
         {
-            "schema": 1,
-            "kind": "host",
             **identity,
             "families": [family.name for family in families],
             "abi": str(abi),
@@ -227,7 +225,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
     watch.log(staging / LOG_NAME)
-    status, log = process.run(command, log=staging / LOG_NAME, environment=clean_environment())
+    status, log = process.run(command, log=staging / LOG_NAME, environment=process.clean(os.environ))
     seconds = time.perf_counter() - started
     if status:
         tool = f"{plan.compiler.kind} {plan.compiler.version}"
@@ -333,12 +331,6 @@ def edge(
     escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])
     target = output.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
     return [f"build {target}: {rule} {escaped}".rstrip(), f"  run = {shlex.join(command).replace('$', '$$')}", ""]
-
-
-def clean_environment() -> dict[str, str]:
-    """No search path may come from a variable, as no key holds it; and errors are read, so they are in English."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SEARCH_PATHS}
-    return {**kept, "LC_ALL": "C"}
 
 
 def failed_command(log: str) -> str:

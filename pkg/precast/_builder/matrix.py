@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast._abi.label import Label, sass_floor
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
+from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, Stable, TorchAbi, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, dotted
 from precast._builder.tables import MatrixError, Table, read_toml
@@ -32,7 +32,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpec:
-    """What one label's wheels hold. Without NVRTC there is no device code, or it is taken from other labels."""
+    """What one label's wheels hold. Without NVRTC there is no device code, or it is taken from other labels.
+
+    ``reports`` are the GPUs that NVRTC says it compiles for; ``isa`` is the PTX ISA that it writes.
+    """
 
     label: Label
     nvrtc: str | None
@@ -41,6 +44,8 @@ class LabelSpec:
     max_bytes: int | None = None
     not_built: str | None = None
     take: tuple[tuple[Label, tuple[GpuTarget, ...]], ...] = ()
+    reports: tuple[ComputeCapability, ...] = ()
+    isa: str | None = None
 
     @property
     def requirement(self) -> str | None:
@@ -222,33 +227,45 @@ def _machine(name: str, table: Table) -> Machine:
 def _label(name: str, table: Table) -> LabelSpec:
     label = Label("") if name == DEFAULT else table.parse("label", name, Label.parse)
     max_bytes, not_built = table.maybe("max_bytes", int), table.maybe("not_built", str)
-    if label.cuda is None:
-        take: list[tuple[Label, tuple[GpuTarget, ...]]] = []
-        if not label.text:
-            source = table.table("take")
-            for key in tuple(source.values):
-                take.append((source.parse(key, key, Label.parse), source.all_parsed(key, GpuTarget.parse)))
-        table.finish()
-        targets = tuple(target for _, some in take for target in some)
-        return LabelSpec(label, None, None, _unique(targets, table), max_bytes, not_built, tuple(take))
+    if label.cuda is not None:
+        return _cuda_label(label, label.cuda, table, max_bytes, not_built)
+    take: list[tuple[Label, tuple[GpuTarget, ...]]] = []
+    if not label.text:
+        source = table.table("take")
+        for key in tuple(source.values):
+            take.append((source.parse(key, key, Label.parse), source.all_parsed(key, GpuTarget.parse)))
+    table.finish()
+    targets = tuple(target for _, some in take for target in some)
+    return LabelSpec(label, None, None, _unique(targets, table), max_bytes, not_built, tuple(take))
+
+
+def _cuda_label(
+    label: Label, cuda: CudaVersion, table: Table, max_bytes: int | None, not_built: str | None
+) -> LabelSpec:
     nvrtc, package = table.take("nvrtc", str), table.take("package", str)
+    reports, isa = table.all_parsed("reports", ComputeCapability.parse), table.take("isa", str)
     sass = [GpuTarget(TargetKind.SASS, gpu) for gpu in table.all_parsed("sass", ComputeCapability.parse)]
     ptx = [GpuTarget(TargetKind.PTX, gpu) for gpu in table.all_parsed("ptx", ComputeCapability.parse)]
     driver = table.table("driver")
     drivers = [driver.parsed(kind, CudaVersion.parse) for kind in ("sass", "ptx")]
     driver.finish()
     table.finish()
-    if table.parse("nvrtc", nvrtc, CudaVersion.parse) != label.cuda:
-        raise MatrixError(f"{table.where}.nvrtc: {nvrtc} is not the NVRTC of {name}")
-    too_old = [str(target) for target in (*sass, *ptx) if target.capability < sass_floor(label.cuda)]
+    if table.parse("nvrtc", nvrtc, CudaVersion.parse) != cuda:
+        raise MatrixError(f"{table.where}.nvrtc: {nvrtc} is not the NVRTC of {label}")
+    if not reports:
+        raise MatrixError(f"{table.where}.reports must not be empty; python -m tools nvrtc asks NVRTC {nvrtc}")
+    floor = max(MINIMUM_CAPABILITY, min(reports))
+    too_old = [str(target) for target in (*sass, *ptx) if target.capability < floor]
     if too_old or not sass or not ptx:
-        raise MatrixError(
-            f"{table.where}: sass and ptx must not be empty, nor below {sass_floor(label.cuda)}: {too_old}"
-        )
-    by_rule = [min_driver(targets[0], label.cuda) for targets in (sass, ptx)]
+        raise MatrixError(f"{table.where}: sass and ptx must not be empty, nor below {floor}: {too_old}")
+    unknown = [str(target) for target in (*sass, *ptx) if target.capability not in reports]
+    if unknown:
+        raise MatrixError(f"{table.where}: NVRTC {nvrtc} does not report {', '.join(unknown)}")
+    by_rule = [min_driver(targets[0], cuda) for targets in (sass, ptx)]
     if drivers != by_rule:
         raise MatrixError(f"{driver.where}: by the rules of CUDA it is {by_rule[0]} and {by_rule[1]}")
-    return LabelSpec(label, nvrtc, package, _unique((*sass, *ptx), table), max_bytes, not_built)
+    targets = _unique((*sass, *ptx), table)
+    return LabelSpec(label, nvrtc, package, targets, max_bytes, not_built, reports=reports, isa=isa)
 
 
 def _unique(targets: tuple[GpuTarget, ...], table: Table) -> tuple[GpuTarget, ...]:

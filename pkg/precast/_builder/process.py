@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PRIVATE, INHERITED = 0o077, -1
+_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 
 # Runs in the child before it becomes the program: PR_SET_PDEATHSIG (prctl(2)) outlives exec, and ninja, when it is
 # told to end, ends its compilers. Between fork and exec of a process with threads no Python may run, hence a child.
@@ -19,6 +20,14 @@ ctypes.CDLL(None).prctl(1, 15)
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a compiler. No search path may come from a variable, because no key holds it.
+
+    The messages of the compiler are read, so they are in English.
+    """
+    return {**{name: value for name, value in environment.items() if name not in _SEARCH_PATHS}, "LC_ALL": "C"}
 
 
 def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str], umask: int = PRIVATE) -> tuple[int, str]:

@@ -91,8 +91,6 @@ def build(
 def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, settings: Settings) -> BuildKey:
     """Everything that one image is made from."""
     inputs = {
-        "schema": 1,
-        "kind": "images",
         "name": programs.name,
         "target": str(target),
         "nvrtc": compiler.version,
@@ -101,7 +99,7 @@ def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc
         "instances": list(programs.instances.get(Path(source).name, ())),
         "sources": closure.reachable((source,), programs.include_dirs, settings.cuda_home),
     }
-    return BuildKey(programs.name, inputs)
+    return BuildKey.of(programs.name, "images", inputs)
 
 
 def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[str]:
@@ -159,7 +157,7 @@ def library_object(name: str, built: Sequence[Built], compiler: str, cache: Cach
     from precast._builder import process
 
     content = images.pack(item.image for item in built)
-    key = BuildKey(name, {"schema": 1, "kind": "images-object", "sha256": hashlib.sha256(content).hexdigest()})
+    key = BuildKey.of(name, "images-object", {"sha256": hashlib.sha256(content).hexdigest()})
 
     def inside(staging: Path) -> Path:
         (staging / "precast.images").write_bytes(content)

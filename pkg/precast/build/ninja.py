@@ -39,7 +39,9 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     text = ninja_file(extension, output.resolve(), folder, compiler.path, compiler.kind, settings)
     (folder / "build.ninja").write_bytes(os.fsencode(text))
     command = [ninja, "-C", str(folder), "-j", str(toolchain.default_jobs(settings)), "-v"]
-    status, log = process.run(command, log=folder / _LOG, environment=host.clean_environment(), umask=process.INHERITED)
+    status, log = process.run(
+        command, log=folder / _LOG, environment=process.clean(os.environ), umask=process.INHERITED
+    )
     if status:
         tool = f"{compiler.kind} {compiler.version}"
         # pip removes the folder of an isolated build with everything in it; the cache it leaves alone

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
 
 _CHILD = "precast.extension.child"
-_SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,8 +135,6 @@ def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey
     compiler = builders.compiler
     assert compiler is not None
     inputs: dict[str, Any] = {
-        "schema": 1,
-        "kind": "extension",
         "name": native.name,
         "sources": closure.reachable(native.sources, native.include_dirs, settings.cuda_home),
         "cxx_flags": list(native.cxx_flags),
@@ -154,7 +151,7 @@ def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey
             "nvcc": _nvcc_version(cuda_home(native.name)),
             "targets": arch_list(settings),
         }
-    return BuildKey(native.name, inputs)
+    return BuildKey.of(native.name, "extension", inputs)
 
 
 def arch_list(settings: Settings) -> str:
@@ -190,9 +187,8 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
     spec = staging / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(native)), encoding="utf-8")
     command = python.command(_CHILD, str(spec), str(staging / "lib"), str(staging / "tmp"))
-    environment = {name: value for name, value in python.environment().items() if name not in _SEARCH_PATHS}
+    environment = process.clean(python.environment())
     environment |= {
-        "LC_ALL": "C",
         "CXX": builders.compiler.path,
         "MAX_JOBS": str(toolchain.default_jobs(settings)),
         "PATH": os.pathsep.join([str(Path(builders.ninja).parent), os.environ.get("PATH") or os.defpath]),

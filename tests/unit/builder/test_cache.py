@@ -14,6 +14,7 @@ import pytest
 
 from precast._abi.settings import Settings
 from precast._builder import cache as cache_module
+from precast._builder import entry as entry_module
 from precast._builder import lock, roots
 from precast._builder.cache import BuildKey, Cache, default_root
 from precast.errors import BuildFailed, KernelError
@@ -74,6 +75,18 @@ def test_the_meta_file_tells_what_went_in(tmp_path: Path) -> None:
 def test_equal_inputs_give_equal_keys_whatever_their_order() -> None:
     assert BuildKey("n", {"a": 1, "b": 2}).digest == BuildKey("n", {"b": 2, "a": 1}).digest
     assert BuildKey("n", {"a": 1, "b": 2}).digest != BuildKey("n", {"a": 1, "b": 3}).digest
+
+
+def test_every_key_has_the_one_schema(monkeypatch: pytest.MonkeyPatch, checkout: Path) -> None:
+    before = BuildKey.of("n", "device", {"a": 1})
+    assert before == BuildKey("n", {"schema": 1, "kind": "device", "a": 1})
+    monkeypatch.setattr(entry_module, "SCHEMA", 2)
+    assert BuildKey.of("n", "device", {"a": 1}).digest != before.digest
+    package = checkout / "pkg" / "precast"
+    texts = {
+        path: path.read_text() for part in ("_builder", "_cubin", "extension") for path in (package / part).glob("*.py")
+    }
+    assert [path.name for path, text in texts.items() if '"schema": ' in text] == ["cache_archive.py", "entry.py"]
 
 
 @pytest.mark.parametrize(

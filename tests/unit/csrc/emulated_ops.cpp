@@ -44,11 +44,7 @@ int block_shared_bytes(int) { return 227 * 1024; }
 
 // The CPU's own kernels are not under test here, and never called: NO_CPU_CODE defines NO_CPU_LEVEL, which stands in
 // for those of one level.
-NO_CPU_LEVEL(baseline)
-#if defined(__x86_64__)
-NO_CPU_LEVEL(avx2)
-NO_CPU_LEVEL(avx512)
-#endif
+PRECAST_EACH_CPU_LEVEL(NO_CPU_LEVEL)
 
 }  // namespace precast
 

@@ -89,7 +89,7 @@ void print_walks(const char* op) {
     norm.hidden = hidden;
     norm.rows = 1 << 20;
     norm.dtype = DType::kBFloat16;
-    const Walk walk = choose_walk(norm, vectors, kPairAlone);
+    const WalkPlan walk = choose_walk(norm, vectors, kPairAlone);
     return Line{walk_entry(norm, walk), walk.threads, block_of(walk), walk.stages};
   };
   print_ranges(op, "vectors", [&](long width) { return line(width * 8, width); });

@@ -1,0 +1,179 @@
+"""Write what repeats matrix.toml: the tables of README and the guides, and what the package knows of CUDA toolkits.
+
+The table of settings is written too, from the package's own list. With --check nothing is written: exit status 1 when a
+file differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
+from precast._abi.settings import settings_table
+from precast._abi.version import CudaVersion
+from precast._builder import matrix
+from precast._builder.matrix import LabelSpec, Matrix
+from precast.errors import KernelError
+from tools import served
+from tools.cells import DeviceCell, HostCell, WheelCell, expand
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or compare each file."""
+    parser = argparse.ArgumentParser(prog="python -m tools tables", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        differing = [name for name, text in written(ROOT).items() if text != (ROOT / name).read_text(encoding="utf-8")]
+    except KernelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.check:
+        for name in differing:
+            print(f"{name}: differs from what it repeats; python -m tools tables writes it", file=sys.stderr)
+        return 1 if differing else 0
+    for name, text in written(ROOT).items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+    print("\n".join(f"{name}: written" for name in differing) or "nothing differs")
+    return 0
+
+
+def written(root: Path) -> Mapping[str, str]:
+    """Each file below ``root`` that repeats its matrix.toml, as it should be."""
+    known = matrix.load(root / "matrix.toml")
+    return {name: write(known, (root / name).read_text(encoding="utf-8")) for name, write in FILES.items()}
+
+
+def readme(known: Matrix, text: str) -> str:
+    """The labels, for someone who chooses one."""
+    rows = [(f"`{spec.name}`", _serves(known, spec), _gpus(spec)) for spec in known.labels if spec.label.text]
+    return _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
+
+
+def install(known: Matrix, text: str) -> str:
+    """The labels, with the driver that each needs."""
+    rows = []
+    for spec in known.labels:
+        if spec.label.cuda is not None:
+            cuda = spec.label.cuda
+            rows.append((f"`{spec.name}`", f"CUDA {cuda.major}.0 or newer", f"CUDA {cuda} or newer", _gpus(spec)))
+        elif spec.label.text:
+            rows.append((f"`{spec.name}`", "none", "none", "none"))
+    header = "| Label | Driver for machine code | Driver for PTX | Machine code for compute capability |"
+    return _with_rows(text, header, rows)
+
+
+def wheels(known: Matrix, text: str) -> str:
+    """How many files a release is made of, and how many hosts they serve."""
+    release = expand(known, known.event("release"))
+    one_each: dict[str, tuple[str, Sequence[DeviceCell | HostCell | WheelCell]]] = {
+        "device code": ("CUDA label", release.device),
+        "host library": ("torch ABI and architecture", release.host),
+        "wheel": ("label and architecture", release.wheel),
+    }
+    rows = [
+        (title, each, str(len(cells)), str(sum(not cell.not_built for cell in cells)))
+        for title, (each, cells) in one_each.items()
+    ]
+    text = _with_rows(text, "| | One for each | A release has | Built today |", rows)
+    ways = served.torch_cells(known)
+    built = served.built(release, known, ways)
+    first, last = known.releases[0].release, known.releases[-1].release
+    text = _with_words(text, r"every torch from \S+ to \S+", f"every torch from {first} to {last}")
+    text = _with_words(text, r"There are \d+ ways to have torch", f"There are {len(ways)} ways to have torch")
+    text = _with_words(text, r"would build \d+\.", f"would build {len(ways)}.")
+    serve = f"The {len(release.wheel)} wheels serve {len(built)} of them"
+    return _with_words(text, r"The \d+ wheels serve \d+ of them", serve)
+
+
+def settings(_known: Matrix, text: str) -> str:
+    """The environment variables, which the package has in one list."""
+    header, _, *rows = settings_table().splitlines()
+    return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
+
+
+def toolkits(known: Matrix, _text: str) -> str:
+    """What the package must know when it has no matrix.toml: a Python module."""
+    specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
+    first: dict[ComputeCapability, CudaVersion] = {}
+    floor: dict[int, ComputeCapability] = {}
+    for cuda, spec in specs:
+        floor[cuda.major] = min(floor.get(cuda.major, spec.reports[0]), *spec.reports)
+        for gpu in spec.reports:
+            first.setdefault(gpu, cuda)
+    oldest = specs[0][0]
+    return "\n".join(
+        (
+            '"""What the package knows of CUDA toolkits. ``python -m tools tables`` writes it from matrix.toml."""',
+            "",
+            "# The CUDA labels, oldest toolkit first.",
+            f"LABELS = ({', '.join(_quoted(spec.name) for _, spec in specs)})",
+            "",
+            "# CUDA major -> the oldest GPU that its toolkits compile for, where that is above our own minimum.",
+            f"SASS_FLOOR = {_mapping({str(k): _quoted(str(v)) for k, v in floor.items() if v > MINIMUM_CAPABILITY})}",
+            "",
+            f"# GPU -> the first toolkit that compiles for it, for GPUs newer than CUDA {oldest}.",
+            "FIRST_TOOLKIT = {",
+            *(f'    "{gpu}": "{cuda}",' for gpu, cuda in sorted(first.items()) if cuda != oldest),
+            "}",
+            "",
+        )
+    )
+
+
+FILES: Mapping[str, Callable[[Matrix, str], str]] = {
+    "README.md": readme,
+    "docs/guides/install.md": install,
+    "docs/concepts/wheels.md": wheels,
+    "docs/reference/settings.md": settings,
+    "pkg/precast/_abi/toolkits.py": toolkits,
+}
+
+
+def _serves(known: Matrix, spec: LabelSpec) -> str:
+    """The drivers of a label, and how it differs from the first label for them."""
+    cuda = spec.label.cuda
+    if cuda is None:
+        return "machines without a GPU"
+    alike = [other for other in known.labels if other.label.cuda and other.label.cuda.major == cuda.major]
+    more = ", newer compiler" if spec.targets == alike[0].targets else ", newer GPUs"
+    return f"CUDA {cuda.major} drivers{'' if spec is alike[0] else more}"
+
+
+def _gpus(spec: LabelSpec) -> str:
+    return ", ".join(str(target.capability) for target in spec.targets if _is_sass(target)) or "none"
+
+
+def _is_sass(target: GpuTarget) -> bool:
+    return target.kind is TargetKind.SASS
+
+
+def _with_rows(text: str, header: str, rows: Sequence[Sequence[str]]) -> str:
+    """A page with other rows below one header."""
+    found = re.findall(rf"^{re.escape(header)}\n\|[- |]+\|\n(?:\|.*\n)*", text, re.MULTILINE)
+    if len(found) != 1:
+        raise KernelError(f"wanted one table below {header!r}; found {len(found)}")
+    head = found[0].splitlines(keepends=True)[:2]
+    return text.replace(found[0], "".join((*head, *(f"| {' | '.join(row)} |\n" for row in rows))))
+
+
+def _with_words(text: str, pattern: str, words: str) -> str:
+    """A page with other words in one place."""
+    text, count = re.subn(pattern, words, text)
+    if count != 1:
+        raise KernelError(f"wanted one place with {pattern!r}; found {count}")
+    return text
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def _mapping(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
