@@ -78,7 +78,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(python, "command", lambda *words: [sys.executable, "-c", DYING, *words])
-    found = {check["op"]: check["wrong"] for check in deep.examine([(catalogue.SOFTMAX, "cpu")])}
+    found = {check["op"]: check["wrong"] for check in deep.examine([(catalogue.get("softmax"), "cpu")])}
     assert found == {
         "scaled_softmax": "the process that ran it was ended by SIGSEGV",
         "scaled_masked_softmax": "the process that ran it ended with status 7; what it said is above",
@@ -90,7 +90,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_child_that_says_nothing_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(python, "command", lambda *_: [sys.executable, "-c", f"raise SystemExit({status})"])
-    (check,) = deep.examine([(catalogue.CPU_ADAM, "cpu")])
+    (check,) = deep.examine([(catalogue.get("cpu_adam"), "cpu")])
     assert not check["ok"] and f"status {status}" in check["wrong"]
 
 

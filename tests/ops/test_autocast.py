@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
-from precast._builder.catalogue import DECODE_ATTENTION, KV_CACHE, ROTARY  # noqa: E402
+from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._load.handover import op_name  # noqa: E402
 from precast.ops import _examples, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
@@ -26,7 +26,8 @@ pytestmark = [
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
 LOW = torch.bfloat16
-ON_HEADS = tuple(op_name(schema) for family in (ROTARY, KV_CACHE, DECODE_ATTENTION) for schema in family.ops)
+LATE = [family for family in FAMILIES if family.late and len(family.devices) > 1]
+ON_HEADS = tuple(op_name(schema) for family in LATE for schema in family.ops)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 

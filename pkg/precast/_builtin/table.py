@@ -70,15 +70,15 @@ def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callab
     )
 
 
-_ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
-_RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
-_LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
-_ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
-_SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
-_ROTARY = (catalogue.ROTARY,)
-_KV_CACHE = (catalogue.KV_CACHE, catalogue.DECODE_ATTENTION)
-_LISTS = (catalogue.MULTI_TENSOR,)
-_INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
+_ADAM = (catalogue.get("cpu_adam"), catalogue.get("cpu_optim"))
+_RMS_NORM = (catalogue.get("rms_norm"), catalogue.get("rms_norm_backward"))
+_LAYER_NORM = (catalogue.get("layer_norm"), catalogue.get("layer_norm_backward"))
+_ACTIVATIONS = (catalogue.get("activations"), catalogue.get("activations_backward"))
+_SOFTMAX = (catalogue.get("softmax"), catalogue.get("softmax_backward"))
+_ROTARY = (catalogue.get("rotary"),)
+_KV_CACHE = (catalogue.get("kv_cache"), catalogue.get("decode_attention"))
+_LISTS = (catalogue.get("multi_tensor"),)
+_INFERENCE = (catalogue.get("rms_norm"), catalogue.get("activations"))
 _CAUSAL = "scaled_upper_triangle_masked_softmax"
 
 TABLE: tuple[Row, ...] = (

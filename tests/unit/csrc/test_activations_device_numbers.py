@@ -24,7 +24,7 @@ KINDS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"]  #
 
 @pytest.fixture(scope="module")
 def gpu(emulated_activations: Path) -> Emulated:
-    return Emulated(emulated_activations, [catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD])
+    return Emulated(emulated_activations, [catalogue.get("activations"), catalogue.get("activations_backward")])
 
 
 made = functools.partial(emulated.made, scale=2.0)

@@ -24,7 +24,7 @@ class Emulated:
 
     def __init__(self, path: Path) -> None:
         self.library = torch.library.Library(SPACE, "DEF")
-        for schema in catalogue.ROTARY.ops:
+        for schema in catalogue.get("rotary").ops:
             self.library.define(schema)
         self.c = ctypes.CDLL(str(path))
         self.c.emulated_launches.restype = ctypes.c_char_p

@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 @pytest.fixture(scope="module")
 def gpu(emulated_softmax: Path) -> Emulated:
-    return Emulated(emulated_softmax, [catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD])
+    return Emulated(emulated_softmax, [catalogue.get("softmax"), catalogue.get("softmax_backward")])
 
 
 made = functools.partial(emulated.made, scale=3.0)
