@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from precast import nn, ops  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._load.handover import op_name  # noqa: E402
-from precast.ops import _examples, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
+from precast.ops import _folders, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 
@@ -39,7 +39,7 @@ def given(op: str, device: str, dtype: Any) -> tuple[Any, ...]:
             return value.to(device, dtype if value.is_floating_point() and value.dim() > kept else value.dtype)
         return value
 
-    return tuple(map(moved, _examples.arguments(op)))
+    return tuple(map(moved, _folders.arguments(op)))
 
 
 def tensors(values: Any) -> list[Any]:

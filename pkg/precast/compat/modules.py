@@ -34,19 +34,9 @@ def kernel(name: str) -> Callable[..., Any]:
 
 def reference(name: str) -> Callable[..., Any]:
     """The same in plain torch, on any device."""
-    for module in (
-        "precast.ops._reference",
-        "precast.ops._softmax_reference",
-        "precast.ops._rotary_reference",
-        "precast.ops._kv_cache_reference",
-        "precast.ops._decode_attention_reference",
-    ):
-        found = getattr(importlib.import_module(module), name, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    if name == "scaled_upper_triang_masked_softmax":  # of a square, where both corners are one
-        return reference("scaled_aligned_causal_softmax")
-    raise AttributeError(f"there is no reference for {name}")
+    from precast.ops import _folders
+
+    return _folders.reference(name)
 
 
 class CPUAdamOptimizer:

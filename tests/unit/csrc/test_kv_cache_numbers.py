@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
-from precast.ops import _kv_cache_reference as reference  # noqa: E402
+from precast.ops.kv_cache import reference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
-from precast.ops import _softmax_reference as reference  # noqa: E402
+from precast.ops.softmax import reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated  # noqa: E402
 
