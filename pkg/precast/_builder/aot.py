@@ -129,7 +129,7 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
     info = manifest(made, mode, settings.label or Label(""), root, settings.index_url)
     _place(made, package / "_C")
     (package / "_builder" / catalogue.GATHERED.name).write_text(descriptions.gathered(root / "csrc"), encoding="utf-8")
-    (package / stubs.PLACE).write_text(stubs.of_ops(catalogue.FOLDERS), encoding="utf-8")
+    stubs.write(package, catalogue.FOLDERS)
     (package / "_C").mkdir(parents=True, exist_ok=True)
     (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")
     (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")

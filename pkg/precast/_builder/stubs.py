@@ -1,15 +1,29 @@
-"""The stub of ``precast.ops`` for type checkers, made from the descriptions: at run time its functions are looked up.
+"""Stubs for type checkers of what is looked up at run time: the functions of ``precast.ops``, the families' loaders.
 
-A wheel has it beside the module, where it stands for it. A checkout has none: import a function from its folder there.
+A wheel has them beside the modules. A checkout has none: there, import a function from its folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from precast._builder.catalogue import Folder
 
-PLACE = "ops/__init__.pyi"
+OPS, LOADERS = "ops/__init__.pyi", "kernel_loader.pyi"
+
+
+def write(package: Path, folders: Sequence[Folder]) -> None:
+    """Puts both stubs beside the modules that they stand for."""
+    source = (package / "kernel_loader.py").read_text(encoding="utf-8")
+    (package / OPS).write_text(of_ops(folders), encoding="utf-8")
+    (package / LOADERS).write_text(of_loaders(source, folders), encoding="utf-8")
+
+
+def of_loaders(source: str, folders: Iterable[Folder]) -> str:
+    """The module itself, whose bodies no type checker reads in a stub, with a class for each family's loader."""
+    names = [folder.loader.name for folder in folders if folder.loader is not None and folder.loader.about]
+    return source + "".join(f"\n\nclass {name}(KernelLoader): ...\n" for name in names)
 
 
 def of_ops(folders: Iterable[Folder]) -> str:

@@ -1,11 +1,12 @@
-"""The parts of a family's folder, by the name of an op: its reference, and one example call.
+"""The parts of a family's folder: its references and examples, by the name of an op, and what it offers to a loader.
 
-``precast doctor --deep`` and the tests check kernels with them.
+``precast doctor --deep`` and the tests check kernels with references and examples.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from precast._builder import catalogue
 
+Members = Mapping[str, Any]  # of what a kernel loader loads
 Arguments = tuple[Any, ...]
 Some = Callable[..., Tensor]  # normally distributed numbers of a shape
 Examples = Mapping[str, Callable[[Some], Arguments] | None]  # by op; None: it means nothing by itself
@@ -41,6 +43,15 @@ def is_planned(op: str) -> bool:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     found: Callable[..., Any] = getattr(part(catalogue.folder_of(op).name, "reference"), op)
+    return found
+
+
+def members(folder: str, *, plain: bool) -> Members:
+    """What the families of a folder offer to their loader, by kernels or in plain torch; nothing without loaders.py."""
+    if importlib.util.find_spec(f"precast.ops.{folder}.loaders") is None:
+        return {}
+    offered = part(folder, "loaders")
+    found: Members = offered.PLAIN if plain else offered.KERNELS
     return found
 
 
