@@ -34,6 +34,7 @@ def gathered(csrc: Path) -> str:
 
 def _folder(path: Path) -> dict[str, Any]:
     table = Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}")
+    _autocast(table)
     public, late = table.texts("public"), table.maybe("late", bool) or False
     if late and path.parent.name in public:  # the import of the module would hide the function
         raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
@@ -42,6 +43,22 @@ def _folder(path: Path) -> dict[str, Any]:
     described = [_family(name, families.table(name), path.parent.parent, late) for name in list(families.values)]
     table.finish()
     return {"name": path.parent.name, "public": public, "late": late, "loader": offer, "families": described}
+
+
+def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
+    """For the docs: the functions of each folder, what they do under autocast, and what torch's own do there."""
+    tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
+    return [(table.texts("public"), *words) for table in tables if (words := _autocast(table))[0]]
+
+
+def _autocast(table: Table) -> tuple[str, str]:
+    """Needed where there are public functions."""
+    if not table.values.get("public", True):
+        return "", ""
+    inner = table.table("autocast")
+    found = inner.take("ours", str), inner.take("torch", str)
+    inner.finish()
+    return found
 
 
 def _family(name: str, table: Table, csrc: Path, late: bool) -> dict[str, Any]:

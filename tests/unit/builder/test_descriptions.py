@@ -15,6 +15,10 @@ from precast.errors import KernelError
 GOOD = """
 public = ["halve"]
 
+[autocast]
+ours = "dtype of `x`"
+torch = "float32"
+
 [loader]
 name = "HalfLoader"
 about = "Halves."
@@ -51,7 +55,8 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
     [
         ("devices", "device_types", r"csrc/half/family\.toml\.family\.half: devices is missing"),
         ("public", "late = 1\npublic", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
-        ("[loader]", "order = 3\n[loader]", r"csrc/half/family\.toml: nobody reads order"),
+        ("[autocast]", "order = 3\n[autocast]", r"csrc/half/family\.toml: nobody reads order"),
+        ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
         ("about", "text", r"csrc/half/family\.toml\.loader: about is missing"),
         ("host.cpp", "gone.cpp", r"csrc/half/family\.toml\.family\.half: there is no half/gone\.cpp in csrc"),
         ('"cpu"', '"gpu"', r"csrc/half/family\.toml\.family\.half: there is no device 'gpu'"),
