@@ -43,8 +43,10 @@ def test_extensions_of_every_kind_are_taken() -> None:
 @pytest.mark.parametrize(
     ("extensions", "words"),
     [
-        ([StableExtension("scale", [])], "a lower-case module of a package"),
-        ([StableExtension("my_ops.Scale", [])], "a lower-case module of a package"),
+        ([StableExtension("scale", [])], "a module of a package, such as 'my_package._C'"),
+        ([StableExtension("my_ops.0", [])], "a module of a package"),
+        ([StableExtension("my_ops.sc-ale", [])], "a module of a package"),
+        ([StableExtension("my_ops.sc\u00e4le", [])], "a module of a package"),
         ([StableExtension("my_ops.scale", []), StableExtension("my_ops.scale", [])], "two extensions of that name"),
         (["my_ops.scale"], "an extension of setuptools, or what has build_aot"),
     ],
@@ -93,6 +95,10 @@ def test_a_library_is_bound_to_what_its_bytes_name(library: Callable[..., bytes]
     assert file.cuda_major == 13, "torch's own CUDA libraries are of torch's CUDA"
     python = 'extern "C" int PyObject_IsTrue(void*); int x() { return PyObject_IsTrue(nullptr); }'
     assert host_file(library(python)).python.startswith("cp3")
+    assert host_file(library("int x() { return 1; }", "libtorch_python.so")).python == "none", "linked, not called"
+    module = 'extern "C" void* PyInit_fused() { return nullptr; }'
+    assert host_file(library(module)).python.startswith("cp3")
+    assert host_file(library(module.replace("fused", "other"))).python == "none"
     assert host_file(library("int x() { return 1; }"), torch=None).abi == Stable(Release(2, 4))
 
 

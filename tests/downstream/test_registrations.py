@@ -43,6 +43,7 @@ TORCH_LIBRARY_IMPL(land, CPU, m) { m.impl("wav", &wav); }  // its schema comes f
 
 def test_sources_that_fit_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text(GOOD)
+    # fails if a source without a mistake is refused: that raises
     refuse_misspelt([tmp_path / "a.cpp", tmp_path / "missing.cpp"])
 
 

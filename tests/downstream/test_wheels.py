@@ -129,8 +129,8 @@ def test_a_stable_library_fits_every_torch_and_python(
     host = replace(other_torch(probe.probe_host(Settings(), gpus=False), version, "13.0"), python=Release(3, 14))
     monkeypatch.setattr(probe, "probe_host", lambda settings, gpus: host)
     # Not opened: a second definition of an op, from another copy of the file, would end the process.
-    file, _ = downstream._fitting(downstream._wheel_of("free_ops"), "scale")
-    assert file.families == ("scale",)
+    fitting = downstream._fitting(downstream._wheel_of("free_ops"), "scale")
+    assert fitting.path.name == "scale.so" and not fitting.is_module
 
 
 def test_damage_is_found_before_anything_is_opened(bound_wheel: Path, installed: Callable[[Path], Path]) -> None:

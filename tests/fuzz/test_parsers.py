@@ -29,6 +29,7 @@ def test_the_seed_is_accepted(name: str) -> None:
 @given(data=st.binary(max_size=600))
 @settings(max_examples=60, deadline=None)
 def test_any_bytes(name: str, data: bytes) -> None:
+    # fails if the reader raises another exception than its own
     TARGETS[name](data)
 
 
@@ -41,6 +42,7 @@ edits = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size
 def test_a_good_file_with_some_bytes_replaced_inserted_or_cut(
     name: str, changes: list[tuple[float, bytes, int]], cut: float
 ) -> None:
+    # fails if the reader raises another exception than its own
     edited(name, changes, cut)
 
 
@@ -50,6 +52,7 @@ def test_a_good_file_with_some_bytes_replaced_inserted_or_cut(
 def test_a_good_archive_with_some_bytes_replaced_inserted_or_cut(
     name: str, changes: list[tuple[float, bytes, int]], cut: float
 ) -> None:
+    # fails if the reader raises another exception than its own
     edited(name, changes, cut)
 
 
@@ -74,4 +77,5 @@ def test_headers_with_numbers_at_the_edges(name: str, fields: list[tuple[int, in
     for section, offset, number, width in fields:
         at = offset if section == 0 else table + 64 * (section - 1) + offset
         data[at : at + width] = (number % 256**width).to_bytes(width, "little")
+    # fails if the reader raises another exception than its own
     TARGETS[name](bytes(data))

@@ -167,7 +167,7 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
 @pytest.mark.torch
 def test_build_aot_without_a_compiler_says_where_it_looked(bare: Site) -> None:
     said = bare.refusal(
-        "from precast.extension import builtin; builtin.get('cpu_adam_x86')().build_aot()",
+        "from precast._builtin import table; table.get('cpu_adam_x86')().build_aot()",
         env={"PATH": "/nonexistent"},
     )
     assert said.startswith("KernelUnavailable: precast._C.cpu_adam_x86 cannot be built")

@@ -97,6 +97,7 @@ def test_ops_over_lists_keep_the_dtype_of_each_tensor(dtype: Any) -> None:
         ops.multi_tensor_axpby_(outs, outs, xs, 0.5, -2.0)
         return [*outs, *ops.multi_tensor_l2norm(outs)]
 
+    # fails if a result differs from that without autocast, in its dtype or its bits
     under_autocast("cuda", compute)
 
 
@@ -110,6 +111,7 @@ def test_a_step_of_an_optimizer_keeps_the_dtype_of_each_tensor(dtype: Any, devic
             optimizer.step()
         return [param.detach(), *optimizer.state[param].values()]
 
+    # fails if a result differs from that without autocast, in its dtype or its bits
     under_autocast(device, compute)
 
 

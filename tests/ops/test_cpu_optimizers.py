@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.optim.optimizer import (  # noqa: E402
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from precast.optim import CPUSGD, CPUAdagrad, CPUAdam, CPULion  # noqa: E402
 from tests.ops.plain_optimizers import Lion  # noqa: E402
@@ -250,3 +256,46 @@ def test_no_factor_is_a_subnormal_number(make: Any) -> None:
         torch.set_flush_denormal(False)
     assert param[0].isposinf()
     assert param[1] < 1
+
+
+def test_both_scales_divide_the_gradient() -> None:
+    """One is an argument, the other what ``GradScaler`` leaves at the optimizer."""
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = CPUSGD([param], lr=1.0)
+    param.grad = torch.full((3,), 8.0)
+    optimizer.grad_scale = torch.tensor(2.0)
+    for step in (1, 2):
+        optimizer.step(grad_scale=4.0)
+        assert param.tolist() == [-float(step)] * 3
+
+
+@pytest.mark.parametrize("rule", MAKERS)
+def test_a_loaded_state_shares_nothing_with_what_it_was_loaded_from(rule: str) -> None:
+    params, others = made(), made()
+    optimizer, other = MAKERS[rule](params), MAKERS[rule](others)
+    steps(optimizer, params, 1)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    other.load_state_dict(optimizer.state_dict())
+    steps(other, others, 2)
+    for key, states in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, before[key][name]) for name, value in states.items())
+
+
+HOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "before a step": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    "after a step": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    "before any step": lambda _, hook: register_optimizer_step_pre_hook(hook),
+    "after any step": lambda _, hook: register_optimizer_step_post_hook(hook),
+}
+
+
+@pytest.mark.parametrize("which", HOOKS)
+def test_a_hook_is_called_as_long_as_it_is_registered(which: str) -> None:
+    params = made()
+    optimizer = CPUSGD(params)
+    seen: list[Any] = []
+    handle = HOOKS[which](optimizer, lambda one, *_: seen.append(one))
+    steps(optimizer, params, 2)
+    handle.remove()
+    steps(optimizer, params, 1)
+    assert len(seen) == 2 and all(one is optimizer for one in seen)

@@ -166,6 +166,17 @@ def test_what_went_bad_since_the_last_step_is_refused_before_any_write(case: str
         assert torch.equal(now.nan_to_num(7.0), was.nan_to_num(7.0))
 
 
+def test_copies_that_came_to_share_memory_are_refused_on_a_known_plan() -> None:
+    run = Run(forgetful=False)
+    with_copies(run)
+    run.step(), run.step()
+    run.copies[1].data = run.copies[0].data.flatten()[:33]
+    before = [t.clone() for t in run.everything()]
+    with pytest.raises(RuntimeError, match="two of params, states and copies share memory; each must have its own"):
+        run.again()
+    assert all(map(torch.equal, run.everything(), before))
+
+
 def test_a_gradient_of_another_shape_is_refused_on_a_known_plan() -> None:
     run = Run(forgetful=False)
     run.step(), run.step()

@@ -33,6 +33,7 @@ def check(case: Case, device: str) -> None:
 
 @pytest.mark.parametrize("first", range(0, 80, 10))
 def test_numbers(first: int, device: str) -> None:
+    # fails if a result is too far from float64
     for seed in range(first, first + 10):
         check(generated(seed), device)
 
@@ -40,6 +41,7 @@ def test_numbers(first: int, device: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 3000, 100))
 def test_numbers_of_2000_cases(first: int, device: str) -> None:
+    # fails if a result is too far from float64
     for seed in range(first, first + 100):
         check(generated(seed), device)
 
@@ -103,6 +105,7 @@ def test_against_torch(dtype: Any, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_many_keys_and_many_sequences(dtype: Any, device: str) -> None:
+    # fails if a result is too far from float64
     check(plain(1, 8, 2, 64, keys=9001, block_size=16, dtype=dtype), device)
     check(plain(300, 2, 1, 64, keys=33, block_size=16, dtype=dtype), device)
     check(plain(1, 64, 1, 128, keys=1500, queries=2, block_size=16, dtype=dtype), device)
@@ -111,6 +114,7 @@ def test_many_keys_and_many_sequences(dtype: Any, device: str) -> None:
 @pytest.mark.long
 def test_a_million_keys(device: str) -> None:
     case = plain(1, 1, 1, 64, keys=1 << 20, block_size=256, dtype=torch.bfloat16)
+    # fails if a result is too far from float64
     check(case, device)
 
 

@@ -107,6 +107,16 @@ def test_only_one_input_requires_grad(wanted: str, device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("of_weight", [False, True])
+@pytest.mark.parametrize("of_bias", [False, True])
+def test_a_gradient_that_is_not_wanted_has_no_elements(of_weight: bool, of_bias: bool, device: str) -> None:
+    x, grad, weight = made(4, 24, device=device), made(4, 24, device=device), made(24, device=device)
+    shapes = [(4, 24), (24 * of_weight,), (24 * of_bias,)]
+    for tensors in ((grad, x, weight), [t.to("meta") for t in (grad, x, weight)]):
+        found = torch.ops.precast.layer_norm_backward(*tensors, 1e-5, of_weight, of_bias)
+        assert [tuple(t.shape) for t in found] == shapes
+
+
 @pytest.mark.parametrize("rows", [0, 1, 1000])
 def test_backward_of_any_number_of_rows(rows: int, device: str) -> None:
     leaves = [made(*shape, device=device).requires_grad_() for shape in ((rows, 24), (24,), (24,))]

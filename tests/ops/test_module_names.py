@@ -168,6 +168,7 @@ def test_adam_in_plain_torch_steps_as_the_kernels_do() -> None:
         for step in (1, 2, 3):
             optimizer.step(step, 1e-2, 0.9, 0.99, 1e-8, 0.1, True, *state, 2.0)
         found.append(state[0])
+    # fails if a parameter differs by more than 1e-6
     close(found[0], found[1], 1e-6)
 
 

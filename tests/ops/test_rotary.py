@@ -150,6 +150,16 @@ def test_in_place_within_a_packed_projection(dim: int, device: str) -> None:
     assert torch.equal(value, kept.unbind(dim)[2])
 
 
+def test_what_is_written_in_place_counts_as_changed(device: str) -> None:
+    cos, sin = tables(6, 16, device)
+    query, key = made(6, 4, 32, device=device), made(6, 2, 32, device=device)
+    for step in (1, 2):
+        ops.rotary_embedding_(query, key, cos, sin)
+        assert (query._version, key._version) == (step, step)
+    ops.rotary_embedding_(query, None, cos, sin)
+    assert (query._version, key._version) == (3, 2)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (2, 3, 0), (0, 2, 3, 8), (2, 3, 0, 3, 8)], ids=str)
 def test_nothing(shape: tuple[int, ...], device: str) -> None:
     x = made(*shape, device=device).requires_grad_()

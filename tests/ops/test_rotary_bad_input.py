@@ -58,6 +58,10 @@ BAD: dict[str, tuple[Callable[[Call], Call], str]] = {
         lambda c: {n: c[n].repeat(1, 2) for n in ("cos", "sin")},
         "cos has shape (5, 16) and query has (5, 4, 16); needed at most 8 columns, half of a head",
     ),
+    "tables wider than half an odd head": (
+        lambda c: {name: c[name][..., :15] for name in ("query", "key")},
+        "cos has shape (5, 8) and query has (5, 4, 15); needed at most 7 columns, half of a head",
+    ),
     "tables of other tokens": (
         lambda c: {n: c[n][:4] for n in ("cos", "sin")},
         "cos has shape (4, 8) and query has (5, 4, 16); needed one row for each of 5 tokens, or positions",

@@ -257,6 +257,10 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "float mask": (lambda x: ops.scaled_masked_softmax(x, x, 1.0), "mask is float32; needed bool or uint8"),
     "heads": (lambda x: ops.scaled_masked_softmax(x, x[:, :2] > 0, 1.0), MASK.format(r"\(2, 2, 4, 8\)")),
+    "batches": (
+        lambda x: ops.scaled_masked_softmax(x, x.new_zeros(3, 3, 4, 8) > 0, 1.0),
+        MASK.format(r"\(3, 3, 4, 8\)"),
+    ),
     "one column": (lambda x: ops.scaled_masked_softmax(x, x[..., :1] > 0, 1.0), MASK.format(r"\(2, 3, 4, 1\)")),
     "longer mask": (lambda x: ops.scaled_masked_softmax(x, x[None] > 0, 1.0), MASK.format(r"\(1, 2, 3, 4, 8\)")),
     "mask elsewhere": (

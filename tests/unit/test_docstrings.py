@@ -102,4 +102,5 @@ def test_the_example_runs(name: str) -> None:
     device = "cuda" if needs_gpu(name) else "cpu"
     model, x = torch.nn.Linear(8, 8, device=device), torch.ones(2, 8, device=device)
     model(x).sum().backward()
+    # fails if the example raises
     exec(example(find(name)), {"torch": torch, "precast": precast, "model": model, "x": x})  # noqa: S102

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -124,3 +125,41 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
     places = re.compile(r"/(?:root|home)/\w")
     for page in [*PAGES, *WORKFLOWS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
         assert not places.search(page.read_text(encoding="utf-8")), page
+
+
+VISIBLE = re.compile(r"\bassert|\b(?:raises|warns|fail|opcheck|gradcheck|gradgradcheck)\(|# fails if \w")
+
+
+def silent_tests(path: Path, text: str) -> list[str]:
+    """The tests of a file that neither assert anything a reader can see nor say by a comment when they fail."""
+    tests = [
+        node
+        for node in ast.walk(ast.parse(text, str(path)))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    ]
+    lines = text.splitlines()
+    bodies = {
+        test.name: lines[test.lineno if test.returns is None else test.returns.lineno : test.end_lineno]
+        for test in tests
+    }
+    return [name for name, body in bodies.items() if not VISIBLE.search("\n".join(body))]
+
+
+def test_every_test_says_what_fails() -> None:
+    silent = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        names = silent_tests(path, path.read_text(encoding="utf-8"))
+        if names:
+            silent[path.relative_to(ROOT).as_posix()] = names
+    assert silent == {}, "add an assertion, or a comment that begins with `# fails if`"
+
+
+def test_a_silent_test_is_found() -> None:
+    text = (
+        "def test_assert_in_its_name(\n    assert_right: Check,\n) -> None:\n    run()\n"
+        "def test_helper():\n    assert_right(run())\n"
+        "def test_error():\n    with pytest.raises(ValueError):\n        run()\n"
+        "def test_comment():\n    # fails if run() raises\n    run()\n"
+        "def helper():\n    run()\n"
+    )
+    assert silent_tests(Path("test_x.py"), text) == ["test_assert_in_its_name"]

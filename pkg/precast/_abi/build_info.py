@@ -32,7 +32,8 @@ MAX_MANIFEST_BYTES = 4 << 20
 _HEX = frozenset("0123456789abcdef")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _WORD = _LETTERS | frozenset("0123456789_")
-_FILE_NAME = _WORD | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ.+-")
+_NAME = _WORD | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_FILE_NAME = _NAME | frozenset(".+-")
 _VERSION = r"[0-9]+(?:\.[0-9A-Za-z]+)*"
 _PYTHON = r"cp3[0-9]{1,2}t?"
 
@@ -198,7 +199,7 @@ def _read_host(reader: Reader) -> HostFile:
         glibc=reader.parsed("glibc", Release.parse),
         glibcxx=reader.parsed("glibcxx", _dotted_text),
         cpu_levels=_words(reader, "cpu_levels"),
-        families=_words(reader, "families"),
+        families=_names(reader, "families"),
         python=_checked(reader, "python", _is_python, "'none', 'abi3' or one such as 'cp312'"),
         cuda_major=reader.optional("cuda_major", reader.integer),
         debug=reader.boolean("debug"),
@@ -210,7 +211,7 @@ def _read_device(reader: Reader) -> DeviceFile:
         path=_path(reader, "device"),
         sha256=_sha256(reader, "sha256"),
         bytes=_size(reader),
-        family=_checked(reader, "family", _is_word, "a family such as 'rms_norm'"),
+        family=_checked(reader, "family", _is_name, "a family such as 'rms_norm'"),
         target=reader.parsed("target", GpuTarget.parse),
         nvrtc=reader.parsed("nvrtc", _dotted_text),
         min_driver=CudaVersion(*_min_driver(reader)),
@@ -248,6 +249,11 @@ def _is_word(text: str) -> bool:
     return text[0] in _LETTERS and _WORD.issuperset(text)
 
 
+def _is_name(text: str) -> bool:
+    """Whether this names a family, or a module of somebody's package such as ``_C``."""
+    return text[0] in _NAME and not text[0].isdigit() and _NAME.issuperset(text)
+
+
 def _is_sha256(text: str) -> bool:
     return len(text) == 64 and _HEX.issuperset(text)
 
@@ -261,6 +267,13 @@ def _words(reader: Reader, key: str) -> tuple[str, ...]:
         if not _is_word(word):
             raise ManifestError(f"{reader.at(key)}: wanted lower-case words, found {word!r}")
     return words
+
+
+def _names(reader: Reader, key: str) -> tuple[str, ...]:
+    for name in (names := reader.texts(key)):
+        if not _is_name(name):
+            raise ManifestError(f"{reader.at(key)}: wanted names of letters, digits and underscores, found {name!r}")
+    return names
 
 
 def _size(reader: Reader) -> int:

@@ -84,7 +84,7 @@ def _read(module: str) -> _Module:
     definitions: dict[str, ast.stmt] = {}
     imports: dict[str, tuple[str, str]] = {}
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in _top(tree.body):
+    for node in _top_level(tree):
         for name in _defined(node):
             definitions[name] = node
         if isinstance(node, ast.ImportFrom | ast.If):  # if TYPE_CHECKING
@@ -94,9 +94,9 @@ def _read(module: str) -> _Module:
     return _Module(definitions, imports)
 
 
-def _top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module; a family's formulas stand in a ``with``."""
-    for node in body:
+def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module; those of a ``with`` are among them, as formulas are registered in one."""
+    for node in tree.body:
         yield from node.body if isinstance(node, ast.With) else (node,)
 
 

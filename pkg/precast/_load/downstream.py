@@ -56,35 +56,35 @@ def inside(package: str) -> tuple[str, ...]:
 def guard(module: str) -> None:
     """Put the compiled module in the place of the Python module of this name, which called this with ``__name__``.
 
-    A library on the stable ABI is no Python module: it registers its ops, and the caller stays, with ``library``, the
-    file, in it. Raises PrebuiltRefused, which is an ImportError, with the reasons where the library does not fit.
+    A library without ``PyInit_<name>`` is no Python module: it registers its ops, and the caller stays, with
+    ``library``, the file, in it. Raises PrebuiltRefused, an ImportError with the reasons, if the library does not fit.
     """
     package, _, name = module.rpartition(".")
-    file, path = _fitting(_wheel_of(package), name)
-    if file.python == "none":
-        _open(path, module)
-        vars(sys.modules[module])["library"] = path
+    fitting = _fitting(_wheel_of(package), name)
+    if fitting.is_module:
+        sys.modules[module] = _import(fitting.path, module)
     else:
-        sys.modules[module] = _import(path, module)
+        _open(fitting.path, module)
+        vars(sys.modules[module])["library"] = fitting.path
 
 
 def load_library(package: str, name: str) -> Path:
-    """Open the library of a StableExtension, which registers its ops, without a guard module; the file it is."""
-    file, path = _fitting(_wheel_of(package), name)
-    if file.python != "none":
+    """Open a library that registers ops, without its guard module. Returns the path of the file."""
+    fitting = _fitting(_wheel_of(package), name)
+    if fitting.is_module:
         raise KernelError(
             f"{package}.{name} is a module for Python\n"
-            f"  found   {path.name}, for {file.python}\n"
-            f"  needed  a library without Python, as a StableExtension makes\n"
+            f"  found   {fitting.path.name}, with PyInit_{name}\n"
+            f"  needed  a library that only registers ops\n"
             f"  fix     1) import {package}.{name}"
         )
-    _open(path, f"{package}.{name}")
-    return path
+    _open(fitting.path, f"{package}.{name}")
+    return fitting.path
 
 
 def library_file(package: str, name: str) -> Path:
     """The library behind a guard, known to fit this process and intact, for who reads it without opening it."""
-    return _fitting(_wheel_of(package), name)[1]
+    return _fitting(_wheel_of(package), name).path
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
@@ -119,7 +119,15 @@ def images(package: str, name: str) -> Mapping[int, Image]:
     return MappingProxyType(found)
 
 
-def _fitting(wheel: _Wheel, name: str) -> tuple[HostFile, Path]:
+@value(frozen=True)
+class _Fitting:
+    """A library that fits this process, and whether Python can import it."""
+
+    path: Path
+    is_module: bool
+
+
+def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     """The library of that name, which fits this process and is what the manifest says; or PrebuiltRefused."""
     settings = _settings()
     host = probe.probe_host(settings, gpus=False)
@@ -133,12 +141,13 @@ def _fitting(wheel: _Wheel, name: str) -> tuple[HostFile, Path]:
         own = [why for why in choice.rejections if why.reason is not Reason.FAMILY] or choice.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, own)
     try:
-        prebuilt.verified_bytes(choice.chosen, wheel.folder)
+        content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
     except prebuilt.Damaged as error:
         wanted = "the library that was built"
         damaged = Rejection("host", choice.chosen.path, Reason.DAMAGED, wanted, str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    return choice.chosen, wheel.folder / choice.chosen.path
+    # The table of its names has an exported function between two zeros.
+    return _Fitting(wheel.folder / choice.chosen.path, f"\0PyInit_{name}\0".encode() in content)
 
 
 def _wheel_of(package: str) -> _Wheel:

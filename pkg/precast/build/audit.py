@@ -125,8 +125,9 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
         yield Violation("CUDA runtime", file.path, "the CUDA major of torch's own libraries", "none")
     if bound.classic and not isinstance(file.abi, Exact):
         yield Violation("torch ABI", file.path, "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}")
-    if bool(bound.python) != (file.python != "none"):
-        named = bound.python[0] if bound.python else "no name of Python's"
+    name = file.families[0] if file.families else ""
+    if facts.needs_python(name, info, bound) != (file.python != "none"):
+        named = (*bound.names_of_python, "no name of Python's")[0]
         yield Violation("Python", file.path, f"what its bytes say: {named}", file.python)
 
 

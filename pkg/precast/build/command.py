@@ -46,6 +46,19 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                 return object.__new__(type(cls.__name__, (cls, OfTorch), {}))
         return object.__new__(cls)
 
+    @classmethod
+    def with_options(cls, **options: Any) -> type[BuildExtension]:
+        """The command with options of torch's command, such as ``no_python_abi_suffix=True`` and ``use_ninja=False``.
+
+        They have no effect on a StableExtension or a DeviceExtension.
+        """
+
+        class WithOptions(cls):  # type: ignore[misc, valid-type]  # torch's takes them in its constructor
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **{**kwargs, **options})
+
+        return WithOptions
+
     def finalize_options(self) -> None:
         """An editable install lends folders that it removes; objects stay where other builds have them."""
         super().finalize_options()

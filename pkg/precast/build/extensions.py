@@ -15,8 +15,7 @@ from precast._abi.version import Release
 from precast._load import probe
 from precast.errors import KernelError
 
-# A module of a package; its last word is what the manifest calls a family, with that word's grammar.
-_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)  # a module of a package
 
 
 class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no types
@@ -88,7 +87,7 @@ def ext_modules(*extensions: Any) -> list[Extension]:
         if not isinstance(made, Extension):
             raise _bad(repr(extension), type(made).__name__, "an extension of setuptools, or what has build_aot()")
         if _NAME.fullmatch(made.name) is None:
-            raise _bad(made.name, "this name", "a lower-case module of a package, such as 'my_package.fused'")
+            raise _bad(made.name, "this name", "a module of a package, such as 'my_package._C'")
         if made.name in (other.name for other in known):
             raise _bad(made.name, "two extensions of that name", "one")
         known.append(made)

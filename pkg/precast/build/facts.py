@@ -35,6 +35,11 @@ class Binding:
     cudart: int | None
     torch_cuda: bool
 
+    @property
+    def names_of_python(self) -> tuple[str, ...]:
+        """The functions of Python that it calls; libraries of Python and libtorch_python are only linked."""
+        return tuple(name for name in self.python if not name.startswith("lib"))
+
 
 def brings_runtime(info: elf.ElfInfo) -> bool:
     """Whether a C++ runtime is linked into a library, and its names are open to others.
@@ -112,10 +117,15 @@ def host_file(
         glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
         cpu_levels=(),
         families=(name.rpartition(".")[2],),
-        python=python_tag(limited=limited) if bound.python else "none",
+        python=python_tag(limited=limited) if needs_python(name, info, bound) else "none",
         cuda_major=_cuda_major(name, bound, torch),
         debug=debug,
     )
+
+
+def needs_python(name: str, info: elf.ElfInfo, bound: Binding) -> bool:
+    """Whether a library is a Python module, or calls Python: pybind11's headers do, even if they are not used."""
+    return f"PyInit_{name.rpartition('.')[2]}" in info.exported or bool(bound.names_of_python)
 
 
 def _abi(name: str, info: elf.ElfInfo, bound: Binding, stable: Stable | None, torch: TorchInfo | None) -> TorchAbi:

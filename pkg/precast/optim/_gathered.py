@@ -1,4 +1,4 @@
-"""The parameters of one step, sorted into launches and checked: nothing is made or changed here."""
+"""Sorts the parameters of a step into launches and checks them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Signature(NamedTuple):
-    """What all parameters of one launch have in common."""
+    """The properties that all parameters of a launch share."""
 
     flags: int
     names: tuple[str, ...]
@@ -24,7 +24,7 @@ class Signature(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """The parameters of one launch, with their gradients; those are local tensors in the parameters' layout."""
+    """The parameters of one launch, and their gradients as local tensors in the parameters' layout."""
 
     masters: bool
     params: list[Tensor] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Work:
 def gather(
     name: str, param_groups: list[dict[str, Any]], signature_of: Callable[[dict[str, Any]], Signature]
 ) -> tuple[dict[Signature, Work], list[Tensor]]:
-    """Every parameter with a gradient, by signature, and the parameters without one. Raises on what no kernel takes."""
+    """Parameters with a gradient by signature, and those without one. Raises RuntimeError if no kernel takes one."""
     works: dict[Signature, Work] = {}
     idle: list[Tensor] = []
     first: Tensor | None = None
@@ -55,7 +55,7 @@ def gather(
             signature = shared._replace(masters=shared.masters and param.dtype != torch.float32)
             work = works.setdefault(signature, Work(signature.masters))
             local, in_layout = local_grad(param, grad)
-            # A tensor of inference mode has no version that could be counted.
+            # Inference tensors have no version counter.
             work.listed = work.listed or not in_layout or param.is_inference()
             work.params.append(param)
             work.grads.append(local)
@@ -65,16 +65,16 @@ def gather(
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """What of a tensor is on this device: itself, or the shard of a DTensor.
+    """The tensor itself, or the local shard of a DTensor.
 
-    ``to_local`` makes another tensor of the shard each time where the DTensor is a Parameter.
+    ``to_local`` returns a new tensor at each call if the DTensor is a Parameter.
     """
     shard: Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor if shard is None else shard
 
 
 def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
-    """The gradient as the op takes it, and whether the kernel may take it from the parameter just as well."""
+    """The gradient as the op takes it, and whether the kernel may read ``param.grad`` itself."""
     if local_of(param) is not param:
         if getattr(grad, "placements", None) != cast("Any", param).placements:
             raise RuntimeError(
@@ -85,7 +85,7 @@ def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
     if (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride():
         if are_bare((grad,)):
             return grad, True
-        # The dispatcher would hand over one zero for all elements.
+        # The kernel would get a tensor with one zero for all elements.
         return torch.zeros_like(param, dtype=grad.dtype) if grad._is_zerotensor() else grad, False
     if are_bare((grad,)) or grad.is_neg():
         _check_storage(grad)
@@ -93,7 +93,7 @@ def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
 
 
 def _check_storage(grad: Tensor) -> None:
-    """Raises if a storage ends before its tensor: torch's own copy would read past the end."""
+    """Raises if the storage is shorter than the tensor: torch's own copy would read past its end."""
     last = grad.storage_offset() + sum((size - 1) * step for size, step in zip(grad.shape, grad.stride(), strict=True))
     there = grad.untyped_storage().nbytes()
     if grad.numel() and (last + 1) * grad.element_size() > there:
@@ -103,7 +103,7 @@ def _check_storage(grad: Tensor) -> None:
 
 
 def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
-    """Raises on tensors for which the op would be handed others: a plan would keep those, and update them alone."""
+    """Raises on tensors that the dispatcher replaces by others: a plan would keep and update the replacements."""
     for index, tensor in enumerate(tensors):
         if not means_its_memory(tensor):
             raise RuntimeError(
@@ -126,7 +126,7 @@ def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | N
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether kernels can have it: it is on a GPU of NVIDIA, or of AMD or Intel, for which there is a twin."""
+    """Whether there are kernels for the device: an NVIDIA GPU, or an AMD or Intel GPU by a Triton twin."""
     return tensor.is_cuda or tensor.is_xpu
 
 

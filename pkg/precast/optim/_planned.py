@@ -1,4 +1,4 @@
-"""What the optimizers that keep a plan share: a step that costs the host little, and how they see that they changed."""
+"""Base of optimizers that keep a plan: a step with little host overhead, and change detection."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Imports Dynamo at the first call, where torch.compiler.disable would import it here.
+# Imports Dynamo at the first call; torch.compiler.disable would import it here.
 outside_dynamo = cast("Callable[[_Function], _Function]", _disable_dynamo)
 
 _profiler_enabled: Callable[[], bool] = cast("Any", torch.autograd)._profiler_enabled
 
 
 def light(step: _Function) -> _Function:
-    """A step in the wrapper that ``torch.optim`` gives it, for hooks and the profiler, only while there are any.
+    """Uses ``torch.optim``'s wrapper for hooks and the profiler only if there are hooks or a profiler runs.
 
-    The wrapper makes a record for the profiler whether one runs or not: a third of the host's time for a step.
+    The wrapper makes a profiler record either way, which is a third of the host time of a step.
     """
     recorded = cast("Any", Optimizer).profile_hook_step(step)
 
@@ -42,12 +42,12 @@ def light(step: _Function) -> _Function:
             return recorded(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 
-    cast("Any", call).hooked = True  # torch then leaves it as it is
+    cast("Any", call).hooked = True  # tells torch not to wrap it
     return cast("_Function", call)
 
 
 class PlannedOptimizer(Optimizer):
-    """An optimizer with containers that say when they are changed; ``_drop`` then forgets what was planned."""
+    """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
@@ -57,7 +57,7 @@ class PlannedOptimizer(Optimizer):
         raise NotImplementedError
 
     def _look(self) -> None:
-        """Remembers parameters and states as they are."""
+        """Remembers the current parameters and states."""
         self._seen_states = Seen(self.state, self._changed)
         self._seen_params = [Seen(group["params"], self._changed) for group in self.param_groups]
 
@@ -72,7 +72,7 @@ class PlannedOptimizer(Optimizer):
         )
 
     def _watch(self) -> None:
-        """Has the containers that are this optimizer's own say when they are changed."""
+        """Makes the optimizer's own containers report changes."""
         if not is_watched(self.state, self._changed):
             self.state = States(self.state, self._changed)
         for group in self.param_groups:
@@ -91,7 +91,7 @@ class PlannedOptimizer(Optimizer):
         return {**result, "state": {key: _plain(value) for key, value in result["state"].items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_changed" not in self.__dict__:  # made by copy or pickle, without __init__
+        if "_changed" not in self.__dict__:  # created by copy or pickle, without __init__
             self._changed = _dropper(self)
         super().__setstate__(state)
         self._watch()
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dropper(owner: PlannedOptimizer) -> Callable[[], None]:
-    """What a container calls when it is changed; it does not keep the optimizer alive."""
+    """The function that a changed container calls. It does not keep the optimizer alive."""
     reference = weakref.ref(owner)
 
     def drop() -> None:

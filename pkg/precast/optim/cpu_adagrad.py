@@ -72,8 +72,9 @@ class CPUAdagrad(CPUOptimizer):
         return self.state_names
 
     def _row(self, group: Group, fresh: bool) -> Row:
-        numbers = (float(group["lr"]), 0.0, 0.0, float(group["eps"]), float(group["weight_decay"]))
-        return (*numbers, float(group["lr_decay"]), False, group["maximize"])
+        eps, decay, lr_decay = float(group["eps"]), float(group["weight_decay"]), float(group["lr_decay"])
+        rate = float(group["lr"])
+        return Row(rate, eps=eps, weight_decay=decay, extra=lr_decay, maximize=group["maximize"])
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         check_numbers(options, "lr_decay", "initial_accumulator_value", "eps")

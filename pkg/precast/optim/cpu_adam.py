@@ -83,9 +83,9 @@ class CPUAdam(CPUOptimizer):
 
     def _row(self, group: Group, fresh: bool) -> Row:
         beta1, beta2 = group["betas"]
-        decay = float(group["weight_decay"])
-        numbers = (float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), decay)
-        return (*numbers, 0.0, group["decoupled"], group["maximize"])
+        eps, decay = float(group["eps"]), float(group["weight_decay"])
+        numbers = (float(group["lr"]), float(beta1), float(beta2), eps, decay)
+        return Row(*numbers, flag=group["decoupled"], maximize=group["maximize"])
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         check_numbers(options, "eps")

@@ -1,4 +1,4 @@
-"""What the CPU optimizers share: a step in one pass over memory, states in float32, states exchanged with torch."""
+"""Base of the CPU optimizers: a step in one pass over memory, float32 states, state dicts shared with torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# One tensor per parameter, in the order of the parameter groups, or looked up by parameter; None leaves one out.
+# One tensor per parameter, in group order, or a mapping from parameter to tensor; None skips a parameter.
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
 Number: TypeAlias = "float | Tensor | None"
 
@@ -33,7 +33,7 @@ class CPUOptimizer(PlannedOptimizer):
     counts_steps: ClassVar[bool]
     state_names: ClassVar[tuple[str | None, str | None, str | None]]
 
-    _step_supports_amp_scaling: ClassVar[bool] = True  # GradScaler.step then hands over grad_scale and found_inf
+    _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class CPUOptimizer(PlannedOptimizer):
         return loss
 
     def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
-        """A step with what is known, if that is still true; else nothing has happened."""
+        """Repeats the last step's plan. Returns False, and changes nothing, if the plan does not fit any more."""
         if not self._looks_same() or self._kinds() != known.kinds:
             return False
         params = known.params
@@ -103,13 +103,13 @@ class CPUOptimizer(PlannedOptimizer):
             if [grad is None for grad in given] != known.missing:
                 return False
             known.plan.run(self.rule, self._row, given, scale)
-        except RuntimeError:  # a tensor is not what it was: the first step makes the best of it, or says what is wrong
+        except RuntimeError:  # a tensor has changed: the first step handles it, or raises a precise error
             return False
         return True
 
     @torch.no_grad()
     def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
-        """A step with a plan made for it. States that are new are kept if it succeeds. None without any gradient."""
+        """Makes a plan and runs it. New states are kept if that succeeds. Returns None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
         given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
         items = list(self._items(params, given, targets))
@@ -126,7 +126,7 @@ class CPUOptimizer(PlannedOptimizer):
     def _items(
         self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
     ) -> Iterator[Item]:
-        """Every parameter with a gradient, checked. Nothing is changed here, so that an error leaves all as it was."""
+        """Every parameter with a gradient, checked. Changes nothing, so an error leaves the optimizer intact."""
         groups = (group for group in self.param_groups for _ in group["params"])
         targets = copies or [None] * len(params)
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
@@ -147,7 +147,7 @@ class CPUOptimizer(PlannedOptimizer):
             yield Item(index, group, param, grad, copy, names, state, fresh)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What a parameter's state lacks."""
+        """The missing entries of a parameter's state."""
         made: dict[str, Any] = {}
         if self.counts_steps and "step" not in state:
             made["step"] = torch.zeros((), dtype=torch.float32)
@@ -184,15 +184,15 @@ class CPUOptimizer(PlannedOptimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 values = self.state.get(param, {})
-                if "step" in values:  # a number in states saved long ago; on the GPU in those of capturable optimizers
+                if "step" in values:  # old checkpoints have a number, capturable optimizers a GPU tensor
                     values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu").clone()
 
     def _kinds(self) -> list[tuple[str | None, ...]]:
-        """What decides which states there are, group by group."""
+        """Per group, the names of its states."""
         return [self._names(group) for group in self.param_groups]
 
     def _given(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """``grads`` or ``copies``, one for each parameter. Without: the parameters' own gradients, and no copies."""
+        """``grads`` or ``copies`` as a list, one per parameter. None means ``.grad``, or no copies."""
         if values is None:
             return [param.grad for param in params] if name == "grads" else []
         what = f"{type(self).__name__}.step"
@@ -246,7 +246,7 @@ def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
 
 
 def _factor(scale: Number, scalers: Number, clip: Number) -> float:
-    """What gradients are multiplied by."""
+    """The factor for the gradients."""
     divisor = (1.0 if scale is None else float(scale)) * (1.0 if scalers is None else float(scalers))
     if not 0 < divisor < math.inf:
         raise ValueError(f"grad_scale is {divisor}; needed a positive number")

@@ -62,8 +62,8 @@ class CPULion(CPUOptimizer):
 
     def _row(self, group: Group, fresh: bool) -> Row:
         beta1, beta2 = group["betas"]
-        numbers = (float(group["lr"]), float(beta1), float(beta2), 0.0, float(group["weight_decay"]))
-        return (*numbers, 0.0, True, group["maximize"])
+        decay = float(group["weight_decay"])
+        return Row(float(group["lr"]), float(beta1), float(beta2), 0.0, decay, flag=True, maximize=group["maximize"])
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         check_numbers(options)

@@ -1,9 +1,9 @@
-"""What one step of a CPU optimizer works on, and what stays known of it for the next step.
+"""The work of one step of a CPU optimizer, kept as a plan for the next step.
 
-With a thousand small tensors, looking at them takes longer than updating them. So the kernel keeps the lists of a plan
-by a number, and a later step names that number alone; the gradients are handed over only where they are not simply
-those of the parameters. The kernel asks each tensor anew where it lies and what it is; that the optimizer still means
-the same tensors is for the optimizer to say (``_planned.py``).
+With a thousand small tensors, inspecting them takes longer than updating them. So the kernel keeps the lists of a plan
+under a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
+``.grad``. The kernel checks the address, dtype and storage of every tensor at each step. Whether the optimizer still
+holds the same tensors is checked by the optimizer (``_planned.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,32 +23,45 @@ from precast._dispatch.formulas import are_bare, mark_written
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
-Row: TypeAlias = "tuple[float, ...]"
 _transform_active = torch._C._are_functorch_transforms_active
-STATES = 3  # what one parameter can have: two moments, and the maximum of the second
+STATES = 3  # at most: two moments, and the maximum of the second
+
+
+class Row(NamedTuple):
+    """The numbers of a group, in the order of the op's table. A rule leaves out those it has not."""
+
+    lr: float
+    beta1: float = 0.0  # SGD: the momentum
+    beta2: float = 0.0
+    eps: float = 0.0
+    weight_decay: float = 0.0
+    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate
+    flag: float = 0.0  # Adam: the decay is decoupled; SGD: Nesterov
+    maximize: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One parameter with a gradient. ``names`` says where its states are, None where the rule has none of the kind."""
+    """One parameter with a gradient. ``names`` has the keys of its states; None for a state that the rule lacks."""
 
-    position: int  # among all parameters of the optimizer
+    position: int  # index among all parameters of the optimizer
     group: Group
     param: Tensor
     grad: Tensor
     copy: Tensor | None
     names: tuple[str | None, ...]
     state: dict[str, Any]
-    fresh: bool  # the state was made for this step
+    fresh: bool  # this step created the state
 
 
-# What stands for a tensor that one parameter has and another has not. It has a version wherever this is imported.
+# Placeholder for a tensor that some parameters lack. It has a version counter, even if this is imported in inference
+# mode.
 with torch.inference_mode(False):
     _NONE = torch.empty(0)
 
 
 class Plan:
-    """Items in the form the op takes."""
+    """Items, in the form that the op takes."""
 
     __slots__ = (
         "__weakref__",
@@ -68,9 +81,8 @@ class Plan:
     def __init__(self, items: Sequence[Item]) -> None:
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
-        self.passing: list[
-            tuple[Tensor, Tensor]
-        ] = []  # what cannot be updated in place, as it lies too sparsely, and its copy
+        # Tensors that cannot be updated in place because of their layout, each with the dense copy that is updated.
+        self.passing: list[tuple[Tensor, Tensor]] = []
         params = [item.param if _in_place(item.param) else self._pass(item.param) for item in items]
         states = [
             [_NONE if (name := item.names[index]) is None else item.state[name] for item in items]
@@ -83,15 +95,15 @@ class Plan:
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
-        # The kernel keeps what it is handed: that must be the tensors themselves, not what they stand for.
+        # The kernel keeps these tensors, so they must be the real ones, not wrappers around them.
         self.kept = not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
-        # A tensor of inference mode has no version that could be counted.
+        # Inference tensors have no version counter.
         self._alone = self.kept and not any(tensor.is_inference() for tensor in self._written)
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors in the layouts of their parameters; nothing if there are none at all."""
+        """The tensors in the layouts of their parameters; an empty list if all are placeholders."""
         if all(tensor is _NONE for tensor in tensors):
             return []
         return [
@@ -114,7 +126,7 @@ class Plan:
         return dense
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
-        """One step with the gradients of ``given``, which are multiplied by ``scale``."""
+        """One step with the gradients in ``given``, multiplied by ``scale``."""
         self._fill(row)
         grads = given if len(given) == len(self.positions) else [given[i] for i in self.positions]
         optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)
@@ -128,11 +140,11 @@ class Plan:
             tensor.copy_(dense)
 
     def run_again(self, row: Callable[[Group, bool], Row], scale: float, idle: Iterable[Tensor]) -> bool:
-        """One step with the gradients that the parameters have, which autograd is told of.
+        """One step with the parameters' own gradients; raises the version counters of what it writes.
 
-        False, and nothing is done, if they cannot be taken as they are, or ``idle`` parameters have one as well.
+        Returns False, and changes nothing, if the plan does not fit or an ``idle`` parameter has a gradient now.
         """
-        # Under a transform the op for plans would not be asked what it makes of that.
+        # The op for plans has no rule for torch.func transforms.
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
         self._fill(row)
@@ -147,22 +159,22 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The plan of the last step, and what the optimizer was given then."""
+    """The plan of the last step, and the arguments of that step."""
 
     plan: Plan
     params: Sequence[Tensor]
     copies: Sequence[Tensor | None]
-    missing: Sequence[bool]  # which parameters had no gradient
-    kinds: Sequence[object]  # what decides which states there are, group by group
+    missing: Sequence[bool]  # True for each parameter without a gradient
+    kinds: Sequence[object]  # per group: decides which states exist
 
     @property
     def idle(self) -> Iterable[Tensor]:
-        """The parameters that had no gradient."""
+        """The parameters without a gradient."""
         return compress(self.params, self.missing)
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:
-    """Neighbours with the same numbers, and how many they are."""
+    """Runs of neighbours with the same numbers, and their lengths."""
     rows: list[tuple[Group, bool, int]] = []
     for item in items:
         if rows and rows[-1][0] is item.group and rows[-1][1] == item.fresh:
@@ -173,7 +185,7 @@ def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:
 
 
 def same(these: Sequence[object], those: Sequence[object]) -> bool:
-    """Whether these are the very same things in the same order."""
+    """Whether both have identical objects in the same order."""
     return len(these) == len(those) and all(map(is_, these, those))
 
 

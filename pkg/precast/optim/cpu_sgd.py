@@ -65,9 +65,14 @@ class CPUSGD(CPUOptimizer):
         return self.state_names if group["momentum"] != 0 else (None, None, None)
 
     def _row(self, group: Group, fresh: bool) -> Row:
-        dampening = 0.0 if fresh else float(group["dampening"])  # a buffer begins as the first gradient
-        numbers = (float(group["lr"]), float(group["momentum"]), 0.0, 0.0, float(group["weight_decay"]))
-        return (*numbers, dampening, group["nesterov"], group["maximize"])
+        return Row(
+            float(group["lr"]),
+            float(group["momentum"]),
+            weight_decay=float(group["weight_decay"]),
+            extra=0.0 if fresh else float(group["dampening"]),  # a new buffer is the gradient itself
+            flag=group["nesterov"],
+            maximize=group["maximize"],
+        )
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         check_numbers(options, "momentum")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE
-from precast.optim.fused_base import FusedOptimizer
+from precast.optim.fused_base import FusedOptimizer, Numbers
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -74,10 +74,10 @@ class FusedAdam(FusedOptimizer):
         moments = ("exp_avg", "exp_avg_sq")
         return (*moments, "max_exp_avg_sq") if group["amsgrad"] else moments
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """No more than the usual."""
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """Those of Adam."""
         beta1, beta2 = group["betas"]
-        return float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), 0.0
+        return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
         """Whether to climb, and where the decay goes."""

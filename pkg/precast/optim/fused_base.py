@@ -1,9 +1,9 @@
-"""What the optimizers on the GPU share: one launch for all parameters, from a plan that is kept between the steps.
+"""Base of the GPU optimizers: one launch for all parameters, from a plan that is kept between steps.
 
-A plan holds the addresses and dtypes of parameters, gradients and states. Before each step one call into C++ compares
-it with the tensors as they are: gradients that have moved are taken over, anything else makes a new plan. The number of
-the step, the loss scale and the decision to skip an overflow are read and written on the GPU: nothing waits for it, and
-a CUDA graph can capture ``step`` as it is.
+A plan holds the addresses and dtypes of parameters, gradients and states. Before each step, one call into C++ compares
+it with the tensors. If only gradients have moved, their addresses are updated; any other change makes a new plan. The
+step count, the loss scale and the decision to skip an overflow stay on the GPU. So nothing waits for the GPU, and a
+CUDA graph can capture ``step``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -31,43 +31,53 @@ if TYPE_CHECKING:
 _group_params = operator.itemgetter("params")
 
 
-@dataclass(frozen=True, eq=False)  # without slots: a weak reference says when it is not used any more
+class Numbers(NamedTuple):
+    """The numbers of a group that the kernels read, besides the learning rate. A rule leaves out those it has not."""
+
+    beta1: float = 0.0  # SGD: the dampening
+    beta2: float = 0.0
+    eps: float = 0.0
+    weight_decay: float = 0.0
+    extra: float = 0.0  # SGD: the momentum; Adagrad: the decay of the learning rate
+
+
+@dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is no longer used
 class Plan:
-    """A plan of the C++ side, with what Python adds to each call of it."""
+    """A plan on the C++ side, and what Python adds to each call with it."""
 
     number: int
     signature: Signature
-    written: tuple[Tensor, ...]  # the parameters of the model, whose versions a step raises
-    listed: bool  # gradients are handed over, as they are not simply those of the parameters
-    locals: tuple[Tensor, ...]  # of the parameters, where they are listed
-    idle: tuple[Tensor, ...]  # the parameters that had no gradient
+    written: tuple[Tensor, ...]  # the model's parameters: a step raises their version counters
+    listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
+    locals: tuple[Tensor, ...]  # local shards of the parameters, if `listed`
+    idle: tuple[Tensor, ...]  # parameters without a gradient
 
 
 class FusedOptimizer(PlannedOptimizer):
-    """The base. A subclass names its states and says which numbers its kernel takes."""
+    """A subclass names its states and the numbers of its rule."""
 
     kind: ClassVar[int]
-    _step_supports_amp_scaling: ClassVar[bool] = True  # GradScaler.step then hands over grad_scale and found_inf
+    _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}; needed a positive number, or None")
         self.max_grad_norm = max_grad_norm
         self._plans: list[Plan] | None = None
-        self._steps: Tensor | None = None  # of all parameters, in the order of the groups; each state has a view of one
+        self._steps: Tensor | None = None  # one per parameter, in group order; each state has a view
         self._views: tuple[Tensor, ...] = ()
-        self._kept: list[Plan] = []  # that graphs have captured
+        self._kept: list[Plan] = []  # plans that CUDA graphs have captured
         self._numbers: tuple[Any, Tensor] = (None, torch.empty(0))
         super().__init__(params, defaults)
 
-    # ---- what a subclass says ----
+    # ---- for subclasses ----
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The names of the states that are as large as the parameter, in the order that the kernel takes them."""
+        """The names of the states with the parameter's shape, in the kernel's order."""
         raise NotImplementedError
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """beta1, beta2, eps, weight_decay and what else there is."""
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """The group's numbers, by the names of the kernels."""
         raise NotImplementedError
 
     def flags(self, group: dict[str, Any]) -> int:
@@ -75,7 +85,7 @@ class FusedOptimizer(PlannedOptimizer):
         return int(group["maximize"])
 
     def initial(self, group: dict[str, Any]) -> float:
-        """What new states are filled with."""
+        """The initial value of new states."""
         return 0.0
 
     # ---- the step ----
@@ -107,7 +117,7 @@ class FusedOptimizer(PlannedOptimizer):
                 done.add(plan.signature)
                 continue
             for anew in self._replan():
-                # The second time with the gradients in a list: whatever they are, the dispatcher deals with it.
+                # The second try passes the gradients in a list, so that the dispatcher handles any kind of tensor.
                 if anew.signature not in done and not self._run(anew) and not self._run(anew, listed=True):
                     raise RuntimeError(
                         f"{type(self).__name__}.step: the parameters, their gradients or states change while the step "
@@ -117,7 +127,7 @@ class FusedOptimizer(PlannedOptimizer):
         return loss
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
-        """One call of the op; False, and nothing done, if the plan does not describe the tensors any more."""
+        """Calls the op once. Returns False, and changes nothing, if the plan no longer describes the tensors."""
         grads: list[Tensor] = []
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
@@ -149,7 +159,7 @@ class FusedOptimizer(PlannedOptimizer):
         return True
 
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
-        """What the op takes of all groups: a table of numbers, and the learning rates if one of them is on the GPU."""
+        """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
         rates = [group["lr"] for group in self.param_groups]
         on_gpu = any(isinstance(rate, Tensor) and _gathered.on_gpu(rate) for rate in rates)
         key = [
@@ -166,7 +176,7 @@ class FusedOptimizer(PlannedOptimizer):
     # ---- plans ----
 
     def _current_plans(self) -> list[Plan]:
-        """The plans there are, unless something that only Python sees has changed; else new ones."""
+        """The existing plans, or new ones if something changed that only Python can see."""
         plans = self._plans
         if (
             plans is not None
@@ -180,7 +190,7 @@ class FusedOptimizer(PlannedOptimizer):
         return Signature(self.flags(group), self.state_names(group), bool(group.get("master_weights", False)))
 
     def _replan(self) -> list[Plan]:
-        """Plans for the parameters that have gradients now, one for each signature. Missing states are made."""
+        """Makes a plan for each signature, over the parameters that have a gradient now, and creates missing states."""
         self._drop()
         name = type(self).__name__
         works, idle = gather(name, self.param_groups, self._signature_of)
@@ -196,7 +206,7 @@ class FusedOptimizer(PlannedOptimizer):
             plans = [self._plan(signature, work, idle) for signature, work in works.items()]
         self._look()
         self._signatures = [self._signature_of(group) for group in self.param_groups]
-        self._plans = plans or None  # without any plan nothing would notice the next gradient
+        self._plans = plans or None  # an empty list would hide the next gradient
         return plans
 
     def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:
@@ -224,12 +234,12 @@ class FusedOptimizer(PlannedOptimizer):
         plan = Plan(
             number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else (), tuple(idle)
         )
-        # Whatever happens to the optimizer: what the plan holds is given back.
+        # Releases what the C++ side holds, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan
 
     def _complete(self, param: Tensor, group: dict[str, Any], slot: int) -> None:
-        """The state of one parameter with all its entries, and its step as a view into the tensor of all."""
+        """Completes the state of one parameter; its step count is a view into one tensor for all parameters."""
         state = self.state[param]
         names = self.state_names(group)
         dtype = param.dtype if group.get("state_dtype", torch.float32) is None else torch.float32
@@ -247,7 +257,7 @@ class FusedOptimizer(PlannedOptimizer):
                 state["master_param"] = param.detach().float()
         view = self._views[slot]
         if state.get("step") is not view:
-            # SGD of torch has no step: whether there is a momentum says whether one was made.
+            # torch's SGD keeps no step count: an existing momentum buffer means that a step was made.
             before = state.get("step", float(bool(names) and not missing))
             view.copy_(torch.as_tensor(before, dtype=torch.float32))
             state["step"] = view
@@ -261,10 +271,10 @@ class FusedOptimizer(PlannedOptimizer):
             self._views = self._steps.unbind()
 
     def _drop(self) -> None:
-        """Forgets the plans, and with them the tensors that they hold."""
+        """Drops the plans, and with them the tensors they hold."""
         self._plans = None
 
-    # ---- what torch.optim asks of an optimizer ----
+    # ---- the interface of torch.optim ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
@@ -276,7 +286,7 @@ class FusedOptimizer(PlannedOptimizer):
         lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # its value stays on the GPU
+        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # to read it is to wait
         for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
             if name in options:
                 numbers[name] = options[name]
@@ -307,7 +317,7 @@ class FusedOptimizer(PlannedOptimizer):
         return {**state, "max_grad_norm": self.max_grad_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_kept" not in self.__dict__:  # made by copy or pickle, without __init__
+        if "_kept" not in self.__dict__:  # created by copy or pickle, without __init__
             self._plans, self._steps, self._views, self._kept = None, None, (), []
             self._numbers = (None, torch.empty(0))
         super().__setstate__(state)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from precast.ops.multi_tensor import ADAGRAD, ALWAYS_ADAPT, DECOUPLED, LAMB, LION, MAXIMIZE, NESTEROV, SGD
-from precast.optim.fused_base import FusedOptimizer
+from precast.optim.fused_base import FusedOptimizer, Numbers
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -71,9 +71,10 @@ class FusedSGD(FusedOptimizer):
         """The momentum, if there is any."""
         return ("momentum_buffer",) if group["momentum"] != 0 else ()
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """The dampening in place of beta1, and the momentum."""
-        return float(group["dampening"]), 0.0, 0.0, float(group["weight_decay"]), float(group["momentum"])
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """Those of SGD."""
+        decay = float(group["weight_decay"])
+        return Numbers(float(group["dampening"]), weight_decay=decay, extra=float(group["momentum"]))
 
     def flags(self, group: dict[str, Any]) -> int:
         """Whether to climb, and to look ahead."""
@@ -133,9 +134,10 @@ class FusedAdagrad(FusedOptimizer):
         """What the sums start with."""
         return float(group["initial_accumulator_value"])
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """No betas; the decay of the learning rate."""
-        return 0.0, 0.0, float(group["eps"]), float(group["weight_decay"]), float(group["lr_decay"])
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """Those of Adagrad."""
+        decay, lr_decay = float(group["weight_decay"]), float(group["lr_decay"])
+        return Numbers(eps=float(group["eps"]), weight_decay=decay, extra=lr_decay)
 
 
 class FusedLion(FusedOptimizer):
@@ -182,10 +184,10 @@ class FusedLion(FusedOptimizer):
         """The momentum."""
         return ("exp_avg",)
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """No more than the usual."""
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """Those of Lion."""
         beta1, beta2 = group["betas"]
-        return float(beta1), float(beta2), 0.0, float(group["weight_decay"]), 0.0
+        return Numbers(float(beta1), float(beta2), weight_decay=float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
         """The decay is apart from the gradient."""
@@ -242,10 +244,10 @@ class FusedLAMB(FusedOptimizer):
         """Two moments."""
         return ("exp_avg", "exp_avg_sq")
 
-    def numbers(self, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-        """No more than the usual."""
+    def numbers(self, group: dict[str, Any]) -> Numbers:
+        """Those of LAMB."""
         beta1, beta2 = group["betas"]
-        return float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]), 0.0
+        return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
         """Whether to climb; the decay is part of the direction."""

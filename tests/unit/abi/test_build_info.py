@@ -182,6 +182,7 @@ def refused(info: BuildInfo, message: str) -> None:
 
 def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     file, image = INFO.host[0], INFO.device[0]
+    # fails if to_json() writes one of these, or gives another reason
     refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
     refused(replace(INFO, device=(image, replace(image, path="device/again.cubin.xz"))), "device code 'rms_norm sm_90'")
     other = replace(image, family="softmax")

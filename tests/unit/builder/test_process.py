@@ -36,7 +36,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, how: signal.Signals) -> 
         child = int(wait_for(lambda: log.exists() and log.read_text()))
         parent.send_signal(how)
         parent.wait()
-    wait_for(lambda: not running(child))
+    assert wait_for(lambda: not running(child))
 
 
 def wait_for(condition):

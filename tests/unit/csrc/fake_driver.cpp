@@ -11,7 +11,7 @@
 namespace {
 struct {
   int version = 13000, capability[2] = {90, 80}, loading_mode = 2, capturing = 0, missing_kernel = 0, launch_result = 0,
-      init_result = 0, context_result = 0, load_result = 0, load_seconds = 0;
+      init_result = 0, context_result = 0, load_result = 0, load_seconds = 0, shared = 232448, shared_limit = 0;
 } fake;
 thread_local void* current = nullptr;
 char record[1 << 14];
@@ -41,6 +41,7 @@ E void fake_set(const char* name, int value) {
   if (strcmp(name, "context_result") == 0) fake.context_result = value;
   if (strcmp(name, "load_result") == 0) fake.load_result = value;
   if (strcmp(name, "load_seconds") == 0) fake.load_seconds = value;
+  if (strcmp(name, "shared") == 0) fake.shared = value;
 }
 E const char* fake_record() {
   static char taken[sizeof(record)];
@@ -66,7 +67,7 @@ E int cuGetErrorString(int, const char** text) { return *text = "the driver's wo
 E int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < 2 ? 0 : 101; }
 E int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int capability = fake.capability[device];
-  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 97 ? 232448 : 132;
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 97 ? fake.shared : 132;
   return 0;
 }
 // The primary context of device 0 is 100, of device 1 it is 101; 200 and 201 are other contexts of theirs.
@@ -99,7 +100,11 @@ E int cuModuleLoadData(void** module, const void*) {
 E int cuModuleGetFunction(void** function, void*, const char*) { return *function = handle(3000 + number(current)), 0; }
 E int cuModuleGetLoadingMode(int* mode) { return *mode = fake.loading_mode, 0; }
 E int cuFuncGetAttribute(int* value, int attribute, void*) { return *value = attribute == 6 ? 90 : 0, 0; }
-E int cuFuncSetAttribute(void*, int, int) { return 0; }
+E int cuFuncSetAttribute(void*, int attribute, int value) {
+  if (attribute == 8) fake.shared_limit = value;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  return 0;
+}
+E int fake_shared_limit() { return fake.shared_limit; }
 E int cuFuncLoad(void*) { return 0; }
 E int cuStreamIsCapturing(void*, int* status) { return *status = fake.capturing, 0; }
 E int cuThreadExchangeStreamCaptureMode(int* mode) {

@@ -1,6 +1,7 @@
 // A family with two entry points, launched from a test. Linked with the launch protocol and the C interface as shipped.
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <exception>
 #include <stdexcept>
@@ -11,7 +12,7 @@
 
 namespace precast {
 
-constexpr Entry kEntries[] = {{"probe_v4"}, {"probe_any"}};
+constexpr Entry kEntries[] = {{"probe_v4"}, {"probe_any", 128 * 1024}};
 KernelFamily kernels = {"probe", kEntries, 2};
 static const Family family = {"probe", nullptr, 0, &kernels};
 __attribute__((used, section("precast_families"))) static const Family* const pointer = &family;
@@ -27,9 +28,17 @@ void fail(const char* format, ...) {
   throw std::runtime_error(text);
 }
 
-int64_t register_implementations(const Family&, const char*) { return 0; }
+// Only the family without device code has implementations. How often they were registered, for the CPU and for CUDA.
+static int registrations[2] = {0, 0};
+int64_t register_implementations(const Family& family, const char* key) {
+  return &family == &without ? ++registrations[strcmp(key, "CUDA") == 0] : 0;
+}
 
 }  // namespace precast
+
+extern "C" __attribute__((visibility("default"))) int probe_registrations(int cuda) {
+  return precast::registrations[cuda];
+}
 
 extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, int early, char* err,
                                                                    size_t cap) {

@@ -82,6 +82,11 @@ def test_no_gradients_is_no_work() -> None:
         (FusedAdam, {"state_dtype": torch.float16}, "state_dtype is torch.float16; needed torch.float32, or None"),
         (FusedSGD, {"momentum": -0.1}, "momentum is -0.1; needed 0 or more"),
         (FusedSGD, {"nesterov": True}, "nesterov with momentum 0.0 and dampening 0.0; needed a positive momentum"),
+        (
+            FusedSGD,
+            {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
+            "nesterov with momentum 0.9 and dampening 0.1",
+        ),
         (FusedSGD, {"max_grad_norm": 0.0}, "max_grad_norm is 0.0; needed a positive number, or None"),
     ],
 )

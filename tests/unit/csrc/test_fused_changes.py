@@ -105,3 +105,34 @@ def test_what_is_exchanged_is_seen(list_gpu: Any, change: str) -> None:
         theirs.step()
         for param, twin in zip(params, twins, strict=True):
             assert_near(param, twin.detach(), 0.5, step)
+
+
+def test_a_gradient_that_became_shorter_is_refused_before_any_write(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(600))
+    optimizer = FusedAdamW([param], lr=0.1)
+    give_grads([param], 1)
+    optimizer.step()
+    before = param.detach().clone()
+    param.grad.resize_(500)  # the storage stays as it is
+    with pytest.raises(RuntimeError, match=r"its gradient has shape \(500,\); needed \(600,\); nothing was updated"):
+        optimizer.step()
+    assert torch.equal(param, before) and float(optimizer.state[param]["step"]) == 1
+
+
+def test_a_norm_that_is_wanted_later_takes_memory_of_its_own(list_gpu: Any) -> None:
+    """A step that clips needs a number for each 8192 elements, which those before it had no place for."""
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 1 << 19)) for _ in range(2))
+    optimizers = [FusedAdamW([ours], lr=0.1), torch.optim.AdamW([theirs], lr=0.1)]
+    give_grads([ours], 1)
+    grown = []
+    for step in (1, 2, 3, 4):
+        theirs.grad = ours.grad.clone()
+        if step > 2:
+            optimizers[0].max_grad_norm = 0.5
+            torch.nn.utils.clip_grad_norm_([theirs], 0.5)
+        optimizers[1].step()
+        with torch.profiler.profile(profile_memory=True) as profile:
+            optimizers[0].step()
+        grown.append(sum(e.self_cpu_memory_usage for e in profile.events() if e.name.endswith("multi_tensor_step_")))
+        assert_near(ours, theirs.detach(), 0.5, step)
+    assert grown[0] > 0 and grown[1:] == [0, 4 * (1 << 19) // 8192, 0]

@@ -124,3 +124,28 @@ def test_what_a_plan_cannot_stand_for_is_refused(list_gpu: Any, which: str) -> N
 def test_histories(list_gpu: Any, count: int) -> None:
     counts = histories.run(0, count, "cpu", "gpu")
     assert counts["equal"] > count
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_a_turned_gradient_whose_storage_ends_early_is_refused(list_gpu: Any, negative: bool) -> None:
+    """It must be copied into the parameter's layout, and torch's copy would read past the end."""
+    param = torch.nn.Parameter(torch.zeros(5, 7))
+    optimizer = FusedSGD([param], lr=1.0)
+    grad = torch.ones(70)[35:].view(7, 5).t()
+    grad.untyped_storage().resize_(4 * 69)
+    param.grad = torch._neg_view(grad) if negative else grad
+    with pytest.raises(RuntimeError, match=r"has shape \(5, 7\), and a storage of only 276 bytes; nothing was updated"):
+        optimizer.step()
+    assert param.tolist() == [[0.0] * 7] * 5
+
+
+def test_one_plan_serves_gradients_of_which_the_first_is_handed_over(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(torch.zeros(5, 7)) for _ in range(2)]
+    optimizer, numbers = FusedSGD(params, lr=1.0), set()
+    for step in (1, 2, 3):
+        params[0].grad, params[1].grad = torch.ones(7, 5).t(), torch.ones(5, 7)
+        optimizer.step()
+        assert optimizer._plans is not None
+        numbers.add(optimizer._plans[0].number)
+        assert [p.detach().unique().tolist() for p in params] == [[-step]] * 2
+    assert len(numbers) == 1

@@ -6,7 +6,7 @@ import copy
 import io
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -181,6 +181,23 @@ def test_states_go_to_torch_and_back(list_gpu: Any, kind: str) -> None:
     both(3)
 
 
+def test_adamw_stays_adamw_with_a_state_of_adam(list_gpu: Any) -> None:
+    param, twin = (torch.linspace(-1, 1, 600) for _ in range(2))
+    options = {"lr": 0.1, "weight_decay": 0.5}
+    saved = []
+    for tensor in (param, twin):
+        adam = FusedAdam([tensor], **options)
+        give_grads([tensor], 1)
+        adam.step()
+        saved.append(copy.deepcopy(adam.state_dict()))
+    ours, theirs = FusedAdamW([param], **options), torch.optim.AdamW([twin], **options)
+    for optimizer, tensor, state in zip((ours, theirs), (param, twin), saved, strict=True):
+        optimizer.load_state_dict(state)
+        give_grads([tensor], 2)
+        optimizer.step()
+    assert_near(param, twin, 0.5, 2)
+
+
 def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
     params = made(torch.bfloat16)
     ours = FusedAdamW(params, lr=1e-3, master_weights=True)
@@ -192,6 +209,11 @@ def test_masters_and_wide_moments_survive_loading(list_gpu: Any) -> None:
         for name in ("master_param", "exp_avg", "exp_avg_sq"):
             assert again.state[param][name].dtype == torch.float32
             assert torch.equal(again.state[param][name], ours.state[param][name])
+    before = copy.deepcopy(ours.state_dict()["state"])
+    give_grads(params, 2)
+    again.step()
+    for key, states in ours.state_dict()["state"].items():  # which were loaded, and are nobody else's now
+        assert all(torch.equal(value, before[key][name]) for name, value in states.items())
 
 
 def test_copies_of_an_optimizer_work_on_their_own(list_gpu: Any) -> None:
@@ -246,6 +268,47 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     assert float(found) == 1
 
 
+@pytest.mark.parametrize("most", [0.5, 1e3])
+def test_clipping_by_the_norm_is_torchs(list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    from precast.ops import multi_tensor
+
+    monkeypatch.setattr(multi_tensor, "L2NORM", list_gpu.ops.multi_tensor_l2norm)
+    monkeypatch.setattr(multi_tensor, "AXPBY_", list_gpu.ops.multi_tensor_axpby_)
+    params, twins = made(torch.float32), made(torch.float32)
+    for some in (params, twins):
+        give_grads(some, 1)
+        some[2].grad = None
+    norm = multi_tensor.clip_grad_norm_(params, most)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twins, most))
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param.grad, twin.grad)
+
+
+@pytest.mark.parametrize("longest", [0, 40, 79])
+def test_every_block_finds_its_tensor_among_short_ones_and_a_long_one(list_gpu: Any, longest: int) -> None:
+    """A block first looks where its tensor would be if all were of one length, which here is far from it."""
+    xs = [torch.full((5,), float(i)) for i in range(80)]
+    xs[longest] = torch.full((100_000,), 0.5)
+    outs = [torch.zeros_like(x) for x in xs]
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, [], 2.0, 0.0, None, None)
+    assert all(torch.equal(out, 2 * x) for out, x in zip(outs, xs, strict=True))
+
+
+def test_a_sum_by_the_factor_one_goes_into_other_tensors(list_gpu: Any) -> None:
+    xs = made(torch.float32)
+    outs = [torch.zeros_like(x) for x in xs]
+    list_gpu.ops.multi_tensor_axpby_(outs, xs, [], 1.0, 0.0, None, None)
+    assert all(map(torch.equal, outs, xs))
+
+
+def test_lamb_leaves_a_parameter_without_a_direction(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(600))
+    optimizer = FusedLAMB([param], lr=0.1, weight_decay=0.0, always_adapt=True)
+    param.grad = torch.zeros(600)
+    optimizer.step()
+    assert torch.equal(param, torch.ones(600))
+
+
 @pytest.fixture
 def mesh() -> Iterator[Any]:
     """A mesh of two ranks, of which this process is the first and the other one is made up."""
@@ -272,6 +335,12 @@ def test_shards_of_a_dtensor_are_updated(list_gpu: Any, mesh: Any) -> None:
         ours.step()
         theirs.step()
         assert_near(param.to_local().detach(), twin, 0.5, step)
+    cast("Any", param)._local_tensor = param.to_local().detach().clone()  # the plan knows another one
+    twin.grad = torch.ones(5, 7)
+    param.grad = DTensor.from_local(twin.grad.clone(), mesh, [Shard(0)])
+    ours.step()
+    theirs.step()
+    assert_near(param.to_local().detach(), twin, 0.5, 4)
     moment = ours.state[param]["exp_avg"]
     assert isinstance(moment, DTensor) and moment.shape == (10, 7)
     param.grad = DTensor.from_local(torch.randn(10, 7), mesh, [Replicate()])

@@ -102,6 +102,7 @@ def test_views_are_read_and_written_where_they_lie(gpu: Emulated) -> None:
     heads, width = 2, 16
     packed = made(7, 8, width, dtype=BF16)
     both = made(BLOCKS, 2, SIZE, heads, width, dtype=BF16)
+    # fails if a cache differs from the reference in one byte
     check(gpu, packed[:, 4:6], packed[:, 6:], both[:, 0], both[:, 1], slots(7))
     by_head = made(2, BLOCKS, heads, SIZE, width, dtype=BF16)
     check(gpu, packed[:, 4:6], packed[:, 6:], *by_head.transpose(2, 3), slots(7))

@@ -224,6 +224,8 @@ def test_a_refusal_ends_with_a_new_image(folder: Path) -> None:
 
 def test_capture_is_no_obstacle_to_a_newer_driver_or_a_loaded_kernel(folder: Path) -> None:
     assert scenario(folder, "setting('capturing', 1)\nimage(0)\nout = launch()") == 0
+    oldest = "setting('version', 12030)\nsetting('capturing', 1)\nimage(0)\nout = launch()"
+    assert scenario(folder, oldest) == 0  # the first driver that may load code then
     code = "setting('version', 12000)\nimage(0)\ncall('precast_prepare', 'probe', 0)\nsetting('capturing', 1)\n"
     assert scenario(folder, code + "out = launch()") == 0
 
@@ -305,6 +307,9 @@ def test_attributes_and_names(folder: Path) -> None:
     code += "out['binary'] = value.value\nout['families'] = c.precast_families().decode()\n"
     code += "out['status'] = c.precast_entries(b'probe', err, size)\nout['entries'] = err.value.decode()\n"
     code += "out['short'] = c.precast_entries(b'probe', err, ctypes.c_size_t(9))\n"
+    code += "room = ctypes.create_string_buffer(b'#' * 32)\n"
+    code += "out['just'] = [c.precast_entries(b'probe', room, ctypes.c_size_t(n)) for n in (16, 17, 18, 19)]\n"
+    code += "out['behind'] = room.raw[19:].decode()\n"
     code += "out['wrong'] = call('precast_kernel_attribute', 'probe', 0, 'x', 6, ctypes.byref(value))"
     out = scenario(folder, code)
     assert out["error"] == out["status"] == 0
@@ -312,4 +317,21 @@ def test_attributes_and_names(folder: Path) -> None:
     assert sorted(out["families"].split()) == ["no_device_code", "probe"]
     assert out["entries"] == "probe_v4 probe_any"
     assert out["short"] == 1
+    assert out["just"] == [1, 1, 1, 0] and out["behind"] == "#" * 13 + "\0"
     assert out["wrong"] == "precast: kernel family 'probe' has no entry point 'x'"
+
+
+def test_a_family_is_registered_once_for_each_key(folder: Path) -> None:
+    code = "both = ('CPU', 'CPU', 'CUDA', 'CUDA', 'CPU')\n"
+    code += "out['errors'] = [call('precast_register', 'no_device_code', key) for key in both]\n"
+    code += "out['times'] = [c.probe_registrations(cuda) for cuda in (0, 1)]"
+    assert scenario(folder, code) == {"errors": [0] * 5, "times": [1, 1]}
+
+
+@pytest.mark.parametrize(("has", "given"), [(232448, 131072), (101376, 101376 - 2048)])
+def test_a_kernel_is_given_the_shared_memory_it_asks_for_as_far_as_the_device_has_it(
+    folder: Path, has: int, given: int
+) -> None:
+    """2 KB of what a block may have are for what kernels declare themselves."""
+    code = f"setting('shared', {has})\nimage(0)\nout = [launch(0, 1), cuda.fake_shared_limit()]"
+    assert scenario(folder, code) == [0, given]

@@ -68,6 +68,7 @@ SHAPES = [
     (torch.bfloat16, (2, 3, 5, 5, 80), 1, 40, "", "2x6"),
     (torch.bfloat16, (9, 2, 24), 1, 8, "", "1"),  # the rest is one vector
     (torch.bfloat16, (9, 2, 20), 1, 8, "any", "3"),
+    (torch.bfloat16, (1, 1, 100), 0, 32, "any", "1"),  # one head: nothing but the rest says that it is not aligned
     (torch.float16, (6, 4, 40), 4, 12, "any", "8"),
     (torch.float16, (1, 40, 256), 0, 128, "", "5"),
     (torch.float32, (4, 3, 66), 2, 33, "any", "6"),

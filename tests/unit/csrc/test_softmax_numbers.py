@@ -122,6 +122,17 @@ def test_backward(gpu: Emulated, dtype: Any, shape: tuple[int, ...], launch: str
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("columns", [24, 23, 2051, 16385])
+def test_a_nan_before_the_diagonal_makes_no_gradient_behind_it(gpu: Emulated, dtype: Any, columns: int) -> None:
+    y, grad = torch.softmax(made(4, columns), -1).to(dtype), made(4, columns, dtype=dtype, seed=1)
+    grad[:, 0] = float("nan")
+    ours = gpu.ops.scaled_softmax_backward(grad, y, 0.7, True)
+    behind = reference._behind_diagonal(y)
+    assert (ours[behind] == 0).all()
+    assert ours[~behind].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize(("queries", "columns"), [(5, 3), (3, 5), (40, 24), (24, 40), (9, 2056), (1, 64), (70, 8)])
 def test_causal_of_any_shape(gpu: Emulated, dtype: Any, queries: int, columns: int) -> None:
     x = made(2, queries, columns, dtype=dtype)
@@ -151,6 +162,16 @@ def test_the_mask_is_broadcast(gpu: Emulated, columns: int) -> None:
     ):
         y = gpu.ops.scaled_masked_softmax(x, mask, 0.7, -INFINITY, False)
         assert_close(y, reference.scaled_masked_softmax(x.double(), mask, 0.7, -INFINITY, False))
+
+
+@pytest.mark.parametrize("queries", [384, 385])
+def test_heads_take_turns_with_a_large_mask(gpu: Emulated, queries: int) -> None:
+    """From 12 M bytes of mask on, and only with whole tiles of 64 queries: no smaller tensors can show it."""
+    x, mask = made(2, queries, 32768, dtype=BF16), masks(queries, 32768)
+    y = gpu.ops.scaled_masked_softmax(x, mask, 0.7, -INFINITY, False)
+    for ours, head in zip(y, x, strict=True):
+        exact = torch.softmax((head.float() * 0.7).masked_fill(mask, -INFINITY), -1)
+        torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 24, 600, 33000])

@@ -92,3 +92,16 @@ def test_a_row_of_equal_numbers_is_its_bias(layer_norm_levels: Any, level: str, 
         (bias,) = made((hidden,), dtype)
         y = OPS.layer_norm(torch.full((2, hidden), 1e4 / 3).to(dtype), None, bias, EPS)
         assert torch.equal(y, bias.expand(2, hidden))
+
+
+def test_gradients_of_rows_far_from_zero_are_those_around_the_exact_mean(
+    layer_norm_backward_levels: Any, level: str
+) -> None:
+    """The mean of such a row is rounded by more than the deviations are, and a gradient of one sign adds that up."""
+    layer_norm_backward_levels.choose(level)
+    x, grad = made((7, 100), F32, 2)
+    x, grad = x + 4096 / 3, 1 + 1e-3 * grad
+    grad_x, _, _ = OPS.layer_norm_backward(grad, x, None, EPS, False, False)
+    leaf = x.double().requires_grad_()
+    (right,) = torch.autograd.grad(torch.nn.functional.layer_norm(leaf, (100,), None, None, EPS), leaf, grad.double())
+    assert float((grad_x.double() - right).abs().max()) <= 3e-6, "the terms are about 1 in size"

@@ -262,6 +262,12 @@ def test_numbers_rules_and_plans_that_are_none(optim_levels: Any) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             call(**wrong)
+    counted = made("adagrad", (24,))
+    for steps in (torch.zeros(2), torch.zeros(0), torch.zeros((), dtype=torch.float64)):
+        given = torch.tensor([[*row(), 1.0]], dtype=torch.float64)
+        with pytest.raises(RuntimeError, match=r"steps\[0\] is no single float32 on the cpu"):
+            op(*counted[:COPY], [steps], counted[COPY], none, given, 1.0, 2)
+    assert_same_bits(counted, made("adagrad", (24,)))
     with pytest.raises(RuntimeError, match="there is no plan 999999; it was forgotten"):
         op([], lists[1], [], [], [], [], [], torch.tensor([999999]), torch.zeros(0).double(), 1.0, 1)
     assert_same_bits(lists, before)

@@ -97,6 +97,7 @@ def test_a_library_built_here_that_will_not_open(snapshot: Snapshot) -> None:
     choice = choose_on(ex.host(gpu=""), ex.build_info(), AUTO, verdict.Need(ex.FAMILY, "cpu"))
     source = Source("jit", Path("/cache/v1/rms_norm/0123456789abcdef/rms_norm.so"), "")
     error = verdict.cannot_open(choice, source, "undefined symbol: aoti_torch_nowhere")
+    # fails if the text differs from the kept one
     keep(snapshot, "incompatible-built-here", f"{type(error).__name__}: {error}")
 
 
@@ -111,6 +112,7 @@ def test_names_that_do_not_exist(snapshot: Snapshot, monkeypatch: pytest.MonkeyP
     }
     for name, call in calls.items():
         error = raised(call)
+        # fails if the text differs from the kept one
         keep(snapshot, name, f"{type(error).__name__}: {error}")
 
 
@@ -161,6 +163,7 @@ def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path, monk
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setattr("precast._builder.elsewhere._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
     error = raised(lambda: Cache(tmp_path / "file").obtain(BuildKey("rms_norm", {}), lambda staging: staging))
+    # fails if the text differs from the kept one
     keep(snapshot, "cache", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/home/me"))
 
 

@@ -21,6 +21,7 @@ def test_other_systems_get_one_sentence(platform: str) -> None:
 
 
 def test_linux_gets_none() -> None:
+    # fails if Linux is refused: that raises
     require_linux("linux")
 
 

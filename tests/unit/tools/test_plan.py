@@ -27,17 +27,20 @@ Snapshot = Callable[[str, str], None]
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_every_expansion_is_known(event: str, snapshot: Snapshot) -> None:
+    # fails if the plan differs from the kept one
     snapshot(f"plan-{event}.txt", plan.table(PLANS[event]))
     snapshot(f"plan-{event}.json", plan.as_json(PLANS[event]))
 
 
 def test_a_slim_expansion_is_known(snapshot: Snapshot) -> None:
     for minor in ("2.6", "2.13"):
+        # fails if the plan differs from the kept one
         snapshot(f"plan-release-torch-{minor}.txt", plan.table(expand(KNOWN, KNOWN.event("release"), minor)))
 
 
 def test_the_summaries_are_known(snapshot: Snapshot) -> None:
     kept = evidence.load(evidence.FOLDER, KNOWN)
+    # fails if a summary differs from the kept one
     snapshot("plan-summaries.txt", "\n".join(summary.of(PLANS[event], KNOWN, kept) for event in EVENTS))
 
 

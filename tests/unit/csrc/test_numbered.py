@@ -1,0 +1,21 @@
+"""What an op keeps from one call to the next: used by one thread at a time, and gone when nobody uses it any more."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[2] / "csrc"
+PROBE = HERE / "numbered_probe.cpp"
+
+
+@pytest.mark.compiler
+def test_values_by_number_are_used_one_at_a_time_and_live_as_long_as_they_are_used(tmp_path: Path) -> None:
+    program = tmp_path / "probe"
+    options = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC}"]
+    subprocess.run(["g++", *options, str(PROBE), "-o", str(program)], check=True)
+    line = subprocess.run([str(program)], check=False, timeout=60).returncode
+    assert line == 0, PROBE.read_text().splitlines()[line - 1]
