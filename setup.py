@@ -21,5 +21,6 @@ setup(
     packages=[*find_packages("pkg"), *CSRC],
     package_dir={"": "pkg", "precast.csrc": "csrc"},
     package_data={"precast": ["py.typed"], "precast._builder": ["*.json"], **{name: ["*"] for name in CSRC}},
+    exclude_package_data={name: ["family.toml"] for name in CSRC},  # a wheel has all of them in one file
     **for_setup(Settings.from_env(os.environ), ROOT),
 )

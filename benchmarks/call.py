@@ -34,7 +34,7 @@ def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
     import torch
 
     import precast
-    from precast.ops.rms_norm import RMS_NORM
+    from precast.ops.rms_norm import RMS_NORM, rms_norm
 
     precast.load("rms_norm", device)
     x = torch.randn(4, 64, device=device)
@@ -48,9 +48,9 @@ def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
     found: dict[str, Layer] = {
         "dispatcher, checks, kernel": (lambda: RMS_NORM(x, plain, eps, 0), autograd_passed_by),
         "torch.ops.precast.rms_norm": (lambda: torch.ops.precast.rms_norm(x, plain, eps, 0), nullcontext),
-        "public, no input requires grad": (lambda: precast.ops.rms_norm(x, plain), nullcontext),
-        "public, weight requires grad, no_grad": (lambda: precast.ops.rms_norm(x, weight), torch.no_grad),
-        "public, gradient recorded": (lambda: precast.ops.rms_norm(x, weight), nullcontext),
+        "public, no input requires grad": (lambda: rms_norm(x, plain), nullcontext),
+        "public, weight requires grad, no_grad": (lambda: rms_norm(x, weight), torch.no_grad),
+        "public, gradient recorded": (lambda: rms_norm(x, weight), nullcontext),
         "F.rms_norm": (theirs(plain), nullcontext),
         "F.rms_norm, no_grad": (theirs(weight), torch.no_grad),
         "F.rms_norm, recorded": (theirs(weight), nullcontext),

@@ -39,7 +39,7 @@ def contestants(
     """Both over the same numbers, in bf16; blocks in no order."""
     import torch
 
-    import precast
+    from precast.ops.decode_attention import paged_decode_attention
 
     made = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
     query, columns = made(sequences, HEADS, WIDTH), -(-keys // BLOCK_SIZE)
@@ -55,7 +55,7 @@ def contestants(
         return rows.squeeze(2)
 
     def ours() -> torch.Tensor:
-        return precast.ops.paged_decode_attention(query, key_cache, value_cache, tables, lengths)
+        return paged_decode_attention(query, key_cache, value_cache, tables, lengths)
 
     functions = {"precast": ours, "torch SDPA": theirs}
     check(functions)

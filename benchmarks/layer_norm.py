@@ -22,13 +22,13 @@ def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[
     """Name ours, torch eager, and torch.compile of the same arithmetic."""
     import torch
 
-    import precast
+    from precast.ops.layer_norm import layer_norm
 
     def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, (width,), weight, bias)
 
     return {
-        "precast": precast.ops.layer_norm,
+        "precast": layer_norm,
         "torch eager": norm,
         "torch.compile": compiled(norm),
     }

@@ -92,7 +92,7 @@ def contestants(
     """Pair our ops with torch eager and torch.compile of the same arithmetic."""
     import torch
 
-    import precast
+    from precast.ops.rms_norm import fused_add_rms_norm, rms_norm
 
     width = (x.shape[1],)
 
@@ -114,17 +114,17 @@ def contestants(
     compiled_norm, compiled_add = compiled(norm), compiled(add_norm)
     return {
         "rms_norm": {
-            "precast": lambda: precast.ops.rms_norm(x, weight),
+            "precast": lambda: rms_norm(x, weight),
             "torch eager": lambda: norm(x, weight),
             "torch.compile": lambda: compiled_norm(x, weight),
         },
         "fused_add_rms_norm": {
-            "precast": lambda: precast.ops.fused_add_rms_norm(x, residual, weight),
+            "precast": lambda: fused_add_rms_norm(x, residual, weight),
             "torch eager": lambda: add_norm(x, residual, weight),
             "torch.compile": lambda: compiled_add(x, residual, weight),
         },
         "rms_norm backward": {
-            "precast": backward(precast.ops.rms_norm),
+            "precast": backward(rms_norm),
             "torch eager": backward(norm),
             "torch.compile": backward(compiled_norm),
         },

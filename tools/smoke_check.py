@@ -17,11 +17,12 @@ def main() -> int:
 
     import precast
     from precast._builder import catalogue
+    from precast.ops.rms_norm import rms_norm
 
     for device in ("cpu", "cuda") if torch.version.cuda and torch.cuda.is_available() else ("cpu",):
         x, weight = torch.randn(3, 40, device=device), torch.randn(40, device=device)
         torch.testing.assert_close(
-            precast.ops.rms_norm(x, weight), torch.nn.functional.rms_norm(x, (40,), weight, 1e-6), rtol=1e-4, atol=1e-5
+            rms_norm(x, weight), torch.nn.functional.rms_norm(x, (40,), weight, 1e-6), rtol=1e-4, atol=1e-5
         )
         loaded = precast.load("rms_norm", device)
         sources = [loaded.host, *(source for _, source in loaded.images)]

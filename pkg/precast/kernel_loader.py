@@ -11,37 +11,35 @@ import difflib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from precast._builder.catalogue import FOLDERS, Offer
 from precast._builtin import table as builtin
 from precast._load import probe
 from precast._load.system import after_fork_in_child
-from precast._load.verdict import assert_not_pure
+from precast._load.verdict import assert_not_pure as assert_not_pure  # noqa: PLC0414 - exported
 from precast.errors import KernelUnavailable
 from precast.extension import entry_points
 from precast.extension.base import Extension
 from precast.extension.judge import BROKEN, Candidate, judge
 
-__all__ = [
-    "ActivationsLoader",
-    "CPUAdamLoader",
+_OFFERS = [folder.loader for folder in FOLDERS if folder.loader is not None]
+_OFFERED = {offer.name: offer for offer in _OFFERS if offer.about}
+
+# The loaders that families offer to are made at the end of this file, the others are written in it.
+_WRITTEN = (
     "FlashAttentionDaoLoader",
     "FlashAttentionForFloatAndCustomMaskLoader",
     "FlashAttentionLoader",
     "FlashAttentionWithCustomMaskLoader",
-    "FusedOptimizerLoader",
     "InferenceOpsLoader",
-    "KVCacheLoader",
     "KernelLoader",
-    "LayerNormLoader",
     "MoeLoader",
-    "RMSNormLoader",
-    "RotaryLoader",
     "ScaledMaskedSoftmaxLoader",
     "ScaledUpperTriangleMaskedSoftmaxLoader",
-    "SoftmaxLoader",
     "assert_not_pure",
-]
+)
+__all__ = sorted((*_WRITTEN, *_OFFERED))  # noqa: PLE0605 - a part follows from the descriptions
 
 ExtensionClass = Callable[[], Extension]
 _log = logging.getLogger("precast")
@@ -265,47 +263,7 @@ def _check_interface(loader: type[KernelLoader], extension: object) -> None:
         raise TypeError(f"{extension.__name__} leaves {', '.join(abstract)} open, so it cannot be registered")
 
 
-class CPUAdamLoader(KernelLoader):
-    """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
-
-    REGISTRY = [*builtin.of("CPUAdamLoader")]  # noqa: RUF012 - annotated in the base
-
-
-class RMSNormLoader(KernelLoader):
-    """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
-
-    REGISTRY = [*builtin.of("RMSNormLoader")]  # noqa: RUF012
-
-
-class LayerNormLoader(KernelLoader):
-    """Layer norm: ``layer_norm``, and ``forward_affine`` and ``backward_affine``."""
-
-    REGISTRY = [*builtin.of("LayerNormLoader")]  # noqa: RUF012
-    ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
-
-
-class ActivationsLoader(KernelLoader):
-    """Gated activations, by their names in ``precast.ops``."""
-
-    REGISTRY = [*builtin.of("ActivationsLoader")]  # noqa: RUF012
-
-
-class SoftmaxLoader(KernelLoader):
-    """Softmax of scaled scores: plain, masked, causal, by their names in ``precast.ops``."""
-
-    REGISTRY = [*builtin.of("SoftmaxLoader")]  # noqa: RUF012
-
-
-class RotaryLoader(KernelLoader):
-    """Rotary embedding: ``rotary_embedding``, ``rotary_embedding_``, ``get_cos_and_sin``."""
-
-    REGISTRY = [*builtin.of("RotaryLoader")]  # noqa: RUF012
-
-
-class KVCacheLoader(KernelLoader):
-    """Paged caches: ``reshape_and_cache``, ``rotary_embedding_and_cache``."""
-
-    REGISTRY = [*builtin.of("KVCacheLoader")]  # noqa: RUF012
+# The modules of the package that this one stands in for; the loaders of the families follow.
 
 
 class ScaledMaskedSoftmaxLoader(KernelLoader):
@@ -332,12 +290,6 @@ class MoeLoader(KernelLoader):
     REGISTRY = [*builtin.of("MoeLoader")]  # noqa: RUF012
 
 
-class FusedOptimizerLoader(KernelLoader):
-    """Lists of GPU tensors: ``multi_tensor_scale``, ``multi_tensor_l2norm``. The steps: ``precast.optim.FusedAdam``."""
-
-    REGISTRY = [*builtin.of("FusedOptimizerLoader")]  # noqa: RUF012
-
-
 class FlashAttentionLoader(KernelLoader):
     """Attention by whatever is here: flash-attn, torch_npu, torch."""
 
@@ -360,6 +312,26 @@ class FlashAttentionForFloatAndCustomMaskLoader(KernelLoader):
     """Attention with a mask of one's own, in float32 as well."""
 
     REGISTRY = [*builtin.of("FlashAttentionForFloatAndCustomMaskLoader")]  # noqa: RUF012
+
+
+def _made(offer: Offer) -> type[KernelLoader]:
+    """The loader that a family's description asks for."""
+    attributes = {
+        "__doc__": offer.about,
+        "__module__": __name__,
+        "REGISTRY": builtin.of(offer.name),
+        "ALIASES": dict(offer.aliases),
+    }
+    made: type[KernelLoader] = type(offer.name, (KernelLoader,), attributes)
+    return made
+
+
+globals().update({name: _made(offer) for name, offer in _OFFERED.items()})
+
+if TYPE_CHECKING:  # a wheel has a stub with a class for each
+
+    def __getattr__(name: str) -> type[KernelLoader]:
+        """The loaders that families offer to."""
 
 
 def loaders() -> tuple[type[KernelLoader], ...]:

@@ -41,7 +41,7 @@ def test_defect_01_a_prebuilt_cuda_kernel_needs_no_toolkit(
     looked = pretend(ex.host(gpu="9.0"))
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    verdict.assert_served(catalogue.RMS_NORM, "cuda")
+    verdict.assert_served(catalogue.get("rms_norm"), "cuda")
     loaded = loader.ensure("rms_norm", "cuda")
     assert [source.kind for _, source in loaded.images] == ["prebuilt"] and loaded.host.kind == "prebuilt"
     assert looked == [], "nobody has looked for a compiler"
@@ -56,7 +56,9 @@ def test_defect_02_adam_on_the_cpu_needs_no_gpu_no_nvcc_and_not_this_processor(
     assert extension.is_available()
     extension.assert_compatible()
     tree = sources.Tree({"csrc": CSRC})
-    text = b"".join(file.data for file in tree.reachable([f"csrc/{name}" for name in catalogue.CPU_ADAM.sources]))
+    text = b"".join(
+        file.data for file in tree.reachable([f"csrc/{name}" for name in catalogue.get("cpu_adam").sources])
+    )
     assert b"#include <cuda" not in text and b"cuda_fp16" not in text
     levels = flags.cpu_levels("x86_64")
     assert [level.name for level in levels] == ["baseline", "avx2", "avx512"]
@@ -127,7 +129,7 @@ def copy_of_csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def host_key(tmp_path: Path, compiler: Compiler, *, debug: bool = False, level: int = 0) -> str:
     levels = (flags.cpu_levels("x86_64")[level],)
-    families = (catalogue.CPU_ADAM,)
+    families = (catalogue.get("cpu_adam"),)
     kept = Cache(tmp_path)
     plan = host.make_plan(families, Stable(STABLE_FLOOR), compiler, cache=kept, debug=debug, levels=levels)
     return plan.key.digest
@@ -152,7 +154,7 @@ def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
     others.add(host_key(tmp_path, gcc))
     assert len(others | {before}) == 5, "an edited header, another flag, level or compiler is another build"
 
-    program = device.read_program(catalogue.SOFTMAX)
+    program = device.read_program(catalogue.get("softmax"))
     keys = {
         device.image_key(program, target, ex.nvrtc(version), debug=False, defines={}).digest
         for target in parse_arch_list("sm_90 sm_121 compute_90")
@@ -320,7 +322,7 @@ def test_defect_13_the_avx512_path_is_compiled_and_chosen(tmp_path: Path) -> Non
     used = {}
     for level in flags.cpu_levels("x86_64"):
         options = [*flags.host_options(compiler.kind, debug=False), *flags.cpu_options(level, debug=False)]
-        source = CSRC / catalogue.CPU_ADAM.cpu[0]
+        source = CSRC / catalogue.get("cpu_adam").cpu[0]
         out = tmp_path / f"{level.name}.s"
         subprocess.run([compiler.path, *options, f"-I{CSRC}", "-S", str(source), "-o", str(out)], check=True)
         used[level.name] = {register for register in ("ymm", "zmm") if f"%{register}" in out.read_text()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._builder import files
+from precast._builder import catalogue, descriptions, files
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -122,6 +122,8 @@ def make_site(folder: Path, cache: Path, *, sources: bool = True) -> Site:
     site.home.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.cubin", "*.ptx", "build_info.json")
     shutil.copytree(CHECKOUT / "pkg" / "precast", site.folder / "precast", ignore=ignored)
+    gathered = site.folder / "precast" / "_builder" / catalogue.GATHERED.name  # as a wheel has it
+    gathered.write_text(descriptions.gathered(CHECKOUT / "csrc"))
     if sources:
         kept_out = shutil.ignore_patterns("torch_stable")
         shutil.copytree(CHECKOUT / "csrc", site.folder / "precast" / "csrc", ignore=kept_out)

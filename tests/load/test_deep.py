@@ -15,7 +15,7 @@ from tests.load.conftest import Site
 torch = pytest.importorskip("torch")
 
 from precast._cli import numbers  # noqa: E402 - it imports torch
-from precast.ops import _examples  # noqa: E402
+from precast.ops import _folders  # noqa: E402
 
 
 def ops_on(device: str) -> list[str]:
@@ -41,12 +41,12 @@ def test_every_op_does_so_on_a_gpu(op: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("op", sorted({*OPS, *ops_on("cuda")} - {*_examples.PLANNED}))
+@pytest.mark.parametrize("op", sorted(op for op in {*OPS, *ops_on("cuda")} if not _folders.is_planned(op)))
 def test_a_wrong_number_is_seen(op: str) -> None:
     """The check is given kernels that are right but for one value."""
 
     def wrong(*arguments: object) -> object:
-        result = _examples.reference(op)(*arguments)
+        result = _folders.reference(op)(*arguments)
         first = numbers._tensors(arguments if result is None else result)[0]
         first.view(-1)[-1] += 0.01
         return result
@@ -59,7 +59,7 @@ def test_a_wrong_number_is_seen(op: str) -> None:
 def test_a_result_that_is_missing_is_seen() -> None:
     assert numbers.check("layer_norm_backward", "cpu", lambda *_: torch.zeros(5, 33)) == "1 results, wanted 3"
     with pytest.raises(KeyError, match="no example for 'new_op'"):
-        _examples.arguments("new_op")
+        _folders.arguments("new_op")
 
 
 DYING = """
@@ -78,7 +78,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(python, "command", lambda *words: [sys.executable, "-c", DYING, *words])
-    found = {check["op"]: check["wrong"] for check in deep.examine([(catalogue.SOFTMAX, "cpu")])}
+    found = {check["op"]: check["wrong"] for check in deep.examine([(catalogue.get("softmax"), "cpu")])}
     assert found == {
         "scaled_softmax": "the process that ran it was ended by SIGSEGV",
         "scaled_masked_softmax": "the process that ran it ended with status 7; what it said is above",
@@ -90,7 +90,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_the_others_are_still_asked(
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_child_that_says_nothing_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(python, "command", lambda *_: [sys.executable, "-c", f"raise SystemExit({status})"])
-    (check,) = deep.examine([(catalogue.CPU_ADAM, "cpu")])
+    (check,) = deep.examine([(catalogue.get("cpu_adam"), "cpu")])
     assert not check["ok"] and f"status {status}" in check["wrong"]
 
 

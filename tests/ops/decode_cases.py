@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from precast.ops import _decode_attention_reference as reference
-from precast.ops.decode_attention import WIDTHS
+from precast.ops.decode_attention import WIDTHS, reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)

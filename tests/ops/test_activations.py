@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _reference  # noqa: E402
+from precast.ops.activations import reference  # noqa: E402
 from tests.ops.tensors import layouts  # noqa: E402
 
 pytestmark = [
@@ -198,12 +198,12 @@ def test_forward_mode(name: str, grad_mode: bool, device: str) -> None:
 @pytest.mark.parametrize("kind", range(4))
 def test_the_reference_is_torchs(kind: int) -> None:
     x, grad = made(3, 10).double().requires_grad_(), made(3, 5, seed=1).double().requires_grad_()
-    torch.testing.assert_close(_reference.gated_activation(x, kind), by_torch(x, NAMES[kind]))
+    torch.testing.assert_close(reference.gated_activation(x, kind), by_torch(x, NAMES[kind]))
     right = torch.autograd.grad(by_torch(x, NAMES[kind]), x, grad)[0]
-    torch.testing.assert_close(_reference.gated_activation_backward(grad, x, kind), right)
+    torch.testing.assert_close(reference.gated_activation_backward(grad, x, kind), right)
     for function, inputs in (
-        (lambda x: _reference.gated_activation(x, kind), (x,)),
-        (lambda g, x: _reference.gated_activation_backward(g, x, kind), (grad, x)),
+        (lambda x: reference.gated_activation(x, kind), (x,)),
+        (lambda g, x: reference.gated_activation_backward(g, x, kind), (grad, x)),
     ):
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(function, inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import nn, ops  # noqa: E402
-from precast._builder.catalogue import DECODE_ATTENTION, KV_CACHE, ROTARY  # noqa: E402
+from precast._builder import descriptions  # noqa: E402
+from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._load.handover import op_name  # noqa: E402
-from precast.ops import _examples, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
+from precast.ops import _folders, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 
@@ -26,7 +26,8 @@ pytestmark = [
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
 LOW = torch.bfloat16
-ON_HEADS = tuple(op_name(schema) for family in (ROTARY, KV_CACHE, DECODE_ATTENTION) for schema in family.ops)
+LATE = [family for family in FAMILIES if family.late and len(family.devices) > 1]
+ON_HEADS = tuple(op_name(schema) for family in LATE for schema in family.ops)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 
@@ -38,7 +39,7 @@ def given(op: str, device: str, dtype: Any) -> tuple[Any, ...]:
             return value.to(device, dtype if value.is_floating_point() and value.dim() > kept else value.dtype)
         return value
 
-    return tuple(map(moved, _examples.arguments(op)))
+    return tuple(map(moved, _folders.arguments(op)))
 
 
 def tensors(values: Any) -> list[Any]:
@@ -132,8 +133,16 @@ def test_an_op_asks_for_one_dtype_under_autocast_too(device: str) -> None:
         ops.rms_norm(x, weight)
 
 
-def test_the_table_has_every_op() -> None:
-    rows = re.findall(r"^\| (`[^|]+`) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert named >= set(ops.__all__), f"docs/reference/autocast.md lacks {sorted(set(ops.__all__) - named)}"
-    assert all(hasattr(ops, name) or hasattr(nn, name) for name in named)
+def test_the_table_has_every_op(checkout: Path, pytestconfig: pytest.Config) -> None:
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names)} | {ours} | {torchs} |\n"
+        for names, ours, torchs in descriptions.autocast(checkout / "csrc")
+    ]
+    text = PAGE.read_text(encoding="utf-8")
+    head, rule, table = text.partition("on a GPU |\n| --- | --- | --- |\n")
+    written, modules, tail = table.partition("| `RMSNorm`, `LayerNorm` of")
+    if pytestconfig.getoption("--update-snapshots"):
+        PAGE.write_text(head + rule + "".join(rows) + modules + tail, encoding="utf-8")
+        return
+    assert written == "".join(rows), f"{PAGE.name} differs from the descriptions: --update-snapshots writes it"
+    assert {name for names, *_ in descriptions.autocast(checkout / "csrc") for name in names} == set(ops.__all__)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _decode_attention_reference as reference  # noqa: E402
+from precast.ops.decode_attention import reference  # noqa: E402
 from tests.ops.decode_cases import Case, assert_right, generated  # noqa: E402
 
 pytestmark = [

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _kv_cache_reference as reference  # noqa: E402
+from precast.ops.kv_cache import reference  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

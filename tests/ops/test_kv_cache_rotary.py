@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
-from precast.ops import _kv_cache_reference as reference  # noqa: E402
+from precast.ops.kv_cache import reference  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 from tests.ops.test_kv_cache import BLOCKS, DTYPES, LAYOUTS, SIZE, WAYS, caches, slots  # noqa: E402
 

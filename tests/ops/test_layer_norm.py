@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _reference  # noqa: E402
+from precast.ops.layer_norm import reference  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -37,7 +37,7 @@ def by_torch(x: Any, weight: Any = None, bias: Any = None, eps: float = EPS) -> 
 
 
 def exactly(x: Any, weight: Any = None, bias: Any = None, eps: float = EPS) -> Any:
-    return _reference.layer_norm(*wide(x, weight, bias), eps)
+    return reference.layer_norm(*wide(x, weight, bias), eps)
 
 
 def sizes(x: Any, weight: Any, bias: Any) -> Any:
@@ -83,7 +83,7 @@ def test_backward(dtype: Any, parameters: str, hidden: int, device: str, assert_
     ours = gradients(lambda x, weight, bias: ops.layer_norm(x, weight, bias, EPS))
     assert all(t.dtype == dtype for t in ours)
     wanted = (weight is not None, bias is not None)
-    exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
+    exact = reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
     g, x_wide, w = wide(grad, x, weight)
     scaled = (g if w is None else g * w).abs()
     deviation = x_wide - x_wide.mean(-1, keepdim=True)

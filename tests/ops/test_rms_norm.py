@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _reference  # noqa: E402
+from precast.ops.rms_norm import casting_code, reference  # noqa: E402
 from tests.ops.tensors import layouts, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -33,7 +33,7 @@ def by_torch(x: Any, weight: Any, casting: str = "none", eps: float = EPS) -> An
 
 
 def exactly(x: Any, weight: Any, casting: str = "none", eps: float = EPS) -> Any:
-    return _reference.rms_norm(x.double().cpu(), weight.double().cpu(), eps, _reference.CASTINGS[casting])
+    return reference.rms_norm(x.double().cpu(), weight.double().cpu(), eps, casting_code(casting))
 
 
 def same(ours: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad  # noqa: E402
 
 from precast import ops  # noqa: E402
-from precast.ops import _rotary_reference as reference  # noqa: E402
+from precast.ops.rotary import reference  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 
 pytestmark = [

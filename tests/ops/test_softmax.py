@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops import _softmax_reference as reference  # noqa: E402
+from precast.ops.softmax import reference  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

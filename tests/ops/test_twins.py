@@ -18,7 +18,7 @@ import precast  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._dispatch import namespace  # noqa: E402
 from precast._load.handover import op_name  # noqa: E402
-from precast.ops import _examples  # noqa: E402
+from precast.ops import _folders  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.triton]
 
@@ -76,7 +76,7 @@ def answers(op: str, args: list[Any]) -> tuple[list[Any], list[Any]]:
             (arg.double() if wide and arg.is_floating_point() else arg.clone()) if hasattr(arg, "dtype") else arg
             for arg in args
         ]
-        result = _examples.reference(op)(*given)
+        result = _folders.reference(op)(*given)
         found.append(given[:2] if result is None else list(result) if isinstance(result, tuple) else [result])
     return found[0], found[1]
 
@@ -96,7 +96,7 @@ def test_a_twin_refuses_what_its_op_refuses() -> None:
     x, weight = torch.randn(4, 8), torch.randn(7)
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):
         checks["rms_norm"](x, weight, 1e-6, 0)
-    assert TWINS - set(checks) == set(_examples.PLANNED) - {"optimize_again_"}  # a plan checks what it is made of
+    assert TWINS - set(checks) == {op for op in TWINS if _folders.is_planned(op)}  # a plan checks what it is made of
 
 
 STAND_IN = """
@@ -123,7 +123,7 @@ STAND_IN = """
     loaded = loader.ensure("rms_norm", "xpu")
     print("LOADED", loaded.host.kind, loaded.device, loaded.images, has_kernel())
     ops.define("multi_tensor")
-    loader.ensure("multi_tensor", "xpu")  # whose ops are defined only then
+    loader.ensure("multi_tensor", "xpu")
     print("LISTS", torch._C._dispatch_has_kernel_for_dispatch_key("precast::multi_tensor_step_", "XPU"))
     print("AGAIN", loader.ensure("rms_norm", "xpu") is loaded, loader.load("rms_norm", "xpu") is loaded)
     try:

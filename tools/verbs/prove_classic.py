@@ -25,7 +25,7 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Exact, TorchAbi, parse_torch_abi
 from precast._abi.version import TorchVersion
-from precast._builder import provenance
+from precast._builder import catalogue, descriptions, provenance
 from precast._builder.binaries import Made, check_ceilings, make_host, manifest
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
@@ -79,6 +79,7 @@ def _site(made: Made, folder: Path) -> Path:
     """A package folder as a wheel would install it, with this one library."""
     package = folder / "precast"
     shutil.copytree(ROOT / "pkg" / "precast", package, ignore=shutil.ignore_patterns("__pycache__", "build_info.json"))
+    (package / "_builder" / catalogue.GATHERED.name).write_text(descriptions.gathered(ROOT / "csrc"), encoding="utf-8")
     (package / "_C" / "host").mkdir()
     for file, library in made.host:
         shutil.copyfile(library, package / "_C" / file.path)

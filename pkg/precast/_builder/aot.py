@@ -20,7 +20,19 @@ from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
 from precast._abi.version import Release
-from precast._builder import catalogue, flags, headers, machine, matrix, packing, parts, provenance, toolchain
+from precast._builder import (
+    catalogue,
+    descriptions,
+    flags,
+    headers,
+    machine,
+    matrix,
+    packing,
+    parts,
+    provenance,
+    stubs,
+    toolchain,
+)
 from precast._builder.binaries import (
     Made,
     build_images,
@@ -116,6 +128,8 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
         check_promise(made, known, settings.label, toolchain.target_machine(settings), settings.only_torch)
     info = manifest(made, mode, settings.label or Label(""), root, settings.index_url)
     _place(made, package / "_C")
+    (package / "_builder" / catalogue.GATHERED.name).write_text(descriptions.gathered(root / "csrc"), encoding="utf-8")
+    stubs.write(package, catalogue.FOLDERS)
     (package / "_C").mkdir(parents=True, exist_ok=True)
     (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")
     (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")

@@ -1,12 +1,21 @@
-"""The one authored list of kernel families: their sources, their ops and the devices they serve.
+"""The kernel families: their sources, their ops, and the devices they serve.
 
-A family is what is compiled, shipped and loaded together. To add one: a folder in ``csrc``, an entry here, a module in
-``ops``, a test. Everything else (build, wheel, loader, doctor) walks this list.
+A family is what is compiled, shipped and loaded together. Nothing here knows one by name: they are described in
+``csrc/<folder>/family.toml``, and what walks them (build, wheel, loader, doctor) takes them from here. A wheel has all
+descriptions in one file; a checkout reads the tables themselves.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
 from precast._abi.value import value
+from precast.errors import KernelError
+
+GATHERED = Path(__file__).with_name("families.json")  # only in a wheel
 
 
 @value(frozen=True)
@@ -19,14 +28,36 @@ class Family:
     cpu: tuple[str, ...]
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
-    late: bool = False  # its ops wait for the import of precast.ops.<name>, and cost other first calls nothing
-    twins: tuple[str, ...] = ()  # device types on which Triton kernels (ops/_twins) stand in for what is refused
+    late: bool = False  # its ops are defined at the first use of its folder in precast.ops
+    twins: tuple[str, ...] = ()  # device types on which its Triton kernels stand in for what is refused
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Every file that is handed to a compiler for this family."""
         device = () if self.device is None else (self.device,)
         return (*device, *self.host, *self.cpu)
+
+
+@value(frozen=True)
+class Offer:
+    """A kernel loader that a folder's families are in; without ``extensions`` the folder joins another's."""
+
+    name: str
+    about: str = ""  # its docstring
+    extensions: str = ""  # what the names of its extensions begin with
+    machines: tuple[tuple[str, str], ...] = ()  # how such a name ends for CPU kernels of one machine, and the machine
+    aliases: tuple[tuple[str, str], ...] = ()  # former names of extensions
+
+
+@value(frozen=True)
+class Folder:
+    """The families of one folder, in ``csrc`` and ``precast/ops``, and the functions of ``precast.ops`` it gives."""
+
+    name: str
+    public: tuple[str, ...]
+    late: bool
+    loader: Offer | None
+    families: tuple[Family, ...]
 
 
 # What every host library holds besides its families: the C interface, the adapter to torch, the launch protocol.
@@ -42,252 +73,49 @@ COMMON_HOST: tuple[str, ...] = (
 # And what it holds for torch's classic C++ ABI in place of torch's own functions.
 CLASSIC_ADAPTER = "common/torch_classic.cpp"
 
-# What Triton compiles for; AMD's GPUs are "cuda" to torch.
-TRITON = ("cuda", "xpu")
 
-RMS_NORM = Family(
-    name="rms_norm",
-    device="rms_norm/device.cu",
-    host=("rms_norm/host.cpp",),
-    cpu=("rms_norm/cpu.cpp",),
-    ops=(
-        "rms_norm(Tensor x, Tensor weight, float eps, int casting) -> Tensor",
-        "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
-        "fused_add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, int casting) -> ()",
-    ),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
+def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
+    """The values of descriptions, as ``descriptions.read`` and the file of a wheel have them."""
+    return tuple(
+        Folder(
+            folder["name"],
+            tuple(folder["public"]),
+            folder["late"],
+            None if folder["loader"] is None else Offer(**_frozen(folder["loader"])),
+            tuple(Family(**_frozen(family)) for family in folder["families"]),
+        )
+        for folder in described
+    )
 
-# Apart from the forward, so that inference neither compiles nor loads it. It shares the CPU sources.
-RMS_NORM_BACKWARD = Family(
-    name="rms_norm_backward",
-    device="rms_norm/backward.cu",
-    host=("rms_norm/backward.cpp",),
-    cpu=("rms_norm/cpu.cpp",),
-    ops=(
-        "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps, int casting) -> (Tensor, Tensor)",
-        (
-            "fused_add_rms_norm_backward(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, float eps,"
-            " int casting) -> (Tensor, Tensor)"
-        ),
-    ),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
 
-ACTIVATIONS = Family(
-    name="activations",
-    device="activations/device.cu",
-    host=("activations/host.cpp",),
-    cpu=("activations/cpu.cpp",),
-    ops=("gated_activation(Tensor x, int kind) -> Tensor",),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
+def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The lists of JSON as the tuples of a value."""
+    return {name: _tuples(given) if isinstance(given, (list, tuple)) else given for name, given in values.items()}
 
-ACTIVATIONS_BACKWARD = Family(
-    name="activations_backward",
-    device="activations/backward.cu",
-    host=("activations/backward.cpp",),
-    cpu=("activations/cpu.cpp",),
-    ops=("gated_activation_backward(Tensor grad, Tensor x, int kind) -> Tensor",),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
 
-LAYER_NORM = Family(
-    name="layer_norm",
-    device="layer_norm/device.cu",
-    host=("layer_norm/host.cpp",),
-    cpu=("layer_norm/cpu.cpp",),
-    ops=("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
+def _tuples(given: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in given)
 
-LAYER_NORM_BACKWARD = Family(
-    name="layer_norm_backward",
-    device="layer_norm/backward.cu",
-    host=("layer_norm/backward.cpp",),
-    cpu=("layer_norm/cpu.cpp",),
-    ops=(
-        (
-            "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight, float eps, bool weight_grad, bool bias_grad)"
-            " -> (Tensor, Tensor, Tensor)"
-        ),
-    ),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
 
-CPU_ADAM = Family(
-    name="cpu_adam",
-    device=None,
-    host=("cpu_adam/host.cpp", "cpu_optim/lists.cpp"),
-    cpu=("cpu_optim/cpu.cpp",),
-    ops=(
-        (
-            "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
-            " Tensor(d!)[] copies, float lr, float beta1, float beta2, float eps, float weight_decay,"
-            " float bias_correction1, float bias_correction2, float grad_scale, bool decoupled, bool maximize) -> ()"
-        ),
-    ),
-    devices=("cpu",),
-)
+def _read() -> tuple[Folder, ...]:
+    try:
+        text = GATHERED.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        try:
+            from precast._builder import descriptions, sources
+        except ModuleNotFoundError as error:  # tomli, on Python 3.10
+            raise KernelError(
+                f"the kernel families of a checkout cannot be read\n"
+                f"  found   {error}\n"
+                f"  needed  tomli for Python 3.10; an installed wheel needs none\n"
+                f"  fix     1) pip install tomli"
+            ) from error
+        return folders_of(descriptions.read(sources.csrc_dir()))
+    return folders_of(json.loads(text))
 
-# Every optimizer on the CPU, all groups at once. It shares its sources with the one step of cpu_adam.
-CPU_OPTIM = Family(
-    name="cpu_optim",
-    device=None,
-    host=("cpu_optim/host.cpp", "cpu_optim/lists.cpp", "common/kind.cpp"),
-    cpu=("cpu_optim/cpu.cpp",),
-    ops=(
-        (
-            "optimize_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second,"
-            " Tensor(d!)[] third, Tensor(e!)[] steps, Tensor(f!)[] copies, Tensor(g!) plan, Tensor numbers,"
-            " float grad_scale, int rule) -> ()"
-        ),
-        "optimize_again_(Tensor(a!) plan, Tensor numbers, float grad_scale) -> bool",
-    ),
-    devices=("cpu",),
-    late=True,
-)
 
-SOFTMAX = Family(
-    name="softmax",
-    device="softmax/device.cu",
-    host=("softmax/host.cpp",),
-    cpu=("softmax/cpu.cpp",),
-    ops=(
-        "scaled_softmax(Tensor x, float scale) -> Tensor",
-        "scaled_masked_softmax(Tensor x, Tensor mask, float scale, float masked_value, bool uniform) -> Tensor",
-        "scaled_upper_triang_masked_softmax(Tensor x, float scale) -> Tensor",
-        "scaled_aligned_causal_softmax(Tensor x, float scale) -> Tensor",
-    ),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
-
-# One gradient for all four, from the result. It shares the CPU sources.
-SOFTMAX_BACKWARD = Family(
-    name="softmax_backward",
-    device="softmax/backward.cu",
-    host=("softmax/backward.cpp",),
-    cpu=("softmax/cpu.cpp",),
-    ops=("scaled_softmax_backward(Tensor grad, Tensor y, float scale, bool causal) -> Tensor",),
-    devices=("cpu", "cuda"),
-    twins=TRITON,
-)
-
-# Forward, gradient and gradient of the gradient are one op: back is the same with the sines' other sign.
-ROTARY = Family(
-    name="rotary",
-    device="rotary/device.cu",
-    host=("rotary/host.cpp",),
-    cpu=("rotary/cpu.cpp",),
-    ops=(
-        (
-            "rotary_embedding(Tensor query, Tensor? key, Tensor cos, Tensor sin, Tensor? positions, bool interleaved,"
-            " bool inverse) -> (Tensor, Tensor)"
-        ),
-        (
-            "rotary_embedding_(Tensor(a!) query, Tensor(b!)? key, Tensor cos, Tensor sin, Tensor? positions,"
-            " bool interleaved, bool inverse) -> ()"
-        ),
-    ),
-    devices=("cpu", "cuda"),
-    late=True,
-)
-
-# Optimizer steps over lists of tensors on the GPU. A plan is a number that stands for the tensors of a step: their
-# table on the device is written once, and again when one of them has moved.
-MULTI_TENSOR = Family(
-    name="multi_tensor",
-    device="multi_tensor/device.cu",
-    host=(
-        "multi_tensor/host.cpp",
-        "common/kind.cpp",
-        "multi_tensor/plan.cpp",
-        "multi_tensor/table.cpp",
-        "multi_tensor/lists.cpp",
-    ),
-    cpu=(),
-    ops=(
-        (
-            "multi_tensor_plan(Tensor[] params, Tensor[] grads, Tensor[] firsts, Tensor[] seconds, Tensor[] thirds,"
-            " Tensor[] copies, Tensor[] idle, Tensor layout) -> int"
-        ),
-        (
-            "multi_tensor_step_(int plan, Tensor[] grads, Tensor(a!) steps, Tensor groups, Tensor[] rates,"
-            " Tensor? found_inf, Tensor? grad_scale, float max_norm, int kind, int flags) -> int"
-        ),
-        "multi_tensor_forget(int plan, Tensor steps) -> ()",
-        "multi_tensor_l2norm(Tensor[] tensors) -> (Tensor, Tensor)",
-        (
-            "multi_tensor_axpby_(Tensor(a!)[] outs, Tensor[] xs, Tensor[] ys, float a, float b, Tensor? factor,"
-            " Tensor(b!)? found_inf) -> ()"
-        ),
-    ),
-    devices=("cuda",),
-    late=True,
-    twins=TRITON,
-)
-
-# Keys and values of tokens into a paged cache, in place.
-KV_CACHE = Family(
-    name="kv_cache",
-    device="kv_cache/device.cu",
-    host=("kv_cache/host.cpp",),
-    cpu=("rotary/cpu.cpp",),
-    ops=(
-        (
-            "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache,"
-            " Tensor slot_mapping) -> ()"
-        ),
-        (
-            "rotary_embedding_and_cache(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor cos, Tensor sin,"
-            " Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? positions, bool interleaved)"
-            " -> ()"
-        ),
-    ),
-    devices=("cpu", "cuda"),
-    late=True,
-)
-
-# Attention of up to sixteen tokens of each sequence over its keys and values in a paged cache. For inference.
-DECODE_ATTENTION = Family(
-    name="decode_attention",
-    device="decode_attention/device.cu",
-    host=("decode_attention/host.cpp",),
-    cpu=("decode_attention/cpu.cpp",),
-    ops=(
-        (
-            "paged_decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables,"
-            " Tensor lengths, float scale, int window, float softcap, Tensor? alibi_slopes, Tensor? sinks,"
-            " Tensor? key_scale, Tensor? value_scale) -> (Tensor, Tensor)"
-        ),
-    ),
-    devices=("cpu", "cuda"),
-    late=True,
-)
-
-FAMILIES = (
-    RMS_NORM,
-    RMS_NORM_BACKWARD,
-    LAYER_NORM,
-    LAYER_NORM_BACKWARD,
-    ACTIVATIONS,
-    ACTIVATIONS_BACKWARD,
-    SOFTMAX,
-    SOFTMAX_BACKWARD,
-    CPU_ADAM,
-    CPU_OPTIM,
-    ROTARY,
-    MULTI_TENSOR,
-    KV_CACHE,
-    DECODE_ATTENTION,
-)
+FOLDERS = _read()
+FAMILIES = tuple(family for folder in FOLDERS for family in folder.families)
 
 
 def get(name: str) -> Family:
@@ -296,3 +124,12 @@ def get(name: str) -> Family:
         if family.name == name:
             return family
     raise KeyError(f"no kernel family {name!r}; there are: {', '.join(family.name for family in FAMILIES)}")
+
+
+def folder_of(name: str) -> Folder:
+    """The folder of a family, of one of its ops or of a public function; KeyError for another name."""
+    for folder in FOLDERS:
+        ops = (schema.partition("(")[0] for family in folder.families for schema in family.ops)
+        if name in folder.public or name in ops or any(family.name == name for family in folder.families):
+            return folder
+    raise KeyError(f"no kernel family has {name!r}")

@@ -112,7 +112,12 @@ def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def source_digest(csrc: Path) -> str:
-    """The digest of everything that is ours under ``csrc``: what a manifest names the sources by."""
+    """The digest of everything that is ours under ``csrc``: what a manifest names the sources by.
+
+    That is what compilers read. The descriptions (``family.toml``) stay out of it: a wheel has them in another form,
+    which could not be compared, the families that a binary holds are in the manifest by name, and a new comment or a
+    new public function makes no binary stale.
+    """
     known = [path for path in csrc.rglob("*") if path.is_file() and path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
     ours = [path for path in known if path.relative_to(csrc).parts[0] != "torch_stable"]
     return digest_of(SourceFile(f"csrc/{path.relative_to(csrc)}", path, path.read_bytes()) for path in ours)

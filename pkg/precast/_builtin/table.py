@@ -1,17 +1,19 @@
 """The extensions that come with the package: one table of rows, and a class for each.
 
-A row says which loader an extension belongs to, its name, what it is made of, and the members of what it loads.
+A row says which loader an extension belongs to, its name, and what it is made of. Rows follow from what the families
+offer in their descriptions, and from what the older package's modules are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from precast._builder import catalogue
-from precast._builder.catalogue import Family
-from precast._builtin import flash_attention, public
+from precast._builder.catalogue import Family, Offer
+from precast._builtin import flash_attention
 from precast._builtin.families import (
     DeviceExtension,
     FamilyExtension,
@@ -20,9 +22,9 @@ from precast._builtin.families import (
     UnwrittenExtension,
 )
 from precast._builtin.twins import TwinExtension
-from precast.compat import inference
-from precast.compat import modules as compat
-from precast.compat.modules import Find, Members
+from precast.compat import loaders as older
+from precast.compat import modules
+from precast.compat.modules import Members
 from precast.extension.base import Extension
 from precast.extension.torch_reference import LOWEST
 
@@ -36,7 +38,7 @@ Builtin: TypeAlias = (
 _AFTER_A_TWIN = -1  # where a GPU has only Triton kernels, those come before the CPU's
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One extension. ``machine`` is as platform.machine() says it, None for any."""
 
@@ -44,67 +46,58 @@ class Row:
     name: str
     kind: Builtin
     families: tuple[Family, ...] = ()
-    members: Callable[[Find], Members] | None = None
+    folders: tuple[str, ...] = ()  # those of precast.ops that offer members
     machine: str | None = None
     place: int = 1  # its priority
 
+    @functools.cached_property
+    def members(self) -> Members:
+        """What the folders offer, then the older package's; imported by what is loaded, as it needs torch."""
+        from precast.ops import _folders
 
-def _merged(*parts: Callable[[Find], Members]) -> Callable[[Find], Members]:
-    return lambda find: {name: member for part in parts for name, member in part(find).items()}
-
-
-def _four(loader: str, stem: str, families: tuple[Family, ...], *members: Callable[[Find], Members]) -> tuple[Row, ...]:
-    """The kernels on the GPU, their Triton twins where there are any, the kernels on the CPU, and plain torch."""
-    kinds: tuple[tuple[str, Builtin, int], ...] = (
-        ("cuda", DeviceExtension, 1),
-        ("triton", TwinExtension, 0),
-        ("cpu", HostExtension, _AFTER_A_TWIN),
-        ("torch", ReferenceExtension, LOWEST),
-    )
-    made = _merged(*members)
-    has_twins = all(family.twins for family in families)
-    return tuple(
-        Row(loader, f"{stem}_{suffix}", kind, families, made, place=place)
-        for suffix, kind, place in kinds
-        if has_twins or kind is not TwinExtension
-    )
+        plain = self.kind is ReferenceExtension
+        found = [_folders.members(folder, plain=plain) for folder in self.folders]
+        found.append(older.members(self.loader, modules.reference if plain else modules.kernel))
+        return {name: member for one in found for name, member in one.items()}
 
 
-_ADAM = (catalogue.CPU_ADAM, catalogue.CPU_OPTIM)
-_RMS_NORM = (catalogue.RMS_NORM, catalogue.RMS_NORM_BACKWARD)
-_LAYER_NORM = (catalogue.LAYER_NORM, catalogue.LAYER_NORM_BACKWARD)
-_ACTIVATIONS = (catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD)
-_SOFTMAX = (catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD)
-_ROTARY = (catalogue.ROTARY,)
-_KV_CACHE = (catalogue.KV_CACHE, catalogue.DECODE_ATTENTION)
-_LISTS = (catalogue.MULTI_TENSOR,)
-_INFERENCE = (catalogue.RMS_NORM, catalogue.ACTIVATIONS)
-_CAUSAL = "scaled_upper_triangle_masked_softmax"
+def _rows(offer: Offer, families: tuple[Family, ...], folders: tuple[str, ...] = ()) -> Iterator[Row]:
+    """The kernels on the GPU, their Triton twins, the kernels on the CPU, as far as there are any, and plain torch."""
+    name, stem = offer.name, offer.extensions
+    if all("cuda" in family.devices for family in families):
+        yield Row(name, f"{stem}_cuda", DeviceExtension, families, folders)
+    if all(family.twins for family in families):
+        yield Row(name, f"{stem}_triton", TwinExtension, families, folders, place=0)
+    if all("cpu" in family.devices for family in families):
+        for suffix, machine in offer.machines:
+            yield Row(name, f"{stem}_{suffix}", HostExtension, families, folders, machine)
+        if not offer.machines:
+            yield Row(name, f"{stem}_cpu", HostExtension, families, folders, place=_AFTER_A_TWIN)
+    yield Row(name, f"{stem}_torch", ReferenceExtension, families, folders, place=LOWEST)
 
+
+def _of_families() -> Iterator[Row]:
+    """What the families offer. A folder that joins a loader comes after the one that describes it."""
+    offering = [(folder, folder.loader) for folder in catalogue.FOLDERS if folder.loader is not None]
+    for folder, offer in offering:
+        if offer.extensions:
+            joining = [other for other, to in offering if to.name == offer.name and not to.extensions]
+            joined = (folder, *joining)
+            families = tuple(family for one in joined for family in one.families)
+            yield from _rows(offer, families, tuple(one.name for one in joined))
+
+
+_OFFERED = tuple(_of_families())
 TABLE: tuple[Row, ...] = (
-    Row("CPUAdamLoader", "cpu_adam_x86", HostExtension, _ADAM, compat.adam, machine="x86_64"),
-    Row("CPUAdamLoader", "cpu_adam_arm", HostExtension, _ADAM, compat.adam, machine="aarch64"),
-    Row("CPUAdamLoader", "cpu_adam_torch", ReferenceExtension, _ADAM, compat.adam, place=LOWEST),
-    *_four("RMSNormLoader", "rms_norm", _RMS_NORM, compat.norms),
-    *_four("LayerNormLoader", "layer_norm", _LAYER_NORM, public.layer_norm, compat.layer_norm),
-    *_four("ActivationsLoader", "activations", _ACTIVATIONS, public.activations),
-    *_four("SoftmaxLoader", "softmax", _SOFTMAX, public.softmax),
-    *_four("RotaryLoader", "rotary", _ROTARY, public.rotary),
-    *_four("KVCacheLoader", "kv_cache", _KV_CACHE, public.kv_cache),
-    # The modules of the loader that this one stands in for, with its functions.
-    *_four("ScaledMaskedSoftmaxLoader", "scaled_masked_softmax", _SOFTMAX, compat.masked_softmax),
-    *_four("ScaledUpperTriangleMaskedSoftmaxLoader", _CAUSAL, _SOFTMAX, compat.causal_softmax),
-    *_four("InferenceOpsLoader", "inference_ops", _INFERENCE, inference.members),
+    *_OFFERED,
+    # The modules of the package that this one stands in for, with its functions.
+    *(row for offer, names in older.OFFERS for row in _rows(offer, tuple(map(catalogue.get, names)))),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
-    Row("FusedOptimizerLoader", "fused_optim_cuda", DeviceExtension, _LISTS, compat.multi_tensor),
-    Row("FusedOptimizerLoader", "fused_optim_triton", TwinExtension, _LISTS, compat.multi_tensor, place=0),
-    Row("FusedOptimizerLoader", "fused_optim_torch", ReferenceExtension, _LISTS, compat.multi_tensor, place=LOWEST),
 )
 
 
 def _make(row: Row) -> Builtin:
     """The class of a row."""
-    find = compat.reference if issubclass(row.kind, ReferenceExtension) else compat.kernel
     words = "".join(part.title() for part in row.name.split("_"))
     attributes = {
         "__module__": __name__,
@@ -113,7 +106,7 @@ def _make(row: Row) -> Builtin:
         "families": row.families,
         "machine": row.machine,
         "place": row.place,
-        "members": row.members(find) if row.members is not None else {},
+        "members": property(lambda _: row.members),
     }
     made: Builtin = type(f"{words}Extension", (row.kind,), attributes)
     return made
@@ -140,13 +133,6 @@ def names_of(loader: str) -> list[str]:
 
 
 def main_rows() -> tuple[type[FamilyExtension], ...]:
-    """Of the extensions that have kernels those of the first loader for their families: each kernel once."""
-    seen: set[tuple[str, str, str | None]] = set()
-    found: list[type[FamilyExtension]] = []
-    for cls in BUILTIN:
-        key = (cls.device, "+".join(family.name for family in cls.families), cls.machine)
-        if not issubclass(cls, FamilyExtension) or key in seen or cls.families == _INFERENCE:
-            continue
-        seen.add(key)
-        found.append(cls)
-    return tuple(found)
+    """The extensions that have kernels, of the loaders that families offer to: each kernel once."""
+    offered = BUILTIN[: len(_OFFERED)]
+    return tuple(cls for cls in offered if issubclass(cls, FamilyExtension))

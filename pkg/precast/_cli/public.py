@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import precast
+from precast._builder import catalogue
 from precast._builder.catalogue import FAMILIES
 from precast._load import handover
 
-ROOMS = ("precast.ops", "precast.optim", "precast.nn")
+OPS = "precast.ops"
+ROOMS = (OPS, "precast.optim", "precast.nn")
 _FOLLOWED = (*ROOMS, "precast.compat.modules")
 _FOLDER = Path(precast.__file__).resolve().parent
+_FOLDERS = {name: folder for folder in catalogue.FOLDERS for name in folder.public}
 _OPS = {handover.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
 
 
@@ -29,17 +32,13 @@ class _Module:
     definitions: Mapping[str, ast.stmt]
     imports: Mapping[str, tuple[str, str]]  # local name: module, and the name in it
 
-    @property
-    def strings(self) -> Iterator[str]:
-        """Every string in the definitions."""
-        for definition in self.definitions.values():
-            yield from _strings(definition)
-
 
 @functools.cache
 def families_of(name: str) -> tuple[str, ...]:
     """The families that a call of a public name, or of its gradient, may load; in the catalogue's order."""
-    wanted = {_OPS[op] for op in _ops_of(rooms()[name], name)}
+    wanted = {_OPS[op] for op in _follow(rooms()[name], name, set())}
+    if not wanted:  # a helper that calls no op belongs to the families of its folder
+        wanted = {family.name for family in _FOLDERS[name].families}
     return tuple(family.name for family in FAMILIES if family.name in wanted)
 
 
@@ -50,20 +49,15 @@ def rooms() -> Mapping[str, str]:
 
 
 def exported(module: str) -> tuple[str, ...]:
-    """The ``__all__`` of a module."""
+    """The ``__all__`` of a module; that of ``precast.ops`` follows from the descriptions."""
+    if module == OPS:
+        return tuple(sorted(_FOLDERS))
     return tuple(_strings(_read(module).definitions["__all__"]))
 
 
-def _ops_of(room: str, name: str) -> set[str]:
-    """The ops that a name calls; for a helper that calls none, those of the module it is in."""
-    found = _follow(room, name, set())
-    if not found:
-        module, _ = _read(room).imports[name]
-        found = set(_read(module).strings) & _OPS.keys()
-    return found
-
-
 def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> set[str]:
+    if module == OPS and name in _FOLDERS:
+        module = f"{OPS}.{_FOLDERS[name].name}"
     if (module, name) in seen or not module.startswith(_FOLLOWED):
         return set()
     seen.add((module, name))

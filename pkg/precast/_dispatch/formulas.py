@@ -16,7 +16,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from torch.overrides import has_torch_function
 
 from precast._dispatch import namespace
 from precast._load.handover import NAMESPACE
+
+if TYPE_CHECKING:
+    from precast._dispatch.sharding import Rule
 
 # The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
 # excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
@@ -47,6 +51,32 @@ def _bumps_many() -> bool:
 
 _BUMPS_MANY = _bumps_many()  # torch 2.4 does not
 
+RULES: dict[str, Rule] = {}  # of each op: how it is split over a device mesh
+
+
+def refused(*_: Any) -> Any:
+    """The sharding rule of an op that has none: an error says so."""
+
+
+def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
+    """The sharding rule of an op over rows; ``sharding.over_rows`` says what it means."""
+
+    def rule(x: Any, *args: Any) -> Any:
+        from precast._dispatch import sharding  # only for a DTensor
+
+        return sharding.over_rows(x, kept, args, results, sums)
+
+    return rule
+
+
+def late(module: Callable[[], ModuleType], name: str) -> Callable[..., Any]:
+    """A function of a module that is imported when the function is called: a first call needs no reference."""
+
+    def call(*args: Any) -> Any:
+        return getattr(module(), name)(*args)
+
+    return call
+
 
 def register(
     name: str,
@@ -55,23 +85,27 @@ def register(
     result: Callable[..., Any],
     reference: Callable[..., Any],
     gradient: Callable[..., Any] | None = None,
+    sharding: Rule | None = refused,
 ) -> torch._ops.OpOverload:
     """Registers the formulas of one op, each called with the arguments of its schema, and returns the op.
 
     ``check`` raises on inputs that no kernel takes; ``result`` makes an uninitialised result; ``reference`` computes it
     in differentiable torch ops, and answers wherever a tangent or a transform is present; ``gradient`` records reverse
     mode (it is called with what computes below autograd first), or is None when the reference does that too.
+    ``sharding`` is the rule for DTensors; with None torch's own error names the op.
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
     namespace.CHECKS[name] = check
+    if sharding is not None:
+        RULES[name] = sharding
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
         if "torch.distributed.tensor" in sys.modules:  # a DTensor may be behind this call
-            from precast.ops import _sharding
+            from precast._dispatch.sharding import register_once
 
-            _sharding.register_once(name)
+            register_once(name)
         check(*args)
         return result(*args)
 

@@ -7,9 +7,8 @@ the keys: those of 8 bits are refused.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from precast.compat import modules as compat
 from precast.compat.modules import Find, Members
@@ -37,7 +36,6 @@ def members(find: Find) -> Members:
         """Rotates the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
         import torch
 
-        importlib.import_module("precast.ops.rotary")  # which defines the op: no other first call pays for it
         with torch.no_grad():
             find("rotary_embedding_")(query, key, *_halves(query, cos, sin), None, False, False)
 
@@ -51,9 +49,9 @@ def members(find: Find) -> Members:
         is_prompts: bool,
     ) -> None:
         """Fills ``cos`` and ``sin`` with the caches' rows: of all tokens of prompts, else of each sequence's last."""
-        rows = importlib.import_module("precast.ops.rotary").get_cos_and_sin(
-            sequence_lengths, cos_cache, sin_cache, is_prompts=is_prompts, tokens=cos.shape[0]
-        )
+        from precast import ops
+
+        rows = ops.get_cos_and_sin(sequence_lengths, cos_cache, sin_cache, is_prompts=is_prompts, tokens=cos.shape[0])
         for given, found in zip((cos, sin), rows, strict=True):
             given.copy_(found)
 
@@ -84,7 +82,7 @@ def _caches(find: Find) -> Members:
 
         slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
         with torch.no_grad():
-            _op(find, "reshape_and_cache")(key, value, key_cache, value_cache, slots)
+            find("reshape_and_cache")(key, value, key_cache, value_cache, slots)
 
     def context_kv_cache_memcpy(
         key: Tensor,
@@ -101,7 +99,7 @@ def _caches(find: Find) -> Members:
 
         slots = _slots_of_packed(key, key_cache, sequence_lengths, cu_seqlens, block_tables)
         with torch.no_grad():
-            _op(find, "reshape_and_cache")(key, value, key_cache, value_cache, slots)
+            find("reshape_and_cache")(key, value, key_cache, value_cache, slots)
 
     def rotary_embedding_and_cache_copy(
         query: Tensor,
@@ -121,9 +119,7 @@ def _caches(find: Find) -> Members:
         slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
         tables = _halves(query, cos, sin)
         with torch.no_grad():
-            _op(find, "rotary_embedding_and_cache")(
-                query, key, value, *tables, key_cache, value_cache, slots, None, False
-            )
+            find("rotary_embedding_and_cache")(query, key, value, *tables, key_cache, value_cache, slots, None, False)
 
     return {
         "decode_kv_cache_memcpy": decode_kv_cache_memcpy,
@@ -157,7 +153,6 @@ def _attention(find: Find) -> Callable[..., None]:
 
         if block_size != _block_size(key_cache):
             raise ValueError(f"block_size is {block_size} and the caches have blocks of {_block_size(key_cache)}")
-        importlib.import_module("precast.ops.decode_attention")  # which defines the op
         slopes = None if alibi_slopes is None else alibi_slopes.float()
         options = (scale, 0, 0.0, slopes, None, None, None)
         with torch.no_grad():
@@ -180,11 +175,6 @@ def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name t
         tensor.view(torch.float8_e5m2) if tensor.dtype == torch.uint8 else tensor for tensor in (input, output)
     )
     made.copy_(given)
-
-
-def _op(find: Find, name: str) -> Callable[..., Any]:
-    importlib.import_module("precast.ops.kv_cache")  # which defines them: no other first call pays for it
-    return find(name)
 
 
 def _halves(query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

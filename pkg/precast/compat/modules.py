@@ -6,7 +6,6 @@ same formulas in plain torch. Both are reached by name: this room is below ``pre
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,19 +33,9 @@ def kernel(name: str) -> Callable[..., Any]:
 
 def reference(name: str) -> Callable[..., Any]:
     """The same in plain torch, on any device."""
-    for module in (
-        "precast.ops._reference",
-        "precast.ops._softmax_reference",
-        "precast.ops._rotary_reference",
-        "precast.ops._kv_cache_reference",
-        "precast.ops._decode_attention_reference",
-    ):
-        found = getattr(importlib.import_module(module), name, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-    if name == "scaled_upper_triang_masked_softmax":  # of a square, where both corners are one
-        return reference("scaled_aligned_causal_softmax")
-    raise AttributeError(f"there is no reference for {name}")
+    from precast.ops import _folders
+
+    return _folders.reference(name)
 
 
 class CPUAdamOptimizer:
@@ -273,10 +262,6 @@ def _softmax_backward(find: Find, causal: bool) -> Callable[..., Tensor]:
 def multi_tensor(find: Find) -> Members:
     """``multi_tensor_scale`` and ``multi_tensor_l2norm``; the steps are ``precast.optim.FusedAdam`` and its like."""
 
-    def op(name: str) -> Callable[..., Any]:
-        importlib.import_module("precast.ops.multi_tensor")  # which defines them: no other first call pays for it
-        return find(name)
-
     def multi_tensor_scale(
         chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float
     ) -> None:
@@ -286,7 +271,7 @@ def multi_tensor(find: Find) -> Members:
         xs, outs = (list(tensors) for tensors in tensor_lists)
         found = torch.zeros((), dtype=torch.float32, device=noop_flag.device)
         with torch.no_grad():
-            op("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
+            find("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
             noop_flag.copy_(torch.maximum(noop_flag.float(), found))
 
     def multi_tensor_l2norm(
@@ -296,7 +281,7 @@ def multi_tensor(find: Find) -> Members:
         import torch
 
         with torch.no_grad():
-            total, squares = op("multi_tensor_l2norm")(list(tensor_lists[0]))
+            total, squares = find("multi_tensor_l2norm")(list(tensor_lists[0]))
         return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
 
     return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from precast import ops
-from precast.ops.softmax import FullyMasked
+from precast.ops.softmax import FullyMasked, scaled_aligned_causal_softmax, scaled_masked_softmax, scaled_softmax
 
 
 class FusedScaleMaskSoftmax(torch.nn.Module):
@@ -50,13 +49,13 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         """The softmax of ``scale * x``; ``mask`` is bool or uint8, not zero where masked, and may be broadcast."""
         if mask is None:
             if self.causal:
-                return ops.scaled_aligned_causal_softmax(x, self.scale)
-            return ops.scaled_softmax(x, self.scale)
+                return scaled_aligned_causal_softmax(x, self.scale)
+            return scaled_softmax(x, self.scale)
         if self.causal:
             queries, columns = x.shape[-2:]
             behind = torch.ones(queries, columns, dtype=torch.bool, device=x.device).triu(columns - queries + 1)
             mask = (mask != 0) | behind
-        return ops.scaled_masked_softmax(
+        return scaled_masked_softmax(
             x, mask, self.scale, masked_value=self.masked_value, fully_masked=self.fully_masked
         )
 

@@ -162,7 +162,7 @@ class EmulatedLists:
     """The emulated ops over lists of tensors, and what they launched."""
 
     def __init__(self, path: Path) -> None:
-        self._library = Emulated(path, [catalogue.MULTI_TENSOR])
+        self._library = Emulated(path, [catalogue.get("multi_tensor")])
         self.ops = self._library.ops
 
     def launched(self) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
-from precast.ops import _reference  # noqa: E402
+from precast.ops.activations import reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated, unaligned  # noqa: E402
 
@@ -24,7 +24,7 @@ KINDS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul"]  #
 
 @pytest.fixture(scope="module")
 def gpu(emulated_activations: Path) -> Emulated:
-    return Emulated(emulated_activations, [catalogue.ACTIVATIONS, catalogue.ACTIVATIONS_BACKWARD])
+    return Emulated(emulated_activations, [catalogue.get("activations"), catalogue.get("activations_backward")])
 
 
 made = functools.partial(emulated.made, scale=2.0)
@@ -32,10 +32,10 @@ made = functools.partial(emulated.made, scale=2.0)
 
 def assert_forward(ours: Any, x: Any, kind: int) -> None:
     """Within one unit in the last place of the rounded activation's product, which torch computes as well."""
-    torchs = _reference.gated_activation(x, kind)
+    torchs = reference.gated_activation(x, kind)
     assert ours.shape == torchs.shape and ours.dtype == torchs.dtype
     assert ours.is_contiguous()
-    exact = _reference.gated_activation(x.double(), kind)
+    exact = reference.gated_activation(x.double(), kind)
     error, theirs = (ours.double() - exact).abs(), (torchs.double() - exact).abs()
     unit = torch.finfo(x.dtype).eps * exact.abs() * (8 if x.dtype == torch.float32 else 1)
     if ours.numel() > 0:
@@ -43,10 +43,10 @@ def assert_forward(ours: Any, x: Any, kind: int) -> None:
 
 
 def assert_backward(ours: Any, grad: Any, x: Any, kind: int) -> None:
-    exact = _reference.gated_activation_backward(grad.double(), x.double(), kind)
+    exact = reference.gated_activation_backward(grad.double(), x.double(), kind)
     assert ours.shape == x.shape and ours.dtype == x.dtype
     assert ours.is_contiguous()
-    gate, factor = _reference._halves(x.double(), kind)
+    gate, factor = reference._halves(x.double(), kind)
     # What is added up for a slope is about 1, and a unit of float32 of it stays where the slope is next to nothing.
     terms = torch.maximum(grad.double().abs() * factor.abs(), grad.double().abs() * gate.abs()).repeat(
         *([1] * (x.dim() - 1)), 2

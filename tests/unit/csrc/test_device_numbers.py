@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _reference  # noqa: E402
+from precast.ops.rms_norm import reference  # noqa: E402
 from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -71,7 +71,7 @@ def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, cast
     gpu.launches()
     y = gpu.ops.rms_norm(x, weight, EPS, casting)
     assert gpu.launches() == launch
-    exact = _reference.rms_norm(*wide(x, weight), EPS, casting)
+    exact = reference.rms_norm(*wide(x, weight), EPS, casting)
     assert_close(y, exact, 2.0 if casting == 1 else 0.51, floor=2e-6)
 
 
@@ -101,7 +101,7 @@ IN_PLACE = {
 def test_add(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, casting: int, in_place: bool) -> None:
     x, residual, weight = made(*shape, dtype=dtype), made(*shape, dtype=dtype, seed=1), made(shape[-1], dtype=dtype)
     total = x + residual
-    exact = _reference.rms_norm(*wide(total, weight), EPS, casting)
+    exact = reference.rms_norm(*wide(total, weight), EPS, casting)
     gpu.launches()
     if in_place:
         gpu.ops.fused_add_rms_norm_(x, residual, weight, EPS, casting)
@@ -147,10 +147,10 @@ def test_backward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, cas
     if fused:
         grad_sum = made(*shape, dtype=dtype, seed=3)
         ours = gpu.ops.fused_add_rms_norm_backward(grad, grad_sum, x, weight, EPS, casting)
-        exact = _reference.fused_add_rms_norm_backward(*wide(grad, grad_sum, x, weight), EPS, casting)
+        exact = reference.fused_add_rms_norm_backward(*wide(grad, grad_sum, x, weight), EPS, casting)
     else:
         ours = gpu.ops.rms_norm_backward(grad, x, weight, EPS, casting)
-        exact = _reference.rms_norm_backward(*wide(grad, x, weight), EPS, casting)
+        exact = reference.rms_norm_backward(*wide(grad, x, weight), EPS, casting)
     assert gpu.launches() == launch
     assert_close(ours[0], exact[0], 0.51, floor=5e-6)
     assert_close(ours[1], exact[1], 0.51, floor=2e-5)
@@ -168,7 +168,7 @@ def test_unaligned_rows_go_through_the_general_kernel(gpu: Any, dtype: Any) -> N
     gpu.launches()
     y = gpu.ops.rms_norm(x, weight, EPS, 0)
     assert gpu.launches() == f"rms_norm_{NAMES[dtype]}_any<3,128x1>"
-    assert_close(y, _reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
+    assert_close(y, reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
     assert_close(gpu.ops.rms_norm(x.contiguous().clone(), unaligned(weight), EPS, 0), y.double(), 1.0)
 
 
@@ -178,7 +178,7 @@ def test_strided_rows_are_read_where_they_lie(gpu: Any) -> None:
     for x in (wide_rows[..., :64], wide_rows[..., 1:65], wide_rows.transpose(0, 1)[..., :64], wide_rows[:1, :1, 16:80]):
         y = gpu.ops.rms_norm(x, weight, EPS, 0)
         assert y.is_contiguous()
-        assert_close(y, _reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
+        assert_close(y, reference.rms_norm(*wide(x, weight), EPS, 0), 0.51)
 
 
 def test_in_place_beside_each_other(gpu: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
-from precast.ops import _kv_cache_reference as reference  # noqa: E402
+from precast.ops.kv_cache import reference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -24,7 +24,7 @@ class Emulated:
 
     def __init__(self, path: Path) -> None:
         self.library = torch.library.Library("precast_emulated_kv_cache", "DEF")
-        for schema in catalogue.KV_CACHE.ops:
+        for schema in catalogue.get("kv_cache").ops:
             self.library.define(schema)
         self.c = ctypes.CDLL(str(path))
         self.c.emulated_launches.restype = ctypes.c_char_p

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _reference  # noqa: E402
+from precast.ops.layer_norm import reference  # noqa: E402
 from tests.unit.csrc.emulated import made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -66,7 +66,7 @@ def test_forward(gpu: Any, dtype: Any, shape: tuple[int, ...], launch: str, para
     gpu.launches()
     y = gpu.ops.layer_norm(x, weight, bias, EPS)
     assert gpu.launches() == launch
-    assert_close(y, _reference.layer_norm(*wide(x, weight, bias), EPS))
+    assert_close(y, reference.layer_norm(*wide(x, weight, bias), EPS))
 
 
 BACKWARD = [
@@ -117,7 +117,7 @@ def test_backward(
         block = "2x256" if shape[-1] < 1024 else "4x128" if shape[-1] < 4096 else "8x64"
         launch += f" layer_norm_backward_columns<{columns}{'x2' if all(wanted) else ''},{block}>"
     assert gpu.launches() == launch
-    exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
+    exact = reference.layer_norm_backward(*wide(grad, x, weight), EPS, *wanted)
     # A row of one element: r is large, and the terms of its gradient cancel.
     assert_close(ours[0], exact[0], floor=5e-6 if shape[-1] > 1 else 1e-4)
     for one, right in zip(ours[1:], exact[1:], strict=True):
@@ -129,7 +129,7 @@ def test_backward(
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_unaligned_tensors_go_through_the_general_kernel(gpu: Any, dtype: Any) -> None:
     x, weight, bias = made(3, 512, dtype=dtype), made(512, dtype=dtype, seed=1), made(512, dtype=dtype, seed=2)
-    exact = _reference.layer_norm(*wide(x, weight, bias), EPS)
+    exact = reference.layer_norm(*wide(x, weight, bias), EPS)
     for args in ((unaligned(x), weight, bias), (x, unaligned(weight), bias), (x, weight, unaligned(bias))):
         gpu.launches()
         y = gpu.ops.layer_norm(*args, EPS)
@@ -143,9 +143,9 @@ def test_strided_rows_are_read_where_they_lie(gpu: Any) -> None:
     for x in (rows[..., :64], rows[..., 1:65], rows.transpose(0, 1)[..., :64], rows[:1, :1, 16:80]):
         y = gpu.ops.layer_norm(x, weight, bias, EPS)
         assert y.is_contiguous()
-        assert_close(y, _reference.layer_norm(*wide(x, weight, bias), EPS))
+        assert_close(y, reference.layer_norm(*wide(x, weight, bias), EPS))
         ours = gpu.ops.layer_norm_backward(x, x, weight, EPS, True, True)
-        exact = _reference.layer_norm_backward(*wide(x, x, weight), EPS, True, True)
+        exact = reference.layer_norm_backward(*wide(x, x, weight), EPS, True, True)
         for one, right in zip(ours, exact, strict=True):
             assert_close(one, right, floor=2e-5)
 
@@ -185,7 +185,7 @@ def test_equal_numbers_whose_squares_are_infinite(gpu: Any, dtype: Any) -> None:
     x, grad, weight = torch.full((2, 128), 3e20, dtype=dtype), made(2, 128, dtype=dtype), made(128, dtype=dtype, seed=1)
     assert not gpu.ops.layer_norm(x, weight, None, EPS).any()
     ours = gpu.ops.layer_norm_backward(grad, x, weight, EPS, True, True)
-    exact = _reference.layer_norm_backward(*wide(grad, x, weight), EPS, True, True)
+    exact = reference.layer_norm_backward(*wide(grad, x, weight), EPS, True, True)
     assert_close(ours[0], exact[0], floor=2e-4)  # r is 316
     assert not ours[1].any()
     assert_close(ours[2], exact[2])
@@ -193,7 +193,7 @@ def test_equal_numbers_whose_squares_are_infinite(gpu: Any, dtype: Any) -> None:
 
 def test_a_large_mean_costs_no_more_than_its_own_rounding(gpu: Any) -> None:
     x = made(3, 4096) + 1e4
-    exact = _reference.layer_norm(x.double(), None, None, EPS)
+    exact = reference.layer_norm(x.double(), None, None, EPS)
     assert (gpu.ops.layer_norm(x, None, None, EPS) - exact).abs().max() < 1e4 * 2**-23
 
 

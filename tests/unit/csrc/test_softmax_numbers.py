@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
-from precast.ops import _softmax_reference as reference  # noqa: E402
+from precast.ops.softmax import reference  # noqa: E402
 from tests.unit.csrc import emulated  # noqa: E402
 from tests.unit.csrc.emulated import Emulated  # noqa: E402
 
@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 @pytest.fixture(scope="module")
 def gpu(emulated_softmax: Path) -> Emulated:
-    return Emulated(emulated_softmax, [catalogue.SOFTMAX, catalogue.SOFTMAX_BACKWARD])
+    return Emulated(emulated_softmax, [catalogue.get("softmax"), catalogue.get("softmax_backward")])
 
 
 made = functools.partial(emulated.made, scale=3.0)

@@ -15,7 +15,7 @@ from tests.unit.csrc_cpu.tensors import Lists, assert_same_bits, copied
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _reference  # noqa: E402
+from precast.ops.cpu_optim import reference as formulas  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -75,7 +75,7 @@ def test_each_of_50_steps_is_within_1e_6_of_float64(optim_levels: Any, level: st
         for grad in lists[GRAD]:
             grad.copy_(torch.randn(grad.shape, generator=torch.Generator().manual_seed(number)))
         exact = [[t.double() for t in tensors] for tensors in lists]
-        step(rule, exact, count=float(number), op=_reference.optimize_)
+        step(rule, exact, count=float(number), op=formulas.optimize_)
         before = copied(lists)
         step(rule, lists, count=float(number))
         for which in (PARAM, *(STATE + state for state in RULES[rule][1])):
@@ -144,7 +144,7 @@ def test_denormal_gradients_are_not_flushed(optim_levels: Any, level: str, rule:
         [torch.full_like(t, 2e-39) if i == GRAD else torch.zeros_like(t) for t in tensors]
         for i, tensors in enumerate(made(rule, (20,)))
     ]
-    exact = step(rule, [[t.double() for t in tensors] for tensors in lists], scale=1.0, op=_reference.optimize_)
+    exact = step(rule, [[t.double() for t in tensors] for tensors in lists], scale=1.0, op=formulas.optimize_)
     step(rule, lists, scale=1.0)
     for which in (PARAM, *(STATE + state for state in RULES[rule][1] if state == 0)):
         torch.testing.assert_close(lists[which][0].double(), exact[which][0], rtol=1e-5, atol=2e-45)

@@ -12,7 +12,7 @@ from tests.unit.csrc_cpu.conftest import LEVELS, _levels_of
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _rotary_reference as reference  # noqa: E402
+from precast.ops.rotary import reference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

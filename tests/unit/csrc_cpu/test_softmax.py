@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _softmax_reference as reference  # noqa: E402
+from precast.ops.softmax import reference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

@@ -153,16 +153,16 @@ from precast._builder import catalogue
 from precast._dispatch import namespace
 from precast._load import handover
 from precast.errors import KernelIncompatible
-for family in (catalogue.RMS_NORM, catalogue.CPU_ADAM):
+for family in (catalogue.get("rms_norm"), catalogue.get("cpu_adam")):
     with namespace.family(family.name):
         pass
-handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
+handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CPU")
 theirs = torch.library.Library("precast", "IMPL")
 theirs.impl("rms_norm", lambda x, *_: x, "CPU")
-handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CUDA")
-handover.refuse_foreign_kernels(catalogue.CPU_ADAM, "CPU")
+handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CUDA")
+handover.refuse_foreign_kernels(catalogue.get("cpu_adam"), "CPU")
 try:
-    handover.refuse_foreign_kernels(catalogue.RMS_NORM, "CPU")
+    handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CPU")
 except KernelIncompatible as error:
     print(error)
 """
@@ -200,7 +200,7 @@ from precast._dispatch import namespace
 from precast._load import handover
 from precast.errors import KernelUnavailable
 try:
-    handover.formulas_of(catalogue.RMS_NORM)
+    handover.formulas_of(catalogue.get("rms_norm"))
 except KernelUnavailable as error:
     print(error)
 try:
@@ -209,12 +209,12 @@ try:
 except ZeroDivisionError:
     pass
 try:
-    handover.formulas_of(catalogue.RMS_NORM)
+    handover.formulas_of(catalogue.get("rms_norm"))
 except KernelUnavailable as error:
     print(error)
 with namespace.family("cpu_adam"):
     pass
-assert handover.formulas_of(catalogue.CPU_ADAM).library is namespace.library()
+assert handover.formulas_of(catalogue.get("cpu_adam")).library is namespace.library()
 """
     )
     assert said.count("the kernels of rms_norm cannot be registered before its ops are defined") == 2

@@ -1,0 +1,87 @@
+"""The descriptions of the kernel families, ``csrc/<folder>/family.toml``, read as strictly as ``matrix.toml``.
+
+Only a checkout reads them, and a build, which gathers them into the one file that an installed package reads.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from precast._builder.tables import MatrixError, Table, read_toml
+
+NAME = "family.toml"
+DEVICES = ("cpu", "cuda", "xpu")
+
+
+def read(csrc: Path) -> list[dict[str, Any]]:
+    """Plain values of every folder that has a description, sorted by name; MatrixError names the place of a mistake."""
+    found = [_folder(path) for path in sorted(csrc.glob(f"*/{NAME}"))]
+    families = [family["name"] for folder in found for family in folder["families"]]
+    names = [name for folder in found for name in folder["public"]]
+    for what, given in (("family", families), ("public function", names)):
+        for name in given:
+            if given.count(name) > 1:
+                raise MatrixError(f"{csrc}: two descriptions have a {what} {name!r}")
+    return found
+
+
+def gathered(csrc: Path) -> str:
+    """All of them as the JSON of a wheel: tomllib takes longer than a first call has, and Python 3.10 has none."""
+    return json.dumps(read(csrc), indent=1) + "\n"
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    table = Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}")
+    _autocast(table)
+    public, late = table.texts("public"), table.maybe("late", bool) or False
+    if late and path.parent.name in public:  # the import of the module would hide the function
+        raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
+    offer = _offer(table.table("loader")) if "loader" in table.values else None
+    families = table.table("family")
+    described = [_family(name, families.table(name), path.parent.parent, late) for name in list(families.values)]
+    table.finish()
+    return {"name": path.parent.name, "public": public, "late": late, "loader": offer, "families": described}
+
+
+def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
+    """For the docs: the functions of each folder, what they do under autocast, and what torch's own do there."""
+    tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
+    return [(table.texts("public"), *words) for table in tables if (words := _autocast(table))[0]]
+
+
+def _autocast(table: Table) -> tuple[str, str]:
+    """Needed where there are public functions."""
+    if not table.values.get("public", True):
+        return "", ""
+    inner = table.table("autocast")
+    found = inner.take("ours", str), inner.take("torch", str)
+    inner.finish()
+    return found
+
+
+def _family(name: str, table: Table, csrc: Path, late: bool) -> dict[str, Any]:
+    device, host, ops = table.maybe("device", str), table.texts("host"), table.texts("ops")
+    cpu, twins = (table.texts(key) if key in table.values else () for key in ("cpu", "triton"))
+    devices = table.texts("devices")
+    table.finish()
+    for source in filter(None, (device, *host, *cpu)):
+        if not (csrc / source).is_file():
+            raise MatrixError(f"{table.where}: there is no {source} in csrc")
+    for kind in (*devices, *twins):
+        if kind not in DEVICES:
+            raise MatrixError(f"{table.where}: there is no device {kind!r}; there are {', '.join(DEVICES)}")
+    found = {"name": name, "device": device, "host": host, "cpu": cpu, "ops": ops}
+    return found | {"devices": devices, "late": late, "twins": twins}
+
+
+def _offer(table: Table) -> dict[str, Any]:
+    """A folder that only joins a loader has nothing but its name."""
+    found: dict[str, Any] = {"name": table.take("name", str)}
+    if "extensions" in table.values:
+        found |= {"about": table.take("about", str), "extensions": table.take("extensions", str)}
+        for key in ("machines", "aliases"):
+            found[key] = list((table.maybe(key, dict) or {}).items())
+    table.finish()
+    return found

@@ -1,0 +1,36 @@
+"""The older package's modules as the loaders see them: members for the families' loaders, and loaders of their own.
+
+A loader of its own is described as a family describes one, with the families whose kernels its members call.
+"""
+
+from __future__ import annotations
+
+from precast._builder.catalogue import Offer
+from precast.compat import inference, modules
+from precast.compat.modules import Find, Members
+
+_MEMBERS = {
+    "CPUAdamLoader": modules.adam,
+    "FusedOptimizerLoader": modules.multi_tensor,
+    "InferenceOpsLoader": inference.members,
+    "LayerNormLoader": modules.layer_norm,
+    "RMSNormLoader": modules.norms,
+    "ScaledMaskedSoftmaxLoader": modules.masked_softmax,
+    "ScaledUpperTriangleMaskedSoftmaxLoader": modules.causal_softmax,
+}
+_SOFTMAX = ("softmax", "softmax_backward")
+
+# Their docstrings are in precast.kernel_loader.
+OFFERS: tuple[tuple[Offer, tuple[str, ...]], ...] = (
+    (Offer("ScaledMaskedSoftmaxLoader", extensions="scaled_masked_softmax"), _SOFTMAX),
+    (
+        Offer("ScaledUpperTriangleMaskedSoftmaxLoader", extensions="scaled_upper_triangle_masked_softmax"),
+        _SOFTMAX,
+    ),
+    (Offer("InferenceOpsLoader", extensions="inference_ops"), ("rms_norm", "activations")),
+)
+
+
+def members(loader: str, find: Find) -> Members:
+    """The older package's functions and classes of one loader, each by its name."""
+    return _MEMBERS[loader](find) if loader in _MEMBERS else {}

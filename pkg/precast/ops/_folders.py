@@ -1,0 +1,64 @@
+"""The parts of a family's folder: its references and examples, by the name of an op, and what it offers to a loader.
+
+``precast doctor --deep`` and the tests check kernels with references and examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precast._builder import catalogue
+
+Members = Mapping[str, Any]  # of what a kernel loader loads
+Arguments = tuple[Any, ...]
+Some = Callable[..., Tensor]  # normally distributed numbers of a shape
+Examples = Mapping[str, Callable[[Some], Arguments] | None]  # by op; None: it means nothing by itself
+
+
+def part(folder: str, name: str) -> ModuleType:
+    """A module of a folder."""
+    return importlib.import_module(f"precast.ops.{folder}.{name}")
+
+
+def arguments(op: str) -> Arguments:
+    """What one op is called with: the same numbers every time, odd sizes, on the CPU."""
+    example = _example(op)
+    assert example is not None, f"{op} has no example, as it means nothing by itself"
+    random = torch.Generator().manual_seed(20)
+    return example(lambda *shape: torch.randn(*shape, generator=random))
+
+
+def is_planned(op: str) -> bool:
+    """Whether an op belongs to the plan of an optimizer: no arguments of it mean anything by themselves."""
+    return _example(op) is None
+
+
+def reference(op: str) -> Callable[..., Any]:
+    """The same computation in plain torch."""
+    found: Callable[..., Any] = getattr(part(catalogue.folder_of(op).name, "reference"), op)
+    return found
+
+
+def members(folder: str, *, plain: bool) -> Members:
+    """What the families of a folder offer to their loader, by kernels or in plain torch; nothing without loaders.py."""
+    if importlib.util.find_spec(f"precast.ops.{folder}.loaders") is None:
+        return {}
+    offered = part(folder, "loaders")
+    found: Members = offered.PLAIN if plain else offered.KERNELS
+    return found
+
+
+def _example(op: str) -> Callable[[Some], Arguments] | None:
+    try:
+        folder = catalogue.folder_of(op).name
+        examples: Examples = part(folder, "examples").EXAMPLES
+        return examples[op]
+    except KeyError as error:
+        raise KeyError(f"no example for {op!r}: it needs one in the examples.py of its folder") from error

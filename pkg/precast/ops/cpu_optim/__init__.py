@@ -1,0 +1,94 @@
+"""One step of a CPU optimizer over all its parameters: the op beneath ``precast.optim``, for its plans alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import register, without_autograd
+from precast.ops import _checks
+
+ADAM, SGD, ADAGRAD, LION = range(4)
+COLUMNS = 9  # of the numbers: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, extra, flag, maximize, count
+
+Lists = tuple[Sequence[Tensor], ...]  # params, three lists of states, steps, copies
+
+
+def _check(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    third: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    plan: Tensor,
+    numbers: Tensor,
+    grad_scale: float,
+    rule: int,
+) -> None:
+    """Raises unless the tensors of one index, those that have elements, can be updated together."""
+    op = "optimize_"
+    _checks.require(rule in range(4), lambda: f"{op}: rule is {rule}; needed 0, 1, 2 or 3")
+    states = {"first": first, "second": second, "third": third}
+    given = {name: tensors for name, tensors in {**states, "copies": copies}.items() if tensors}
+    lists = {
+        name: [
+            like if tensor.numel() == 0 and name != "grads" else tensor
+            for tensor, like in zip(tensors, params, strict=False)
+        ]
+        for name, tensors in given.items()
+    }
+    _checks.updated_lists(op, params, {"grads": grads, **lists})
+    _checks.states(op, params, {name: lists[name] for name in states if name in lists})
+    _checks.copies_of(op, copies)
+
+
+def _refuse_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "optimize_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is active), but "
+        "an update in place has none; needed torch.no_grad()"
+    )
+
+
+with namespace.family("cpu_optim"):
+    OPTIMIZE_ = register(
+        "optimize_",
+        check=_check,
+        result=lambda *_: None,
+        reference=_refuse_derivative,
+        gradient=_refuse_derivative,
+    )
+_call = without_autograd(OPTIMIZE_)
+
+# One step by plan, numbers and scale, with the gradients that the parameters have; False, and nothing is done, if a
+# tensor is not what it was. It counts the changes itself. Like the plan, it means nothing in a trace.
+optimize_again: Callable[[Tensor, Tensor, float], bool] = namespace.overload("optimize_again_")._op
+
+_NO_LISTS: Lists = ((), (), (), (), (), ())
+_NO_NUMBERS = torch.empty(0, dtype=torch.float64)
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def optimize(
+    grads: Sequence[Tensor], lists: Lists | None, plan: Tensor, numbers: Tensor, scale: float, rule: int
+) -> None:
+    """One step. ``plan`` has one element, to keep the lists by, or none; without lists, those it stands for are used.
+
+    Autograd is left out: version counters are for the caller to bump.
+    """
+    params, first, second, third, steps, copies = lists or _NO_LISTS
+    _call(params, grads, first, second, third, steps, copies, plan, numbers, scale, rule)
+
+
+def forget(plan: Tensor) -> None:
+    """Lets go of the lists kept by ``plan``, if there are any.
+
+    Called when an optimizer is collected, which can be in the middle of a trace or a transform: so it goes to the CPU
+    kernel itself, past every mode, and makes no tensor.
+    """
+    OPTIMIZE_.redispatch(_CPU, [], [], [], [], [], [], [], plan, _NO_NUMBERS, 1.0, 0)

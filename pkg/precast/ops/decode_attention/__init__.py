@@ -1,0 +1,317 @@
+"""Attention of the newest tokens of each sequence over its keys and values in a paged cache. It has no gradient.
+
+The split over the keys and the merge of partial softmaxes follow Flash-Decoding (Dao and others, 2023) and the online
+softmax of Milakov and Gimelshein (2018). Results are deterministic: the same call gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, register
+from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+
+_OP = "paged_decode_attention"
+WIDTHS = (64, 80, 96, 128, 192, 256)  # elements of a head that the kernels serve
+_MOST_QUERIES = 16
+_MOST_BLOCK_SIZE = 256
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+# Bound once, as in rms_norm.
+_is_grad_enabled = torch.is_grad_enabled
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+@overload
+def paged_decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def paged_decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def paged_decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention of the last tokens of each sequence over all tokens of the sequence, themselves included.
+
+    Args:
+        query: ``(sequences, heads, width)``, one token for each sequence, or ``(sequences, queries, heads, width)``
+            with up to 16 tokens (speculative decoding); float32, float16 or bfloat16. Query ``i`` is the token at
+            position ``length - queries + i``, and sees the keys up to its own.
+        key_cache: ``(blocks, block_size, kv_heads, width)`` or ``(blocks, kv_heads, width / x, block_size, x)``, the
+            layouts of :func:`reshape_and_cache`. ``heads`` is a multiple of ``kv_heads``: head ``h`` reads key head
+            ``h // (heads / kv_heads)``. A block has 1 to 256 tokens. The dtype is that of ``query``, float8_e4m3fn or
+            float8_e5m2. Any strides, as long as the last dimension is contiguous.
+        value_cache: ``(blocks, block_size, kv_heads, value_width)`` or ``(blocks, kv_heads, block_size, value_width)``,
+            with the dtype of ``key_cache``. Widths are 64, 80, 96, 128, 192 or 256, and may differ.
+        block_tables: int32 or int64, ``(sequences, blocks of a sequence)``: the block of each ``block_size`` tokens.
+        lengths: int32 or int64, ``(sequences,)``: tokens in the cache, those of ``query`` included.
+        scale: the factor of the scores; by default ``width ** -0.5``.
+        window: the most keys that a query sees, its own included. Blocks before the window are not read.
+        softcap: a score ``x`` becomes ``softcap * tanh(x / softcap)``; 0 for none.
+        alibi_slopes: float32, ``(heads,)``: a slope times (position of the key - position of the query) is added.
+        sinks: float32, ``(heads,)``: one more score in the softmax's denominator that has no value.
+        key_scale: float32, ``(1,)`` or ``(kv_heads,)``: what the numbers of ``key_cache`` are multiplied by.
+        value_scale: the same for ``value_cache``.
+        return_lse: return the logarithms of the denominators as well.
+
+    Returns:
+        A tensor like ``query`` with ``value_width`` for ``width``; with ``return_lse`` also float32 ``(sequences,
+        heads)`` or ``(sequences, queries, heads)``. A query that sees no key gets zeros, and ``-inf`` without a sink.
+
+    Raises:
+        RuntimeError: the shapes, dtypes or devices do not fit, or a gradient is wanted. The CPU also refuses a negative
+            length, one beyond the block table, and a block that the caches do not have. A GPU, which the host does not
+            wait for, cuts such a length to the range and skips the keys of such a block: nothing is read out of bounds.
+
+    Example::
+
+        keys, values = torch.randn(2, 9, 16, 8, 128)  # nine blocks of 16 tokens, 8 heads of 128
+        tables, lengths = torch.tensor([[3, 5], [0, 8]]), torch.tensor([20, 7])
+        out = precast.ops.paged_decode_attention(torch.randn(2, 32, 128), keys, values, tables, lengths)
+        assert out.shape == (2, 32, 128)
+    """
+    given = (query, key_cache, value_cache, block_tables, lengths)
+    optional = (alibi_slopes, sinks, key_scale, value_scale)
+    return attend(_kernel, given, scale, window, softcap, optional, return_lse)
+
+
+def attend(
+    implementation: Callable[..., tuple[Tensor, Tensor]],
+    given: Sequence[Tensor],
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    optional: Sequence[Tensor | None],
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Call an implementation that has the arguments of the op with those of :func:`paged_decode_attention`."""
+    query, *others = given
+    single = query.dim() == 3
+    width = query.shape[-1] if query.dim() else 1
+    numbers = (1 / math.sqrt(max(width, 1)) if scale is None else scale, window or 0, softcap)
+    result, lse = implementation(query.unsqueeze(1) if single else query, *others, *numbers, *optional)
+    if single:
+        result, lse = result.squeeze(1), lse.squeeze(1)
+    return (result, lse) if return_lse else result
+
+
+def _kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
+    tensors = (*arguments[:5], *arguments[8:])  # the others are numbers
+    if not is_plain(*tensors):
+        dispatched: tuple[Tensor, Tensor] = PAGED_DECODE_ATTENTION(*arguments)
+        return dispatched
+    _no_gradient(*tensors)
+    _set_excluded(AUTOGRAD_KEY, True)
+    try:
+        return _attention(*arguments)
+    finally:
+        _set_excluded(AUTOGRAD_KEY, False)
+
+
+def _no_gradient(*tensors: Tensor | None) -> None:
+    if _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        _refuse_gradient()
+
+
+def _refuse_gradient(*_: object) -> NoReturn:
+    raise RuntimeError(
+        f"{_OP}: a gradient is wanted (grad mode is on and an input requires grad), but the op is for inference; "
+        "needed torch.no_grad()"
+    )
+
+
+def _check(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+) -> None:
+    """The kernels' checks, in their words and their order, but for what only memory says."""
+    _check_caches(query, key_cache, value_cache)
+    sequences, _, heads, _ = query.shape
+    kv_heads = key_cache.shape[1 if key_cache.dim() == 5 else 2]
+    for name, one in {"block_tables": block_tables, "lengths": lengths}.items():
+        text = f"{_OP}: {name} is {dtype_name(one)}; needed int32 or int64"
+        require(one.dtype in (torch.int32, torch.int64), lambda: text)  # noqa: B023 - called at once or never
+        same_device(_OP, name, one, query, "query")
+    require(
+        block_tables.dim() == 2 and block_tables.shape[0] == sequences,
+        lambda: (
+            f"{_OP}: block_tables has shape {tuple(block_tables.shape)}; needed ({sequences}, blocks of a sequence)"
+        ),
+    )
+    require(
+        lengths.dim() == 1 and lengths.shape[0] == sequences,
+        lambda: f"{_OP}: lengths has shape {tuple(lengths.shape)}; needed ({sequences},), a length for each sequence",
+    )
+    _check_numbers("alibi_slopes", alibi_slopes, heads, False, query)
+    _check_numbers("sinks", sinks, heads, False, query)
+    _check_numbers("key_scale", key_scale, kv_heads, True, query)
+    _check_numbers("value_scale", value_scale, kv_heads, True, query)
+    require(math.isfinite(scale), lambda: f"{_OP}: scale is {scale:g}; needed a finite number")
+    require(
+        softcap >= 0 and math.isfinite(softcap),
+        lambda: f"{_OP}: softcap is {softcap:g}; needed a finite number that is not negative",
+    )
+    require(0 <= window < 1 << 31, lambda: f"{_OP}: window is {window}; needed 0 for none, to 2^31 - 1")
+
+
+def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    require(
+        query.dtype in FLOAT_TYPES, lambda: f"{_OP}: query is {dtype_name(query)}; needed float32, float16 or bfloat16"
+    )
+    require(
+        key_cache.dtype in (query.dtype, *_NARROW),
+        lambda: (
+            f"{_OP}: key_cache is {dtype_name(key_cache)} and query is {dtype_name(query)}; needed the dtype of query, "
+            "float8_e4m3fn or float8_e5m2"
+        ),
+    )
+    require(
+        value_cache.dtype == key_cache.dtype,
+        lambda: (
+            f"{_OP}: value_cache is {dtype_name(value_cache)} and key_cache is {dtype_name(key_cache)}; "
+            "needed one dtype"
+        ),
+    )
+    same_device(_OP, "value_cache", value_cache, key_cache, "key_cache")
+    same_device(_OP, "key_cache", key_cache, query, "query")
+    require(
+        _fits(query, key_cache, value_cache),
+        lambda: (
+            f"{_OP}: query has shape {tuple(query.shape)}, key_cache {tuple(key_cache.shape)} and value_cache "
+            f"{tuple(value_cache.shape)}; needed (sequences, queries, heads, width), and (blocks, block_size, "
+            "kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
+            "(blocks, kv_heads, block_size, width)"
+        ),
+    )
+    _, queries, heads, width = query.shape
+    pieces = key_cache.dim() == 5
+    kv_heads, block_size = key_cache.shape[1 if pieces else 2], key_cache.shape[3 if pieces else 1]
+    value_width = value_cache.shape[3]
+    require(
+        width in WIDTHS and value_width in WIDTHS,
+        lambda: (
+            f"{_OP}: heads have {width} elements in keys and {value_width} in values; "
+            "needed 64, 80, 96, 128, 192 or 256"
+        ),
+    )
+    require(
+        1 <= queries <= _MOST_QUERIES,
+        lambda: f"{_OP}: query has {queries} queries for a sequence; needed 1 to {_MOST_QUERIES}",
+    )
+    require(
+        kv_heads >= 1 and heads >= 1 and heads % kv_heads == 0,
+        lambda: f"{_OP}: query has {heads} heads and the caches have {kv_heads}; needed a multiple",
+    )
+    require(
+        1 <= block_size <= _MOST_BLOCK_SIZE,
+        lambda: f"{_OP}: a block has {block_size} tokens; needed 1 to {_MOST_BLOCK_SIZE}",
+    )
+
+
+def _fits(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    if query.dim() != 4 or value_cache.dim() != 4 or key_cache.dim() not in (4, 5):
+        return False
+    if key_cache.dim() == 4:
+        return value_cache.shape[:3] == key_cache.shape[:3] and key_cache.shape[3] == query.shape[3]
+    blocks, kv_heads, pieces, block_size, piece = key_cache.shape
+    return value_cache.shape[:3] == (blocks, kv_heads, block_size) and pieces * piece == query.shape[3]
+
+
+def _check_numbers(name: str, numbers: Tensor | None, count: int, or_one: bool, query: Tensor) -> None:
+    if numbers is None:
+        return
+    require(numbers.dtype == torch.float32, lambda: f"{_OP}: {name} is {dtype_name(numbers)}; needed float32")
+    same_device(_OP, name, numbers, query, "query")
+    require(
+        numbers.dim() == 1 and (numbers.shape[0] == count or (or_one and numbers.shape[0] == 1)),
+        lambda: (
+            f"{_OP}: {name} has shape {tuple(numbers.shape)}; "
+            f"needed ({count},){' or (1,)' if or_one else ''}, contiguous"
+        ),
+    )
+
+
+def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    result = query.new_empty((*query.shape[:3], value_cache.shape[3]))
+    return result, query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _reference() -> ModuleType:
+    from precast.ops.decode_attention import reference
+
+    return reference
+
+
+with namespace.family("decode_attention"):
+    PAGED_DECODE_ATTENTION = register(
+        _OP,
+        check=_check,
+        result=_result,
+        reference=late(_reference, "paged_decode_attention"),
+        gradient=_refuse_gradient,
+    )
+
+# The dispatcher's own entry point, without the Python frame of OpOverload.__call__.
+_attention: Callable[..., tuple[Tensor, Tensor]] = PAGED_DECODE_ATTENTION._op

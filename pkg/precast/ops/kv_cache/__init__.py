@@ -1,0 +1,217 @@
+"""Keys and values of tokens into paged caches, which are written in place. For inference: nothing here has a gradient.
+
+``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks,
+each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
+layouts are told apart by their shapes:
+
+- ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
+- ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values.
+
+Any strides will do as long as the last dimension is contiguous, so ``cache.transpose(1, 2)`` of ``(blocks, heads,
+block_size, width)`` is the first layout, and halves of one buffer are two caches. All tensors have one dtype, float32,
+float16 or bfloat16, and are on one device; caches of 8 bits are not served.
+
+``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have
+is refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two
+tokens have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, mark_written, register
+from precast.ops import _rotation
+from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+
+# Bound once, as in rms_norm.
+_is_grad_enabled = torch.is_grad_enabled
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of paged caches. For inference.
+
+    Args:
+        key: ``(tokens, heads, width)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        value: with the shape, dtype and device of ``key``.
+        key_cache: in either layout of this module.
+        value_cache: in the same layout.
+        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        (key, value), (keys, values) = torch.randn(2, 2, 4, 64), torch.zeros(2, 8, 16, 4, 64)
+        precast.ops.reshape_and_cache(key, value, keys, values, torch.tensor([0, 17]))
+    """
+    if is_plain(key, value, key_cache, value_cache, slot_mapping):
+        _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
+        mark_written((key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        RESHAPE_AND_CACHE(key, value, key_cache, value_cache, slot_mapping)
+
+
+def rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_embedding_`, then :func:`reshape_and_cache`: the same bits, in one launch.
+
+    Args:
+        query: ``(tokens, query_heads, width)``; float32, float16 or bfloat16; rotated in place.
+        key: ``(tokens, heads, width)``; rotated in place, also for tokens that are left out of the caches.
+        value: with the shape of ``key``.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        key_cache: in either layout of this module.
+        value_cache: in the same layout.
+        slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        ``(query, key)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        (q, k, v), (cos, sin) = torch.randn(3, 2, 4, 64), torch.randn(2, 2, 32)
+        keys, values = torch.zeros(2, 8, 16, 4, 64)
+        precast.ops.rotary_embedding_and_cache(q, k, v, cos, sin, keys, values, torch.tensor([0, 17]))
+    """
+    if is_plain(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions):
+        _no_gradient("rotary_embedding_and_cache", query, key, value, cos, sin, key_cache, value_cache)
+        mark_written((query, key, key_cache, value_cache))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _rotary_and_cache(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        ROTARY_EMBEDDING_AND_CACHE(
+            query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved
+        )
+    return query, key
+
+
+def _no_gradient(op: str, *tensors: Tensor) -> None:
+    if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        _refuse_gradient(op)
+
+
+def _refuse_gradient(op: str) -> NoReturn:
+    raise RuntimeError(
+        f"{op}: a gradient is wanted (grad mode is on and an input requires grad), but the caches are written in "
+        "place; needed torch.no_grad()"
+    )
+
+
+def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """The kernels' checks, in their words and their order, but for what only memory says."""
+    require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {dtype_name(key)}; needed float32, float16 or bfloat16")
+    both = {"key_cache": key_cache, "value_cache": value_cache}
+    for name, other in {"value": value, **both}.items():
+        hint = " (there is no kernel for caches of 8 bits)" if name in both else ""
+        text = f"{op}: {name} is {dtype_name(other)} and key is {dtype_name(key)}; needed one dtype{hint}"
+        require(other.dtype == key.dtype, lambda: text)  # noqa: B023 - called at once or never
+        same_device(op, name, other, key, "key")
+    require(
+        _fits(key, value, key_cache, value_cache),
+        lambda: (
+            f"{op}: key has shape {tuple(key.shape)}, value {tuple(value.shape)}, key_cache {tuple(key_cache.shape)} "
+            f"and value_cache {tuple(value_cache.shape)}; needed (tokens, heads, width) twice, and (blocks, "
+            "block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and (blocks, heads, "
+            "block_size, width)"
+        ),
+    )
+    require(
+        slot_mapping.dtype == torch.int64, lambda: f"{op}: slot_mapping is {dtype_name(slot_mapping)}; needed int64"
+    )
+    same_device(op, "slot_mapping", slot_mapping, key, "key")
+    require(
+        slot_mapping.dim() == 1 and slot_mapping.shape[0] == key.shape[0],
+        lambda: (
+            f"{op}: slot_mapping has shape {tuple(slot_mapping.shape)}; needed ({key.shape[0]},), a slot for each token"
+        ),
+    )
+
+
+def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    if key.dim() != 3 or value.shape != key.shape or key_cache.dim() not in (4, 5) or value_cache.dim() != 4:
+        return False
+    _, heads, width = key.shape
+    if key_cache.dim() == 4:
+        return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
+    blocks, cache_heads, pieces, block_size, piece = key_cache.shape
+    return cache_heads == heads and pieces * piece == width and value_cache.shape == (blocks, heads, block_size, width)
+
+
+def _check_rotary(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    interleaved: bool,
+) -> None:
+    op = "rotary_embedding_and_cache"
+    _check(op, key, value, key_cache, value_cache, slot_mapping)
+    _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False)
+
+
+def _reference() -> ModuleType:
+    from precast.ops.kv_cache import reference
+
+    return reference
+
+
+with namespace.family("kv_cache"):
+    RESHAPE_AND_CACHE = register(
+        "reshape_and_cache",
+        check=lambda *args: _check("reshape_and_cache", *args),
+        result=lambda *_: None,
+        reference=late(_reference, "reshape_and_cache"),
+        gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
+    )
+    ROTARY_EMBEDDING_AND_CACHE = register(
+        "rotary_embedding_and_cache",
+        check=_check_rotary,
+        result=lambda *_: None,
+        reference=late(_reference, "rotary_embedding_and_cache"),
+        gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
+    )
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
+_reshape_and_cache: Callable[..., None] = RESHAPE_AND_CACHE._op
+_rotary_and_cache: Callable[..., None] = ROTARY_EMBEDDING_AND_CACHE._op

@@ -1,0 +1,18 @@
+"""Example calls of what writes into paged caches."""
+
+from __future__ import annotations
+
+import torch
+
+from precast.ops._folders import Examples
+
+EXAMPLES: Examples = {
+    "reshape_and_cache": lambda some: (
+        *(some(5, 2, 6), some(5, 2, 6), some(3, 2, 3, 4, 2), some(3, 2, 4, 6)),
+        torch.tensor([3, -1, 11, 0, 4]),
+    ),
+    "rotary_embedding_and_cache": lambda some: (
+        *(some(3, 4, 6), some(3, 2, 6), some(3, 2, 6), some(5, 2), some(5, 2)),
+        *(some(2, 4, 2, 6), some(2, 4, 2, 6), torch.tensor([7, -1, 2]), torch.tensor([4, 0, 2]), True),
+    ),
+}

@@ -1,0 +1,39 @@
+"""What the ops on paged caches write, in plain torch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from precast.ops.rotary.reference import rotary_embedding_
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]``; what has none inside of the caches is left out."""
+    paged = key_cache.dim() == 5
+    block_size = key_cache.shape[3 if paged else 1]
+    kept = (slot_mapping >= 0) & (slot_mapping < key_cache.shape[0] * block_size)
+    slots = slot_mapping[kept]
+    block, position = slots // block_size, slots % block_size
+    if paged:
+        key_cache[block, :, :, position] = key[kept].unflatten(-1, (key_cache.shape[2], key_cache.shape[4]))
+        value_cache[block, :, position] = value[kept]
+    else:
+        key_cache[block, position] = key[kept]
+        value_cache[block, position] = value[kept]
+
+
+def rotary_embedding_and_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    interleaved: bool,
+) -> None:
+    """``query`` and ``key`` rotated in place, and the rotated ``key`` with ``value`` written to the caches."""
+    rotary_embedding_(query, key, cos, sin, positions, interleaved, False)
+    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)

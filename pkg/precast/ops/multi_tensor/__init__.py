@@ -1,0 +1,205 @@
+"""Ops over lists of GPU tensors, one launch for a whole list: the optimizers' steps, and norms, scaling and sums.
+
+All tensors of a call are on one GPU, float32, float16 or bfloat16, each by itself, contiguous or dense in one layout.
+Arithmetic is in float32; sums have a fixed order, so that the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import late, register
+from precast.ops import _checks
+
+# What csrc/multi_tensor numbers: Kind and Flag of args.h, and Outcome of host.cpp.
+ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
+MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
+STALE, UNCOUNTED = 0, 1
+
+
+def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The 2-norm of all elements of a list of GPU tensors, in one launch.
+
+    Args:
+        tensors: all on one GPU; float32, float16 or bfloat16, in any mix.
+
+    Returns:
+        The norm, and the sum of squares of each tensor; both float32, on the GPU.
+
+    Raises:
+        RuntimeError: a tensor has another dtype or device.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        grads = [torch.ones(4, device="cuda"), torch.ones(5, device="cuda")]
+        norm, squares = precast.ops.multi_tensor_l2norm(grads)  # 3., [4., 5.]
+    """
+    total: Tensor
+    total, squares = L2NORM(list(tensors))
+    return total, squares
+
+
+def multi_tensor_scale_(
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    scale: float,
+    *,
+    factor: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """``outs = scale * factor * xs`` for lists of GPU tensors, in one launch.
+
+    Args:
+        outs: written; all on one GPU; float32, float16 or bfloat16, in any mix.
+        xs: with the shapes of ``outs``; an out may be its own x.
+        scale: a number.
+        factor: one float32 on the GPU, or None for 1.
+        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+
+    Raises:
+        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        grads = [torch.ones(4, device="cuda")]
+        precast.ops.multi_tensor_scale_(grads, grads, 0.5)
+    """
+    AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
+
+
+def multi_tensor_axpby_(
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    a: float,
+    b: float,
+    *,
+    found_inf: Tensor | None = None,
+) -> None:
+    """``outs = a * xs + b * ys`` for lists of GPU tensors, each product and sum in float32, in one launch.
+
+    Args:
+        outs: written; all on one GPU; float32, float16 or bfloat16, in any mix.
+        xs: with the shapes of ``outs``; an out may be its own x.
+        ys: with the shapes of ``outs``; an out may be its own y.
+        a: a number.
+        b: a number.
+        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+
+    Raises:
+        RuntimeError: the lists do not fit each other, or a derivative is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        xs, ys = [torch.ones(4, device="cuda")], [torch.ones(4, device="cuda")]
+        precast.ops.multi_tensor_axpby_(xs, xs, ys, 0.9, 0.1)
+    """
+    AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
+
+
+def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_`` for the 2-norm, without waiting for the GPU.
+
+    Args:
+        parameters: one, or several; their gradients are all on one GPU.
+        max_norm: the largest norm that is left as it is.
+
+    Returns:
+        The norm before clipping; 0 without any gradient. Gradients are read once, and written only if they are clipped.
+
+    Raises:
+        RuntimeError: a gradient has another dtype or device.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        model(x).sum().backward()
+        norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    """
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
+        return torch.tensor(0.0)
+    with torch.no_grad():
+        total, _ = multi_tensor_l2norm(grads)
+        multi_tensor_scale_(grads, grads, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
+    return total
+
+
+def _refuse_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "multi_tensor_axpby_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is "
+        "active), but an update in place has none; needed torch.no_grad()"
+    )
+
+
+def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
+    """Raises unless the lists are of one length, and the tensors of one index of one size, on one device."""
+    (first_name, first), *_ = lists.items()
+    _checks.require(len(first) > 0, lambda: f"{op}: the list of {first_name} is empty; one tensor or more is needed")
+    for name, tensors in lists.items():
+        message = f"{op}: {len(first)} {first_name}, but {len(tensors)} {name}; one for each is needed"
+        _checks.require(len(tensors) == len(first), lambda: message)  # noqa: B023 - called at once or never
+        for index, tensor in enumerate(tensors):
+            label = f"{op}: {name}[{index}]"
+            wrong = {
+                f"is {_checks.dtype_name(tensor)}; float32, float16 or bfloat16 is needed": tensor.dtype
+                not in _checks.FLOAT_TYPES,
+                f"is on {tensor.device} and {first_name}[0] on {first[0].device}; all tensors must be on one device": (
+                    tensor.device != first[0].device
+                ),
+                f"has shape {tuple(tensor.shape)}, {first_name}[{index}] has {tuple(first[index].shape)}; as many "
+                "elements are needed": tensor.numel() != first[index].numel(),
+            }
+            for text, is_wrong in wrong.items():
+                _checks.require(not is_wrong, lambda: f"{label} {text}")  # noqa: B023
+
+
+def _reference() -> ModuleType:
+    from precast.ops.multi_tensor import reference
+
+    return reference
+
+
+def _twins() -> ModuleType:
+    from precast.ops.multi_tensor import twin
+
+    return twin
+
+
+with namespace.family("multi_tensor", twins=_twins):
+    L2NORM = register(
+        "multi_tensor_l2norm",
+        check=lambda tensors: check_lists("multi_tensor_l2norm", {"tensors": tensors}),
+        result=lambda tensors: (
+            tensors[0].new_empty((), dtype=torch.float32),
+            tensors[0].new_empty((len(tensors),), dtype=torch.float32),
+        ),
+        reference=late(_reference, "multi_tensor_l2norm"),
+        sharding=None,
+    )
+    AXPBY_ = register(
+        "multi_tensor_axpby_",
+        check=lambda outs, xs, ys, *_: check_lists(
+            "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
+        ),
+        result=lambda *_: None,
+        reference=_refuse_derivative,
+        gradient=_refuse_derivative,
+        sharding=None,
+    )
+
+# The optimizers' own. They are called outside of Dynamo and autograd, and stand for memory that only a plan knows: no
+# trace of them would mean anything, so they have no fake kernels.
+plan: Callable[..., int] = namespace.overload("multi_tensor_plan")._op
+step_: Callable[..., int] = namespace.overload("multi_tensor_step_")._op
+forget: Callable[..., None] = namespace.overload("multi_tensor_forget")._op

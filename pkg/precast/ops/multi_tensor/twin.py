@@ -1,0 +1,195 @@
+"""The ops over lists of tensors in Triton: the optimizers' steps, and norms, scaling and sums."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from precast.ops._twin_rows import on
+from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LION, SGD, STALE, UNCOUNTED, check_lists
+from precast.ops.multi_tensor import twin_updates as updates
+from precast.ops.multi_tensor.twin_lists import BLOCK, Plan
+from precast.ops.multi_tensor.twin_updates import COEFFICIENTS, COPY, FIRST, GRAD, PARAM, SECOND, THIRD
+
+_NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
+_NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
+_ROWS = 128  # of a program that prepares
+
+_plans: dict[int, Plan] = {}
+_numbers = itertools.count(1)  # none is given twice
+
+
+def multi_tensor_plan(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    seconds: Sequence[Tensor],
+    thirds: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    idle: Sequence[Tensor],
+    layout: Tensor,
+) -> int:
+    """As the op: a number for the tensors of a step, which are checked."""
+    op = "multi_tensor_plan"
+    lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
+    given = {name: tensors for name, tensors in lists.items() if tensors}
+    check_lists(op, {"params": params, "grads": grads, **given})
+    if layout.shape != (len(params), 2) or layout.dtype != torch.int32 or layout.device.type != "cpu":
+        raise RuntimeError(
+            f"{op}: layout has shape {tuple(layout.shape)}; ({len(params)}, 2), int32, on the CPU is needed"
+        )
+    for name, tensors in (("seconds", seconds), ("thirds", thirds)):
+        for index, (tensor, first) in enumerate(zip(tensors, firsts, strict=False)):
+            if tensor.dtype != first.dtype:
+                raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
+    number = next(_numbers)
+    _plans[number] = Plan(op, lists, idle, layout.tolist())
+    return number
+
+
+def multi_tensor_forget(plan: int, steps: Tensor) -> None:
+    """As the op."""
+    _known(plan)
+    del _plans[plan]
+
+
+def multi_tensor_step_(
+    plan: int,
+    grads: Sequence[Tensor],
+    steps: Tensor,
+    groups: Tensor,
+    rates: Sequence[Tensor],
+    found_inf: Tensor | None,
+    grad_scale: Tensor | None,
+    max_norm: float,
+    kind: int,
+    flags: int,
+) -> int:
+    """As the op."""
+    known = _known(plan)
+    scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), *(("a learning rate", rate) for rate in rates)]
+    for name, scalar in scalars:
+        _check_scalar("multi_tensor_step_", name, scalar, steps)
+    if not known.current(grads):
+        return STALE
+    if not all(map(known.has, _NEEDED[kind])):
+        raise RuntimeError(f"multi_tensor_step_: the plan lacks the states that an update of kind {kind} needs")
+    with on(steps):
+        table = known.table()
+        norm = None
+        if max_norm > 0.0:
+            norm = _sums_of_squares(known, table, GRAD, steps.numel()).sum().sqrt()
+        scales = (found_inf, grad_scale, norm, max_norm)
+        coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
+        _prepare(known, table, coefficients, steps, groups.tolist(), rates, scales, kind, flags)
+        _update(known, table, coefficients, steps.numel(), kind, flags)
+    return UNCOUNTED
+
+
+def _prepare(
+    plan: Plan,
+    table: Tensor,
+    coefficients: Tensor,
+    steps: Tensor,
+    groups: Sequence[Sequence[float]],
+    rates: Sequence[Tensor],
+    scales: tuple[Any, ...],
+    kind: int,
+    flags: int,
+) -> None:
+    for number, (lr, beta1, beta2, *others) in enumerate(groups):
+        updates.prepare[(triton.cdiv(plan.count, _ROWS),)](
+            *(table, coefficients, steps, rates[number] if rates else None, *scales),
+            *(lr, 1.0 - beta1, 1.0 - beta2, _log(beta1), _log(beta2), *others, number, plan.count),
+            kind=kind,
+            flags=flags,
+            block=_ROWS,
+        )
+
+
+def _log(beta: float) -> float:
+    return math.log1p(beta - 1.0) if beta > 0.0 else -math.inf
+
+
+def _update(plan: Plan, table: Tensor, coefficients: Tensor, slots: int, kind: int, flags: int) -> None:
+    shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
+    launches = [launch for launch in plan.launches if launch.programs]
+    for launch in launches:
+        updates.update[(launch.programs,)](table, launch.owners, coefficients, *launch.types, kind=kind, **shape)
+    if kind != LAMB:
+        return
+    sizes, lengths = (_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD))
+    for launch in launches:
+        types = (launch.types[PARAM], launch.types[THIRD], launch.types[COPY])
+        updates.step_along[(launch.programs,)](table, launch.owners, coefficients, sizes, lengths, *types, **shape)
+
+
+def _sums_of_squares(plan: Plan, table: Tensor, member: int, slots: int) -> Tensor:
+    """Of each tensor of a member, at its slot; the same input gives the same bits."""
+    sums = torch.zeros(slots, dtype=torch.float32, device=plan.device)
+    for launch in plan.launches:
+        parts = torch.empty(launch.programs, dtype=torch.float32, device=plan.device)
+        if launch.programs:
+            updates.squares[(launch.programs,)](
+                *(table, launch.owners, parts, launch.types[member]),
+                member=member,
+                aligned=plan.aligned,
+                block=BLOCK,
+            )
+        updates.add_parts[(launch.count,)](table, parts, sums, launch.first, block=BLOCK, width=BLOCK)
+    return sums
+
+
+def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """As the op."""
+    plan = Plan("multi_tensor_l2norm", {"tensors": tensors})
+    with on(tensors[0]):
+        sums = _sums_of_squares(plan, plan.table(), PARAM, plan.count)
+    return sums.sum().sqrt(), sums
+
+
+def multi_tensor_axpby_(
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    a: float,
+    b: float,
+    factor: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """As the op."""
+    for name, scalar in (("factor", factor), ("found_inf", found_inf)):
+        _check_scalar("multi_tensor_axpby_", name, scalar, outs[0])
+    plan = Plan("multi_tensor_axpby_", {"outs": outs, "xs": xs, "ys": ys})
+    with on(outs[0]):
+        table = plan.table()
+        for launch in plan.launches:
+            if launch.programs:
+                updates.axpby[(launch.programs,)](
+                    *(table, launch.owners, factor, found_inf, a, b, *launch.types[: FIRST + 1]),
+                    aligned=plan.aligned,
+                    block=BLOCK,
+                )
+
+
+def _known(plan: int) -> Plan:
+    if plan not in _plans:
+        raise RuntimeError(f"multi_tensor_step_: there is no plan {plan}")
+    return _plans[plan]
+
+
+def _check_scalar(op: str, name: str, tensor: Tensor | None, like: Tensor) -> None:
+    """A number on the device that a program reads or writes."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32 or tensor.numel() != 1:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise RuntimeError(f"{op}: {name} is {dtype} of shape {tuple(tensor.shape)}; one float32 is needed")
+    if tensor.device != like.device:
+        raise RuntimeError(f"{op}: {name} is on {tensor.device} and the tensors on {like.device}; one device is needed")

@@ -1,0 +1,209 @@
+"""The tensors of a step as the programs find them: checked once, and held against what they are before each launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precast._dispatch.formulas import are_bare, means_its_memory
+from precast.ops.multi_tensor.twin_updates import (
+    COLUMNS,
+    COPY,
+    ELEMENTS,
+    FIRST,
+    FIRST_PROGRAM,
+    GRAD,
+    PARAM,
+    SECOND,
+    THIRD,
+)
+
+BLOCK = 1024  # elements of a program
+_MEMBERS = 6
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Launch:
+    """Rows of the table that one launch goes over: tensors of the same dtypes."""
+
+    first: int
+    count: int
+    programs: int
+    owners: int  # where in the table the row of each program stands
+    types: tuple[Tensor | None, ...]  # by member: a tensor of its dtype, or None where there is none
+
+
+class Plan:
+    """Lists of tensors by member, in the order of the table's columns; empty ones are left out.
+
+    ``places`` has the group and the slot of each index. ``idle`` are parameters that must have no gradient.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        lists: Mapping[str, Sequence[Tensor]],
+        idle: Sequence[Tensor] = (),
+        places: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        members = [list(tensors) for tensors in lists.values()]
+        members += [[]] * (_MEMBERS - len(members))
+        _check_layout(op, {name: tensors for name, tensors in lists.items() if tensors})
+        params = members[PARAM]
+        self.device = params[0].device
+        self._idle = tuple(idle)
+        keys = [tuple(m[i].dtype if m else None for m in members) for i in range(len(params))]
+        self._order = sorted(range(len(params)), key=lambda i: str(keys[i]))
+        self._members = [[m[i] for i in self._order] if m else [] for m in members]
+        if places is not None:
+            _check_overlap(op, self._members)
+        ranked = [(0, i) if places is None else places[i] for i in self._order]
+        nothing = [0] * len(params)
+        self._columns = [_addresses(m) if m else nothing for m in self._members]
+        self._columns += [_sizes(self._members[PARAM]), nothing]
+        self._columns += [[slot for _, slot in ranked], [group for group, _ in ranked]]
+        self._grad_dtypes = [tensor.dtype for tensor in self._members[GRAD]]
+        self._cut_launches([keys[i] for i in self._order])
+        self._aligned: bool | None = None  # not known; likewise the table
+        self._table: Tensor | None = None
+        self._stream: Any = None
+        self._captured: list[tuple[Tensor, Tensor]] = []
+
+    def _cut_launches(self, keys: list[tuple[torch.dtype | None, ...]]) -> None:
+        count = len(keys)
+        cuts = [i for i in range(count) if i == 0 or keys[i] != keys[i - 1]]
+        first_programs: list[int] = []
+        owners, launches, at = [], [], count * COLUMNS
+        for begin, end in pairwise([*cuts, count]):
+            programs = [-(-n // BLOCK) for n in self._columns[ELEMENTS][begin:end]]
+            first_programs += [0, *accumulate(programs[:-1])]
+            rows = torch.arange(begin, end, device="cpu")
+            owners.append(torch.repeat_interleave(rows, torch.tensor(programs, device="cpu")))
+            types = tuple(None if t is None else torch.empty(1, dtype=t, device=self.device) for t in keys[begin])
+            launches.append(Launch(begin, end - begin, len(owners[-1]), at, types))
+            at += len(owners[-1])
+        self._columns[FIRST_PROGRAM] = first_programs
+        self.launches = tuple(launches)
+        self._owners = torch.cat(owners)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self._order)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every tensor begins at a multiple of 16 bytes."""
+        if self._aligned is None:
+            self._aligned = not any(address % 16 for column in self._columns[:_MEMBERS] for address in column)
+        return self._aligned
+
+    def has(self, member: int) -> bool:
+        """Whether there is a list of this member."""
+        return bool(self._members[member])
+
+    def current(self, grads: Sequence[Tensor]) -> bool:
+        """True when every tensor is where and what it was, but for gradients, whose new places are taken over.
+
+        Gradients are ``grads``, or, if that is empty, those of the parameters.
+        """
+        if grads and len(grads) != self.count:
+            return False
+        params = self._members[PARAM]
+        for member, tensors in enumerate(self._members):
+            if tensors and member != GRAD and _addresses(tensors) != self._columns[member]:
+                return False
+        owners = self._members[COPY] or params
+        found = [grads[i] for i in self._order] if grads else [param.grad for param in owners]
+        now = [grad for grad in found if grad is not None and grad.device == self.device]
+        if [grad.dtype for grad in now] != self._grad_dtypes or _sizes(params) != self._columns[ELEMENTS]:
+            return False
+        if not means_its_memory(*params) or not (grads or are_bare(now)):
+            return False
+        if _sizes(now) != self._columns[ELEMENTS] or not all(map(_fits, now, params)):
+            return False
+        addresses = _addresses(now)
+        if addresses != self._columns[GRAD]:
+            self._columns[GRAD] = addresses
+            self._table = self._aligned = None
+        return bool(grads) or all(param.grad is None for param in self._idle)
+
+    def table(self) -> Tensor:
+        """The rows and the owners on the device: written anew if a gradient has moved, or on another stream.
+
+        The order of a table and its use is the stream's. What a graph has captured stays as long as the plan.
+        """
+        if self.device.type == "cpu":  # in Triton's interpreter
+            return self._written(pinned=False)
+        stream = getattr(torch, self.device.type).current_stream(self.device)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self._table is None or (stream != self._stream and not capturing):
+            host = self._written(pinned=True)
+            self._table, self._stream = host.to(self.device, non_blocking=True), stream
+            if capturing:  # every replay copies it again
+                self._captured.append((host, self._table))
+        elif capturing:
+            self._captured.append((self._table, self._table))
+        return self._table
+
+    def _written(self, *, pinned: bool) -> Tensor:
+        rows = torch.tensor(self._columns, dtype=torch.int64, device="cpu").t()
+        host = torch.cat([rows.flatten(), self._owners])
+        return host.pin_memory() if pinned else host
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
+
+
+def _fits(tensor: Tensor, head: Tensor) -> bool:
+    """Whether the elements of a tensor lie in the order of another one's."""
+    if head.is_contiguous():
+        return tensor.is_contiguous()
+    strides = zip(tensor.shape, tensor.stride(), head.stride(), strict=False)
+    return tensor.shape == head.shape and all(a == b for size, a, b in strides if size > 1)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """No gap and no overlap, in whatever order of dimensions: then alone a new tensor gets the same strides."""
+    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _check_layout(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
+    (head_name, heads), *_ = lists.items()
+    for name, tensors in lists.items():
+        for index, (tensor, head) in enumerate(zip(tensors, heads, strict=True)):
+            if _is_dense(head) and _fits(tensor, head):
+                continue
+            raise RuntimeError(
+                f"{op}: {name}[{index}] (shape {tuple(tensor.shape)}) has gaps or overlaps in memory, or another "
+                f"memory layout than {head_name}[{index}]; contiguous tensors are needed, or dense ones with "
+                "the same sizes and strides"
+            )
+
+
+def _check_overlap(op: str, members: Sequence[Sequence[Tensor]]) -> None:
+    """Two tensors that share memory would be updated twice, or at once. Gradients may share with each other."""
+    written = [tensor for m in (PARAM, FIRST, SECOND, THIRD, COPY) for tensor in members[m]]
+    ours, read = sorted(map(_range, written)), sorted(map(_range, members[GRAD]))
+    if any(after[0] < before[1] for before, after in pairwise(ours)):
+        raise RuntimeError(f"{op}: two of the parameters and their states share memory; each must have its own")
+    both = sorted([*((*r, True) for r in ours), *((*r, False) for r in read)])
+    end = {True: 0, False: 0}  # the greatest of what was written, and of what is read
+    for first, last, is_ours in both:
+        if first < last and first < end[not is_ours]:
+            raise RuntimeError(f"{op}: a gradient shares memory with a tensor that is written; it must have its own")
+        end[is_ours] = max(end[is_ours], last)
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()

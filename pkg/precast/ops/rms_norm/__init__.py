@@ -1,0 +1,313 @@
+"""RMS normalisation over the last dimension, alone or fused with a residual addition (Zhang and Sennrich, 2019).
+
+``casting`` says where the result of low-precision inputs is rounded:
+
+- ``"none"``: everything in float32, rounded once at the end;
+- ``"llama"``: the normalised value is rounded to ``x``'s dtype, then multiplied by ``weight`` in that dtype;
+- ``"gemma"``: as ``"none"``, with ``1 + weight`` in place of ``weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, late, mark_written, on_rows, register, without_autograd
+from precast.ops import _checks
+
+Casting: TypeAlias = Literal["none", "llama", "gemma"]
+
+# How the op schemas spell a casting.
+CASTINGS: dict[str, int] = {"none": 0, "llama": 1, "gemma": 2}
+LLAMA = CASTINGS["llama"]
+GEMMA = CASTINGS["gemma"]
+
+# Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none") -> Tensor:
+    """``x / sqrt(mean(x**2, -1) + eps) * weight``. Differentiable.
+
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, weight = torch.randn(8, 4096), torch.ones(4096)
+        y = precast.ops.rms_norm(x, weight, eps=1e-6)
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    # Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
+    # what that would have done is done here. Every other call leads through it, as does a direct call of the op.
+    if (
+        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, weight)
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        if _is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            return _recorded_rms_norm(_rms_norm_below, x, weight, eps, code)
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            return _rms_norm(x, weight, eps, code)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    y: Tensor = RMS_NORM(x, weight, eps, code)
+    return y
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(sum, weight), sum)`` with ``sum = x + residual``, in one pass. Differentiable.
+
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        residual: with the shape, dtype and device of ``x``.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        The norm and the sum, both contiguous. The sum is rounded to the dtype of ``x`` first.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
+        y, total = precast.ops.fused_add_rms_norm(x, residual, weight)
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    if (  # as in rms_norm
+        not _is_compiling()
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, residual, weight)
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+            return _recorded_fused_add_rms_norm(_fused_add_rms_norm_below, x, residual, weight, eps, code)
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            return _fused_add_rms_norm(x, residual, weight, eps, code)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
+    return both
+
+
+def fused_add_rms_norm_(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
+) -> tuple[Tensor, Tensor]:
+    """:func:`fused_add_rms_norm` in place, for inference: ``residual`` becomes the sum, ``x`` its norm.
+
+    Args:
+        x: ``(..., hidden)``; float32, float16 or bfloat16. Its last dimension is contiguous.
+        residual: like ``x``, which it must not overlap; its last dimension is contiguous.
+        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        eps: added to the mean square; 0 or more.
+        casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+
+    Returns:
+        ``(x, residual)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype, device or layout, or a gradient is wanted.
+        ValueError: ``casting`` is none of the three.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
+        precast.ops.fused_add_rms_norm_(x, residual, weight)
+    """
+    code = 0 if casting == "none" else casting_code(casting)
+    if (  # as in rms_norm
+        not _is_compiling()
+        and forward_ad._current_level < 0
+        and not _transform_active()
+        and not has_torch_function_variadic(x, residual, weight)
+        and not _is_excluded(AUTOGRAD_KEY)
+    ):
+        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+            _refuse_gradient()
+        mark_written((x, residual))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _fused_add_rms_norm_in_place(x, residual, weight, eps, code)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
+    return x, residual
+
+
+def casting_code(casting: str) -> int:
+    """The number the schemas use, or a ValueError that lists the names."""
+    try:
+        return CASTINGS[casting]
+    except KeyError:
+        raise ValueError(f"casting is {casting!r}; needed one of {', '.join(map(repr, CASTINGS))}") from None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """``compute`` is what computes below autograd: it depends on where the call came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float, casting: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.casting = eps, casting
+        return compute(x, weight, eps, casting)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = RMS_NORM_BACKWARD(grad, x, weight, ctx.eps, ctx.casting)
+        return None, grad_x, grad_weight, None, None
+
+
+class _FusedAddRmsNorm(torch.autograd.Function):
+    """As above. The sum is saved rather than the two inputs: it is a result anyway."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., tuple[Tensor, Tensor]],
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        casting: int,
+    ) -> tuple[Tensor, Tensor]:
+        y, total = compute(x, residual, weight, eps, casting)
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.casting = eps, casting
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
+        total, weight = ctx.saved_tensors
+        grad_y = torch.zeros_like(total) if grad_y is None else grad_y
+        grad_sum = torch.zeros_like(total) if grad_sum is None else grad_sum
+        grad_x, grad_weight = FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
+        return None, grad_x, grad_x, grad_weight, None, None
+
+
+_recorded_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
+_recorded_fused_add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _FusedAddRmsNorm.apply
+
+
+def _refuse_gradient(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "fused_add_rms_norm_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would "
+        "be written over; needed precast.ops.fused_add_rms_norm, or torch.no_grad()"
+    )
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _check(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:
+    """Raises unless ``weight`` fits ``x``'s last dimension, and each tensor of ``like_x`` has ``x``'s shape."""
+    _checks.rows(op, x)
+    _checks.require(casting in CASTINGS.values(), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
+    _checks.row_tensors(op, x, eps, {"weight": weight}, like_x)
+
+
+def _reference() -> ModuleType:
+    from precast.ops.rms_norm import reference
+
+    return reference
+
+
+def _twins() -> ModuleType:
+    from precast.ops.rms_norm import twin
+
+    return twin
+
+
+with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_backward", twins=_twins):
+    # A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
+    RMS_NORM = register(
+        "rms_norm",
+        check=lambda x, weight, eps, casting: _check("rms_norm", x, weight, eps, casting),
+        result=lambda x, *_: _like(x),
+        reference=late(_reference, "rms_norm"),
+        gradient=_RmsNorm.apply,
+        sharding=on_rows(1),
+    )
+    RMS_NORM_BACKWARD = register(
+        "rms_norm_backward",
+        check=lambda grad, x, weight, eps, casting: _check("rms_norm_backward", x, weight, eps, casting, grad=grad),
+        result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
+        reference=late(_reference, "rms_norm_backward"),
+        sharding=on_rows(1, sums=1),
+    )
+    FUSED_ADD_RMS_NORM = register(
+        "fused_add_rms_norm",
+        check=lambda x, residual, weight, eps, casting: _check(
+            "fused_add_rms_norm", x, weight, eps, casting, residual=residual
+        ),
+        result=lambda x, *_: (_like(x), _like(x)),
+        reference=late(_reference, "fused_add_rms_norm"),
+        gradient=_FusedAddRmsNorm.apply,
+        sharding=on_rows(2),
+    )
+    FUSED_ADD_RMS_NORM_BACKWARD = register(
+        "fused_add_rms_norm_backward",
+        check=lambda grad_y, grad_sum, total, weight, eps, casting: _check(
+            "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
+        ),
+        result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
+        reference=late(_reference, "fused_add_rms_norm_backward"),
+        sharding=on_rows(1, sums=1),
+    )
+    FUSED_ADD_RMS_NORM_ = register(
+        "fused_add_rms_norm_",
+        check=lambda x, residual, weight, eps, casting: _check(
+            "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
+        ),
+        result=lambda *_: None,
+        reference=late(_reference, "fused_add_rms_norm_"),
+        gradient=_refuse_gradient,
+    )
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__ (0.3 us).
+_rms_norm: Callable[[Tensor, Tensor, float, int], Tensor] = RMS_NORM._op
+_fused_add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, int], tuple[Tensor, Tensor]] = FUSED_ADD_RMS_NORM._op
+_fused_add_rms_norm_in_place: Callable[[Tensor, Tensor, Tensor, float, int], None] = FUSED_ADD_RMS_NORM_._op
+
+_rms_norm_below = without_autograd(_rms_norm)
+_fused_add_rms_norm_below = without_autograd(_fused_add_rms_norm)

@@ -1,0 +1,263 @@
+"""Rotary position embedding: pairs of elements of each head turn by an angle of their token (Su and others, 2021).
+
+``query`` is ``(..., tokens, heads, head_dim)``; ``key`` the same with as many heads as it likes, or None. The first
+``rotary_dim`` elements of a head are rotated, the others stay what they are. ``cos`` and ``sin`` have
+``rotary_dim / 2`` columns: a row for each token, or, with ``positions`` (int32 or int64, one for each token), for each
+position there is. They are float32 or of the dtype of ``query``. Pair ``i`` is elements ``i`` and
+``i + rotary_dim / 2`` (GPT-NeoX, Llama); with ``interleaved`` elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic
+is in float32, rounded once.
+
+A position outside of the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
+there, and what would have been rotated by it is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, mark_written, register, without_autograd
+from precast.ops import _rotation
+
+# Bound once, as in rms_norm.
+_is_grad_enabled = torch.is_grad_enabled
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+Both = tuple[Tensor, Tensor]
+
+
+def rotary_embedding(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``query`` and ``key`` with their pairs rotated. Differentiable in both, to any order.
+
+    Args:
+        query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        key: the same with any number of heads, or None.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        New contiguous tensors for ``query`` and ``key``; None for a key that is None.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or ``cos`` or ``sin`` requires grad.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
+        rotated, _ = precast.ops.rotary_embedding(query, None, cos, sin)
+    """
+    if is_plain(query, key, cos, sin, positions):
+        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
+            both = _recorded(_rotary_below, query, key, cos, sin, positions, interleaved, False)
+        else:
+            _set_excluded(AUTOGRAD_KEY, True)
+            try:
+                both = _rotary(query, key, cos, sin, positions, interleaved, False)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        both = ROTARY_EMBEDDING(query, key, cos, sin, positions, interleaved, False)
+    return both[0], None if key is None else both[1]
+
+
+def rotary_embedding_(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`rotary_embedding` in place, for inference. Both may be parts of one packed projection.
+
+    Args:
+        query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        key: the same with any number of heads, or None.
+        cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
+        sin: as ``cos``.
+        positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
+        interleaved: pairs are neighbours (GPT-J) instead of ``i`` and ``i + rotary_dim / 2`` (GPT-NeoX, Llama).
+
+    Returns:
+        ``(query, key)``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or a gradient is wanted.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
+        precast.ops.rotary_embedding_(query, None, cos, sin)
+    """
+    if is_plain(query, key, cos, sin, positions):
+        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
+            _refuse_gradient()
+        mark_written((query,) if key is None else (query, key))
+        _set_excluded(AUTOGRAD_KEY, True)
+        try:
+            _rotary_in_place(query, key, cos, sin, positions, interleaved, False)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+    else:
+        ROTARY_EMBEDDING_(query, key, cos, sin, positions, interleaved, False)
+    return query, key
+
+
+def get_cos_and_sin(
+    lengths: Tensor, cos_table: Tensor, sin_table: Tensor, *, is_prompts: bool, tokens: int | None = None
+) -> Both:
+    """The rows of the tables for packed sequences: the ``cos`` and ``sin`` of :func:`rotary_embedding`.
+
+    Args:
+        lengths: int32 or int64, the length of each sequence in tokens.
+        cos_table: ``(positions, rotary_dim / 2)``.
+        sin_table: as ``cos_table``.
+        is_prompts: all tokens of each sequence are there, from position 0 on; otherwise only its last one.
+        tokens: the sum of ``lengths``, if you know it: asking a GPU for it waits for the GPU.
+
+    Returns:
+        ``(cos, sin)``, a row for each token.
+
+    Raises:
+        IndexError: a sequence is longer than the tables.
+
+    Example::
+
+        table, lengths = torch.randn(128, 32), torch.tensor([3, 5])
+        cos, sin = precast.ops.get_cos_and_sin(lengths, table, table, is_prompts=True)
+    """
+    if is_prompts:
+        total = int(lengths.sum()) if tokens is None else tokens
+        starts = lengths.cumsum(0) - lengths
+        starts = torch.repeat_interleave(starts, lengths, output_size=total)
+        positions = torch.arange(total, device=lengths.device) - starts
+    else:
+        positions = lengths - 1
+    return cos_table[positions], sin_table[positions]
+
+
+def _wants_gradient(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+    return query.requires_grad or (key is not None and key.requires_grad) or cos.requires_grad or sin.requires_grad
+
+
+class _Rotary(torch.autograd.Function):
+    """``compute`` is what computes below autograd: it depends on where the call came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Both],
+        query: Tensor,
+        key: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        interleaved: bool,
+        inverse: bool,
+    ) -> Both:
+        if cos.requires_grad or sin.requires_grad:
+            name = "cos" if cos.requires_grad else "sin"
+            raise RuntimeError(
+                f"rotary_embedding: {name} requires grad, and the tables have no gradient; needed cos.detach() and "
+                "sin.detach()"
+            )
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.options = (interleaved, not inverse)
+        both = compute(query, key, cos, sin, positions, interleaved, inverse)
+        if key is None:
+            ctx.mark_non_differentiable(both[1])
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, grad_query: Tensor | None, grad_key: Tensor | None) -> tuple[Any, ...]:
+        # Turned back. It is the op itself, so that the gradient of a gradient is recorded, too.
+        query = grad_query if ctx.needs_input_grad[1] else None
+        key = grad_key if ctx.needs_input_grad[2] else None
+        found: tuple[Tensor | None, Tensor | None] = (None, None)
+        if query is not None:
+            both = ROTARY_EMBEDDING(query, key, *ctx.saved_tensors, *ctx.options)
+            found = (both[0], None if key is None else both[1])
+        elif key is not None:
+            found = (None, ROTARY_EMBEDDING(key, None, *ctx.saved_tensors, *ctx.options)[0])
+        return None, *found, *(None,) * 5
+
+
+def _refuse_gradient(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "rotary_embedding_: a gradient is wanted (grad mode is on and an input requires grad), but the inputs would be "
+        "written over; needed precast.ops.rotary_embedding, or torch.no_grad()"
+    )
+
+
+def _like(query: Tensor, key: Tensor | None, *_: Any) -> Both:
+    made = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if key is None:
+        return made, query.new_empty(0)
+    return made, torch.empty_like(key, memory_format=torch.contiguous_format)
+
+
+def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: Any) -> Any:
+    """The sharding rule: tokens, heads or leading dimensions; tables of a row for each token follow."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    def placed(place: Any, table: Any, position: Any) -> Any:
+        beside = Replicate() if key is None else place  # the result for a key that is None has no elements
+        given = [place, None if key is None else place, table, table, None if positions is None else position]
+        return [place, beside], [*given, None, None]
+
+    whole = Replicate()
+    tokens = len(query.shape) - 3
+    choices = [placed(whole, whole, whole)]
+    for dim in range(len(query.shape) - 1):
+        follows = Shard(0) if dim == tokens else whole
+        choices.append(placed(Shard(dim), whole if positions is not None else follows, follows))
+    return choices
+
+
+def _reference() -> ModuleType:
+    from precast.ops.rotary import reference
+
+    return reference
+
+
+with namespace.family("rotary"):
+    ROTARY_EMBEDDING = register(
+        "rotary_embedding",
+        check=lambda *args: _rotation.inputs("rotary_embedding", *args),
+        result=_like,
+        reference=late(_reference, "rotary_embedding"),
+        gradient=_Rotary.apply,
+        sharding=_over_heads,
+    )
+    ROTARY_EMBEDDING_ = register(
+        "rotary_embedding_",
+        check=lambda *args: _rotation.inputs("rotary_embedding_", *args),
+        result=lambda *_: None,
+        reference=late(_reference, "rotary_embedding_"),
+        gradient=_refuse_gradient,
+    )
+
+# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
+_rotary: Callable[..., Both] = ROTARY_EMBEDDING._op
+_rotary_in_place: Callable[..., None] = ROTARY_EMBEDDING_._op
+_recorded: Callable[..., Both] = _Rotary.apply
+_rotary_below = without_autograd(_rotary)

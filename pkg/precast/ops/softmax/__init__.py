@@ -1,0 +1,338 @@
+"""Softmax of scaled scores over the last dimension: plain, masked, and causal.
+
+All arithmetic is in float32, and the result is rounded once, to the dtype of ``x``. A NaN or an infinity that is not
+masked makes its row NaN, as in torch; only a row without anything to choose from has a value of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, late, on_rows, register, without_autograd
+from precast.ops._checks import FLOAT_TYPES, dtype_name, require
+
+FullyMasked: TypeAlias = Literal["zero", "uniform"]
+
+_FULLY_MASKED: dict[str, bool] = {"zero": False, "uniform": True}
+
+
+def scaled_softmax(x: Tensor, scale: float) -> Tensor:
+    """``softmax(scale * x, -1)``. Differentiable.
+
+    Args:
+        x: float32, float16 or bfloat16, with at least one dimension, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype or no dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(2, 4, 16, 16)
+        y = precast.ops.scaled_softmax(scores, 0.125)
+    """
+    return _scaled(x, scale)
+
+
+def scaled_masked_softmax(
+    x: Tensor,
+    mask: Tensor,
+    scale: float,
+    *,
+    masked_value: float | Literal["-inf"] = "-inf",
+    fully_masked: FullyMasked = "zero",
+) -> Tensor:
+    """The softmax of ``scale * x`` over the columns whose mask is zero. Differentiable.
+
+    Args:
+        x: ``(batch, heads, queries, columns)``, or fewer dimensions; float32, float16 or bfloat16.
+        mask: bool or uint8, not zero where masked; the last dimension of ``x``, and 1 or its size in each other one.
+        scale: what scores are multiplied by.
+        masked_value: what masked columns count as, after scaling; ``"-inf"`` gives 0, and -10000.0 is Megatron's.
+        fully_masked: what a row with all columns masked becomes: ``"zero"``, or ``"uniform"``, one over the columns.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device.
+        ValueError: ``fully_masked`` is neither of the two.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores, mask = torch.randn(2, 4, 16, 16), torch.zeros(2, 1, 16, 16, dtype=torch.bool)
+        y = precast.ops.scaled_masked_softmax(scores, mask, 0.125)
+    """
+    return _masked(x, mask, scale, float(masked_value), _uniform(fully_masked))
+
+
+def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
+    """The causal softmax of a square: columns behind the diagonal are zero. Differentiable.
+
+    Args:
+        x: ``(..., s, s)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or is no square.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(8, 16, 16)
+        y = precast.ops.scaled_upper_triang_masked_softmax(scores, 0.125)
+    """
+    return _upper_triang(x, scale)
+
+
+def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
+    """The causal softmax whose last query sees all columns. Differentiable.
+
+    Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero, whatever is in ``x`` there.
+
+    Args:
+        x: ``(..., queries, columns)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        scale: what scores are multiplied by.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of ``x``.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or fewer than two dimensions.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        scores = torch.randn(8, 4, 16)
+        y = precast.ops.scaled_aligned_causal_softmax(scores, 0.125)
+    """
+    return _aligned_causal(x, scale)
+
+
+def _uniform(fully_masked: str) -> bool:
+    try:
+        return _FULLY_MASKED[fully_masked]
+    except KeyError:
+        names = ", ".join(map(repr, _FULLY_MASKED))
+        raise ValueError(f"fully_masked is {fully_masked!r}; needed one of {names}") from None
+
+
+# ---- gradients, all from the result ----
+
+
+class _Scaled(torch.autograd.Function):
+    """``compute`` is what computes below autograd: it depends on where the call came from."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], x: Tensor, scale: float) -> Tensor:
+        y = compute(x, scale)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (y,) = ctx.saved_tensors
+        return None, SOFTMAX_BACKWARD(grad, y, ctx.scale, False), None
+
+
+class _Causal(_Scaled):
+    """The same up to the diagonal."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (y,) = ctx.saved_tensors
+        return None, SOFTMAX_BACKWARD(grad, y, ctx.scale, True), None
+
+
+class _Masked(torch.autograd.Function):
+    """As above. Where a masked column can have a share, its gradient is zero all the same, so the mask is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Tensor],
+        x: Tensor,
+        mask: Tensor,
+        scale: float,
+        masked_value: float,
+        uniform: bool,
+    ) -> Tensor:
+        y = compute(x, mask, scale, masked_value, uniform)
+        ctx.scale = scale
+        shares = uniform or masked_value != -math.inf
+        ctx.save_for_backward(*((y, mask) if shares else (y,)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        y, *mask = ctx.saved_tensors
+        grad_x: Tensor = SOFTMAX_BACKWARD(grad, y, ctx.scale, False)
+        if mask:
+            grad_x = grad_x.masked_fill(mask[0] != 0, 0)
+        return None, grad_x, None, None, None, None
+
+
+# ---- the checks that need only metadata, in the kernels' words ----
+
+
+def _check_x(op: str, x: Tensor, name: str = "x", *, dimensions: int = 1) -> None:
+    require(x.dtype in FLOAT_TYPES, lambda: f"{op}: {name} is {dtype_name(x)}; needed float32, float16 or bfloat16")
+    wanted = "one dimension" if dimensions == 1 else "two dimensions"
+    require(x.dim() >= dimensions, lambda: f"{op}: {name} has shape {tuple(x.shape)}; needed at least {wanted}")
+
+
+def _check_square(op: str, x: Tensor) -> None:
+    _check_x(op, x, dimensions=2)
+    require(
+        x.shape[-1] == x.shape[-2],
+        lambda: f"{op}: x has shape {tuple(x.shape)}; needed the last two dimensions to be equal",
+    )
+
+
+def _check_masked(x: Tensor, mask: Tensor, masked_value: float) -> None:
+    op = "scaled_masked_softmax"
+    _check_x(op, x)
+    require(mask.dtype in (torch.bool, torch.uint8), lambda: f"{op}: mask is {dtype_name(mask)}; needed bool or uint8")
+    require(mask.device == x.device, lambda: f"{op}: mask is on {mask.device} and x on {x.device}; needed one device")
+    require(x.dim() <= 4, lambda: f"{op}: x has shape {tuple(x.shape)}; needed at most four dimensions")
+
+    def message() -> str:
+        shapes = f"mask has shape {tuple(mask.shape)} and x has {tuple(x.shape)}"
+        return f"{op}: {shapes}; needed x's last dimension, and 1 or x's size in the others"
+
+    require(1 <= mask.dim() <= x.dim(), message)
+    require(mask.shape[-1] == x.shape[-1], message)
+    for i in range(2, mask.dim() + 1):
+        if mask.shape[-i] != 1:
+            require(mask.shape[-i] == x.shape[-i], message)
+    require(masked_value < math.inf, lambda: f"{op}: masked_value is {masked_value:g}; needed a finite number or -inf")
+
+
+def _check_backward(grad: Tensor, y: Tensor, causal: bool) -> None:
+    op = "scaled_softmax_backward"
+    _check_x(op, y, "y", dimensions=2 if causal else 1)
+    require(
+        grad.dtype == y.dtype, lambda: f"{op}: grad is {dtype_name(grad)} and y is {dtype_name(y)}; needed one dtype"
+    )
+    require(grad.device == y.device, lambda: f"{op}: grad is on {grad.device} and y on {y.device}; needed one device")
+    require(grad.shape == y.shape, lambda: f"{op}: grad has shape {tuple(grad.shape)}; needed {tuple(y.shape)}, as y")
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _reference() -> ModuleType:
+    from precast.ops.softmax import reference
+
+    return reference
+
+
+def _twins() -> ModuleType:
+    from precast.ops.softmax import twin
+
+    return twin
+
+
+# A causal row must know its place, so its queries stay together when it is sharded. torch's cache of placements does
+# not tell one value of `causal` from the other (it keeps integers and tensors apart), so the gradient has one rule.
+with namespace.family("softmax", twins=_twins), namespace.family("softmax_backward", twins=_twins):
+    SCALED_SOFTMAX = register(
+        "scaled_softmax",
+        check=lambda x, scale: _check_x("scaled_softmax", x),
+        result=_like,
+        reference=late(_reference, "scaled_softmax"),
+        gradient=_Scaled.apply,
+        sharding=on_rows(1),
+    )
+    SCALED_MASKED_SOFTMAX = register(
+        "scaled_masked_softmax",
+        check=lambda x, mask, scale, masked_value, uniform: _check_masked(x, mask, masked_value),
+        result=_like,
+        reference=late(_reference, "scaled_masked_softmax"),
+        gradient=_Masked.apply,
+        sharding=on_rows(1),
+    )
+    SCALED_UPPER_TRIANG_MASKED_SOFTMAX = register(
+        "scaled_upper_triang_masked_softmax",
+        check=lambda x, scale: _check_square("scaled_upper_triang_masked_softmax", x),
+        result=_like,
+        reference=late(_reference, "scaled_aligned_causal_softmax"),
+        gradient=_Causal.apply,
+        sharding=on_rows(1, kept=2),
+    )
+    SCALED_ALIGNED_CAUSAL_SOFTMAX = register(
+        "scaled_aligned_causal_softmax",
+        check=lambda x, scale: _check_x("scaled_aligned_causal_softmax", x, dimensions=2),
+        result=_like,
+        reference=late(_reference, "scaled_aligned_causal_softmax"),
+        gradient=_Causal.apply,
+        sharding=on_rows(1, kept=2),
+    )
+    SOFTMAX_BACKWARD = register(
+        "scaled_softmax_backward",
+        check=lambda grad, y, scale, causal: _check_backward(grad, y, causal),
+        result=_like,
+        reference=late(_reference, "scaled_softmax_backward"),
+        sharding=on_rows(1, kept=2),
+    )
+
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op with its shortest way in; only the first argument can have a gradient.
+
+    Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
+    what that would have done is done here. Every other call leads through it, as does a direct call of the op.
+    """
+    entry: Callable[..., Tensor] = op._op
+    below = without_autograd(entry)
+
+    def call(x: Tensor, *rest: Any) -> Tensor:
+        if (
+            not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+            and forward_ad._current_level < 0
+            and not _transform_active()
+            and not has_torch_function_variadic(x, *rest)
+            and not _is_excluded(AUTOGRAD_KEY)
+        ):
+            if _is_grad_enabled() and x.requires_grad:
+                return recorded(below, x, *rest)
+            _set_excluded(AUTOGRAD_KEY, True)
+            try:
+                return entry(x, *rest)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        y: Tensor = op(x, *rest)
+        return y
+
+    return call
+
+
+_scaled = _caller(SCALED_SOFTMAX, _Scaled.apply)
+_masked = _caller(SCALED_MASKED_SOFTMAX, _Masked.apply)
+_upper_triang = _caller(SCALED_UPPER_TRIANG_MASKED_SOFTMAX, _Causal.apply)
+_aligned_causal = _caller(SCALED_ALIGNED_CAUSAL_SOFTMAX, _Causal.apply)

@@ -1,0 +1,100 @@
+"""The descriptions of kernel families: read strictly, the same in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precast._builder import catalogue, descriptions
+from precast.errors import KernelError
+
+GOOD = """
+public = ["halve"]
+
+[autocast]
+ours = "dtype of `x`"
+torch = "float32"
+
+[loader]
+name = "HalfLoader"
+about = "Halves."
+extensions = "half"
+
+[family.half]
+host = ["half/host.cpp"]
+devices = ["cpu"]
+ops = ["halve(Tensor x) -> Tensor"]
+"""
+
+
+@pytest.fixture
+def csrc(tmp_path: Path) -> Path:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "host.cpp").touch()
+    (tmp_path / "half" / "family.toml").write_text(GOOD)
+    return tmp_path
+
+
+def test_a_description_becomes_a_folder(csrc: Path) -> None:
+    (folder,) = catalogue.folders_of(descriptions.read(csrc))
+    family = catalogue.Family("half", None, ("half/host.cpp",), (), ("halve(Tensor x) -> Tensor",), ("cpu",))
+    offer = catalogue.Offer("HalfLoader", "Halves.", "half")
+    assert folder == catalogue.Folder("half", ("halve",), False, offer, (family,))
+
+
+def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
+    assert catalogue.folders_of(json.loads(descriptions.gathered(checkout / "csrc"))) == catalogue.FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("devices", "device_types", r"csrc/half/family\.toml\.family\.half: devices is missing"),
+        ("public", "late = 1\npublic", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
+        ("[autocast]", "order = 3\n[autocast]", r"csrc/half/family\.toml: nobody reads order"),
+        ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
+        ("about", "text", r"csrc/half/family\.toml\.loader: about is missing"),
+        ("host.cpp", "gone.cpp", r"csrc/half/family\.toml\.family\.half: there is no half/gone\.cpp in csrc"),
+        ('"cpu"', '"gpu"', r"csrc/half/family\.toml\.family\.half: there is no device 'gpu'"),
+        (
+            'public = ["halve"]',
+            'late = true\npublic = ["half"]',
+            r"a late folder cannot give a function of its own name",
+        ),
+    ],
+)
+def test_a_mistake_is_refused_with_its_place(csrc: Path, old: str, new: str, said: str) -> None:
+    path = csrc / "half" / "family.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(KernelError, match=said):
+        descriptions.read(csrc)
+
+
+@pytest.mark.parametrize(("old", "new", "what"), [("halve", "third", "family 'half'"), (".half", ".third", "'halve'")])
+def test_a_name_that_two_folders_give_is_refused(csrc: Path, old: str, new: str, what: str) -> None:
+    (csrc / "other").mkdir()
+    (csrc / "other" / "family.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(KernelError, match=f"two descriptions have a .*{what}"):
+        descriptions.read(csrc)
+
+
+def test_every_order_of_families_is_the_one_of_their_names(checkout: Path) -> None:
+    names = [folder.name for folder in catalogue.FOLDERS]
+    assert names == sorted(names) == sorted(path.parent.name for path in (checkout / "csrc").glob("*/family.toml"))
+
+
+def test_without_tomli_an_error_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["tomli"] = sys.modules["tomllib"] = None
+try:
+    import precast._builder.catalogue
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install tomli" in done.stdout

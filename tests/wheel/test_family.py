@@ -1,0 +1,249 @@
+"""A kernel family is two folders: a made-up one, by new files alone, is wherever families are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .conftest import Install, Run
+
+pytestmark = [pytest.mark.wheel, pytest.mark.compiler, pytest.mark.torch, pytest.mark.long]
+
+FILES = {
+    "csrc/halve/family.toml": """
+public = ["halve", "quarter"]
+
+[autocast]
+ours = "dtype of `x`"
+torch = "dtype of the input"
+
+[loader]
+name = "HalveLoader"
+about = "Halves of numbers: ``halve``."
+extensions = "halve"
+
+[family.halve]
+host = ["halve/host.cpp"]
+devices = ["cpu"]
+ops = ["halve(Tensor x) -> Tensor"]
+""",
+    "csrc/halve/host.cpp": """
+#include "../common/torch.h"
+
+namespace precast::halve {
+namespace {
+
+Tensor halve_cpu(const Tensor& x) {
+  PRECAST_CHECK(dtype_of(x.dtype_code()) == DType::kFloat32, "halve: x is %s; needed float32",
+                dtype_name(x.dtype_code()));
+  const Tensor rows = contiguous(x);
+  Tensor y = empty_contiguous_like(x);
+  const float* from = static_cast<const float*>(rows.data());
+  float* to = static_cast<float*>(y.mutable_data());
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] / 2;
+  return y;
+}
+
+constexpr Implementation kImplementations[] = {PRECAST_IMPLEMENTATION("halve", "CPU", halve_cpu)};
+PRECAST_FAMILY(halve, kImplementations, nullptr);
+
+}  // namespace
+}  // namespace precast::halve
+""",
+    "pkg/precast/ops/halve/__init__.py": """
+'''Halves of numbers.'''
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import late, on_rows, register
+from precast.ops import _checks
+
+
+def halve(x: Tensor) -> Tensor:
+    '''``x / 2``. Differentiable.'''
+    y: Tensor = HALVE(x)
+    return y
+
+
+def quarter(x: Tensor) -> Tensor:
+    '''``x / 4``. Differentiable.'''
+    return halve(halve(x))
+
+
+def _reference() -> ModuleType:
+    from precast.ops.halve import reference
+
+    return reference
+
+
+with namespace.family("halve"):
+    HALVE = register(
+        "halve",
+        check=lambda x: _checks.rows("halve", x),
+        result=lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
+        reference=late(_reference, "halve"),
+        sharding=on_rows(1, kept=0),
+    )
+""",
+    "pkg/precast/ops/halve/reference.py": """
+'''Halves in plain torch.'''
+
+from torch import Tensor
+
+
+def halve(x: Tensor) -> Tensor:
+    '''Half of each number.'''
+    return x / 2
+""",
+    "pkg/precast/ops/halve/examples.py": """
+'''Example calls of halve.'''
+
+from precast.ops._folders import Examples
+
+EXAMPLES: Examples = {"halve": lambda some: (some(5, 33),)}
+""",
+    "pkg/precast/ops/halve/loaders.py": """
+'''What the loader of halves gets.'''
+
+from precast.ops._folders import Members
+from precast.ops.halve import halve, reference
+
+KERNELS: Members = {"halve": halve}
+PLAIN: Members = {"halve": reference.halve}
+""",
+}
+
+USE = """
+import json, torch
+import precast, precast.ops
+from precast.kernel_loader import HalveLoader
+
+x = torch.randn(3, 5, requires_grad=True)
+precast.ops.quarter(x).sum().backward()
+loaded = HalveLoader().load()
+print(json.dumps({
+    "names": "halve" in dir(precast.ops) and "quarter" in precast.ops.__all__,
+    "right": torch.equal(precast.ops.halve(x), x / 2) and torch.equal(x.grad, torch.full((3, 5), 0.25)),
+    "source": precast.load("halve").host.kind,
+    "loaders": [HalveLoader.__doc__, HalveLoader.names(), torch.equal(loaded.halve(x), x / 2)],
+    "plain": torch.equal(HalveLoader().load("halve_torch").halve(x), x / 2),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def grown(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with the two folders more."""
+    folder = Path(shutil.copytree(tree, tmp_path_factory.mktemp("grown") / "tree", symlinks=True))
+    for name, text in FILES.items():
+        path = folder / name
+        assert not path.exists(), "a new family changes no file"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.lstrip())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(grown: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pure wheel of that tree."""
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", out, grown)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_it_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        described = json.loads(archive.read("precast/_builder/families.json"))
+        stubs = archive.read("precast/ops/__init__.pyi").decode(), archive.read("precast/kernel_loader.pyi").decode()
+    assert {f"precast/{name.removeprefix('pkg/precast/')}" for name in FILES if "toml" not in name} <= names
+    assert not [name for name in names if name.endswith("family.toml")], "a wheel has them in one file"
+    assert ["halve", "quarter"] in [folder["public"] for folder in described]
+    assert "import halve as halve" in stubs[0] and "class HalveLoader(KernelLoader): ..." in stubs[1]
+
+
+def test_it_is_in_the_package_the_loaders_and_the_command_line(wheel: Path, install: Install, run: Run) -> None:
+    installed = install(wheel)
+    said = json.loads(installed.python(USE))
+    offer = ["Halves of numbers: ``halve``.", ["halve_cpu", "halve_torch"], True]
+    assert said == {"names": True, "right": True, "source": "jit", "loaders": offer, "plain": True}
+
+    def command(*words: str) -> str:
+        return run(sys.executable, "-m", "precast", *words, PYTHONPATH=installed.site).stdout
+
+    listed = command("list").splitlines()
+    assert ["precast.ops.quarter", "halve"] in [line.split() for line in listed]
+    assert any(line.startswith("HalveLoader ") and line.endswith("halve") for line in listed)
+    assert "halve on cpu: jit" in command("why", "quarter")
+    assert "halve" in command("doctor", "--verbose")
+    checks = json.loads(command("doctor", "--deep", "--json", "halve"))
+    assert checks["ok"] and "halve" in json.dumps(checks)
+
+
+def test_the_tables_of_the_docs_have_it(grown: Path, run: Run) -> None:
+    words = (sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "--rootdir", grown)
+    words = (*words, grown / "tests/ops/test_autocast.py", "-k", "test_the_table_has_every_op")
+    path = {"PYTHONPATH": f"{grown / 'pkg'}:{grown}"}
+    assert "--update-snapshots writes it" in run(*words, expect=1, **path).stdout
+    run(*words, "--update-snapshots", **path)
+    run(*words, **path)
+    assert "| `halve`, `quarter` | dtype of `x` |" in (grown / "docs/reference/autocast.md").read_text()
+
+
+CHECKERS = """
+from precast.kernel_loader import HalveLoader
+from precast.ops import halve, quarter, rms_norm
+
+class Mine(HalveLoader): ...
+
+reveal_type(halve)
+reveal_type(rms_norm)
+reveal_type(HalveLoader().load)
+"""
+
+
+def test_type_checkers_know_its_types(wheel: Path, install: Install, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(CHECKERS)
+    site = install(wheel).site
+    words = (
+        "--strict",
+        "--follow-imports=silent",
+        "--python-executable",
+        sys.executable,
+        "--cache-dir",
+        tmp_path / "cache",
+        tmp_path / "use.py",
+    )
+    said = run(sys.executable, "-m", "mypy", *words, MYPYPATH=site).stdout
+    assert 'Revealed type is "def (x: torch._tensor.Tensor) -> torch._tensor.Tensor"' in said
+    assert "Literal['none']" in said, said
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "tests/ops/test_graphs.py -k test_opcheck_of_an_example[halve]",
+        "tests/load/test_deep.py -k halve",
+        "tests/unit/test_arrows.py -k ops/halve",
+    ],
+)
+def test_the_tests_over_all_ops_have_it(grown: Path, run: Run, tests: str) -> None:
+    path, _, chosen = tests.partition(" -k ")
+    said = run(
+        *(sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "--rootdir", grown),
+        *(grown / path, "-k", chosen.replace("[", " and ").replace("]", "").replace("ops/halve", "halve")),
+        PYTHONPATH=f"{grown / 'pkg'}:{grown}",
+    ).stdout
+    assert " passed" in said and "failed" not in said, said
