@@ -31,6 +31,7 @@ PRECAST = Project(
         *("tests/ops/test_*bad_input.py", "tests/ops/test_fakes.py", "tests/ops/test_*norm.py"),
         *("tests/ops/test_activations.py", "tests/ops/test_adam.py", "tests/ops/test_list*.py"),
     ),
+    telling=(("dataclass(frozen=True", "tests/unit/test_frozen.py::test_every_value_is_frozen"),),
     marks="not (long or wheel or nvcc or headers or act or gpu or freethreaded or qemu or container)",
 )
 

@@ -47,6 +47,7 @@ class Project:
     sources: Sequence[str]
     tests: Sequence[str]
     marks: str = ""
+    telling: Sequence[tuple[str, str]] = ()  # a text in the changed line, and the test that is about it
     seconds: float = 60.0
 
     @property
@@ -163,15 +164,16 @@ class Runner:
         source = (self.project.tree / mutant.file).read_text()
         tests = self.tests.of_lines(mutant.file, range(statement_start(source, mutant.line), mutant.line + 1))
         if runs_at_import(source, mutant.line):  # a test that reads a constant runs no line of its file
-            tests += self.tests.beside(mutant.file)
+            tests = self.tests.beside(mutant.file)
         if len(tests) < FEW or runs_at_import(source, mutant.line):
             tests += self.tests.of_file(mutant.file)
-        tests = list(dict.fromkeys(tests))
+        telling = [test for text, test in self.project.telling if text in mutant.before]
+        tests = list(dict.fromkeys([*telling, *tests]))
         for most in ROUNDS:
             chosen: dict[str, list[str]] = {}  # by file, so that each is imported once
             for test in tests:
                 file = test.partition("::")[0]
-                most -= self.tests.good[test] + (0.0 if file in chosen else SECONDS_FOR_A_FILE_TO_START)
+                most -= self.tests.good.get(test, 0.0) + (0.0 if file in chosen else SECONDS_FOR_A_FILE_TO_START)
                 if most < 0 and chosen:
                     break
                 chosen.setdefault(file, []).append(test)

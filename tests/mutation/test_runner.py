@@ -160,6 +160,16 @@ def test_every_verdict(runner: Runner, old: str, new: str, verdict: Verdict) -> 
 
 
 @needs_mutants
+def test_the_test_that_is_about_a_text_comes_first(runner: Runner) -> None:
+    mutant = changed("LIMIT = 3", "LIMIT = 4")
+    for name in ("count_down", "limit"):
+        test = f"tests/test_toy.py::test_{name}"
+        runner.project = replace(runner.project, telling=(("LIMIT =", test), ("no such text", "no such test")))
+        (tests,) = runner.rounds(mutant)
+        assert tests[0] == test and len(tests) == len(set(tests)) == 4
+
+
+@needs_mutants
 def test_mutants_of_one_size_are_told_apart(runner: Runner) -> None:
     assert [runner.verdict(changed("LIMIT = 3", f"LIMIT = {limit}"))[0] for limit in (5, 2)] == [Verdict.KILLED] * 2
     assert runner.verdict(changed("number > LIMIT", "LIMIT < number"))[0] is Verdict.SURVIVED
