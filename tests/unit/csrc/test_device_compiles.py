@@ -183,22 +183,10 @@ def test_nvcc(family: catalogue.Family, tmp_path: Path) -> None:
 
 def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
     """launch() finds kernels by name: a name that one side lacks would fail at the first use on a GPU only."""
-    for host, family in (
-        ("rms_norm/host.cpp", catalogue.get("rms_norm")),
-        ("rms_norm/backward.cpp", catalogue.get("rms_norm_backward")),
-        ("activations/host.cpp", catalogue.get("activations")),
-        ("activations/backward.cpp", catalogue.get("activations_backward")),
-        ("softmax/host.cpp", catalogue.get("softmax")),
-        ("softmax/backward.cpp", catalogue.get("softmax_backward")),
-        ("layer_norm/host.cpp", catalogue.get("layer_norm")),
-        ("layer_norm/backward.cpp", catalogue.get("layer_norm_backward")),
-        ("rotary/host.cpp", catalogue.get("rotary")),
-        ("multi_tensor/table.cpp", catalogue.get("multi_tensor")),
-        ("kv_cache/host.cpp", catalogue.get("kv_cache")),
-        ("decode_attention/host.cpp", catalogue.get("decode_attention")),
-    ):
-        table = (CSRC / host).read_text().partition("kEntries[] = {")[2].partition("};")[0]
-        assert set(re.findall(r'"(\w+)"', table)) == entry_points(family)
+    for family in WITH_DEVICE:
+        texts = [(CSRC / host).read_text() for host in family.host]
+        (table,) = (text.partition("kEntries[] = {")[2].partition("};")[0] for text in texts if "kEntries[] = {" in text)
+        assert set(re.findall(r'"(\w+)"', table)) == entry_points(family), family.name
 
 
 @pytest.mark.parametrize("family", WITH_DEVICE, ids=IDS)
