@@ -17,7 +17,7 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from tools import __main__ as tools_main
 from tools import binaries
-from tools.guards.claims import device_claims
+from tools.guards.targets import device_claims
 from tools.wheel import NotAWheel, read_wheel, record_errors
 
 PTX = b"""//
