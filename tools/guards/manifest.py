@@ -10,10 +10,10 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, 
 from precast._abi.violation import Violation
 from precast._builder import headers, sources
 from precast._builder.files import DIGEST
-from tools import binaries
-from tools.binaries import LibraryFacts
 from tools.guards.subject import Audited, same
-from tools.wheel import MANIFEST
+from tools.shared import binaries
+from tools.shared.binaries import LibraryFacts
+from tools.shared.wheel import MANIFEST
 
 _SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 

@@ -9,9 +9,9 @@ from precast._abi.capability import TargetKind
 from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
 from precast._builder import catalogue, packing
-from tools import binaries, cells
-from tools.binaries import DeviceFacts
 from tools.guards.subject import Audited, same
+from tools.shared import binaries, cells
+from tools.shared.binaries import DeviceFacts
 
 
 def check_targets(a: Audited) -> Iterator[Violation]:

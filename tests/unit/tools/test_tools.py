@@ -16,9 +16,9 @@ from precast._abi.label import Label
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from tools import __main__ as tools_main
-from tools import binaries
 from tools.guards.targets import device_claims
-from tools.wheel import NotAWheel, read_wheel, record_errors
+from tools.shared import binaries
+from tools.shared.wheel import NotAWheel, read_wheel, record_errors
 
 PTX = b"""//
 // Cuda compilation tools, release 13.0, V13.0.88
