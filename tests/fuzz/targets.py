@@ -104,8 +104,8 @@ def wheel(data: bytes) -> bool:
     """
     from tools.guards import judge_wheel
     from tools.guards.subject import Asked
+    from tools.shared.wheel import NotAWheel, read_wheel, write_wheel
     from tools.verbs.audit import as_json
-    from tools.wheel import NotAWheel, read_wheel, write_wheel
 
     path = work("wheel") / WHEEL
     if data[:2] == b"PK":
@@ -200,7 +200,7 @@ def work(name: str) -> Path:
 def seed_wheel() -> dict[str, bytes]:
     """The files of the wheel that the target alters."""
     from tests.fuzz import seeds
-    from tools.wheel import read_wheel
+    from tools.shared.wheel import read_wheel
 
     path = work("seed") / WHEEL
     path.write_bytes(seeds.wheel())

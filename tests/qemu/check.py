@@ -3,7 +3,7 @@
     check.py EXTENSION RESULTS
 
 Loads the extension, runs every CPU family from the prebuilt file, compares each result with torch, prints one line of
-JSON and writes the results themselves, bit by bit (tools/results.py), to be compared with another processor's.
+JSON and writes the results themselves, bit by bit (kernel_results.py of tools/shared), for a comparison with others.
 """
 
 from __future__ import annotations

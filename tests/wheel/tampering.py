@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._builder import packing
-from tools.wheel import Wheel, read_wheel, write_wheel
+from tools.shared.wheel import Wheel, read_wheel, write_wheel
 
 HOST = "precast/_C/host/torch-stable-2.10.so"
 CUBIN = "precast/_C/device/rms_norm.sm_90.cubin.xz"

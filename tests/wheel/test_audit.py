@@ -14,8 +14,8 @@ import pytest
 from precast._builder import matrix, packing
 from tools import guards
 from tools.guards.subject import Asked, Verdict
+from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
-from tools.wheel import read_wheel
 
 from . import libraries
 from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH, Run

@@ -113,9 +113,9 @@ def test_a_killed_build_leaves_no_wheel_and_goes_on(run: Run, small: Path, parts
 
 def test_the_hooks_are_those_of_cibuildwheel() -> None:
     """One table says how a wheel is repaired, audited and tried; both drivers read it."""
-    from tools import drivers
+    from tools.shared import build_drivers
 
-    commands = drivers.repair_hooks(CHECKOUT)
+    commands = build_drivers.repair_hooks(CHECKOUT)
     assert [command.split()[:4] for command in commands] == [
         ["python", "-m", "tools", "repair"],
         ["python", "-m", "tools", "audit"],

@@ -11,8 +11,8 @@ import pytest
 
 from precast._abi.build_info import BuildInfo
 from precast._builder import headers, matrix
+from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
-from tools.wheel import read_wheel
 
 from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH
 from .tampering import CUBIN, HOST, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without

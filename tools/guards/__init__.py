@@ -6,7 +6,6 @@ from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, ManifestError
 from precast._builder.matrix import Matrix
-from tools import binaries
 from tools.guards.archive import check_metadata, check_reproducible, check_size
 from tools.guards.libraries import check_bundled, check_glibc, check_hardening, check_paths, check_python
 from tools.guards.manifest import check_manifest, check_origin
@@ -23,7 +22,8 @@ from tools.guards.subject import (
 from tools.guards.symbols import check_symbols
 from tools.guards.targets import check_targets
 from tools.guards.workflows import check_workflows
-from tools.wheel import MANIFEST, Wheel
+from tools.shared import binaries
+from tools.shared.wheel import MANIFEST, Wheel
 
 
 def _unless_repaired(audited: Audited) -> str | None:

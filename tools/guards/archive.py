@@ -15,7 +15,7 @@ from twine.exceptions import TwineException
 from precast._abi.build_info import BuildMode
 from precast._abi.violation import Violation
 from tools.guards.subject import Audited, same
-from tools.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
+from tools.shared.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
 
 _TWINE = logging.getLogger("twine")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from precast._abi.label import PlatformTag
 from precast._abi.violation import Violation
 from precast._builder import packing
-from tools import binaries
 from tools.guards.subject import Audited, same
+from tools.shared import binaries
 
 # What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
 _NEEDED = {

@@ -10,10 +10,10 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, 
 from precast._abi.violation import Violation
 from precast._builder import headers, sources
 from precast._builder.files import DIGEST
-from tools import binaries
-from tools.guards.claims import host_claims
 from tools.guards.subject import Audited, same
-from tools.wheel import MANIFEST
+from tools.shared import binaries
+from tools.shared.binaries import LibraryFacts
+from tools.shared.wheel import MANIFEST
 
 _SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
@@ -75,7 +75,21 @@ def _libraries(a: Audited) -> Iterator[Violation]:
             except binaries.Unreadable as error:
                 yield Violation("elf", file.path, "a shared library", str(error))
             continue
-        yield from host_claims(file, a.libraries[file.path], a.info)
+        yield from _host_claims(file, a.libraries[file.path], a.info)
+
+
+def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Violation]:
+    """A host library against its manifest entry."""
+    yield from same("machine", file.path, file.machine, facts.machine)
+    yield from same("needed", file.path, file.needed, facts.needed)
+    yield from same("glibc", file.path, str(file.glibc), ".".join(map(str, facts.glibc[:2])))
+    yield from same("glibcxx", file.path, file.glibcxx, ".".join(map(str, facts.glibcxx)))
+    yield from same("families", file.path, sorted(file.families), sorted(facts.families))
+    yield from same("cpu levels", file.path, file.cpu_levels, facts.cpu_levels)
+    yield from same("debug", file.path, file.debug, facts.debug)
+    yield from same("python", file.path, ("none", None), (file.python, file.cuda_major))
+    yield from same("compiler", file.path, dict(info.compilers).get("g++", facts.compiler), facts.compiler)
+    yield from same("name", file.path, f"host/{file.abi}.so", file.path)
 
 
 def _sources(a: Audited) -> Iterator[Violation]:

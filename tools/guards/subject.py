@@ -11,8 +11,8 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
 from precast._abi.violation import Violation
 from precast._builder import packing
 from precast._builder.matrix import Matrix
-from tools import binaries
-from tools.wheel import Wheel
+from tools.shared import binaries
+from tools.shared.wheel import Wheel
 
 TORCH_LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from precast._abi.torch_abi import Exact, Stable, TorchAbi
 from precast._abi.version import Release
 from precast._abi.violation import Violation
-from tools import binaries
 from tools.guards.subject import Audited
+from tools.shared import binaries
 
 DECLARATIONS = "precast/csrc/common/torch_c.h"
 _DECLARED = re.compile(r"^PRECAST_(?:WEAK_|(CUDA_))?SINCE\((\d+), (\d+)\)[^;(]*?(\w+)\(", re.MULTILINE)

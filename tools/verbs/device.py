@@ -18,8 +18,8 @@ from precast._builder import matrix, packing, parts
 from precast._builder.binaries import Made, label_nvrtc, make_device
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
-from tools import packages, second_reader
-from tools.cells import label_of
+from tools.shared import packages, second_reader
+from tools.shared.cells import label_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,10 +19,10 @@ from packaging.version import Version
 from precast._builder import matrix
 from precast._version import __version__
 from precast.errors import KernelError
-from tools import selector
-from tools.dists import Dist, IndexRefused, read_wheelhouse
-from tools.pages import folder_of, pages
-from tools.published import Published, joined, read_site, read_yanks
+from tools.shared import selector
+from tools.shared.dists import Dist, IndexRefused, read_wheelhouse
+from tools.shared.pages import folder_of, pages
+from tools.shared.published import Published, joined, read_site, read_yanks
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from precast._builder import matrix
 from precast.errors import KernelError
-from tools import evidence, summary
-from tools.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
-from tools.columns import columns
-from tools.narrow import narrow
-from tools.wheel import NotAWheel
+from tools.shared import evidence, plan_summary
+from tools.shared.cells import Cell, DeviceCell, HostCell, Plan, WheelCell, expand
+from tools.shared.columns import columns
+from tools.shared.one_cell import narrow
+from tools.shared.wheel import NotAWheel
 
 
 def as_json(plan: Plan) -> str:
@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
         if options.cell:
             plan = narrow(plan, options.cell)
         if options.summary:
-            print(summary.of(plan, known, evidence.load(evidence.FOLDER, known), options.wheelhouse), end="")
+            print(plan_summary.of(plan, known, evidence.load(evidence.FOLDER, known), options.wheelhouse), end="")
             return 0
     except (KernelError, NotAWheel) as error:
         print(error, file=sys.stderr)

@@ -29,7 +29,7 @@ from precast._builder import catalogue, descriptions, provenance
 from precast._builder.binaries import Made, check_ceilings, make_host, manifest
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
-from tools import torch_symbols
+from tools.shared import torch_symbols
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"

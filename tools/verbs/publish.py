@@ -21,11 +21,11 @@ from urllib.parse import quote, urljoin
 
 from precast._version import __version__
 from precast.errors import KernelError
-from tools import wheelhouse
+from tools.shared import wheelhouse
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "precast"
-LABELS = "_labels"  # where the root page names the folders; as tools/published.py says, which needs more than Python
+LABELS = "_labels"  # where the root page names the folders; as published.py says, which needs more than Python
 SUMS = "SHA256SUMS"
 NONE = "none"  # what to say instead of an address, before anything was ever published
 TIMEOUT_S = 60

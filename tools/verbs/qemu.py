@@ -27,8 +27,8 @@ from precast._abi.label import PlatformTag
 from precast._abi.torch_abi import TorchAbi
 from precast._builder import flags, matrix
 from precast.errors import KernelError
-from tools import arm_root, results
-from tools.wheel import NotAWheel, Wheel, read_wheel
+from tools.shared import arm_root, kernel_results
+from tools.shared.wheel import NotAWheel, Wheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "tests" / "qemu" / "check.py"
@@ -108,7 +108,9 @@ def _check(
             f"  needed  every result from the prebuilt file, near torch's"
         )
     facts = json.loads(done.stdout.splitlines()[-1])
-    far = {} if reference is None else results.furthest(results.read(path), results.read(reference))
+    far = (
+        {} if reference is None else kernel_results.furthest(kernel_results.read(path), kernel_results.read(reference))
+    )
     if not facts["host"].startswith("prebuilt "):
         raise RanWrong(f"{processor}: the library was not the prebuilt one: {facts['host']}")
     if any(units > 1 for units in far.values()):

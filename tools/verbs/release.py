@@ -20,9 +20,9 @@ from precast._builder import lock, matrix, parts, toolchain
 from precast._builder.cache import open_cache
 from precast.errors import KernelError
 from tools import __main__ as verbs
-from tools import preflight, wheelhouse
-from tools.cells import Plan, expand
-from tools.schedule import Runner, Step, run_all
+from tools.shared import preflight, wheelhouse
+from tools.shared.cells import Plan, expand
+from tools.shared.schedule import Runner, Step, run_all
 from tools.verbs import sdist
 from tools.verbs.check_set import expected
 from tools.verbs.plan import as_json
@@ -106,7 +106,7 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
     """Make it, or what is missing of it."""
     from rich.console import Console
 
-    from tools.display import display, summary
+    from tools.shared.display import display, summary
 
     started = time.perf_counter()
     console = Console()

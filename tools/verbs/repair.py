@@ -16,8 +16,8 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._builder import headers, matrix, provenance
 from precast.errors import KernelError
-from tools import sbom
-from tools.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
+from tools.shared import sbom
+from tools.shared.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch's libraries come with torch. What else a library of ours could need, the audit refuses.

@@ -22,9 +22,9 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo
 from precast._builder import matrix, provenance
 from precast.errors import KernelError
-from tools.cells import label_of
 from tools.guards.archive import differences
 from tools.guards.subject import Result, Verdict
+from tools.shared.cells import label_of
 from tools.verbs.audit import show
 from tools.verbs.repair import epoch_of
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from precast._builder import provenance
 from precast._version import __version__
 from precast.errors import KernelError
-from tools import wheelhouse
-from tools.wheelhouse import Record
+from tools.shared import wheelhouse
+from tools.shared.wheelhouse import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = f"precast-{__version__}.tar.gz"

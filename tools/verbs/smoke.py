@@ -21,7 +21,7 @@ from precast._abi.settings import Settings
 from precast._abi.version import Release, TorchVersion
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
-from tools import packages
+from tools.shared import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "tools" / "smoke_check.py"

@@ -18,8 +18,8 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
 from precast.errors import KernelError
-from tools import served
-from tools.cells import DeviceCell, HostCell, WheelCell, expand
+from tools.shared import served
+from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
 

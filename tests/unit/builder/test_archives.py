@@ -23,9 +23,9 @@ from precast._builder.cache_archive import import_cache
 from precast.build import audit as audit_of_anybodys
 from precast.errors import KernelError
 from tests.made_up import make_sdist
-from tools import dists
+from tools.shared import dists
+from tools.shared.wheel import NotAWheel, read_wheel
 from tools.verbs import audit
-from tools.wheel import NotAWheel, read_wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 WHEEL = "precast-1.0-py3-none-manylinux_2_28_x86_64.whl"

@@ -11,7 +11,7 @@ import pytest
 
 from precast._abi.capability import GpuTarget
 from precast._builder.elf import CubinHeader, ElfError, ElfInfo, read_cubin, read_shared_object
-from tools import binaries
+from tools.shared import binaries
 
 
 def make_cubin(os_abi: int, abi_version: int, flags: int, machine: int = 190) -> bytes:

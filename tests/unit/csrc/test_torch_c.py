@@ -15,8 +15,8 @@ import pytest
 from precast._abi.torch_abi import STABLE_FLOOR
 from precast._abi.version import Release
 from precast._builder import flags, headers
-from tools import torch_symbols
 from tools.guards.symbols import declared
+from tools.shared import torch_symbols
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
 HEADER = CSRC / "common" / "torch_c.h"

@@ -16,8 +16,8 @@ from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._builder import catalogue, flags, host, toolchain
 from precast._builder.cache import Cache, default_root
-from tools import binaries, results
-from tools.results import Results
+from tools.shared import binaries, kernel_results
+from tools.shared.kernel_results import Results
 
 pytestmark = [pytest.mark.qemu, pytest.mark.compiler]
 
@@ -87,7 +87,7 @@ def computed(emulator: str, processor: str, built: Built, level: str) -> Results
     path = built.driver.with_name("results")
     done = run(emulator, processor, built, "", str(path))
     assert (done.returncode, done.stdout) == (0, f"{level}\n"), done.stderr
-    found = results.read(path)
+    found = kernel_results.read(path)
     assert len(found) > 600
     return found
 
@@ -101,12 +101,12 @@ def avx2(x86: Built) -> Results:
 @pytest.mark.parametrize("level", PROCESSORS)
 def test_arm_gives_the_bits_of_x86(arm: Built, avx2: Results, level: str) -> None:
     """Elementwise results and reductions alike, in every format: sixteen lanes, one order, fused multiply-add."""
-    assert results.furthest(computed("qemu-aarch64", PROCESSORS[level], arm, level), avx2) == {}
+    assert kernel_results.furthest(computed("qemu-aarch64", PROCESSORS[level], arm, level), avx2) == {}
 
 
 def test_the_comparison_can_fail(x86: Built, avx2: Results) -> None:
     """x86's baseline has no fused multiply-add, and is off where the others agree."""
-    far = results.furthest(computed("qemu-x86_64", "Nehalem", x86, "baseline"), avx2)
+    far = kernel_results.furthest(computed("qemu-x86_64", "Nehalem", x86, "baseline"), avx2)
     assert far["adam.0.param"] == 1 and len(far) > 100
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tools.display import display, summary
-from tools.schedule import Outcome, Step
-from tools.wheelhouse import Record
+from tools.shared.display import display, summary
+from tools.shared.schedule import Outcome, Step
+from tools.shared.wheelhouse import Record
 
 STEPS = [Step(name, kind, (), Path("none")) for name, kind in (("device-a", "device code"), ("wheel-a", "wheels"))]
 OUTCOMES = [

@@ -11,11 +11,11 @@ import pytest
 
 from precast._builder import matrix
 from tests.made_up import make_wheel
-from tools import evidence, served, summary
-from tools.cells import expand
-from tools.evidence import EvidenceError
+from tools.shared import evidence, plan_summary, served
+from tools.shared.cells import expand
+from tools.shared.evidence import EvidenceError
+from tools.shared.wheel import NotAWheel
 from tools.verbs import plan as tools_plan
-from tools.wheel import NotAWheel
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 KNOWN = matrix.load(CHECKOUT / "matrix.toml")
@@ -122,7 +122,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("event", "only_torch"), [("pr", None), ("release", None), ("release", "2.6")])
 def test_the_split_adds_up(event: str, only_torch: str | None) -> None:
     the_plan = expand(KNOWN, KNOWN.event(event), only_torch)
-    counted = summary.split(the_plan, KNOWN, KEPT)
+    counted = plan_summary.split(the_plan, KNOWN, KEPT)
     assert set(counted.executed) <= set(counted.built) <= set(counted.planned) == set(counted.cells)
     assert set(counted.without_gpu) <= set(counted.built) - set(counted.executed)
     assert set(counted.declared) | set(counted.built) == set(counted.cells)
@@ -143,13 +143,13 @@ def test_what_nobody_can_build_was_not_executed(tmp_path: Path) -> None:
     with pytest.raises(
         EvidenceError, match=r"a\.json: torch 2\.11\.0 cu130, Python 3\.12, x86_64 was executed, and no"
     ):
-        summary.split(expand(none_built, none_built.event("pr")), none_built, [found])
+        plan_summary.split(expand(none_built, none_built.event("pr")), none_built, [found])
 
 
 def test_the_summary_names_the_files(tmp_path: Path) -> None:
     written(tmp_path, FILE | {"runs": [CPU_RUN]}, "one.json")
     written(tmp_path, FILE, "two.json")
-    text = summary.of(expand(KNOWN, KNOWN.event("pr")), KNOWN, evidence.load(tmp_path, KNOWN))
+    text = plan_summary.of(expand(KNOWN, KNOWN.event("pr")), KNOWN, evidence.load(tmp_path, KNOWN))
     words = [line.split() for line in text.splitlines()]
     assert ["executed", "2"] in words and ["one.json", "1"] in words and ["two.json", "2"] in words
 
@@ -158,18 +158,18 @@ def test_the_summary_measures_a_wheelhouse(tmp_path: Path) -> None:
     release = expand(KNOWN, KNOWN.event("release"))
     for cell in release.wheel[:3:2]:
         info = served.manifest(KNOWN, cell, declared=False)
-        make_wheel(tmp_path, version=f"1.0+{cell.label}", files={summary.MANIFEST: info.to_json().encode()})
-    there = summary.wheelhouse(tmp_path, CELLS)
+        make_wheel(tmp_path, version=f"1.0+{cell.label}", files={plan_summary.MANIFEST: info.to_json().encode()})
+    there = plan_summary.wheelhouse(tmp_path, CELLS)
     built = served.built(release, KNOWN, CELLS)
     assert (there.count, there.bytes) == (2, sum(path.stat().st_size for path in tmp_path.iterdir()))
     assert there.serves == tuple(cell for cell in built if cell.machine == "x86_64")
     said = f"2 wheels of {there.bytes / 1e6:.2f} MB together serve {len(there.serves)} of them"
-    assert said in summary.of(release, KNOWN, (), tmp_path)
+    assert said in plan_summary.of(release, KNOWN, (), tmp_path)
 
 
 def test_a_wheelhouse_without_our_wheels_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(NotAWheel, match="no wheel in it"):
-        summary.wheelhouse(tmp_path, CELLS)
+        plan_summary.wheelhouse(tmp_path, CELLS)
     wheel = make_wheel(tmp_path)
     assert tools_plan.main(["--summary", "--wheelhouse", str(tmp_path)]) == 1
-    assert f"{wheel}: {summary.MANIFEST} cannot be read" in capsys.readouterr().err
+    assert f"{wheel}: {plan_summary.MANIFEST} cannot be read" in capsys.readouterr().err

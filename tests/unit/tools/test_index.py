@@ -263,7 +263,7 @@ def test_a_yank_names_something_and_stays(house: Path, tmp_path: Path, capsys: p
 
 
 def test_the_kept_list_of_yanks_can_be_read(checkout: Path) -> None:
-    from tools.published import read_yanks
+    from tools.shared.published import read_yanks
 
     assert read_yanks(checkout / "yanked.toml", [], []) == {}
 

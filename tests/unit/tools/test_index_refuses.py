@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.made_up import make_sdist, make_wheel
-from tools import dists, wheelhouse
+from tools.shared import dists, wheelhouse
 
 from .test_index import content, files, house, run
 

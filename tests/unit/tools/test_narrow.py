@@ -9,8 +9,8 @@ import pytest
 
 from precast._builder import matrix
 from tools import __main__ as tools_main
-from tools.cells import PlanError, expand
-from tools.narrow import narrow
+from tools.shared.cells import PlanError, expand
+from tools.shared.one_cell import narrow
 from tools.verbs.plan import as_outputs
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")

@@ -192,7 +192,7 @@ extern "C" __attribute__((visibility("default"))) const char* chosen() { return 
 def test_a_cpu_level_is_two_files(changed: Changed, tmp_path: Path) -> None:
     tree = changed(LEVEL)
     asked = (
-        "from precast._builder import flags; from tools import binaries;"
+        "from precast._builder import flags; from tools.shared import binaries;"
         "everything = frozenset(f for level in flags.cpu_levels('x86_64') for f in level.features);"
         "level = flags.best_level('x86_64', everything); code = b'\\x62abc\\x50' * 16;"
         "print(level.name, binaries._cpu_levels(code, 'EM_X86_64'), *flags.cpu_options(level, debug=False))"

@@ -14,8 +14,8 @@ from precast._abi.label import Label
 from precast._builder import matrix
 from precast._builder.matrix import Matrix
 from tools import __main__ as tools_main
-from tools import cells, evidence, served, summary
-from tools.cells import MAX_JOBS, DeviceCell, HostCell, Plan, PlanError, TestCell, WheelCell, expand
+from tools.shared import cells, evidence, plan_summary, served
+from tools.shared.cells import MAX_JOBS, DeviceCell, HostCell, Plan, PlanError, TestCell, WheelCell, expand
 from tools.verbs import nvrtc, plan
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
@@ -40,7 +40,7 @@ def test_a_slim_expansion_is_known(snapshot: Snapshot) -> None:
 def test_the_summaries_are_known(snapshot: Snapshot) -> None:
     kept = evidence.load(evidence.FOLDER, KNOWN)
     # fails if a summary differs from the kept one
-    snapshot("plan-summaries.txt", "\n".join(summary.of(PLANS[event], KNOWN, kept) for event in EVENTS))
+    snapshot("plan-summaries.txt", "\n".join(plan_summary.of(PLANS[event], KNOWN, kept) for event in EVENTS))
 
 
 def test_the_documentation_counts_as_the_plan_does(checkout: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_verb_prints_and_refuses(capsys: pytest.CaptureFixture[str], tmp_pat
     assert tools_main.main(["plan", "--json"]) == 0
     assert capsys.readouterr().out == plan.as_json(PLANS["release"])
     assert tools_main.main(["plan", "--event", "main", "--summary"]) == 0
-    assert capsys.readouterr().out == summary.of(PLANS["main"], KNOWN, evidence.load(evidence.FOLDER, KNOWN))
+    assert capsys.readouterr().out == plan_summary.of(PLANS["main"], KNOWN, evidence.load(evidence.FOLDER, KNOWN))
     assert tools_main.main(["plan", "--event", "tag"]) == 1
     assert "no event 'tag'" in capsys.readouterr().err
     assert tools_main.main(["plan", "--only-torch", "2.3"]) == 1

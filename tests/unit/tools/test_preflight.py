@@ -12,8 +12,8 @@ from precast._abi.settings import Settings
 from precast._builder import matrix, parts
 from precast._builder.cache import Cache
 from precast.errors import KernelError
-from tools import preflight
-from tools.cells import Plan, expand
+from tools.shared import preflight
+from tools.shared.cells import Plan, expand
 
 
 @pytest.fixture(scope="module")

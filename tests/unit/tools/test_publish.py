@@ -17,7 +17,7 @@ import pytest
 
 from precast._version import __version__
 from tools import __main__ as tools_main
-from tools import published, wheelhouse
+from tools.shared import published, wheelhouse
 from tools.verbs import publish as publish_verb
 
 TAG = f"v{__version__}"

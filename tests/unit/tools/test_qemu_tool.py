@@ -8,34 +8,37 @@ from pathlib import Path
 import pytest
 
 from tests.unit.abi.examples import build_info, host_file
-from tools import arm_root, results
+from tools.shared import arm_root, kernel_results
 from tools.verbs import qemu
 
 NAN = 0x7FC00001
 
 
-def written(path: Path, **records: list[int]) -> results.Results:
+def written(path: Path, **records: list[int]) -> kernel_results.Results:
     path.write_bytes(
         b"".join(
             f"{name} 0 {len(bits)}\n".encode() + struct.pack(f"<{len(bits)}I", *bits) for name, bits in records.items()
         )
     )
-    return results.read(path)
+    return kernel_results.read(path)
 
 
 def test_the_distance_is_in_last_places_across_zero_and_any_nan_is_one(tmp_path: Path) -> None:
     one = written(tmp_path / "one", a=[0x3F800000, 0x00000001, NAN], b=[0])
     other = written(tmp_path / "other", a=[0x3F800001, 0x80000001, NAN | 0x80000000], b=[0])
-    assert results.furthest(one, one) == {}
-    assert results.furthest(one, other) == {"a": 2}
-    assert results.furthest(written(tmp_path / "nan", a=[NAN]), written(tmp_path / "number", a=[0x3F800000]))["a"] > 1e9
+    assert kernel_results.furthest(one, one) == {}
+    assert kernel_results.furthest(one, other) == {"a": 2}
+    assert (
+        kernel_results.furthest(written(tmp_path / "nan", a=[NAN]), written(tmp_path / "number", a=[0x3F800000]))["a"]
+        > 1e9
+    )
 
 
 def test_unlike_results_are_not_compared(tmp_path: Path) -> None:
     one = written(tmp_path / "one", a=[0])
     for other in (written(tmp_path / "name", b=[0]), written(tmp_path / "length", a=[0, 0])):
         with pytest.raises(ValueError, match=r"not the same results|1 and 2 numbers"):
-            results.furthest(one, other)
+            kernel_results.furthest(one, other)
 
 
 def test_the_torch_is_the_newest_that_needs_no_cuda() -> None:
@@ -49,7 +52,7 @@ def test_it_takes_a_wheel_for_each_architecture(tmp_path: Path, capsys: pytest.C
 
 def test_without_the_emulator_its_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from precast.errors import KernelError
-    from tools.wheel import Wheel
+    from tools.shared.wheel import Wheel
 
     monkeypatch.setenv("PATH", str(tmp_path))
     wheel = Wheel(tmp_path / "x.whl", "precast", "1", ("py3", "none", "any"), {}, ())

@@ -13,9 +13,9 @@ import pytest
 
 from precast._builder import matrix
 from precast.errors import KernelError
-from tools import schedule, wheelhouse
-from tools.cells import Plan, expand
-from tools.schedule import Outcome, Runner, Step
+from tools.shared import schedule, wheelhouse
+from tools.shared.cells import Plan, expand
+from tools.shared.schedule import Outcome, Runner, Step
 from tools.verbs import release
 
 
@@ -153,7 +153,7 @@ def test_a_failure_shows_its_log_and_starts_nothing_more(project: Path) -> None:
 def test_an_interrupted_release_ends_what_it_started(project: Path) -> None:
     said = project / "pid"
     code = (
-        "import os, signal, sys; from pathlib import Path; from tools import schedule\n"
+        "import os, signal, sys; from pathlib import Path; from tools.shared import schedule\n"
         # A shell's background job has it ignored, and hands that on.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "root, said = map(Path, sys.argv[1:])\n"

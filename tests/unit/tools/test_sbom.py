@@ -16,8 +16,8 @@ from precast._abi.version import CudaVersion, Release
 from precast._builder import headers, matrix
 from tools.guards.sbom import check_sbom
 from tools.guards.subject import Asked, Audited
-from tools.sbom import NAME, sbom
-from tools.wheel import moment_of, read_wheel, write_wheel
+from tools.shared.sbom import NAME, sbom
+from tools.shared.wheel import moment_of, read_wheel, write_wheel
 
 MATRIX = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 EPOCH = 1_700_000_000

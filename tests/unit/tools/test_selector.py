@@ -11,8 +11,8 @@ import pytest
 
 from precast._builder import matrix
 from tests.made_up import make_wheel
-from tools import pages, selector
-from tools.dists import Dist, read_dist
+from tools.shared import pages, selector
+from tools.shared.dists import Dist, read_dist
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 CUDA = ("cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132")

@@ -16,9 +16,9 @@ from precast._abi.capability import ComputeCapability
 from precast._abi.decide import Refuse, UsePrebuilt
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
-from tools import served
-from tools.cells import WheelCell, expand
-from tools.served import TorchCell
+from tools.shared import served
+from tools.shared.cells import WheelCell, expand
+from tools.shared.served import TorchCell
 
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 PLAN = expand(KNOWN, KNOWN.event("release"))

@@ -7,6 +7,8 @@ import hashlib
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,10 @@ from precast._abi.label import Label
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from tools import __main__ as tools_main
-from tools import binaries
-from tools.guards.claims import device_claims
-from tools.wheel import NotAWheel, read_wheel, record_errors
+from tools.guards import targets
+from tools.guards.targets import device_claims
+from tools.shared import binaries
+from tools.shared.wheel import NotAWheel, read_wheel, record_errors
 
 PTX = b"""//
 // Cuda compilation tools, release 13.0, V13.0.88
@@ -61,6 +64,18 @@ def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str,
         facts = binaries.DeviceFacts(target, found, nvrtc, None, frozenset({"k"}))
         wrong = [violation.check for violation in device_claims(file, facts, info)]
         assert wrong == ([] if found == layout else ["layout"])
+
+
+def test_ptx_of_another_isa_than_its_toolkit_writes_is_refused(checkout: Path) -> None:
+    target, cuda = GpuTarget.parse("compute_90"), CudaVersion(13, 0)
+    file = DeviceFile("device/f.compute_90.ptx.xz", "0" * 64, 1, "f", target, "13.0.88", cuda, 9)
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", "13.0.88"),), (), (file,))
+    known = matrix.load(checkout / "matrix.toml")
+    for isa, wrong in (("9.0", []), ("8.9", ["ptx isa"])):
+        image = PTX.replace(b".version 9.0", f".version {isa}".encode())
+        wheel = SimpleNamespace(files={f"precast/_C/{file.path}": b""})
+        audited: Any = SimpleNamespace(info=info, matrix=known, wheel=wheel, image=lambda file, image=image: image)
+        assert [violation.check for violation in targets._device_files(audited)] == wrong
 
 
 def test_build_paths_are_found_and_common_places_are_not() -> None:

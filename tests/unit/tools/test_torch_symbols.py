@@ -14,7 +14,7 @@ from precast._abi.torch_abi import Exact, parse_torch_abi
 from precast._builder import catalogue, classic_headers, flags, matrix
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
-from tools import torch_symbols
+from tools.shared import torch_symbols
 from tools.verbs import prove_classic
 
 NEWEST = parse_torch_abi("torch-2.9-cxx1")

@@ -14,7 +14,7 @@ from precast._abi.version import Release
 from precast._builder import matrix
 from precast._builder.cache import Cache
 from precast.errors import KernelError
-from tools import drivers, packages, second_reader
+from tools.shared import build_drivers, packages, second_reader
 from tools.verbs import build, device, host, smoke
 
 MACHINE = platform.machine()
@@ -87,11 +87,11 @@ def test_cibuildwheel_is_asked_only_for_what_it_can_build(
     known = matrix.load(checkout / "matrix.toml")
     other = next(name for name in known.machines if name != MACHINE)
     env: Mapping[str, str] = {"PRECAST_PARTS": "/parts"}
-    with pytest.raises(drivers.BuildStopped, match=f"needed  {other}"):
-        drivers.by_cibuildwheel(tmp_path / "x.tar.gz", other, known, tmp_path, env)
+    with pytest.raises(build_drivers.BuildStopped, match=f"needed  {other}"):
+        build_drivers.by_cibuildwheel(tmp_path / "x.tar.gz", other, known, tmp_path, env)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(drivers.BuildStopped, match=r"neither docker nor podman on PATH"):
-        drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
+    with pytest.raises(build_drivers.BuildStopped, match=r"neither docker nor podman on PATH"):
+        build_drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
 
 
 def test_cibuildwheel_gets_the_image_of_the_matrix_and_the_parts_where_it_mounts_them(
@@ -107,19 +107,19 @@ def test_cibuildwheel_gets_the_image_of_the_matrix_and_the_parts_where_it_mounts
         (cwd / "wheelhouse").mkdir(exist_ok=True)
         (cwd / "wheelhouse" / "a.whl").touch()
 
-    monkeypatch.setattr(drivers, "run", run)
+    monkeypatch.setattr(build_drivers, "run", run)
     image = f"CIBW_MANYLINUX_{MACHINE.upper()}_IMAGE"
     env = {"PRECAST_PARTS": "/parts"}
-    drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
+    build_drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, env)
     (spec,) = (spec for spec in known.machine_specs if spec.name == MACHINE)
     assert (told[image], told["PRECAST_PARTS"]) == (spec.image, "/host/parts")
-    drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, {**env, image: "localhost/own"})
+    build_drivers.by_cibuildwheel(tmp_path / "x.tar.gz", MACHINE, known, tmp_path, {**env, image: "localhost/own"})
     assert told[image] == "localhost/own"
 
 
 def test_a_failed_step_shows_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(drivers.BuildStopped, match="the reason"):
-        drivers.run(["sh", "-c", "echo the reason; exit 3"], tmp_path, os.environ)
+    with pytest.raises(build_drivers.BuildStopped, match="the reason"):
+        build_drivers.run(["sh", "-c", "echo the reason; exit 3"], tmp_path, os.environ)
 
 
 def test_only_exact_packages_are_kept(tmp_path: Path) -> None:

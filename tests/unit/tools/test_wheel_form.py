@@ -11,8 +11,8 @@ import pytest
 
 from precast.errors import KernelError
 from tools.guards.archive import differences
+from tools.shared.wheel import Entry, expected_entries, moment_of, read_wheel, record_errors, write_wheel
 from tools.verbs.repair import epoch_of
-from tools.wheel import Entry, expected_entries, moment_of, read_wheel, record_errors, write_wheel
 
 INFO = "a-1.dist-info"
 NAME = "a-1-py3-none-any.whl"

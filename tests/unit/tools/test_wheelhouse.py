@@ -13,8 +13,8 @@ import pytest
 
 from precast._builder import matrix
 from precast.errors import KernelError
-from tools import wheelhouse
-from tools.cells import expand
+from tools.shared import wheelhouse
+from tools.shared.cells import expand
 from tools.verbs import check_set, sdist
 
 CELLS = {"wheel-cu130-x86_64": "p-1+cu130-py3-none-any.whl", "wheel-cpu-x86_64": "p-1+cpu-py3-none-any.whl"}

@@ -8,8 +8,8 @@ import pytest
 
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import Release
-from tools.binaries import Undefined
 from tools.guards.symbols import _classic, _of_the_system, _stable, declared, exported_by
+from tools.shared.binaries import Undefined
 
 HEADER = """
 #define PRECAST_SINCE(major, minor) extern "C"

@@ -15,7 +15,7 @@ from precast._abi.torch_abi import parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import catalogue, flags
 from precast._builder.matrix import Matrix, TorchBuild
-from tools.cells import Plan, WheelCell, label_of
+from tools.shared.cells import Plan, WheelCell, label_of
 
 _FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)
 _SHA256 = "0" * 64  # nobody has built the files yet, and decide reads none of them

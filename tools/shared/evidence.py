@@ -18,11 +18,11 @@ from precast._abi.version import Release, TorchVersion
 from precast._builder.matrix import DEFAULT, Matrix
 from precast._builder.tables import MatrixError, Table
 from precast.errors import KernelError
-from tools.served import TorchCell, torch_cells
+from tools.shared.served import TorchCell, torch_cells
 
 SCHEMA = 1
 DEVICES = ("cpu", "cuda")
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 
 
 class EvidenceError(KernelError):

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from packaging.version import Version
 
 from precast._builder.tables import MatrixError, Table
-from tools.dists import PROJECT, Dist, IndexRefused, read_dist, refuse_twice
+from tools.shared.dists import PROJECT, Dist, IndexRefused, read_dist, refuse_twice
 
 if sys.version_info >= (3, 11):
     import tomllib

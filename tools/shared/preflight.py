@@ -17,8 +17,8 @@ from precast._abi.settings import Settings
 from precast._builder import headers, parts, toolchain, torch_wheel
 from precast._builder.cache import Cache
 from precast.errors import KernelError
-from tools import packages
-from tools.cells import DeviceCell, HostCell, Plan
+from tools.shared import packages
+from tools.shared.cells import DeviceCell, HostCell, Plan
 from tools.verbs.repair import epoch_of
 
 # Unpacked, the NVRTC of the seven labels takes 990 MB; objects, images and torch's headers take the rest.

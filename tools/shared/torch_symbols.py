@@ -17,7 +17,7 @@ from elftools.elf.sections import SymbolTableSection
 from precast._abi.torch_abi import TorchAbi
 from precast.errors import KernelError
 
-LISTS = Path(__file__).with_name("torch_symbols")
+LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 # What a classic library names in NEEDED, and the OpenMP runtime that lies beside it.
 _LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libgomp*.so*")
 

@@ -18,8 +18,8 @@ from packaging.version import Version
 from precast._abi.label import PlatformTag
 from precast._builder.archives import BadArchive, open_tar
 from precast.errors import KernelError
-from tools import wheelhouse
-from tools.wheel import NotAWheel, read_wheel
+from tools.shared import wheelhouse
+from tools.shared.wheel import NotAWheel, read_wheel
 
 PROJECT = "precast"
 _MOST_METADATA = 4 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from precast._builder.cache import Cache
 from precast.errors import KernelError
-from tools import packages
+from tools.shared import packages
 
 # What cuobjdump lists is the file's own name with the architecture that it found put before the suffix.
 _LISTED = re.compile(r"^ELF file +\d+: .*\.(sm_\d+[af]?)\.cubin$", re.MULTILINE)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, ManifestError
 from precast._builder.matrix import Matrix
-from tools import evidence, served
-from tools.cells import Plan
-from tools.columns import columns
-from tools.evidence import Evidence, EvidenceError, Found
-from tools.served import TorchCell
-from tools.wheel import NotAWheel, read_wheel
+from tools.shared import evidence, served
+from tools.shared.cells import Plan
+from tools.shared.columns import columns
+from tools.shared.evidence import Evidence, EvidenceError, Found
+from tools.shared.served import TorchCell
+from tools.shared.wheel import NotAWheel, read_wheel
 
 MANIFEST = "precast/_C/build_info.json"
 

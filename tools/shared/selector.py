@@ -12,11 +12,11 @@ from precast._abi.build_info import BuildInfo
 from precast._abi.capability import ComputeCapability, TargetKind
 from precast._abi.version import CudaVersion
 from precast._builder.matrix import Matrix, TorchBuild
-from tools import served
-from tools.cells import expand, label_of
-from tools.dists import PROJECT, Dist
-from tools.published import in_order
-from tools.served import TorchCell
+from tools.shared import served
+from tools.shared.cells import expand, label_of
+from tools.shared.dists import PROJECT, Dist
+from tools.shared.published import in_order
+from tools.shared.served import TorchCell
 
 SCHEMA = 1
 # One GPU that people know for each compute capability (NVIDIA, "CUDA GPU Compute Capability").

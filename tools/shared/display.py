@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tools.schedule import Outcome, Step
-from tools.wheelhouse import Record
+from tools.shared.schedule import Outcome, Step
+from tools.shared.wheelhouse import Record
 
 
 class Display(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tools.cells import Plan, PlanError, TestCell, WheelCell
+from tools.shared.cells import Plan, PlanError, TestCell, WheelCell
 
 
 def narrow(plan: Plan, name: str) -> Plan:

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import jinja2
 
-from tools.dists import PROJECT, Dist
-from tools.published import LABELS, in_order
+from tools.shared.dists import PROJECT, Dist
+from tools.shared.published import LABELS, in_order
 
 API_VERSION = "1.1"  # PEP 700: sizes and the list of versions
 
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
+    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parents[1] / "templates"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,

@@ -1,0 +1,1 @@
+"""What several verbs, guards or tests share. A verb is a module of ``tools.verbs``."""
