@@ -31,22 +31,21 @@ constexpr char kList[] = PRECAST_EACH_CPU_LEVEL(PRECAST_LISTED);
 #undef PRECAST_LISTED
 
 #if defined(__x86_64__)
-// __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
-// registers counts as one without.
+// __builtin_cpu_supports asks the operating system too: AVX-512 counts only if the kernel saves its registers.
 CpuLevel best_level() {
   __builtin_cpu_init();
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // g++ 10 cannot ask by name
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // g++ 10 has no name for it
   const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return avx512 ? CpuLevel::avx512 : avx2 ? CpuLevel::avx2 : CpuLevel::baseline;
 }
 
-// Each level has what the lesser ones have.
+// Each level includes the lower ones.
 bool runs_here(CpuLevel level) { return level <= best_level(); }
 #else
-// Linux gives a process one vector length, which its threads inherit. A length that no level is made for leaves NEON.
+// Linux gives a process one vector length, which its threads inherit. NEON serves the lengths without a level.
 CpuLevel best_level() {
   if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return CpuLevel::neon;
   const int length = prctl(PR_SVE_GET_VL);
@@ -63,7 +62,7 @@ CpuLevel best_level() {
   }
 }
 
-// A level for one vector length computes nonsense at any other.
+// A level for one vector length computes nonsense at any other length.
 bool runs_here(CpuLevel level) { return level == CpuLevel::neon || level == best_level(); }
 #endif
 
@@ -84,7 +83,7 @@ void check_held(const char*) {}
 
 CpuLevel cpu_level() {
   int level = chosen.load(std::memory_order_relaxed);
-  if (level == kUndecided) {  // two threads may both decide: they decide the same
+  if (level == kUndecided) {  // two threads may both decide; they decide the same
     level = static_cast<int>(best_level());
     chosen.store(level, std::memory_order_relaxed);
   }

@@ -1,8 +1,8 @@
-// Which of the CPU levels compiled into this library is used: the best one that the processor and the operating system
-// have, unless it was chosen otherwise. Nothing of the standard library here: cpu.cpp includes this at every level.
+// Chooses among the CPU levels compiled into this library. The default is the best one that the processor and the
+// operating system support. cpu.cpp includes this file at every level, so it must not include the standard library.
 #pragma once
 
-// Least first. On ARM a vector length is a level of its own: one register is compiled to be that long (simd_sve.h).
+// Lowest first. On ARM each vector length is a level of its own, because registers have a fixed length (simd_sve.h).
 #if defined(__x86_64__)
 #define PRECAST_EACH_CPU_LEVEL(f) f(baseline) f(avx2) f(avx512)
 #else
@@ -17,15 +17,15 @@ enum class CpuLevel : int { PRECAST_EACH_CPU_LEVEL(PRECAST_CPU_LEVEL_ITEM) };
 
 CpuLevel cpu_level();
 
-// A level by its name, "sve" for the one of these that this machine has, "" for the best. Fails for a level that this
-// machine does not have.
+// Sets the level by name. "sve" selects the SVE level of this machine, and "" selects the best level. Fails for a level
+// that this machine does not support.
 void set_cpu_level(const char* name);
 
-// The level's own version of a function that cpu.cpp defines in every level's namespace:
+// Picks the current level's version of a function that cpu.cpp defines in every level's namespace:
 //
 //   update = PRECAST_AT_CPU_LEVEL(cpu_adam, update);
 //
-// A library built for one machine holds one level alone, PRECAST_ONLY_CPU_LEVEL.
+// A library built for one machine holds only one level, PRECAST_ONLY_CPU_LEVEL.
 #define PRECAST_AT(family, level, function) (&::precast::family::level::function)
 #define PRECAST_IS_LEVEL(level) (::precast::cpu_level() == ::precast::CpuLevel::level)
 #if defined(PRECAST_ONLY_CPU_LEVEL)
