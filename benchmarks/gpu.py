@@ -1,8 +1,8 @@
-"""``python -m benchmarks.gpu --json DIR [NAME ...]``: every GPU benchmark in one table, with all that figures rest on.
+"""``python -m benchmarks.gpu --json DIR [NAME ...]``: every GPU benchmark in one table, with all underlying data.
 
-Written to ``DIR/gpu.json``: commit, wheel, GPU, versions, date, the copy rate, and for each op and shape the raw
-samples of everybody who computes it; where a peer is missing, that is said. Then the plots, if matplotlib is there (it
-need not be: ``python -m benchmarks.plots DIR/gpu.json`` draws them elsewhere).
+``DIR/gpu.json`` gets the commit, wheel, GPU, versions, date, the copy rate, and for each op and shape the raw samples
+of every contestant. Missing peers are reported. Then the plots are drawn, if matplotlib is installed. Otherwise
+``python -m benchmarks.plots DIR/gpu.json`` draws them on another machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def facts(wheel: Path | None) -> Json:
-    """What was measured, with what, where."""
+    """What was measured, with which versions, and where."""
     import torch
 
     from precast._load import gpus, prebuilt
@@ -55,7 +55,7 @@ def _version(name: str) -> str | None:
 
 
 def copy_samples(flush: torch.Tensor) -> tuple[int, list[float]]:
-    """One large ``copy_``: its bytes, read and written, and its times."""
+    """One large ``copy_``: the bytes it reads and writes, and its times."""
     import torch
 
     source = torch.randn(COPY_ELEMENTS, device="cuda", dtype=torch.bfloat16)
@@ -64,7 +64,7 @@ def copy_samples(flush: torch.Tensor) -> tuple[int, list[float]]:
 
 
 def launch_ms(flush: torch.Tensor) -> list[float]:
-    """The least that any launch takes: a ``copy_`` of a few bytes."""
+    """The lower bound of a launch: a ``copy_`` of a few bytes."""
     import torch
 
     source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
@@ -72,7 +72,7 @@ def launch_ms(flush: torch.Tensor) -> list[float]:
 
 
 def measure(family: Family, shape: Shape, flush: torch.Tensor, *, compiled: bool) -> Iterator[Json]:
-    """All cases at one shape: first with torch.compile for it alone, then once it has seen another; or without it."""
+    """All cases at one shape: compiled for it alone, then after torch.compile has seen another; or not compiled."""
     import torch
     from torch._functorch import config
 
@@ -95,7 +95,7 @@ def measure(family: Family, shape: Shape, flush: torch.Tensor, *, compiled: bool
 
 
 def measured(case: Case, flush: torch.Tensor) -> Json:
-    """The samples of one case, once ours has been compared with torch's, beside a copy of as many bytes."""
+    """Checks our result against torch's, and returns the samples of one case and of a copy of as many bytes."""
     check(case)
     runs = {**case.runs, COPY: copy_of(case.moved_bytes)}
     return {
@@ -110,12 +110,12 @@ def measured(case: Case, flush: torch.Tensor) -> Json:
 
 
 def samples(runs: Mapping[str, Callable[[], object]], flush: torch.Tensor | None) -> dict[str, list[float]]:
-    """Times in milliseconds, to a tenth of a microsecond: CUDA's events resolve half of one."""
+    """Times in milliseconds, rounded to a tenth of a microsecond: CUDA's events resolve half of one."""
     return {name: [round(ms, 4) for ms in found] for name, found in in_turns_ms(runs, flush).items()}
 
 
 def check(case: Case) -> None:
-    """Raises unless ours, and what torch.compile makes, agree with the reference within what bfloat16 allows."""
+    """Raises unless ours and torch.compile's agree with the reference within bfloat16's precision."""
     import torch
 
     theirs = case.runs[case.reference]()
@@ -152,7 +152,7 @@ def run(names: list[str], wheel: Path | None, *, compiled: bool) -> Json:
 
 
 def main() -> int:
-    """Measure, print, keep, draw."""
+    """Measure, print, save and draw."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAMILIES)}; all of them by default")
     parser.add_argument("--json", type=Path, required=True, metavar="DIR", help="where gpu.json and the plots go")

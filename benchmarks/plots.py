@@ -1,7 +1,7 @@
 """``python -m benchmarks.plots FILE [--out DIR]``: the roofline plots of a ``gpu.json``.
 
-These kernels move memory and compute little, so the roof is over the bytes a call must move: a large call cannot be
-faster than the copy rate, a small one not faster than a launch. Each op is one plot; each point a median with the
+These kernels move memory and compute little, so the roof limits the bytes a call must move. A large call cannot exceed
+the copy rate, and a small one cannot be faster than a launch. Each op has one plot. Each point is a median with the
 middle half of its samples.
 """
 
@@ -20,14 +20,14 @@ MARKS = ("o", "s", "^", "v", "D", "P", "X", "*")
 
 
 def rate_and_launch(results: Json) -> tuple[float, float]:
-    """The two roofs: bytes in a second, and the seconds of the smallest launch."""
+    """The two roofs: bytes per second, and the seconds of the smallest launch."""
     copied = results["copy"]
     rate = copied["bytes"] / (statistics.median(copied["samples_ms"]) * 1e-3)
     return rate, statistics.median(results["launch"]["samples_ms"]) * 1e-3
 
 
 def roof(moved_bytes: float, rate: float, launch_s: float) -> float:
-    """The bytes in a second that a call of so many bytes can reach."""
+    """The bytes per second that a call moving this many bytes can reach."""
     return moved_bytes / (launch_s + moved_bytes / rate)
 
 
@@ -38,7 +38,7 @@ def quartiles(samples_ms: list[float]) -> tuple[float, float, float]:
 
 
 def points(results: Json, op: str) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Of each contestant: bytes moved, then bytes in a second at the upper quartile, median and lower one of time."""
+    """Per contestant: bytes moved, then bytes per second at the upper quartile, median and lower quartile of time."""
     found: dict[str, list[tuple[float, float, float, float]]] = {}
     for case in results["cases"]:
         if case["op"] != op:
@@ -56,11 +56,11 @@ def title(results: Json, op: str) -> str:
 
 
 def draw(results: Json, folder: Path) -> list[Path]:
-    """One SVG for each op; returns their paths."""
+    """Draws one SVG per op and returns their paths."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "precast"  # the same figures give the same file
+    mpl.rcParams["svg.hashsalt"] = "precast"  # makes the output reproducible
     from matplotlib import pyplot as plt
 
     rate, launch_s = rate_and_launch(results)
@@ -92,7 +92,7 @@ def draw(results: Json, folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Draw the plots of one file beside it, or elsewhere."""
+    """Draw the plots of one file, next to it or elsewhere."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="a gpu.json")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the plots go; beside the file by default")
