@@ -1,7 +1,7 @@
 // Finds the kind of a tensor: which layers of torch's dispatcher a call with it would pass through, and whether it is a
 // subclass instance. A kernel that finds a tensor by itself, such as the gradient of a parameter, bypasses the
 // dispatcher. Before it reads the tensor's memory it must detect two cases. The tensor may have no memory of its own (a
-// __torch_dispatch__ subclass, a zero tensor), or its memory may need interpreting (the negative bit).
+// __torch_dispatch__ subclass, a zero tensor), or its memory may not hold its values as they are (the negative bit).
 //
 // The stable interface has no function for either, and asking Python about a thousand gradients takes longer than the
 // step. So both are read from the two words of the TensorImpl where this torch keeps them. Their offsets are found

@@ -117,7 +117,7 @@ void Plan::check_states() const {
   }
 }
 
-// The data of a tensor can be exchanged, so that the dispatcher would no longer pass it on unchanged. Checks for that.
+// A tensor whose data was exchanged may be one that the dispatcher would not pass on unchanged. Checks for that.
 void Plan::check_kinds() const {
   for (int64_t i = 0; i < owned_size_; ++i) {
     PRECAST_CHECK(kinds_.known() && kinds_.odd(impl_of((*owned_)[i].get())) == 0,

@@ -9,7 +9,7 @@ namespace decode_attention {
 
 constexpr int kMostQueries = 16;  // per sequence in a call
 constexpr int kMostBlockSize = 256;
-constexpr int kRows = 16;  // per tile: the query heads that share a key head, for all queries
+constexpr int kRows = 16;  // rows per tile: the query heads that share a key head, for all queries
 
 constexpr int kMergeLine = 260;  // floats: 256 sums and two numbers, a multiple of 16 bytes
 
@@ -31,7 +31,7 @@ struct Attention {
   const char* tables;  // block_tables
   const char* lengths;
   const float* slopes;  // ALiBi slopes, one per head; null: none
-  const float* sinks;   // one score per head that has no value; null: none
+  const float* sinks;   // one extra score per head, without a value; null: none
   const float* key_scales;
   const float* value_scales;
   char* out;   // contiguous: sequences, queries, heads, value width

@@ -10,7 +10,7 @@
 namespace precast {
 namespace decode_attention {
 
-constexpr int64_t kChunk = 512;  // per work item: the split does not depend on the number of threads
+constexpr int64_t kChunk = 512;  // keys per work item: the split does not depend on the number of threads
 
 // A work item is a chunk of keys for one sequence and one key head, for all rows that share the head.
 struct Work {

@@ -45,7 +45,7 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
 
-constexpr int64_t kTile = 64;  // per step of a block
+constexpr int64_t kTile = 64;  // keys per step of a block
 
 // From this number of parts per row on, if the units share the blocks evenly, a row's block gets more warps to merge
 // them.

@@ -9,7 +9,7 @@
 namespace precast {
 namespace multi_tensor {
 
-// 1 - beta^step, accurate also if beta is close to one.
+// 1 - beta^step, accurate to the last digits even if beta is close to one.
 DEVICE float correction(float log_beta, float step) { return -expm1f(step * log_beta); }
 
 // One thread per tensor: advances its step count, unless the gradients overflowed, and writes its coefficients.

@@ -99,7 +99,7 @@ void check_members(const Plan& plan, int64_t kind) {
 }
 
 enum Outcome : int64_t {
-  kStale = 0,      // the plan no longer matches the tensors, and nothing was done
+  kStale = 0,      // the plan does not match the tensors, and nothing was done
   kUncounted = 1,  // the step was done, but autograd must still be told about the change
   kDone = 2,
 };

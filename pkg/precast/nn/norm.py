@@ -23,8 +23,8 @@ class LayerNorm(torch.nn.LayerNorm):
     Args:
         normalized_shape: the size of the last dimension, as a number or a sequence of one.
         eps: added to the variance; 0 or more.
-        elementwise_affine: there is a weight.
-        bias: there is a bias beside the weight.
+        elementwise_affine: whether there is a weight.
+        bias: whether a weight comes with a bias.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -64,12 +64,12 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` over the last dimension, computed by :func:`precast.ops.rms_norm`.
 
-    Mixed dtypes are treated as by :class:`LayerNorm`.
+    Mixed dtypes are treated as in :class:`LayerNorm`.
 
     Args:
         normalized_shape: the size of the last dimension, as a number or a sequence of one.
         eps: added to the mean square; None: that of float32.
-        elementwise_affine: there is a weight.
+        elementwise_affine: whether there is a weight.
         device: of the parameters.
         dtype: of the parameters.
 
