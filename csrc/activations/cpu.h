@@ -20,7 +20,7 @@ inline int64_t pieces_of(int64_t columns) { return (columns + kPiece - 1) / kPie
 struct ForwardRows {
   const void* gate;
   const void* factor;
-  void* y;  // rows are contiguous
+  void* y;  // without gaps between rows
   int64_t columns;
   int64_t x_stride;
   int dtype;  // the number of a precast::DType

@@ -64,7 +64,7 @@ PRECAST_INLINE Floats exp_of_negative(Floats a, Floats low) {
   // ln 2 in two parts. The first has so few bits that its product with n is exact.
   Floats r = fma(n, broadcast(-0.693359375f), a);
   r = plus(low, fma(n, broadcast(2.12194440e-4f), r));
-  // r| is at most ln 2, because n is even. Taylor's series up to the tenth power has a remainder of 4e-10.
+  // |r| is at most ln 2, because n is even. Taylor's series up to the tenth power has a remainder of 4e-10.
   Floats p = broadcast(2.7557319e-07f);
   p = fma(p, r, broadcast(2.7557319e-06f));
   p = fma(p, r, broadcast(2.4801587e-05f));

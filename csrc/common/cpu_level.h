@@ -2,7 +2,7 @@
 // operating system support. cpu.cpp includes this file at every level, so it must not include the standard library.
 #pragma once
 
-// Lowest first. On ARM each vector length is a level of its own, because registers have a fixed length (simd_sve.h).
+// Lowest first. On ARM each vector length is a level of its own, compiled for registers of that length (simd_sve.h).
 #if defined(__x86_64__)
 #define PRECAST_EACH_CPU_LEVEL(f) f(baseline) f(avx2) f(avx512)
 #else

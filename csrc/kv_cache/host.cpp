@@ -12,7 +12,7 @@ namespace {
 // ---- how the kernels are launched ----
 //
 //   unchanged        reshape_and_cache    a row of threads has a token; each thread takes one unit of its key and one
-//                                         of its value at a time; up to 256 threads, and short rows share 128
+//                                         of its value at a time; up to 256 threads; short rows share a block of 128
 //   rotated          rotary_and_cache     a thread has two vectors of 16 bytes of one head of query, key or value;
 //                                         blocks of 128 threads, numbered through the heads of all tokens
 //   unaligned        ..._any              the same with two elements

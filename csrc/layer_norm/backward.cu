@@ -204,7 +204,7 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
-// Compilers for older GPUs need more registers to keep everything in registers.
+// Compilers for older GPUs need more registers to avoid spills.
 #if PRECAST_ARCH >= 900
 #define V1_RESIDENT 1024
 #else

@@ -16,7 +16,7 @@ struct ForwardRows {
   const void* x;
   const void* weight;  // null: ones
   const void* bias;    // null: zeros
-  void* y;             // rows are contiguous
+  void* y;             // without gaps between rows
   int64_t hidden;
   int64_t x_stride;
   float eps;
@@ -27,7 +27,7 @@ struct BackwardRows {
   const void* grad;
   const void* x;
   const void* weight;  // null: ones
-  void* grad_x;        // rows are contiguous
+  void* grad_x;        // without gaps between rows
   double* parts;       // (chunks, 2, hidden): the sums over each chunk's rows of grad * normalised x, and of grad
   int64_t rows;
   int64_t hidden;

@@ -212,7 +212,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
-// Compilers for other GPUs need more registers to keep everything in registers.
+// Compilers for other GPUs need more registers to avoid spills.
 #if PRECAST_ARCH / 100 == 9
 #define SHIFTED_RESIDENT 1024
 #else

@@ -40,7 +40,7 @@ struct BackwardRows {
   const void* grad_sum;  // null: nothing is added
   const void* x;
   const void* weight;
-  void* grad_x;          // rows are contiguous
+  void* grad_x;          // without gaps between rows
   double* weight_parts;  // (chunks, hidden): the sum over each chunk's rows of grad * normalised x
   int64_t rows;
   int64_t hidden;

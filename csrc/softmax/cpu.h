@@ -23,7 +23,7 @@ struct MaskRows {
 // holds the first q + 1 + diagonal columns. The other columns are not read, and their result is zero.
 struct ForwardRows {
   const void* x;
-  void* y;  // rows are contiguous
+  void* y;  // without gaps between rows
   MaskRows mask;
   int64_t rows;
   int64_t columns;
@@ -41,7 +41,7 @@ struct ForwardRows {
 struct BackwardRows {
   const void* grad;
   const void* y;
-  void* grad_x;  // rows are contiguous
+  void* grad_x;  // without gaps between rows
   int64_t rows;
   int64_t columns;
   int64_t queries;
