@@ -64,7 +64,7 @@ def copy_samples(flush: torch.Tensor) -> tuple[int, list[float]]:
 
 
 def launch_ms(flush: torch.Tensor) -> list[float]:
-    """The lower bound of a launch: a ``copy_`` of a few bytes."""
+    """The minimum time of any launch: a ``copy_`` of a few bytes."""
     import torch
 
     source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")

@@ -21,9 +21,9 @@ struct ForwardArgs {
   float eps;
 };
 
-// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows i, i +
-// workers, ...; there may be none. A block writes the sums of its workers' shares of the two gradients to its line of
-// the parts. In the `any` kernels each worker has a line.
+// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
+// i, i + workers, ...; there may be none. A block writes the sums of its workers' shares of the two gradients
+// to its line of the parts. In the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* x;

@@ -31,9 +31,9 @@ struct ForwardArgs {
   int casting;
 };
 
-// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows i, i +
-// workers, ...; there may be none. A block writes the sum of its workers' shares of grad_weight to its line of `parts`.
-// In the `any` kernels each worker has a line.
+// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
+// i, i + workers, ...; there may be none. A block writes the sum of its workers' shares of grad_weight to its line of
+// `parts`. In the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* grad_sum;  // null: nothing is added to grad_x

@@ -161,8 +161,8 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   return result;
 }
 
-// With r = 1 / rms and g = grad * weight, for the columns [begin, begin + count): computes grad_x = r * g - r^3 *
-// mean(g * x) * x (+ grad_sum), and adds grad * r * x to `part`.
+// With r = 1 / rms and g = grad * weight, computes for the columns [begin, begin + count):
+// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum). Adds grad * r * x to `part`.
 template <class T>
 void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, int64_t begin, int64_t count,
                     float* part) {

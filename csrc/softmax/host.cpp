@@ -9,7 +9,7 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate of a kernel of this form that is specialised for the shape:
+// H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate reached by a kernel of this form made for this shape:
 //
 //   masked, v4, T 64, one row per block                 0.963
 //   causal, v8, one warp per row, one row per block     0.955
