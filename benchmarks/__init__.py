@@ -1,1 +1,1 @@
-"""Benchmarks: each module measures one claim beside its peers, in one run, and has a ``main()``."""
+"""Benchmarks: each module measures one claim against its peers, in one run, and has a ``main()``."""

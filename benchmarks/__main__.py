@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import child
 from benchmarks.report import RESULTS, host_facts, print_report, save
 
-# In this order: the cheap ones first.
+# The cheap ones come first.
 NAMES = (
     "start",
     "call",
@@ -48,7 +48,7 @@ def run(names: list[str]) -> None:
 
 
 def main() -> int:
-    """Build an installation for this machine, unless one is given, and measure it."""
+    """Build an installation for this machine, unless one is given, and run the benchmarks on it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all of them by default")
     parser.add_argument("--site", type=Path, help="measure the wheel installed in this folder (pip install --target)")

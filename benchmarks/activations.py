@@ -1,4 +1,4 @@
-"""How near the gated activations come to the rate at which the GPU copies memory, both ways, beside torch's own."""
+"""Forward and backward of the gated activations, as shares of the GPU's copy rate, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))  # of the r
 
 
 def formulas() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """What a torch user writes for each of our ops."""
+    """The code that a torch user writes for each of our ops."""
     from torch.nn.functional import gelu, silu
 
     def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def formulas() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 
 def backward_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
-    """The backward pass alone, again and again over one recorded forward."""
+    """The backward pass alone, repeatedly over one recorded forward."""
     import torch
 
     leaf = x.detach().requires_grad_()
@@ -46,13 +46,13 @@ def backward_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
 
 
 def rows_of(op: str, x: torch.Tensor, rate: float, flush: torch.Tensor) -> list[Row]:
-    """Forward and backward of one op at one shape, each beside torch eager and torch.compile."""
+    """Forward and backward of one op at one shape, compared with torch eager and torch.compile."""
     import torch
 
     import precast
 
     ours, theirs = getattr(precast.ops, op), formulas()[op]
-    # A fresh compilation of a fixed shape: what torch.compile is best at.
+    # A fresh compilation for a fixed shape is the best case of torch.compile.
     torch.compiler.reset()
     functions = {"precast": ours, "torch eager": theirs, "torch.compile": torch.compile(theirs, dynamic=False)}
     torch.testing.assert_close(ours(x), theirs(x))
@@ -84,7 +84,7 @@ def main() -> Report:
     for height, width in SHAPES:
         x = torch.randn(height, 2 * width, device="cuda", dtype=torch.bfloat16)
         for op in formulas():
-            with config.patch(donated_buffer=False):  # or a compiled backward runs only once
+            with config.patch(donated_buffer=False):  # otherwise a compiled backward runs only once
                 rows += rows_of(op, x, rate, flush)
     notes = (
         f"The copy rate is {rate * 1e-9:,.0f} GB/s: copy_ of 4.3 GB, read and written bytes together.",

@@ -1,4 +1,4 @@
-"""What is asked of each GPU kernel at the shapes that are claims; elsewhere figures are just reported."""
+"""The targets of each GPU kernel, at the shapes for which we make claims. Other figures are only reported."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The least share of the copy rate, and how many times as fast as somebody else at least; None: not asked."""
+    """The minimum share of the copy rate and the minimum speedups over peers. None: no target."""
 
     share: float | None = None
-    peer: float | None = None  # the best of all peers; torch.compile on the first shape that it sees
-    second: float | None = None  # torch.compile on its second shape
-    copy: float | None = None  # a ``copy_`` of as many bytes: where a launch's fixed cost decides
+    peer: float | None = None  # over the best peer; torch.compile on the first shape that it sees
+    second: float | None = None  # over torch.compile on its second shape
+    copy: float | None = None  # over a ``copy_`` of as many bytes, where the fixed cost of a launch decides
 
     @property
     def share_text(self) -> str:
-        """As a report's target."""
+        """The target as text for a report."""
         return "" if self.share is None else f"share >= {self.share:.2f}"
 
 
@@ -50,7 +50,7 @@ LARGE: dict[str, dict[Shape, Asked]] = {
 
 
 def asked(op: str, shape: Shape) -> Asked:
-    """What is asked of an op at a shape."""
+    """The targets of an op at a shape."""
     if shape == SMALL and op in LARGE:
         return Asked(copy=0.97)
     return LARGE.get(op, {}).get(shape, Asked())

@@ -1,4 +1,4 @@
-"""A cache of 10,000 entries against one with a single entry: nothing may become slower, as nothing is ever listed."""
+"""A cache of 10,000 entries compared with one entry. Nothing may become slower, because nothing is ever listed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUILD = "import torch, precast; print(precast.load('adam_', 'cpu').host.kind)"
 
 
 def fill(cache: Path, entries: int) -> None:
-    """Copies of the one finished entry under other names, in its own folder and as objects."""
+    """Copies the one finished entry under other names, into its own folder and as objects."""
     (entry,) = (cache / "v1" / "cpu_adam").iterdir()
     meta = (entry / "meta.json").read_bytes()
     for index in range(entries):
@@ -45,7 +45,7 @@ def fill(cache: Path, entries: int) -> None:
 
 
 def main() -> Report:
-    """Fresh processes in turns, on both caches; the ratio is the median of the rounds'."""
+    """Alternate fresh processes on both caches. The ratio is the median over the rounds."""
     target = prebuilt_installation()
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
         small, big = Path(name) / "small", Path(name) / "big"

@@ -1,4 +1,4 @@
-"""What one call of a small rms_norm costs, from the inside outwards, beside torch's own."""
+"""The cost of one call of a small rms_norm, layer by layer from the inside out, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeAlias
 from benchmarks.report import Report, Row, interleaved_medians, timed
 
 CALLS, ROUNDS = 2000, 15
-GPU_CALLS = 500  # fewer than fit the queue of launches
+GPU_CALLS = 500  # few enough for the queue of launches
 
-# What is called, and what it is called within.
+# The function to call, and the context in which to call it.
 Layer: TypeAlias = "tuple[Callable[[], object], Callable[[], AbstractContextManager[object]]]"
 
 
 @contextmanager
 def autograd_passed_by() -> Iterator[None]:
-    """Leave out the dispatcher's autograd kernel, as the public function does where no gradient can be asked for."""
+    """Skip the dispatcher's autograd kernel, as the public function does if no gradient can be requested."""
     import torch
 
     from precast._dispatch.formulas import AUTOGRAD_KEY
@@ -30,7 +30,7 @@ def autograd_passed_by() -> Iterator[None]:
 
 
 def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
-    """Name every layer of one call on a tensor too small to cost anything itself, and the peer of each."""
+    """Name every layer of one call, with the peer of each, on a tensor too small to cost anything itself."""
     import torch
 
     import precast
@@ -62,7 +62,7 @@ def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
 
 
 def measure(device: str) -> list[Row]:
-    """Take turns over all layers; on a GPU the host's time counts, so the queue is emptied between rounds."""
+    """Alternate over all layers. On a GPU the host's time counts, so the queue is emptied between rounds."""
     import torch
 
     def sample(layer: Layer) -> Callable[[], float]:
@@ -87,7 +87,7 @@ def measure(device: str) -> list[Row]:
 
 
 def main() -> Report:
-    """Measure on the CPU, and on a GPU where there is one."""
+    """Measure on the CPU, and on a GPU if there is one."""
     import torch
 
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.hip is None else [])]

@@ -1,4 +1,4 @@
-"""Fresh processes and a prebuilt installation for them: what is measured once per process must start from nothing."""
+"""Fresh processes, and a prebuilt installation for them: costs that occur once per process need a new process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Take this environment without the settings that steer precast, and add some."""
+    """This environment without the settings that affect precast, plus the given ones."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "PYTHONPATH"))}
     return {**kept, **more}
 
 
 def run(code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """Run Python code away from the checkout and return the last line it printed; a failure shows its message."""
+    """Run Python code outside of the checkout and return the last line it prints. A failure shows its message."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -34,7 +34,7 @@ def run(code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
 
 
 def build_installation(folder: Path) -> Path:
-    """Build a wheel for this machine and install it into a folder of its own."""
+    """Build a wheel for this machine and install it into a separate folder."""
     target = folder / "site"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
     subprocess.run([*command, "--target", str(target), str(CHECKOUT)], env=environment(CUDA_EXT="1"), check=True)
@@ -50,7 +50,7 @@ def use_installation(target: Path) -> None:
 
 
 def prebuilt_installation() -> Path:
-    """The folder that ``use_installation`` was given."""
+    """The folder that was passed to ``use_installation``."""
     return _INSTALLATION[-1]
 
 

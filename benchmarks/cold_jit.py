@@ -1,4 +1,4 @@
-"""Building the host libraries of all families from nothing, beside the usual extension made of the same CPU kernels."""
+"""Building the host libraries of all families from nothing, compared with an extension of the same CPU kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.report import Report, Row, interleaved_medians
 ROUNDS = 3
 BINDING = Path(__file__).parent / "peers" / "binding.cpp"
 
-# What a build at run time compiles for: the best instruction set of this machine alone, on both sides.
+# Both sides compile only for the best instruction set of this machine, as a run-time build does.
 LEVELS = {
     "AVX512": ("avx512", "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c"),
     "AVX2": ("avx2", "-mavx2 -mfma -mf16c"),
@@ -44,7 +44,7 @@ print(seconds)
 
 
 def peer_arguments(folder: Path) -> list[str]:
-    """The flags and the sources of the peer: a binding, and our CPU kernels under names that differ."""
+    """The flags and sources of the peer: a binding, and our CPU kernels under different names."""
     import torch
 
     level, flags = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("baseline", ""))
@@ -57,7 +57,7 @@ def peer_arguments(folder: Path) -> list[str]:
 
 
 def main() -> Report:
-    """Each build in a fresh process with an empty cache, in turns; then each again with what it left behind."""
+    """Time each build in a fresh process with an empty cache, alternating; then again with the files it left."""
     target = prebuilt_installation()
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""One AdamW step on 134 million parameters on the CPU, beside torch's fused optimizer."""
+"""One AdamW step on 134 million parameters on the CPU, compared with torch's fused optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weig
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds of a step, and how many times less ours takes: the median over rounds that time both."""
+    """Seconds per step, and our speedup: the median over rounds that time both."""
 
     ours: float
     theirs: float
@@ -24,10 +24,10 @@ class Outcome:
 
 
 def measure(half: bool) -> Outcome:
-    """Time our step and torch's in turns; with ``half``, gradients come in bf16 and bf16 copies go out.
+    """Alternate our step and torch's. With ``half``, gradients are bf16 and bf16 copies are written.
 
-    Both update the same tensors. With tensors of its own, each has its own physical pages, and the luck of their
-    placement moves the ratio of two processes by 5 %, several times what there is to see.
+    Both update the same tensors. Separate tensors would have separate physical pages, whose placement moves the ratio
+    of two processes by 5 %, several times the effect to measure.
     """
     import torch
 
@@ -62,14 +62,14 @@ def measure(half: bool) -> Outcome:
 
         ours, theirs = one_pass, three_passes
 
-    ours()  # kernels are loaded
+    ours()  # loads the kernels
     times = interleaved({"ours": timed(ours), "theirs": timed(theirs)}, ROUNDS)
     ratio = statistics.median(b / a for a, b in zip(times["ours"], times["theirs"], strict=True))
     return Outcome(statistics.median(times["ours"]), statistics.median(times["theirs"]), ratio)
 
 
 def main() -> Report:
-    """Measure both; memory bandwidth decides, so bytes moved per second are given as well."""
+    """Measure both. Memory bandwidth is the limit, so bytes moved per second are reported too."""
     rows = []
     for half, what, peer, target, moved in (
         (False, "fp32", "torch AdamW(fused=True)", ">= 1.0", 28),

@@ -1,4 +1,4 @@
-"""The CPU optimizers beside torch's and DeepSpeed's, and beside the rate at which this host rewrites its memory."""
+"""The CPU optimizers compared with torch's, with DeepSpeed's, and with the rate at which the host rewrites memory."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def parameters(count: int, size: int) -> list[Any]:
 
 
 def sharing(optimizer: Any, other: Any) -> Any:
-    """The optimizer with the state tensors of another, so that the luck of their places in memory is the same."""
+    """The optimizer with the state tensors of another, so that both have the same placement in memory."""
     for param, values in other.state.items():
         optimizer.state[param] = {**values, "step": values["step"].clone()}
     return optimizer
 
 
 def adamw(params: list[Any]) -> Contestants:
-    """Our step and torch's, over the very same tensors."""
+    """Our step and torch's, on the same tensors."""
     import torch
 
     from precast.optim import CPUAdam
@@ -62,7 +62,7 @@ def adamw(params: list[Any]) -> Contestants:
 
 
 def big() -> Contestants:
-    """Both of torch's, DeepSpeed's if it is installed, and what rewriting as many bytes takes."""
+    """Both of torch's steps, DeepSpeed's if it is installed, and the time to rewrite as many bytes."""
     import torch
 
     params = parameters(TENSORS, ELEMENTS)
@@ -71,7 +71,7 @@ def big() -> Contestants:
     halves = block.chunk(2)
 
     def rewrite() -> None:
-        for part in range(7):  # four bytes in and four out for half as many elements: seven times make 28 for each
+        for part in range(7):  # four bytes in and four out for half of the elements: seven times make 28 bytes each
             halves[part % 2].mul_(1.0000001)
 
     contestants[REWRITE] = rewrite
@@ -85,16 +85,16 @@ def big() -> Contestants:
 
 
 def many() -> Contestants:
-    """Small tensors, beside what rewriting as many bytes in one piece takes: nobody can be faster."""
+    """Small tensors, compared with rewriting as many bytes in one piece, which is the lower bound."""
     import torch
 
     count, size = 1000, 4096
-    block = torch.ones(7 * count * size // 2)  # four bytes in and four out, where a step moves 28
+    block = torch.ones(7 * count * size // 2)  # four bytes in and four out, while a step moves 28
     return {**adamw(parameters(count, size)), REWRITE: lambda: block.mul_(1.0000001)}
 
 
 def half() -> Contestants:
-    """Gradients come in bf16, copies go out in bf16; the peers take a pass for each."""
+    """Gradients and copies are bf16. The peers need a separate pass for each."""
     import torch
 
     masters = parameters(TENSORS, ELEMENTS)
@@ -121,7 +121,7 @@ def half() -> Contestants:
 
 
 def others(size: int) -> dict[str, Contestants]:
-    """SGD and Adagrad beside torch's fused ones; torch has no Lion."""
+    """SGD and Adagrad compared with torch's fused ones; torch has no Lion."""
     import torch
 
     from precast.optim import CPUSGD, CPUAdagrad, CPULion
@@ -141,7 +141,7 @@ def others(size: int) -> dict[str, Contestants]:
 
 
 def measure() -> Found:
-    """Everything once, in this process; the large cases one after the other, as memory holds one of them."""
+    """Everything once, in this process. The large cases run one at a time, because memory holds only one."""
     found = {
         BIG: compare(big(), ROUNDS),
         HALF: compare(half(), ROUNDS),

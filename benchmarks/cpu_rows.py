@@ -1,4 +1,4 @@
-"""Softmax and RMS norm on the CPU beside torch eager, at every shape: where torch is faster, the table says so."""
+"""Softmax and RMS norm on the CPU compared with torch eager, at every shape. The table shows where torch is faster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def softmax(shape: tuple[int, ...], dtype: str) -> dict[str, dict[str, Callable[
 
 
 def norm(shape: tuple[int, int], dtype: str) -> dict[str, dict[str, Callable[[], object]]]:
-    """The RMS norm of one shape, by torch's own function."""
+    """The RMS norm of one shape, compared with torch's own function."""
     import torch
 
     from precast.ops.rms_norm import rms_norm

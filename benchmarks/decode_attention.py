@@ -1,7 +1,7 @@
-"""Decode attention over a paged cache: bytes of keys and values read, as a share of the rate of a copy.
+"""Decode attention over a paged cache: the bytes of keys and values read, as a share of the copy rate.
 
-The peer is torch's ``scaled_dot_product_attention`` over caches that were gathered beforehand. Its time leaves out what
-the gathering costs. Times are those of CUDA graphs of several calls.
+The peer is torch's ``scaled_dot_product_attention`` over caches that were gathered beforehand. Its time excludes the
+gathering. All times are those of CUDA graphs of several calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADS, WIDTH, BLOCK_SIZE = 32, 128, 16
-# Sequences, keys of each, key heads; and what is asked of us: a share of the copy rate, or microseconds.
+# Sequences, keys per sequence, key heads; and our target: a share of the copy rate, or microseconds.
 CASES = (
     (64, 4096, 8, ">= 0.85"),
     (64, 4096, 4, ">= 0.85"),
@@ -36,7 +36,7 @@ CASES = (
 def contestants(
     sequences: int, keys: int, kv_heads: int, device: str = "cuda"
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """Both over the same numbers, in bf16; blocks in no order."""
+    """Both functions on the same numbers, in bf16. The blocks are in random order."""
     import torch
 
     from precast.ops.decode_attention import paged_decode_attention
@@ -63,7 +63,7 @@ def contestants(
 
 
 def check(functions: dict[str, Callable[[], torch.Tensor]]) -> None:
-    """Raises unless both give the same, within what bfloat16 allows."""
+    """Raises unless both results agree within bfloat16's precision."""
     import torch
 
     first, *others = [function() for function in functions.values()]
@@ -72,7 +72,7 @@ def check(functions: dict[str, Callable[[], torch.Tensor]]) -> None:
 
 
 def rows(sequences: int, keys: int, kv_heads: int, target: str, copy: float) -> Iterator[Row]:
-    """One shape: a share of the copy rate, or the time where that is what was asked."""
+    """One shape: a share of the copy rate, or the time if the target is a time."""
     functions = contestants(sequences, keys, kv_heads)
     found = {name: gpu_us(function) for name, function in functions.items()}
     text = f"{sequences}x{keys}, {HEADS}/{kv_heads} heads"

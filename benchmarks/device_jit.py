@@ -1,4 +1,4 @@
-"""Building the device code of one family from nothing on a GPU machine, beside nvcc with the same kernels."""
+"""Building the device code of one family from nothing on a GPU machine, compared with nvcc on the same kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(seconds)
 
 
 def main() -> Report:
-    """Ours: everything that the first use costs where the wheel has no code for this GPU. The peer needs a toolkit."""
+    """Ours is the full cost of a first use if the wheel has no code for this GPU. The peer needs a toolkit."""
     import torch
 
     if not torch.cuda.is_available() or torch.version.hip is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LARGE, LARGE_ELEMENTS = 40, 4096 * 4096  # 671 million elements
 SMALL, SMALL_ELEMENTS = 1000, 4096
-BYTES = 28  # of an element: float32 reads 16 and writes 12; bfloat16 with masters reads 2 + 12 and writes 2 + 12
+BYTES = 28  # per element: float32 reads 16 and writes 12; bfloat16 with masters reads 2 + 12 and writes 2 + 12
 HOST_STEPS = 60
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 
@@ -34,13 +34,13 @@ def parameters(count: int, elements: int, dtype: torch.dtype) -> list[torch.Tens
 
 
 def grad_of(param: torch.Tensor) -> torch.Tensor:
-    """The gradient that every parameter here has."""
+    """The gradient of a parameter; every parameter here has one."""
     assert param.grad is not None
     return param.grad
 
 
 class MastersOfTorch:
-    """What the bfloat16 loop is with torch's fused optimizer: gradients widened, a step of the masters, a copy back."""
+    """The bfloat16 loop with torch's fused optimizer: widen the gradients, step the masters, copy back."""
 
     def __init__(self, params: list[torch.Tensor]) -> None:
         import torch
@@ -51,7 +51,7 @@ class MastersOfTorch:
         self.optimizer = torch.optim.AdamW(self.masters, fused=True, **OPTIONS)
 
     def step(self) -> None:
-        """Three passes over lists."""
+        """Step in three passes over lists."""
         import torch
 
         torch._foreach_copy_([grad_of(m) for m in self.masters], [grad_of(p) for p in self.params])
@@ -60,7 +60,7 @@ class MastersOfTorch:
 
 
 class Compiled:
-    """Torch's foreach step through torch.compile. A thousand parameters would compile for minutes: large ones only."""
+    """Torch's foreach step under torch.compile. Large cases only: a thousand parameters would compile for minutes."""
 
     def __init__(self, params: list[torch.Tensor]) -> None:
         import torch
@@ -70,7 +70,7 @@ class Compiled:
 
 
 def host_us(step: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """The median time that the host needs for a step, while nothing waits for the GPU."""
+    """The median time that the host needs for a step, without waiting for the GPU."""
     import torch
 
     times = []
@@ -113,7 +113,7 @@ def large(rate: float, flush: torch.Tensor) -> Iterable[Row]:
 
 
 def moving(params: list[torch.Tensor]) -> Callable[[], None]:
-    """Gives the parameters other gradients with every call, of two sets in turn."""
+    """Changes the parameters' gradients with every call, alternating between two sets."""
     import torch
 
     sets = itertools.cycle([[torch.randn_like(param) for param in params], [grad_of(param) for param in params]])
@@ -126,7 +126,7 @@ def moving(params: list[torch.Tensor]) -> Callable[[], None]:
 
 
 def small(flush: torch.Tensor) -> Iterable[Row]:
-    """A thousand parameters of 4096 elements: what the host needs, and the replay of a graph."""
+    """A thousand parameters of 4096 elements: the host's time, and the replay of a graph."""
     import torch
 
     from precast.optim import FusedAdamW

@@ -1,7 +1,7 @@
-"""What ``python -m benchmarks.gpu`` measures: each op at one shape, with everybody who computes it.
+"""The cases of ``python -m benchmarks.gpu``: each op at one shape, with all contestants.
 
-The contestants are those of the modules norm, layer_norm, activations, softmax, rotary and fused_adam; Liger-Kernel and
-the Triton twins are added here.
+The contestants are those of the modules norm, layer_norm, activations, softmax, rotary and fused_adam, plus
+Liger-Kernel and the Triton twins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One op at one shape: what it must move, and who computes it; ``absent`` says who does not, and why."""
+    """One op at one shape: the bytes it must move, and its contestants. ``absent`` names the others and the reasons."""
 
     op: str
     shape: Shape
@@ -35,16 +35,16 @@ class Case:
     runs: dict[str, Run]
     absent: dict[str, str] = field(default_factory=dict)
     dtype: str = "bfloat16"
-    reference: str = EAGER  # whose result the others are compared with
+    reference: str = EAGER  # the contestant whose result is the reference
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the cases of a benchmark are made at a shape, and its shapes."""
+    """How to make the cases of a benchmark at a shape, and its shapes."""
 
     make: Callable[[Shape, Compile], Iterator[Case]]
     shapes: tuple[Shape, ...]
-    first_shape: Shape  # what torch.compile has seen before, for its second shape
+    first_shape: Shape  # seen by torch.compile before its second shape
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict[str, str]]:
-    """Liger-Kernel's run of an op, or why there is none."""
+    """Liger-Kernel's run of an op, or the reason why there is none."""
     import torch
 
     if liger.installed() is None:
@@ -70,7 +70,7 @@ def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict
 
 
 def _twin(op: str, *args: Any) -> dict[str, Run]:
-    """The Triton twin of one op, called as the dispatcher calls it."""
+    """The Triton twin of one op, called the way the dispatcher calls it."""
     from precast._dispatch import namespace
 
     return {TWIN: functools.partial(namespace.twin(op), *args)}
@@ -119,7 +119,7 @@ def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
     import precast
 
     def backward(function: Callable[..., Any]) -> Run:
-        torch.manual_seed(0)  # the gradient is random, and the same for everybody
+        torch.manual_seed(0)  # the same random gradient for all contestants
         return activations.backward_of(function, x)
 
     rows, width = shape
@@ -128,7 +128,7 @@ def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
     functions = {OURS: precast.ops.silu_and_mul, "torch eager": theirs, STATIC: compiled(theirs)}
     halves = [half.contiguous() for half in x.chunk(2, -1)]
     for way, moved in (("", x.nbytes * 3 // 2), (" backward", x.nbytes * 5 // 2)):
-        with config.patch(donated_buffer=False):  # or a compiled backward runs only once
+        with config.patch(donated_buffer=False):  # otherwise a compiled backward runs only once
             runs: dict[str, Run] = {
                 name: backward(function) if way else functools.partial(function, x)
                 for name, function in functions.items()
@@ -177,7 +177,7 @@ def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
 
 
 def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
-    """A step of AdamW over so many parameters of so many elements: float32, then bfloat16 with float32 masters."""
+    """A step of AdamW over the given number and size of parameters: float32, then bfloat16 with float32 masters."""
     import torch
 
     from precast.optim import FusedAdamW
@@ -193,7 +193,7 @@ def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
             makers[STATIC] = fused_adam.Compiled
         runs: dict[str, Run] = {}
         for name, make in makers.items():
-            torch.manual_seed(0)  # the same parameters and gradients for everybody
+            torch.manual_seed(0)  # the same parameters and gradients for all contestants
             params = fused_adam.parameters(count, elements, dtype)
             runs[name] = functools.partial(_step, make(params), params[-1])
         op = "AdamW with masters" if low else "AdamW"

@@ -1,6 +1,7 @@
-"""``python -m benchmarks.gpu_table FILE...``: the figures of ``gpu.json`` files beside what is asked, as Markdown.
+"""``python -m benchmarks.gpu_table FILE...``: the figures of ``gpu.json`` files compared with the targets, as Markdown.
 
-Each file is a label's, with a column of its own for the share of the copy rate. Everything else is of the last file.
+Each file belongs to a label and has its own column for the share of the copy rate. All other columns are from the last
+file.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ Json = dict[str, Any]
 
 
 def copy_rate(results: Json) -> float:
-    """Bytes read and written in a millisecond by the one large ``copy_``."""
+    """Bytes per millisecond that the one large ``copy_`` reads and writes."""
     rate: float = results["copy"]["bytes"] / statistics.median(results["copy"]["samples_ms"])
     return rate
 
 
 def shares(results: Json, case: Json) -> dict[str, float]:
-    """Everybody's share of the copy rate at one op and shape."""
+    """Each contestant's share of the copy rate for one op and shape."""
     rate = copy_rate(results)
     return {name: case["moved_bytes"] / statistics.median(ms) / rate for name, ms in case["samples_ms"].items()}
 
 
 def cell(value: float, least: float | None) -> str:
-    """A figure; bold where it falls short of what is asked."""
+    """A figure, in bold if it misses its target."""
     text = f"{value:.3f}" if value < 1.1 else f"{value:.2f}"
     if least is None or value >= least:
         return text
@@ -40,7 +41,7 @@ def cell(value: float, least: float | None) -> str:
 
 
 def line(all_results: Sequence[Json], cases: Sequence[Json]) -> list[str]:
-    """One op at one shape: its shares, then how many times better than a copy and than others."""
+    """One op at one shape: its shares, then the speedups over a copy and over the peers."""
     last = shares(all_results[-1], cases[-1])
     wanted = asked(cases[-1]["op"], tuple(cases[-1]["shape"]))
     peers = {name: share for name, share in last.items() if name not in (OURS, TWIN, COPY, SECOND)}
@@ -59,7 +60,7 @@ def line(all_results: Sequence[Json], cases: Sequence[Json]) -> list[str]:
 
 
 def table(all_results: Sequence[Json]) -> Iterator[str]:
-    """All of it. Raises ValueError where the files do not hold the same cases."""
+    """The whole table. Raises ValueError if the files do not hold the same cases."""
     ops = [[(case["op"], case["shape"]) for case in results["cases"]] for results in all_results]
     if any(other != ops[0] for other in ops):
         raise ValueError("benchmarks.gpu_table: the files hold different cases; needed: runs of the same benchmarks")
@@ -79,7 +80,7 @@ def table(all_results: Sequence[Json]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Read and print."""
+    """Read the files and print the table."""
     if not sys.argv[1:]:
         print(__doc__)
         return 2

@@ -1,7 +1,7 @@
-"""A decoding step's rotation and write to the paged cache: the GPU's time and the host's, beside torch's own.
+"""A decoding step's rotation and write to the paged cache: GPU time and host time, compared with torch's own.
 
-Both are as short as a launch, so shares of a bandwidth would say nothing. The GPU's time is that of one replay of a
-CUDA graph, where a call is as near to bare kernels as it gets: all of a call's kernels, and the gaps between them.
+Both are as short as a launch, so a share of bandwidth would mean nothing. The GPU time is that of one CUDA graph
+replay, the closest to bare kernels: all of a call's kernels, and the gaps between them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from benchmarks.report import Report, Row
 if TYPE_CHECKING:
     import torch
 
-TOKENS = (1, 4, 16, 64, 4096)  # of a decoding step, one for each sequence; the last one is a prompt
+TOKENS = (1, 4, 16, 64, 4096)  # in a decoding step, one per sequence; the last number is a prompt
 QUERY_HEADS, HEADS, WIDTH, BLOCK_SIZE, POSITIONS = 32, 8, 128, 16, 8192
-IN_GRAPH, REPLAYS = 20, 30  # calls of one graph, and how often it is replayed
+IN_GRAPH, REPLAYS = 20, 30  # calls in one graph, and replays
 CALLS, ROUNDS = 200, 9
 TARGET = ">= 1.5"
 
 
 def contestants(tokens: int, device: str = "cuda") -> dict[str, Callable[[], object]]:
-    """Everybody's step over views of a packed projection, in bf16; the tables are float32."""
+    """Every contestant's step over views of a packed projection, in bf16. The tables are float32."""
     import torch
 
     import precast
@@ -43,7 +43,7 @@ def contestants(tokens: int, device: str = "cuda") -> dict[str, Callable[[], obj
         precast.ops.rotary_embedding_and_cache(query, key, value, cos, sin, keys, values, slots, positions=positions)
 
     def theirs(packed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """What a torch user writes: the halves turned in float32, then one assignment by index for each cache."""
+        """A torch user's code: rotates the halves in float32, then assigns to each cache by index."""
         heads = packed[:, : QUERY_HEADS + HEADS]
         first, second = heads.float().chunk(2, -1)
         c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
@@ -57,7 +57,7 @@ def contestants(tokens: int, device: str = "cuda") -> dict[str, Callable[[], obj
 
 
 def check(functions: dict[str, Callable[..., None]], packed: torch.Tensor, pair: tuple[torch.Tensor, ...]) -> None:
-    """Raises unless all write the same, within what bfloat16 allows."""
+    """Raises unless all write the same values within bfloat16's precision."""
     import torch
 
     results = []
@@ -70,7 +70,7 @@ def check(functions: dict[str, Callable[..., None]], packed: torch.Tensor, pair:
 
 
 def gpu_us(call: Callable[[], object]) -> float:
-    """The GPU's time of one call, in a graph of many."""
+    """The GPU time of one call, in a graph of many."""
     import torch
 
     for _ in range(3):
@@ -91,7 +91,7 @@ def gpu_us(call: Callable[[], object]) -> float:
 
 
 def wall_us(call: Callable[[], object]) -> float:
-    """The time of one call to a user who calls it again and again: the host's, or the GPU's if that is longer."""
+    """The time per call in a loop: the host's, or the GPU's if that is longer."""
     import torch
 
     times = []
@@ -106,7 +106,7 @@ def wall_us(call: Callable[[], object]) -> float:
 
 
 def rows(tokens: int) -> Iterator[Row]:
-    """Both times at one number of tokens."""
+    """Both times for one number of tokens."""
     calls = contestants(tokens)
     for what, measure in (("GPU time", gpu_us), ("wall time of a call", wall_us)):
         found = {name: measure(call) for name, call in calls.items()}
@@ -124,7 +124,7 @@ def main() -> Report:
         return Report("kv_cache", title, skipped="torch sees no NVIDIA GPU")
     found: list[Row] = []
     for tokens in TOKENS:
-        torch.compiler.reset()  # a fresh compilation of a fixed shape: what torch.compile is best at
+        torch.compiler.reset()  # a fresh compilation for a fixed shape is the best case of torch.compile
         found += rows(tokens)
     least = gpu_us(torch.zeros(8, device="cuda").zero_)
     notes = (

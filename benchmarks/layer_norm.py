@@ -1,4 +1,4 @@
-"""How near layer_norm and its gradients come to the rate at which the GPU copies memory, beside torch's own."""
+"""layer_norm and its gradients, as shares of the GPU's copy rate, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# x read and y written; in backward x and the gradient read, and x's gradient written.
+# Forward reads x and writes y. Backward reads x and the gradient, and writes x's gradient.
 STREAMS = {"layer_norm": 2, "layer_norm backward": 3}
 
 
 def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[str, Norm]:
-    """Name ours, torch eager, and torch.compile of the same arithmetic."""
+    """Our op, torch eager, and torch.compile of the same arithmetic, by name."""
     import torch
 
     from precast.ops.layer_norm import layer_norm
@@ -35,7 +35,7 @@ def contestants(width: int, compiled: Compile = compiled_for_one_shape) -> dict[
 
 
 def runs(function: Norm, leaves: list[torch.Tensor], grad: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Give the forward alone, and the backward alone of a graph that is kept."""
+    """The forward alone, and the backward alone of a retained graph."""
     import torch
 
     plain = [leaf.detach() for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Liger-Kernel as a peer, where it is installed: its kernels under the names of the benchmarks' ops."""
+"""Liger-Kernel as a peer if it is installed: its kernels under the names of the benchmarks' ops."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def installed() -> str | None:
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """By op. Its gated activations take two tensors, as two linear layers give them: they get contiguous halves.
+    """The functions by op. Its gated activations take two tensors, as from two linear layers, so they get contiguous
+    halves.
 
-    Its backward of these writes over its inputs, so there is no second run of it on the same numbers to time.
+    Its backward of these overwrites its inputs, so it cannot be timed repeatedly on the same numbers.
     """
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.geglu import LigerGELUMulFunction

@@ -1,8 +1,8 @@
-"""How other projects load a kernel that was built before, each with what it needs made ready in a folder.
+"""How other projects load a prebuilt kernel, each with its files prepared in a folder.
 
-The kernel is ours, so that only the loading differs. flashinfer loads what it has built by ``tvm_ffi.load_module``; the
-kernels of a hub are loaded by ``kernels.get_local_kernel`` once they are downloaded. Both packages run without a GPU;
-flashinfer itself does not, as it asks for one when it is imported.
+The kernel is ours, so only the loading differs. flashinfer loads its builds with ``tvm_ffi.load_module``. Kernels of a
+hub are loaded by ``kernels.get_local_kernel`` after the download. Both packages run without a GPU; flashinfer itself
+does not, because it requires one on import.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Peer = Callable[[], float]
 
 
 def peers(folder: Path, flags: str, library: Path) -> tuple[dict[str, Peer], tuple[str, ...]]:
-    """Seconds of each loader that is installed, by name, and a note for each that is not.
+    """The load time in seconds of each installed loader, by name, and a note for each missing one.
 
     ``flags`` compile for this machine; ``library`` is the extension that the usual peer has built and loads.
     """
@@ -84,7 +84,7 @@ def _tvm(folder: Path, flags: str) -> Peer:
 
 
 def _hub(folder: Path, library: Path) -> Peer:
-    """The layout that the package downloads: a folder for each torch, C++ ABI and machine."""
+    """The folder layout that the package downloads: one folder per torch, C++ ABI and machine."""
     import torch
 
     release = "".join(torch.__version__.split(".")[:2])

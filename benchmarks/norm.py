@@ -1,4 +1,4 @@
-"""How near RMSNorm, with and without an addition, and its gradients come to the rate at which the GPU copies memory."""
+"""RMSNorm, with and without an addition, and its gradients, as shares of the GPU's copy rate."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))
 REPEATS, ROUNDS, WARM_UP = 60, 3, 5
-FLUSH_BYTES = 512 << 20  # several times any GPU's second-level cache
-COPY_ELEMENTS = 1 << 31  # 4.3 GB of bf16 read, and as much written
+FLUSH_BYTES = 512 << 20  # several times the L2 cache of any GPU
+COPY_ELEMENTS = 1 << 31  # reads 4.3 GB of bf16 and writes as much
 COPY = "copy_ of as many bytes"
-# How often as many bytes as x has are moved: x and y; both addends, their sum and y; x, y's gradient and x's.
+# Bytes moved, as a multiple of x: x and y; both addends, their sum and y; x, y's gradient and x's gradient.
 STREAMS = {"rms_norm": 2, "fused_add_rms_norm": 4, "rms_norm backward": 3}
 
 
 def samples_ms(function: Callable[[], object], flush: torch.Tensor | None, repeats: int = REPEATS) -> list[float]:
-    """Time by CUDA events; before each run the cache is overwritten, which also keeps the host ahead of the GPU.
+    """Time with CUDA events. Each run is preceded by a cache flush, which also keeps the host ahead of the GPU.
 
-    Without ``flush`` the cache holds what the run before left there, and a short call may wait for the host.
+    Without ``flush`` the cache holds what the previous run left there, and a short call may wait for the host.
     """
     import torch
 
@@ -45,9 +45,9 @@ def samples_ms(function: Callable[[], object], flush: torch.Tensor | None, repea
 
 
 def in_turns_ms(runs: Mapping[str, Callable[[], object]], flush: torch.Tensor | None) -> dict[str, list[float]]:
-    """The samples of everybody, who take turns.
+    """The samples of all contestants, measured in turns.
 
-    A GPU is sometimes a tenth slower for some milliseconds: that then falls on few samples, and not all of one.
+    A GPU is sometimes a tenth slower for some milliseconds. Turns spread that over few samples of each.
     """
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
@@ -62,7 +62,7 @@ def medians_ms(runs: Mapping[str, Callable[[], object]], flush: torch.Tensor) ->
 
 
 def compiled_for_one_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile is best at."""
+    """The best case of torch.compile."""
     import torch
 
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
@@ -70,7 +70,7 @@ def compiled_for_one_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copy_of(moved_bytes: int) -> Callable[[], object]:
-    """A ``copy_`` of random data that reads and writes so many bytes together."""
+    """A ``copy_`` of random data that reads and writes ``moved_bytes`` in total."""
     import torch
 
     target = torch.empty(moved_bytes // 2, dtype=torch.int8, device="cuda")
@@ -78,7 +78,7 @@ def copy_of(moved_bytes: int) -> Callable[[], object]:
 
 
 def copy_rate(flush: torch.Tensor) -> float:
-    """Bytes read and written in a second by one large ``copy_``."""
+    """Bytes per second that one large ``copy_`` reads and writes."""
     import torch
 
     source = torch.randn(COPY_ELEMENTS, device="cuda", dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def contestants(
     leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
 
     def backward(norm: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        """The backward pass alone, of a graph that is kept."""
+        """The backward pass alone, of a retained graph."""
         y = norm(*leaves)
         return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
 

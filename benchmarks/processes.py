@@ -1,4 +1,4 @@
-"""Medians over fresh processes: where a process keeps its memory moves a figure by more than two contestants differ."""
+"""Medians over fresh processes: the memory placement of a process matters more than the contestants differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.report import Row, interleaved, timed
 PROCESSES = 3
 OURS = "precast"
 
-# What a process finds, by case and contestant: the median of the seconds, and of the rounds' ratios to ours.
+# Per case and contestant: the median of the seconds, and of the rounds' ratios to ours.
 Found = dict[str, dict[str, tuple[float, float]]]
 
 _CHILD = """
@@ -25,7 +25,7 @@ print(json.dumps(importlib.import_module(sys.argv[3]).measure()))
 def compare(
     contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
 ) -> dict[str, tuple[float, float]]:
-    """Time the contestants in turns, after one call of each; every ratio is of two times from one round."""
+    """Time the contestants in turns, after one warm-up call each. A ratio compares two times from one round."""
     for function in contestants.values():
         function()
     times = interleaved({name: timed(function, calls) for name, function in contestants.items()}, rounds)
@@ -39,7 +39,7 @@ def compare(
 
 
 def medians(module: str, processes: int = PROCESSES) -> Found:
-    """What ``measure()`` of a module finds in so many processes, one after the other: the median of each figure."""
+    """Run a module's ``measure()`` in several processes, one at a time: the median of each figure."""
     env = environment(PRECAST_JIT="aot")
     arguments = (str(prebuilt_installation()), str(CHECKOUT), module)
     found: list[Found] = [json.loads(run(_CHILD, *arguments, env=env)) for _ in range(processes)]
@@ -53,7 +53,7 @@ def medians(module: str, processes: int = PROCESSES) -> Found:
 
 
 def rows(found: Found, unit: str, targets: Mapping[tuple[str, str], str]) -> list[Row]:
-    """One row for each peer of each case; times in ``unit``, which is ms or us."""
+    """One row per peer and case, with times in ``unit``, which is ms or us."""
     scale = {"ms": 1e3, "us": 1e6}[unit]
     return [
         Row(

@@ -1,9 +1,9 @@
-"""Eight ranks that start cold against one: from a barrier after ``import torch`` until the last has its kernel.
+"""Eight ranks that start cold compared with one: from a barrier after ``import torch`` until the last has its kernel.
 
-While one builds, the others sleep, and look every 50 ms whether it is over (``_builder/lock.py``). So where all share
-few CPUs, eight cost what one does and the processor time that each of the others takes for itself: the second row. A
-build takes seconds, and a machine drifts more than that between two of them: each round compares its own two, and
-the middle one of the ratios is told.
+While one rank builds, the others sleep and check every 50 ms whether it is done (``_builder/lock.py``). If all share
+few CPUs, eight cost as much as one, plus the processor time that each of the others uses itself: the second row. A
+build takes seconds, and the drift of a machine between two builds is larger than that. So each round compares its own
+two, and the median of the ratios is reported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from benchmarks.report import Report, Row
 ROUNDS = 7
 RANKS = 8
 
-# Each rank says that it has torch, waits for the word to go, and says how long its kernel took. The clock of the
-# barrier is one for all: CLOCK_MONOTONIC counts alike in every process of a machine.
+# Each rank reports that it has torch, waits for the start signal, and reports how long its kernel took. They share the
+# barrier's clock: CLOCK_MONOTONIC is the same for all processes of a machine.
 RANK = """
 import sys, time
 import torch
@@ -37,7 +37,7 @@ print(time.monotonic() - start, time.process_time() - spent, kind, flush=True)
 
 
 def cold(ranks: int, cache: Path) -> dict[str, float]:
-    """Until the slowest of so many ranks has loaded, and the processor time of the costliest that built nothing."""
+    """The time until the slowest rank has loaded, and the highest processor time among ranks that built nothing."""
     target = prebuilt_installation()
     env = environment(PYTHONPATH=str(target), PRECAST_JIT="jit", PRECAST_CACHE_DIR=str(cache), OMP_NUM_THREADS="1")
     children = [
@@ -65,7 +65,7 @@ def cold(ranks: int, cache: Path) -> dict[str, float]:
 
 
 def summary(one: list[dict[str, float]], many: list[dict[str, float]]) -> tuple[Row, Row]:
-    """The two rows, of rounds in the order in which they were measured."""
+    """The two rows, from rounds in the order in which they were measured."""
     alone, all_of_them = ([sample["seconds"] for sample in samples] for samples in (one, many))
     ratio = Row(
         f"{RANKS} ranks cold, {os.cpu_count()} CPUs",
@@ -81,7 +81,7 @@ def summary(one: list[dict[str, float]], many: list[dict[str, float]]) -> tuple[
 
 
 def main() -> Report:
-    """In turns, each with an empty cache that has the headers alone."""
+    """Alternate one and many ranks, each with an empty cache that has only the headers."""
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
         count = iter(range(1000))
         rounds: dict[str, list[dict[str, float]]] = {"one": [], "many": []}
@@ -89,7 +89,7 @@ def main() -> Report:
         def one(ranks: int) -> dict[str, float]:
             return cold(ranks, Path(name) / f"cache{next(count)}")
 
-        one(1)  # the headers, the compiler and torch into the page cache
+        one(1)  # brings headers, compiler and torch into the page cache
         for _ in range(ROUNDS):
             rounds["one"].append(one(1))
             rounds["many"].append(one(RANKS))

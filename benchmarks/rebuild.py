@@ -1,8 +1,8 @@
-"""Building somebody's extension again: after one of its ten files has changed, and after none has.
+"""Rebuilding an extension after one of its ten files has changed, and after none has.
 
-The same sources on all sides: ten small ops against the stable headers, as whoever writes an op has them. Each rebuild
-is what one types, from the start of the process: `setup.py build_ext` with precast.build and with setuptools alone,
-and a program that calls torch.utils.cpp_extension.load. Every side has been built whole before.
+All sides use the same sources: ten small ops against the stable headers, as op authors write them. Each rebuild is the
+command that a user types, from process start: `setup.py build_ext` with precast.build and with setuptools alone, and a
+program that calls torch.utils.cpp_extension.load. Every side has been built completely before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PEERS = {"plain": "setuptools", "loaded": "cpp_extension.load"}
 
 
 def write(folder: Path, name: str, include: str, libraries: str) -> None:
-    """Write one side's project: a namespace of its own, else the same ten files."""
+    """Write one side's project: its own namespace, otherwise the same ten files."""
     (folder / name).mkdir(parents=True)
     (folder / "build").mkdir()
     (folder / name / "__init__.py").touch()
@@ -74,7 +74,7 @@ def write(folder: Path, name: str, include: str, libraries: str) -> None:
 
 
 def build(folder: Path, name: str, env: dict[str, str]) -> float:
-    """Run what one types in that folder; the seconds it took."""
+    """Run the user's command in that folder and return its seconds."""
     started = time.perf_counter()
     command = [sys.executable, *COMMANDS[name]]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -84,13 +84,13 @@ def build(folder: Path, name: str, env: dict[str, str]) -> float:
 
 
 def touch(folder: Path) -> None:
-    """Change one file of the ten, so that its object has to be another one."""
+    """Change one of the ten files, so that its object changes."""
     path = folder / "op3.cpp"
     path.write_text(path.read_text() + f"static int edit{time.monotonic_ns()} __attribute__((used)) = 0;\n")
 
 
 def main() -> Report:
-    """Build each side whole, then again and again, in turns."""
+    """Build each side completely, then repeatedly, in turns."""
     import torch
 
     site = prebuilt_installation()

@@ -1,4 +1,4 @@
-"""What every benchmark shares: rows with a peer and a ratio, interleaved timing, and where it was measured."""
+"""Shared by all benchmarks: rows with a peer and a ratio, interleaved timing, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured number beside a peer's; lower is better for times, higher for shares and rates."""
+    """One measured number and a peer's. Lower is better for times, higher for shares and rates."""
 
     what: str
     ours: float
@@ -25,11 +25,11 @@ class Row:
     peer: float | None = None
     higher_is_better: bool = False
     target: str = ""
-    paired: float | None = None  # the median of the rounds' ratios, where a machine drifts more than the two differ
+    paired: float | None = None  # median of the rounds' ratios, if a machine drifts by more than the two differ
 
     @property
     def ratio(self) -> float | None:
-        """How many times better we are; below 1 the peer wins."""
+        """Our speedup; below 1 the peer wins."""
         if self.paired is not None:
             return self.paired
         if self.peer is None:
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One benchmark's outcome: its rows, or why there are none on this machine."""
+    """One benchmark's outcome: its rows, or the reason why there are none on this machine."""
 
     name: str
     title: str
@@ -49,15 +49,15 @@ class Report:
 
 
 def interleaved_medians(functions: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Call each function once per round, in turn, and return the median of what each returned.
+    """Call each function once per round, in turn, and return the median of its results.
 
-    A function returns its own time. Taking turns spreads a machine's drift over all of them.
+    A function returns its own time. Taking turns spreads the drift of a machine over all functions.
     """
     return {name: statistics.median(values) for name, values in interleaved(functions, rounds).items()}
 
 
 def interleaved(functions: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Call each function once per round, in turn, and return what each returned, round by round."""
+    """Call each function once per round, in turn, and return its results, round by round."""
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -66,7 +66,7 @@ def interleaved(functions: Mapping[str, Callable[[], float]], rounds: int) -> di
 
 
 def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]:
-    """Return a function that runs ``function`` so many times and returns the seconds of one call."""
+    """Return a function that runs ``function`` ``calls`` times and returns the seconds per call."""
 
     def run() -> float:
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def timed(function: Callable[[], object], calls: int = 1) -> Callable[[], float]
 
 
 def host_facts() -> dict[str, str]:
-    """Describe the machine, as far as it explains the figures."""
+    """Describe the parts of the machine that explain the figures."""
     import torch
 
     cpu = next(

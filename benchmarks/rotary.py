@@ -1,4 +1,4 @@
-"""How near rotary embedding comes to the rate at which the GPU copies memory, and to a launch where there is little."""
+"""Rotary embedding as a share of the GPU's copy rate, and compared with a launch if there is little to do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 Run = Callable[[], Any]
 Shape = tuple[int, int, int, int]
 
-# Tokens, heads of query and of key, head_dim: what one GPU has of a prompt, and one step of so many sequences.
+# Tokens, heads of query and of key, head_dim: one GPU's share of a prompt, and one step of this many sequences.
 PREFILL: tuple[Shape, ...] = ((16384, 32, 8, 128), (8192, 32, 8, 128), (4096, 32, 8, 128))
 DECODE: tuple[Shape, ...] = ((64, 32, 8, 128), (16, 32, 8, 128), (1, 32, 8, 128))
 
 
 def by_torch(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What models have: tables of full width in the dtype of the heads, and two halves put together anew."""
+    """The usual code in models: tables of full width in the heads' dtype, and two halves concatenated."""
     import torch
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -33,17 +33,17 @@ def by_torch(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: tor
 
 
 def moved_bytes(query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> int:
-    """Both read and written, and two tables read."""
+    """The bytes: query and key are read and written, and two tables are read."""
     return 2 * (query.nbytes + key.nbytes) + 2 * table.nbytes
 
 
 def backward_of(function: Callable[..., Any], query: torch.Tensor, key: torch.Tensor) -> Run:
-    """The backward pass alone, again and again over one recorded forward."""
+    """The backward pass alone, repeatedly over one recorded forward."""
     import torch
 
     leaves = [t.detach().requires_grad_() for t in (query, key)]
     both = function(*leaves)
-    torch.manual_seed(0)  # the gradients are random, and the same for everybody
+    torch.manual_seed(0)  # the same random gradients for all contestants
     grads = [torch.randn_like(y) for y in both]
     return lambda: torch.autograd.grad(both, leaves, grads, retain_graph=True)
 
@@ -51,7 +51,7 @@ def backward_of(function: Callable[..., Any], query: torch.Tensor, key: torch.Te
 def cases(
     shape: Shape, compiled: Compile, random: Callable[..., torch.Tensor]
 ) -> Iterator[tuple[str, int, dict[str, Run]]]:
-    """Forward and backward at a shape: name, bytes, and everybody's run."""
+    """Forward and backward at a shape: name, bytes, and every contestant's run."""
     import torch
 
     import precast
@@ -75,7 +75,7 @@ def cases(
 
 
 def random_on_gpu(*shape: int) -> torch.Tensor:
-    """Normally distributed, bf16."""
+    """Normally distributed numbers in bf16."""
     import torch
 
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
@@ -94,7 +94,7 @@ def main() -> Report:
     rows = []
     for shape in (*PREFILL, *DECODE):
         torch.compiler.reset()
-        with config.patch(donated_buffer=False):  # or a compiled backward runs only once
+        with config.patch(donated_buffer=False):  # otherwise a compiled backward runs only once
             for op, moved, runs in cases(shape, compiled_for_one_shape, random_on_gpu):
                 rows += rows_of(op, shape, medians_ms({**runs, COPY: copy_of(moved)}, flush), moved / rate * 1e3)
     notes = (
@@ -105,7 +105,7 @@ def main() -> Report:
 
 
 def rows_of(op: str, shape: Shape, times: dict[str, float], least_ms: float) -> list[Row]:
-    """Ours beside each peer: the share of the least time where bytes decide, else the time itself."""
+    """Ours compared with each peer: the share of the minimum time if bytes decide, else the time itself."""
     what = f"{op} {'x'.join(map(str, shape))}"
     ours, *peers = times
     if shape in DECODE:

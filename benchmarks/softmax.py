@@ -1,4 +1,4 @@
-"""How near the softmax ops come to the rate at which the GPU copies memory, forward and backward, beside torch's."""
+"""Forward and backward of the softmax ops, as shares of the GPU's copy rate, compared with torch's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def contestants(
 
 
 def backward_of(function: Function, x: torch.Tensor, grad: torch.Tensor) -> Callable[[], object]:
-    """The backward pass alone, of a graph that is kept."""
+    """The backward pass alone, of a retained graph."""
     import torch
 
     leaf = x.detach().requires_grad_()
@@ -57,7 +57,7 @@ def backward_of(function: Function, x: torch.Tensor, grad: torch.Tensor) -> Call
 
 
 def measure(shape: tuple[int, int, int, int], flush: torch.Tensor, rate: float) -> list[Row]:
-    """Both ops at one shape. Causal bytes: half is read, all is written."""
+    """Both ops at one shape. The bytes of causal softmax: half is read, all is written."""
     import torch
 
     x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""How soon a program gets going: importing precast, and the first call of a prebuilt kernel."""
+"""Startup times: importing precast, and the first call of a prebuilt kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps([imported - start, time.perf_counter() - imported]))
 
 
 def main() -> Report:
-    """Measure in fresh processes; the installation is a wheel built for this machine."""
+    """Measure in fresh processes. The installation is a wheel built for this machine."""
     target = prebuilt_installation()
     with tempfile.TemporaryDirectory() as folder:
         unused = Path(folder) / "cache"

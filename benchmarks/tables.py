@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tables``: print the kept results as the tables of docs/benchmarks.md."""
+"""``python -m benchmarks.tables``: print the saved results as the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report import RESULTS, number
 
 
 def table(result: dict[str, Any]) -> str:
-    """One benchmark as Markdown, with the machine that it was measured on."""
+    """One benchmark as Markdown, with the machine on which it was measured."""
     host = result["host"]
     where = host["gpu"] if host["gpu"] != "none" else f"{host['cpu']}, {host['threads']} threads"
     lines = [

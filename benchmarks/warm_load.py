@@ -1,4 +1,4 @@
-"""Loading what an earlier process has built: one kernel family, beside other ways to load the same kernel."""
+"""Loading a kernel family that an earlier process has built, compared with other ways to load the same kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(seconds)
 
 
 def main() -> Report:
-    """Build both once; then fresh processes in turns: our cache, our wheel, and the peer's build folder."""
+    """Build both once. Then alternate fresh processes: our cache, our wheel, and the peer's build folder."""
     target = prebuilt_installation()
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as name:
         folder = Path(name)

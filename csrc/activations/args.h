@@ -1,4 +1,4 @@
-// What host.cpp and backward.cpp hand to the kernels of device.cu and backward.cu: one structure by value. Compiled on
+// The structures that host.cpp and backward.cpp pass to the kernels of device.cu and backward.cu by value. Compiled on
 // both sides.
 #pragma once
 
@@ -7,20 +7,20 @@
 namespace precast {
 namespace activations {
 
-// What is applied to the gate.
+// The function applied to the gate.
 enum Activation : int {
   kSilu = 0,      // x / (1 + exp(-x))
   kGelu = 1,      // x / 2 (1 + erf(x / sqrt(2)))
   kGeluTanh = 2,  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 };
 
-// Of every block.
+// Threads per block in all kernels.
 constexpr unsigned int kThreads = 64;
 
-// Elements of one thread of an `any` kernel, kThreads apart: loaded before the first of them is used.
+// Elements per thread in an `any` kernel, kThreads apart. All are loaded before the first is used.
 constexpr int kElements = 4;
 
-// The units of one launch, row after row: vectors of 16 bytes, or single elements.
+// The units of one launch, row by row: vectors of 16 bytes, or single elements.
 struct Units {
   unsigned int total;  // below 2^31
   Division columns;
@@ -28,13 +28,13 @@ struct Units {
 
 // Strides are in bytes, from one row to the next.
 struct ForwardArgs {
-  const char* gate;    // the half of x that goes through the activation
+  const char* gate;    // the half of x to which the activation is applied
   const char* factor;  // the other half
   char* y;
   long long x_stride;
   long long y_stride;
   Units units;
-  int activation;      // read by the kernels for any row; the others have theirs built in
+  int activation;      // read by the kernels for any row; the others have it built in
   unsigned row_bytes;  // of y; read by the `shifted` kernels
 };
 

@@ -1,5 +1,5 @@
-// The gradients of the gated activations: checks, allocation, and the choice of a kernel. A family of its own, so that
-// inference neither compiles nor loads them.
+// The gradients of the gated activations: checks, allocation, and the choice of a kernel. They are a family of their
+// own, so that inference neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
 #include "gated.h"
@@ -7,8 +7,8 @@
 namespace precast::activations {
 namespace {
 
-// Which kernel serves which shape: as in host.cpp, with grad and the two halves of grad_x aligned as well. There is no
-// `shifted` kernel: the halves of grad_x lie differently beside the multiples of 16 bytes.
+// The choice of kernels is that of host.cpp, with grad and the two halves of grad_x aligned as well. There is no
+// `shifted` kernel, because the halves of grad_x differ in their misalignment to 16 bytes.
 
 constexpr Entry kEntries[] = {
     {"silu_backward_f32"},  {"gelu_backward_f32"},  {"gelu_tanh_backward_f32"},  {"gated_backward_f32_any"},

@@ -2,8 +2,8 @@
 //
 //   grad_gate = grad * factor * activation'(gate)      grad_factor = grad * activation(gate)
 //
-// in one pass: the activation is computed again. Arithmetic is in float32, each result is rounded once, and the
-// rounding of the forward counts as the identity.
+// Both are computed in one pass, which computes the activation again. Arithmetic is in float32, each result is rounded
+// once, and the rounding of the forward counts as the identity.
 #include "gated.cuh"
 
 namespace precast {
@@ -14,8 +14,8 @@ struct Slope {
   float slope;  // its derivative
 };
 
-// Where x or a power of it overflows, the factor beside it is already zero: it is held back so that the product is too.
-// The derivative is exact there. A NaN comes in through the other terms.
+// Clamps x, so that the product is zero where x or a power of it would overflow and the other factor is already zero.
+// The derivative is exact there. A NaN enters through the other terms.
 DEVICE float bounded(float x) { return fminf(fmaxf(x, -64.0f), 64.0f); }
 
 struct SiluSlope {
@@ -43,7 +43,7 @@ struct GeluTanhSlope {
   }
 };
 
-// One vector of 16 bytes of grad and of each half of x.
+// One vector of 16 bytes of grad, and one of each half of x.
 template <class T, class Function>
 DEVICE void backward_vectors(const BackwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;

@@ -1,8 +1,8 @@
 // Gated activations forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
-// What differs between the activations is one function, from which value and slope both follow, so it is a branch in
-// front of a loop over a piece of a row. The exponential is only taken of numbers that are not positive: it never
-// overflows, and the far tails keep their relative accuracy.
+// The activations differ in one function, which gives both value and slope, so each is a branch in front of a loop over
+// a piece of a row. The exponential is only computed for numbers that are not positive, so it never overflows, and the
+// far tails keep their relative accuracy.
 #include "cpu.h"
 
 #include "../common/row_simd.h"
@@ -13,7 +13,7 @@ namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-// What goes under the powers and the exponentials is held within this: the results are 0 or 1 there already.
+// Limit for arguments of powers and exponentials. Beyond it the results are already 0 or 1.
 constexpr float kFar = 20.0f;
 
 struct Slope {
@@ -21,7 +21,7 @@ struct Slope {
   Floats slope;  // its derivative
 };
 
-// 1 / (1 + exp(-x)), and one less that.
+// 1 / (1 + exp(-x)), and one minus that.
 struct Share {
   Floats below, above;
 };
@@ -39,9 +39,8 @@ struct Silu {
   }
 };
 
-// The normal distribution below x. With w = |x|: its tail above w is exp(-w^2 / 2) t Q(2 t - 1) for t = 3 / (w + 3),
-// where Q was fitted on w in [0, 16] by least squares of the relative error, which is 2e-8; evaluated in float it is
-// 2e-7.
+// The normal distribution function. With w = |x|, its tail above w is exp(-w^2 / 2) t Q(2 t - 1) for t = 3 / (w + 3). Q
+// was fitted on w in [0, 16] by least squares of the relative error, which is 2e-8; evaluated in float it is 2e-7.
 struct Gelu {
   PRECAST_METHOD static Slope at(Floats x) {
     const Floats w = bounded(magnitude(x), kFar);
@@ -65,7 +64,7 @@ struct Gelu {
   }
 };
 
-// x / 2 (1 + tanh(u)) is x times the sigmoid of 2 u.
+// x / 2 (1 + tanh(u)) equals x times the sigmoid of 2 u.
 struct GeluTanh {
   PRECAST_METHOD static Slope at(Floats x) {
     const Floats c = bounded(x, kFar), square = c * c;
@@ -76,7 +75,7 @@ struct GeluTanh {
   }
 };
 
-// Where a piece lies.
+// The position of a piece.
 struct Piece {
   int64_t row, column, count;
 };

@@ -1,6 +1,6 @@
-// Gated activations on the CPU: the seam between host.cpp and backward.cpp, which know tensors and threads, and
-// cpu.cpp, which knows vectors and is compiled once for each CPU level. Every level defines the two functions below in
-// the namespace precast::activations::<level>. Nothing here throws, allocates or starts threads.
+// Gated activations on the CPU: the interface between host.cpp and backward.cpp, which handle tensors and threads, and
+// cpu.cpp, which handles vectors and is compiled once per CPU level. Every level defines the two functions below in the
+// namespace precast::activations::<level>. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@
 namespace precast {
 namespace activations {
 
-// A row of `columns` elements is worked on in pieces, so that a single wide row has work for several threads as well.
+// A row of `columns` elements is processed in pieces, so that a single wide row also has work for several threads.
 constexpr int64_t kPiece = 4096;
 
 inline int64_t pieces_of(int64_t columns) { return (columns + kPiece - 1) / kPiece; }
@@ -20,7 +20,7 @@ inline int64_t pieces_of(int64_t columns) { return (columns + kPiece - 1) / kPie
 struct ForwardRows {
   const void* gate;
   const void* factor;
-  void* y;  // rows follow each other without a gap
+  void* y;  // without gaps between rows
   int64_t columns;
   int64_t x_stride;
   int dtype;  // the number of a precast::DType

@@ -1,7 +1,7 @@
-// Gated activations on the GPU: y = round(round(activation(gate)) * factor). See host.cpp for what serves which shape.
+// Gated activations on the GPU: y = round(round(activation(gate)) * factor). See host.cpp for the choice of kernels.
 //
-// The activation is rounded to the dtype before the product, and its formula is the one that torch's own kernels
-// evaluate, so that the result has the bits of torch's two ops in a row. Arithmetic is in float32.
+// The activation is rounded to the dtype before the product, and its formula is that of torch's own kernels. So the
+// result is bitwise that of torch's two ops in sequence. Arithmetic is in float32.
 #include "gated.cuh"
 
 namespace precast {
@@ -39,8 +39,8 @@ DEVICE float activate(int activation, float x) {
   return activation == kSilu ? Silu::value(x) : activation == kGelu ? Gelu::value(x) : GeluTanh::value(x);
 }
 
-// A row that begins anywhere: one aligned vector of y for each thread, and what belongs to it out of the two vectors
-// that it touches of each half.
+// A row at any address. Each thread computes one aligned vector of y, from the two vectors that its elements touch in
+// each half.
 template <class T, class Function>
 DEVICE void gated_shifted(const ForwardArgs& a, const Place& of, const Shifted<T>& at, char* y) {
   const char *first = a.gate < a.factor ? a.gate : a.factor, *second = a.gate < a.factor ? a.factor : a.gate;

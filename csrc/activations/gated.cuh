@@ -1,4 +1,4 @@
-// What forward and backward share on the GPU.
+// Shared by forward and backward on the GPU.
 #pragma once
 
 #include "../common/shifted.cuh"
@@ -20,8 +20,8 @@ DEVICE Place place_of(u32 index, const Units& units) {
 }  // namespace activations
 }  // namespace precast
 
-// An entry point for blocks of 64 threads. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of 64 threads. `resident` is the number of threads that a multiprocessor should hold at a
+// time. It sets the budget: 65536 / resident registers per thread.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::activations::Args a) {                                           \

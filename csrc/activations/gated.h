@@ -1,4 +1,4 @@
-// What the gated activations ask of their tensors, and how their work is cut into launches. No check writes anything.
+// Checks of the gated activations' tensors, and the division of their work into launches. No check writes anything.
 #pragma once
 
 #include "../common/launch.h"
@@ -20,7 +20,7 @@ struct Gated {
   bool gate_is_second;
 
   int64_t element_bytes() const { return precast::element_bytes(dtype); }
-  // How many elements into a row of x each half begins.
+  // Offsets of the halves within a row of x, in elements.
   int64_t gate_offset() const { return gate_is_second ? columns : 0; }
   int64_t factor_offset() const { return gate_is_second ? 0 : columns; }
 };
@@ -46,14 +46,14 @@ inline Gated check_gated(const char* op, const Tensor& x, int64_t kind) {
   return gated;
 }
 
-// The most units of one launch: their numbers, and the threads behind the last one, stay below 2^31.
+// Maximum units per launch, so that unit numbers and the threads beyond the last unit stay below 2^31.
 constexpr int64_t kLaunchUnits = int64_t{1} << 30;
 
 inline Units make_units(int64_t rows, int64_t columns) {
   return {static_cast<unsigned>(rows * columns), division_by(columns)};
 }
 
-// A kernel, by its place in a family's entries: for each DType one for each activation, then the one for any shape.
+// A kernel, as an index into a family's entries. Each DType has one kernel per activation, then the one for any shape.
 struct Chosen {
   int entry;
   int64_t row_units;
@@ -61,7 +61,7 @@ struct Chosen {
   int64_t block_units;
 };
 
-// `kernels`: how many a family has for each DType; the fifth takes aligned vectors of rows that begin anywhere.
+// `kernels`: how many a family has per DType. The fifth takes aligned vectors of rows at any address.
 inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
   constexpr int kAny = 3, kShifted = 4;
   const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
@@ -73,7 +73,7 @@ inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
   return {first + kAny, gated.columns, bytes, kThreads * kElements};
 }
 
-// Calls body(first row, bytes before its first column, units, shape) for the launches that serve all rows: one, unless
+// Calls body(first row, bytes before its first column, units, shape) for the launches that cover all rows: one, unless
 // there are very many units.
 template <class Body>
 void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
@@ -89,7 +89,7 @@ void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
   }
 }
 
-// Pieces of the work of a parallel region that are worth another thread: an activation is a few nanoseconds.
+// The number of pieces in a parallel region that is worth another thread. An activation takes a few nanoseconds.
 inline int64_t grain_pieces(int64_t columns) { return grain_rows(columns < kPiece ? columns : kPiece); }
 
 }  // namespace precast::activations

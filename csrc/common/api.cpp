@@ -1,5 +1,5 @@
-// The C interface of a host library: what the loader calls through ctypes. Results are 0 for success; otherwise the
-// text is in `err`. Only this interface is exported, and nothing runs when the library is opened.
+// The C interface of a host library, which the loader calls through ctypes. Functions return 0 for success, else the
+// message is in `err`. Only this interface is exported, and nothing runs when the library is opened.
 #include <stdio.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ KernelFamily& kernels_of(const char* name) {
 }
 
 void register_family(const char* name, const char* key) {
-  // One bit for each family and key; torch takes the kernels in under the mutex, so that two threads cannot both do it.
+  // One bit per family and key. Registration happens under the mutex, so two threads cannot both register.
   static Mutex mutex;
   static uint64_t done[2] = {0, 0};
   const int64_t index = index_of(name);
@@ -53,7 +53,7 @@ void register_family(const char* name, const char* key) {
   bits |= uint64_t{1} << index;
 }
 
-// A list of words separated by spaces, cut off by nobody: a buffer that is too small is an error.
+// A list of words separated by spaces. It is never truncated: a buffer that is too small is an error.
 class Words {
  public:
   Words(char* out, size_t cap) : out_(out), cap_(cap) {
@@ -74,7 +74,7 @@ class Words {
   size_t used_ = 0;
 };
 
-// Turns an exception into the status and the text of the C interface.
+// Turns an exception into a status and a message for the C interface.
 template <class Body>
 int guarded(char* err, size_t cap, const Body& body) {
   try {
@@ -114,13 +114,13 @@ PRECAST_EXPORT int precast_entries(const char* family, char* out, size_t cap) {
   });
 }
 
-// Gives the family's ops their kernels for the dispatch key "CPU" or "CUDA". Again is a no-op.
+// Registers the family's kernels for the dispatch key "CPU" or "CUDA". Repeated calls do nothing.
 PRECAST_EXPORT int precast_register(const char* family, const char* key, char* err, size_t cap) {
   return guarded(err, cap, [&] { precast::register_family(family, key); });
 }
 
-// Copies a cubin or PTX for one device. `target` is what it was compiled for ("sm_90"), cc_* what the loader took the
-// device for: both are held against the device itself before the image is loaded.
+// Copies a cubin or PTX for one device. `target` is its compile target ("sm_90"); cc_* is the compute capability that
+// the loader expects. Both are checked against the device before the image is loaded.
 PRECAST_EXPORT int precast_set_image(const char* family, int device, const void* data, size_t bytes, const char* target,
                                      int cc_major, int cc_minor, char* err, size_t cap) {
   return guarded(err, cap, [&] {
@@ -128,7 +128,7 @@ PRECAST_EXPORT int precast_set_image(const char* family, int device, const void*
   });
 }
 
-// From now on launches on that device raise this text.
+// Makes later launches on that device raise this message.
 PRECAST_EXPORT int precast_refuse(const char* family, int device, const char* message) {
   return guarded(nullptr, 0, [&] { precast::refuse(precast::kernels_of(family), device, message); });
 }
@@ -138,7 +138,7 @@ PRECAST_EXPORT int precast_prepare(const char* family, int device, char* err, si
   return guarded(err, cap, [&] { precast::prepare(precast::kernels_of(family), device); });
 }
 
-// cuFuncGetAttribute of one entry point: what the driver holds, for tests and reports.
+// cuFuncGetAttribute of one entry point, for tests and reports.
 PRECAST_EXPORT int precast_kernel_attribute(const char* family, int device, const char* entry, int attribute,
                                             int* value, char* err, size_t cap) {
   return guarded(err, cap,

@@ -1,9 +1,10 @@
-// What a plan asks of tensors that it knows by reference: two questions about a parameter that torch's stable interface
-// has no function for (what its gradient is, and that it has changed), and the memory that looking at a tensor touches.
+// What a plan needs to know about tensors that it holds by reference. Torch's stable interface has no function to read
+// a parameter's gradient, or to record that a parameter has changed. The file also prefetches the memory that
+// inspecting a tensor touches.
 //
-// Asking Python for a thousand gradients and handing over their list takes 0.2 ms of every step, and counting the
-// changes 0.04; this takes 0.02. The functions are looked up by name in the libraries that torch has loaded, so that a
-// torch without them is served too, by way of Python: nothing links to them. Both take and give addresses only. An
+// Asking Python for a thousand gradients and passing their list costs 0.2 ms per step, and counting the changes 0.04
+// ms. This takes 0.02 ms. The functions are looked up by name in the libraries that torch has loaded; nothing links to
+// them. A torch that lacks them still works, through Python. Both functions take and return addresses only. An
 // at::Tensor is one pointer, to a TensorImpl; a handle is the address of an at::Tensor.
 #pragma once
 
@@ -12,10 +13,10 @@
 
 namespace precast {
 
-// What a handle is the address of the address of.
+// The TensorImpl behind a handle.
 inline const void* impl_of(AtenTensorHandle handle) { return *reinterpret_cast<const void* const*>(handle); }
 
-// What a parameter has for a gradient: borrowed, undefined if there is none. Null if this torch has no such function.
+// Returns a parameter's gradient: borrowed, and undefined if there is none. Null if this torch has no such function.
 using GradientFunction = AtenTensorHandle (*)(const void* impl);
 inline GradientFunction gradient_function() {
   // c10::TensorImpl::grad() const
@@ -23,7 +24,7 @@ inline GradientFunction gradient_function() {
   return found;
 }
 
-// Counts a change of a tensor, for autograd. Null if this torch has no such function.
+// Tells autograd that a tensor has changed. Null if this torch has no such function.
 using VersionFunction = void (*)(AtenTensorHandle tensor);
 inline VersionFunction version_function() {
   // torch::autograd::impl::bump_version(const at::Tensor&)
@@ -38,7 +39,7 @@ inline bool is_defined(AtenTensorHandle tensor) {
   return defined;
 }
 
-// Somebody else's reference, for as long as it is looked at.
+// A view of a tensor whose reference has another owner.
 class Borrowed {
  public:
   explicit Borrowed(AtenTensorHandle handle) : tensor_(handle) {}
@@ -50,9 +51,9 @@ class Borrowed {
   Tensor tensor_;
 };
 
-// The parts of a TensorImpl that are looked at: its head, with the pointers to storage and version, and its tail, with
-// offset, number of elements and dtype. What is between them, sizes and strides, is rarely needed, and asking for it
-// took a fifth of the time: a thousand tensors with their storages fill the second cache.
+// Prefetches the parts of a TensorImpl that are read: the head, with the pointers to storage and version, and the tail,
+// with offset, number of elements and dtype. The sizes and strides between them are rarely needed. Prefetching them too
+// took a fifth of the time, because a thousand tensors with their storages fill the L2 cache.
 inline void prefetch_parts(const void* impl) {
   __builtin_prefetch(impl);
   __builtin_prefetch(static_cast<const char*>(impl) + 160);

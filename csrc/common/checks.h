@@ -1,26 +1,26 @@
-// Checks that cost one comparison when they hold. The text is put together only when one fails.
+// Checks that cost one comparison when they hold. The message is formatted only when a check fails.
 #pragma once
 
 #include <stdint.h>
 
 namespace precast {
 
-// Throws std::runtime_error, which torch turns into RuntimeError. The text is formatted as by printf.
+// Throws std::runtime_error, which torch turns into RuntimeError. The format is that of printf.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
-// A number as %lld takes it.
+// Casts a number for %lld.
 inline long long printable(int64_t number) { return static_cast<long long>(number); }
 
-// "(32, 4096)", to be used inside one expression: fail("... %s ...", ShapeText(sizes, dim).text).
+// Formats a shape as "(32, 4096)". Use it inside one expression: fail("... %s ...", ShapeText(sizes, dim).text).
 struct ShapeText {
   ShapeText(const int64_t* sizes, int64_t dim) __attribute__((cold));
   char text[256];
 };
 
-// "float32" for a dtype code of torch.
+// Returns "float32" and the like for torch's dtype codes.
 const char* dtype_name(int32_t dtype) __attribute__((cold));
 
-// "cuda:1" for a device.
+// Formats a device as "cuda:1".
 struct DeviceText {
   DeviceText(int32_t type, int32_t index) __attribute__((cold));
   char text[32];

@@ -31,13 +31,13 @@ constexpr char kList[] = PRECAST_EACH_CPU_LEVEL(PRECAST_LISTED);
 #undef PRECAST_LISTED
 
 #if defined(__x86_64__)
-bool has_f16c() {  // g++ 10 cannot ask by name
+bool has_f16c() {  // g++ 10 has no name for it
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   __builtin_cpu_init();
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 #else
-// Linux gives a process one vector length, which its threads inherit. A length that no level is made for leaves NEON.
+// Linux gives a process one vector length, which its threads inherit. NEON serves the lengths without a level.
 int sve_bits() {
   if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return 0;
   const int length = prctl(PR_SVE_GET_VL);
@@ -80,7 +80,7 @@ void check_held(const char*) {}
 
 CpuLevel cpu_level() {
   int level = chosen.load(std::memory_order_relaxed);
-  if (level == kUndecided) {  // two threads may both decide: they decide the same
+  if (level == kUndecided) {  // two threads may both decide; they decide the same
     level = static_cast<int>(best_level());
     chosen.store(level, std::memory_order_relaxed);
   }

@@ -1,9 +1,10 @@
-// Which of the CPU levels compiled into this library is used: the best one that the processor and the operating system
-// have, unless it was chosen otherwise. Nothing of the standard library here: cpu.cpp includes this at every level.
+// Chooses among the CPU levels compiled into this library. The default is the best one that the processor and the
+// operating system support. cpu.cpp includes this file at every level, so it must not include the standard library.
 #pragma once
 
 // A level is a name in PRECAST_CPU_LEVELS, what the processor must have for it, the number of floats in a register, and
-// an entry of CPU_LEVELS in pkg/precast/_builder/flags.py. Least first.
+// an entry of CPU_LEVELS in pkg/precast/_builder/flags.py. Lowest first. On ARM each vector length is a level of its
+// own, compiled for registers of that length (simd_sve.h).
 #if defined(__x86_64__)
 #define PRECAST_CPU_LEVELS(f, a, b) f(baseline, a, b) f(avx2, a, b) f(avx512, a, b)
 // __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
@@ -53,15 +54,15 @@ enum class CpuLevel : int { PRECAST_EACH_CPU_LEVEL(PRECAST_CPU_LEVEL_ITEM) };
 
 CpuLevel cpu_level();
 
-// A level by its name, "sve" for the one of these that this machine has, "" for the best. Fails for a level that this
-// machine does not have.
+// Sets the level by name. "sve" selects the SVE level of this machine, and "" selects the best level. Fails for a level
+// that this machine does not support.
 void set_cpu_level(const char* name);
 
-// The level's own version of a function that cpu.cpp defines in every level's namespace:
+// Picks the current level's version of a function that cpu.cpp defines in every level's namespace:
 //
 //   update = PRECAST_AT_CPU_LEVEL(cpu_adam, update);
 //
-// A library built for one machine holds one level alone, PRECAST_ONLY_CPU_LEVEL.
+// A library built for one machine holds only one level, PRECAST_ONLY_CPU_LEVEL.
 #define PRECAST_AT(family, level, function) (&::precast::family::level::function)
 #define PRECAST_IS_LEVEL(level) (::precast::cpu_level() == ::precast::CpuLevel::level)
 #if defined(PRECAST_ONLY_CPU_LEVEL)

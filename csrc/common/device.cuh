@@ -1,5 +1,5 @@
-// Prelude of all device code: dtypes, 16-byte vectors, reductions. It includes nothing, so that NVRTC of any version
-// compiles it in milliseconds; nvcc compiles it as well. Everything is plain C++17 and a few lines of PTX.
+// Prelude of all device code: dtypes, 16-byte vectors, reductions. It includes nothing, so that any version of NVRTC
+// compiles it in milliseconds; nvcc compiles it as well. It is plain C++17 with a few lines of PTX.
 #pragma once
 
 #if defined(__CUDA_ARCH__)
@@ -8,7 +8,7 @@
 #define PRECAST_ARCH 0  // the host pass of nvcc, which only looks at declarations
 #endif
 
-// The most threads and blocks that a multiprocessor holds, and how many blocks of `threads` hold `wanted` threads.
+// Maximum threads and blocks per multiprocessor, and how many blocks of `threads` hold `wanted` threads.
 #if PRECAST_ARCH == 750
 #define PRECAST_MAX_RESIDENT 1024
 #elif PRECAST_ARCH / 100 == 12 || PRECAST_ARCH == 1100 || PRECAST_ARCH == 1010 || \
@@ -37,15 +37,15 @@ using u32 = unsigned int;
 using i64 = long long;
 using u64 = unsigned long long;
 
-// Without the slow division of 64-bit numbers where both fit 32.
+// Avoids the slow 64-bit division if both numbers fit in 32 bits.
 DEVICE u64 divided(u64 a, u64 b) {
   if ((a | b) >> 32 == 0) return static_cast<u32>(a) / static_cast<u32>(b);
   return a / b;
 }
 
 // ---- memory ----
-// No cache hints: on an H200 every load hint cost 1 to 6 % of the bandwidth. The volatile statements keep loads where
-// they are written, ahead of the arithmetic, so that several are in flight.
+// No cache hints: on an H200 every load hint cost 1 to 6 % of the bandwidth. The volatile statements keep loads in
+// place, ahead of the arithmetic, so that several are in flight.
 
 struct alignas(16) Vector {
   u32 word[4];
@@ -59,7 +59,7 @@ DEVICE Vector load(const char* p) {
   return v;
 }
 
-// For memory that no thread of the launch writes.
+// For memory that no thread of the launch writes to.
 DEVICE Vector load_constant(const char* p) {
   Vector v;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -74,14 +74,14 @@ DEVICE void store(char* p, Vector v) {
                : "memory");
 }
 
-// For results that leave the caches to what is read again. Anywhere else it gains nothing.
+// For results that should leave the caches to data that is read again. Elsewhere it gains nothing.
 DEVICE void store_streaming(char* p, Vector v) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
                "r"(v.word[3])
                : "memory");
 }
 
-// Asks the L2 cache for a piece of memory that a later block will read. Start and length are multiples of 16 bytes.
+// Prefetches memory that a later block will read into the L2 cache. Start and length are multiples of 16 bytes.
 DEVICE void prefetch(const char* p, u32 bytes) {
 #if PRECAST_ARCH >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
@@ -89,8 +89,8 @@ DEVICE void prefetch(const char* p, u32 bytes) {
 }
 
 // ---- dtypes ----
-// Each has: kPerWord elements in 32 bits, kPerVector in 16 bytes, kBytes of one; unpack and pack for a word; load and
-// store for one element. Rounding is to nearest even; NaN stays NaN.
+// Each dtype has kPerWord elements in 32 bits and kPerVector in 16 bytes; an element has kBytes. unpack and pack
+// convert a word; load and store access one element. Rounding is to nearest even; NaN stays NaN.
 
 struct Float32 {
   static constexpr int kBytes = 4, kPerWord = 1, kPerVector = 4;
@@ -139,8 +139,8 @@ struct BFloat16 {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
     return bits;
 #else
-    // No such conversion before sm_80: add half of the last place that stays, ties to even. That would carry a NaN
-    // with a full mantissa over into zero, so a NaN is told apart.
+    // There is no such conversion before sm_80: add half of the last kept place, ties to even. A NaN with a full
+    // mantissa would carry over into zero, so NaN is handled separately.
     const u32 bits = __float_as_uint(v);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -166,7 +166,7 @@ struct BFloat16 {
   static DEVICE float round(float v) { return __uint_as_float(narrow(v) << 16); }
 };
 
-// Calls body(i, value) for the elements of a vector, in order, as floats.
+// Calls body(i, value) for each element of a vector as float, in order.
 template <class T, class Body>
 DEVICE void for_elements(const Vector& v, const Body& body) {
 #pragma unroll
@@ -178,7 +178,7 @@ DEVICE void for_elements(const Vector& v, const Body& body) {
   }
 }
 
-// The vector of body(i, x_i, y_i), each rounded once.
+// Applies body(i, x_i, y_i) to each element and rounds once.
 template <class T, class Body>
 DEVICE Vector combine(const Vector& x, const Vector& y, const Body& body) {
   Vector result;
@@ -198,7 +198,7 @@ DEVICE Vector combine(const Vector& x, const Vector& y, const Body& body) {
 
 DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 
-// 2^power by one instruction: off by 2^-22 of the result or so. Minus infinity gives 0, as results below 2^-126 do.
+// 2^power with one instruction; the relative error is about 2^-22. Minus infinity, and results below 2^-126, give 0.
 DEVICE float exp2_of(float power) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(power));
@@ -211,21 +211,21 @@ DEVICE float warp_sum(float v) {
   return v;
 }
 
-// The sum over the lanes of a narrow row: a power of two, less than a warp. Other rows have the other lanes.
+// The sum over the lanes of a narrow row, a power of two below 32. The other lanes of the warp have other rows.
 DEVICE float narrow_sum(float v) {
 #pragma unroll 1
   for (u32 distance = blockDim.x >> 1; distance > 0; distance >>= 1) v += __shfl_xor_sync(0xffffffffu, v, distance);
   return v;
 }
 
-// Whether a step that some rows need is taken, where it asks all threads of a row: the rows of a warp take it together,
-// and those that do not need it keep what they have.
+// Whether the threads take a step that some rows need and that requires all threads of a row. The rows of a warp take
+// it together; rows that do not need it keep their values.
 DEVICE bool taken_together(bool needed) { return blockDim.x < 32 ? __ballot_sync(0xffffffffu, needed) != 0 : needed; }
 
-// The sum over blockDim.x threads (whole warps, at most 1024, or a power of two below 32), given to each of them; a
-// block of several rows (blockDim.y > 1) has one warp for each, or less. One barrier: every thread adds the warps' sums
-// itself, in the same order. `shared` holds 32 floats, and must not be written again before another barrier. kNarrow:
-// there may be less.
+// The sum over blockDim.x threads (whole warps up to 1024 threads, or a power of two below 32), returned to each of
+// them. In a block of several rows (blockDim.y > 1) each row has at most one warp. One barrier: every thread adds the
+// warps' sums itself, in the same order. `shared` holds 32 floats and must not be written again before another barrier.
+// Set kNarrow if there may be fewer than 32 threads.
 template <bool kNarrow = true>
 DEVICE float row_sum(float v, float* shared) {
   if (kNarrow && blockDim.x < 32) return narrow_sum(v);

@@ -1,5 +1,5 @@
-// Division by a number that stays the same for a whole launch: index / divisor == index * multiplier >> shift, exactly,
-// for an index below 2^31. Made on the host and used on the device, so it includes nothing.
+// Division by a constant of the launch: index / divisor == (index * multiplier) >> shift, exactly, for indices below
+// 2^31. The host creates it and the device uses it, so this file includes nothing.
 #pragma once
 
 namespace precast {
@@ -10,13 +10,13 @@ struct Division {
   unsigned shift;
 };
 
-#if defined(DEVICE)  // of device.cuh
+#if defined(DEVICE)  // defined by device.cuh
 DEVICE u32 quotient(u32 index, const Division& by) {
   return static_cast<u32>(static_cast<u64>(index) * by.multiplier >> by.shift);
 }
 #else
 inline Division division_by(long long divisor) {
-  // Exact for indices below 2^31, as the multiplier is less than 1 + 2^-31 times too large.
+  // Exact for indices below 2^31, because the multiplier is too large by a factor of less than 1 + 2^-31.
   unsigned bits = 0;
   while ((1LL << bits) < divisor) ++bits;
   const unsigned long long power = 1ULL << (31 + bits), wide = static_cast<unsigned long long>(divisor);

@@ -8,8 +8,8 @@
 #include "lock.h"
 #include "torch_c.h"
 
-// glibc 2.34 moved these two into libc under a new version. Bound to the old one, which it still has, a library built
-// on a new system also loads on an old one.
+// glibc 2.34 moved these into libc under a new version. Binding to the old version, which newer systems still have,
+// lets a library built on a new system load on an old one.
 #if defined(__x86_64__)
 __asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
 __asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
@@ -25,7 +25,7 @@ namespace {
 
 Mutex mutex;
 
-// What to do about an error (cuda.h, CUresult) that the driver's own words do not explain.
+// Advice for errors (cuda.h, CUresult) whose message in the driver does not help.
 const char* advice(CuResult result) {
   switch (result) {
     case 3:  // NOT_INITIALIZED
@@ -47,7 +47,7 @@ const char* advice(CuResult result) {
   }
 }
 
-// Fills in one function pointer, or raises by name.
+// Looks up one function, or raises with its name.
 template <class Function>
 void resolve(void* library, Function& function, const char* name) {
   void* address = dlsym(library, name);
@@ -98,7 +98,7 @@ void open_driver(Driver& d) {
 using StreamFunction = decltype(&aoti_torch_get_current_cuda_stream);
 
 StreamFunction find_stream_function() {
-  // RTLD_NOLOAD: the copy that torch itself uses, or none; opening another one would have streams of its own.
+  // RTLD_NOLOAD: only the copy that torch itself uses. Another copy would have its own streams.
   void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
   PRECAST_CHECK(library != nullptr,
                 "precast: a kernel was asked to run on a GPU, but this process has not loaded libtorch_cuda.so: the "

@@ -1,4 +1,4 @@
-// The CUDA driver, found at run time in libcuda.so.1: nothing here links to CUDA or includes its headers.
+// The CUDA driver, loaded at run time from libcuda.so.1. Nothing links to CUDA or includes its headers.
 #pragma once
 
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 namespace precast {
 
-// The driver's types, as far as they are needed: handles are pointers, results and devices are int.
+// The driver's types as far as we need them: handles are pointers, results and devices are int.
 using CuResult = int;
 using CuDevice = int;
 using CuHandle = void*;  // CUcontext, CUlibrary, CUmodule, CUkernel, CUfunction, CUstream
@@ -65,17 +65,17 @@ struct Driver {
   int version;                      // 13000 for 13.0
 };
 
-// The driver, opened and initialised at the first call; raises when there is none or it is older than 12.0.
+// Opens and initialises the driver at the first call. Raises if there is no driver or it is older than 12.0.
 const Driver& driver();
 
-// A function of a library that this process has loaded already; null if it has not, or the library has no such
-// function.
+// Returns a function from a library that this process has already loaded. Null if the library is not loaded or has no
+// such function.
 void* find_loaded(const char* library, const char* name);
 
-// The current stream of a device, asked from the CUDA half of torch that this process has loaded.
+// Returns the device's current stream, from the libtorch_cuda.so that this process has loaded.
 CuHandle current_stream(int device);
 
-// Raises "<what> failed: CUDA_ERROR_... (...)" for a result other than success. `format` names what was being done.
+// Raises "<call> failed: CUDA_ERROR_... (...)" for a result other than success.
 [[noreturn]] void driver_failed(CuResult result, const char* call, const char* family, int device)
     __attribute__((cold));
 

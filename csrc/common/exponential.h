@@ -1,16 +1,16 @@
-// Exponentials for the CPU kernels that compute a softmax. Compiled once per CPU level, as simd.h is.
+// Exponentials for the CPU softmax kernels. Compiled once per CPU level, like simd.h.
 #pragma once
 
 #include "simd.h"
 
 namespace precast::PRECAST_CPU_LEVEL {
 
-// exp(x) for x <= 0, minus infinity included; NaN stays NaN. x = n ln 2 + r with |r| < 0.35, and the series of exp(r)
-// up to r^7 / 7! is off by 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add,
-// and 2^n is two factors, so that results below the normal range are right.
+// exp(x) for x <= 0, including minus infinity; NaN stays NaN. x = n ln 2 + r with |r| < 0.35. The series of exp(r) up
+// to r^7 / 7! has an error of 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add.
+// 2^n is split into two factors so that results below the normal range are correct.
 PRECAST_INLINE FloatPart exp_part(FloatPart x) {
   const FloatPart zero = {};
-  const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+  const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it to a number rounds the number to an integer
   FloatPart bounded = select(is_less(x, zero - 104.0f), zero - 104.0f, x);
   bounded = select(is_number(x), bounded, zero);
   const FloatPart shifted = fma_part(bounded, zero + 1.44269504f, magic);

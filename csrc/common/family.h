@@ -1,11 +1,11 @@
-// A kernel family as api.cpp sees it: a name, implementations of ops, and device code if it has any.
+// A kernel family as api.cpp sees it: a name, implementations of ops, and device code if there is any.
 #pragma once
 
 #include <stdint.h>
 
 namespace precast {
 
-struct Implementation;  // torch.h: what one looks like depends on torch's ABI
+struct Implementation;  // torch.h; its definition depends on torch's ABI
 struct KernelFamily;    // launch.h
 
 struct Family {
@@ -15,7 +15,8 @@ struct Family {
   KernelFamily* kernels;
 };
 
-// Hands the family's implementations for a dispatch key to torch, for the life of the process; returns how many.
+// Registers the family's implementations for a dispatch key with torch for the life of the process. Returns their
+// number.
 int64_t register_implementations(const Family& family, const char* key);
 
 }  // namespace precast

@@ -1,4 +1,4 @@
-// Where torch keeps what kind.h reads: found by what torch itself writes there, and used only if all of it agrees.
+// Finds the offsets that kind.h reads, by looking for values that torch itself writes. Used only if all of them agree.
 #include "kind.h"
 
 #include <atomic>
@@ -19,7 +19,8 @@ uintptr_t word_at(const void* begin, int offset) {
   return value;
 }
 
-// The only place of `size` bytes that holds `value`, but for the bits of `ignored`; -1 if there is none or another.
+// The only offset in `size` bytes that holds `value`, ignoring the bits of `ignored`. -1 if there is none or more than
+// one.
 int only_place_of(uintptr_t value, uintptr_t ignored, const void* begin, int size) {
   int found = -1;
   for (int at = 0; at + kWord <= size; at += kWord) {
@@ -30,8 +31,8 @@ int only_place_of(uintptr_t value, uintptr_t ignored, const void* begin, int siz
   return found;
 }
 
-// torch sets the keys of a backend in memory that is not a tensor's and has room for more than one: the word that
-// becomes another. A tensor of that backend has these keys too.
+// Lets torch set the keys of a backend in a zeroed buffer larger than a tensor, and looks for the word that changes. A
+// tensor of that backend must have the same keys.
 int place_of_keys(const void* impl) {
   // c10::TensorImpl::_change_backend_component_keys(c10::Device)
   const auto set_backend = reinterpret_cast<void (*)(void*, Device)>(
@@ -50,7 +51,7 @@ int place_of_keys(const void* impl) {
   return (word_at(impl, found) & keys) == keys ? found : -1;
 }
 
-// The object that Python has for the tensor, and the class in it.
+// Finds the tensor's Python object, and the class in that object.
 bool find_object(const Tensor& tensor, KindLayout& layout) {
   using Wrap = void* (*)(AtenTensorHandle);
   // THPVariable_Wrap(const at::TensorBase&)
@@ -65,8 +66,8 @@ bool find_object(const Tensor& tensor, KindLayout& layout) {
   const int locked = take_lock();
   void* const object = wrap(tensor.get());
   if (object != nullptr) {
-    constexpr int kHead = 4 * kWord;  // of any Python object: reference counts and class; a tensor's has more
-    // Only what comes before the keys: there are no members after them in the least of all versions.
+    constexpr int kHead = 4 * kWord;  // of any Python object: reference counts and class; a tensor's object is larger
+    // Search only before the keys: in the smallest version no members follow them.
     layout.object = only_place_of(reinterpret_cast<uintptr_t>(object), 1, impl_of(tensor.get()), layout.keys);
     layout.type = only_place_of(reinterpret_cast<uintptr_t>(*tensor_class), 0, object, kHead);
     layout.tensor_class = *tensor_class;
@@ -80,7 +81,7 @@ bool find_object(const Tensor& tensor, KindLayout& layout) {
 
 const KindLayout* kind_layout(const Tensor& tensor) {
   static const KindLayout unknown = {};
-  // Not a static with a guard: a thread that waits for Python's lock must not hold another.
+  // Not a static with a guard: a thread that waits for Python's lock must not hold another lock.
   static std::atomic<const KindLayout*> found{nullptr};
   const KindLayout* layout = found.load(std::memory_order_acquire);
   if (layout == nullptr) {

@@ -1,26 +1,28 @@
-// What kind of tensor torch has at hand: which layers of its dispatcher a call with it would go through, and whether it
-// is an instance of a subclass. A kernel that finds a tensor by itself, as the gradient of a parameter, has not been
-// through the dispatcher. It must see that a tensor has no memory of its own (a __torch_dispatch__ subclass, a zero
-// tensor), or means something else than its memory says (the negative bit), before it looks at that memory.
+// Finds the kind of a tensor: which layers of torch's dispatcher a call with it would pass through, and whether it is a
+// subclass instance. A kernel that finds a tensor by itself, such as the gradient of a parameter, bypasses the
+// dispatcher. Before it reads the tensor's memory it must detect two cases. The tensor may have no memory of its own (a
+// __torch_dispatch__ subclass, a zero tensor), or its memory may not hold its values as they are (the negative bit).
 //
 // The stable interface has no function for either, and asking Python about a thousand gradients takes longer than the
-// step. So both are read where this torch keeps them: two words of the TensorImpl, whose places are found once.
+// step. So both are read from the two words of the TensorImpl where this torch keeps them. Their offsets are found
+// once.
 #pragma once
 
 #include "autograd.h"
 
 namespace precast {
 
-// Where the words are, in bytes from the beginning of a TensorImpl or, `type`, of a Python object.
+// Offsets of the words in bytes, from the start of a TensorImpl, or of a Python object for `type`.
 struct KindLayout {
   int keys, object, type;
   const void* tensor_class;  // torch.Tensor
 };
 
-// `tensor` is a plain one on the CPU, made in Python. Null if this torch keeps them in no way that is known.
+// Finds the layout. `tensor` must be a plain CPU tensor made in Python. Null if this torch uses no known layout.
 const KindLayout* kind_layout(const Tensor& tensor);
 
-// The kinds that a plan takes: those that the dispatcher handed over. They differ in whether autograd knows the tensor.
+// The kinds that a plan accepts: those that the dispatcher passed to it. They differ in whether autograd tracks the
+// tensor.
 class Kinds {
  public:
   explicit Kinds(const KindLayout* layout) : known_(layout != nullptr) {
@@ -36,18 +38,18 @@ class Kinds {
     ignored_ |= taken_ ^ keys;
   }
 
-  // Zero if a call with the tensor would come to the kernel with just this tensor. Only where kinds are known.
+  // Zero if a call with the tensor would reach the kernel with the tensor unchanged. Call it only if kinds are known.
   uint64_t odd(const void* impl) const { return (keys_of(impl) ^ taken_) & ~ignored_; }
 
-  // Whether Python has no object for the tensor, or one of torch.Tensor itself, without a __torch_function__ of its
-  // own. Only where kinds are known.
+  // True if the tensor has no Python object, or one whose class is torch.Tensor itself, so that there is no overridden
+  // __torch_function__. Call it only if kinds are known.
   bool is_no_subclass(const void* impl) const {
     const void* const object = object_of(impl);
     return object == nullptr || word(object, layout_.type) == reinterpret_cast<uintptr_t>(layout_.tensor_class);
   }
 
   const void* object_of(const void* impl) const {
-    // Up to torch 2.9 the lowest bit says who owns the other.
+    // Up to torch 2.9 the lowest bit says which of the two owns the other.
     return reinterpret_cast<const void*>(word(impl, layout_.object) & ~uintptr_t{1});
   }
 
@@ -64,7 +66,7 @@ class Kinds {
   uint64_t taken_ = 0, ignored_ = 0;
 };
 
-// Where a gradient and its Python object were at the last step: only ever asked for ahead of time.
+// Where a gradient and its Python object were at the last step. Used only for prefetching.
 struct Seen {
   const void *impl, *object;
 };

@@ -12,15 +12,15 @@
 
 namespace precast {
 
-// One cubin or PTX. Devices of a family that were given the same bytes share it.
+// One cubin or PTX. Devices of a family that received the same bytes share it.
 struct Image {
-  char* data;  // with a NUL after the last byte: the driver reads PTX up to it
+  char* data;  // followed by a NUL, because the driver reads PTX up to it
   size_t bytes;
   char target[16];
   CuHandle library = nullptr;  // null until the first device loads it
 };
 
-// `kernel` belongs to no context and may be launched in any; it is null where the image was loaded as a module.
+// `kernel` belongs to no context and can be launched in any. It is null if the image was loaded as a module.
 struct Function {
   CuHandle function;
   CuHandle kernel;
@@ -28,13 +28,13 @@ struct Function {
 
 struct Loaded {
   CuHandle context;  // the primary context that the functions belong to
-  bool early;        // the device code waits where a launch may start early
+  bool early;        // the device code waits by itself if a launch starts early
   Function functions[1];
 };
 
 namespace {
 
-Mutex mutex;  // of everything that is not the hot path; never held while anything of Python could be waited for
+Mutex mutex;  // for everything off the hot path; never held while waiting for Python
 
 struct Target {
   bool ptx;
@@ -57,8 +57,8 @@ Target parse_target(const char* text, const char* family) {
 
 bool is_tegra(int number) { return number == 72 || number == 87 || number == 101 || number == 110; }
 
-// What the driver would find out too, said in words that name the file's target. PTX of a base target is monotone,
-// machine code stays within its major version, integrated chips and `a` targets match themselves only.
+// The driver would find this out too, but our message names the file's target. PTX of a base target runs on any later
+// GPU. Machine code stays within its major version. Integrated chips and `a` targets match only themselves.
 bool target_fits(const Target& target, int device) {
   if (target.suffix == 'a') return target.number == device;
   if (target.ptx && target.suffix == '\0') return target.number <= device;
@@ -78,7 +78,7 @@ CuDevice device_handle(const Driver& cuda, const char* family, int device) {
   return handle;
 }
 
-// The primary context of a device: the one torch works in. Retained once for the life of the process.
+// The device's primary context, in which torch works. Retained once for the life of the process.
 CuHandle primary_context(const Driver& cuda, const char* family, int device) {
   static std::atomic<CuHandle> contexts[kMaxDevices];
   CuHandle context = contexts[device].load(std::memory_order_acquire);
@@ -90,9 +90,9 @@ CuHandle primary_context(const Driver& cuda, const char* family, int device) {
   return context;
 }
 
-// Makes a context current where the thread has none or one of another device (a new thread has none, and launches
-// would fail in it), and puts back what was there. A context of the same device that is not the primary one is
-// somebody's intention and stays.
+// Makes a context current if the thread has none, or one of another device, and restores the previous one afterwards. A
+// new thread has none, and launches would fail in it. A non-primary context of the same device was chosen on purpose
+// and stays.
 class ContextGuard {
  public:
   ContextGuard(const Driver& cuda, CuHandle wanted, const char* family, int device) : cuda_(cuda) {
@@ -154,7 +154,7 @@ void check_capture(const Driver& cuda, const KernelFamily& family, int device, C
                 family.name, device, cuda.version / 1000, cuda.version % 1000 / 10, family.name, device);
 }
 
-// While this thread captures, loading would count as an unsafe call and end the capture.
+// While this thread captures a graph, loading would count as an unsafe call and end the capture.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& cuda) : cuda_(cuda) { cuda_.thread_exchange_capture_mode(&mode_); }
@@ -167,8 +167,9 @@ class RelaxedCapture {
   int mode_ = kCaptureModeRelaxed;
 };
 
-// Lazily loaded, a library serves every context and costs nothing in the others. Loaded eagerly it would be pushed into
-// all contexts of the process, also of GPUs that it does not fit: there it is a module of this one context.
+// Under lazy loading a library serves every context and costs nothing in unused ones. Under eager loading the driver
+// would push it into all contexts of the process, including GPUs it does not fit. There it is loaded as a module of one
+// context.
 Function resolve(const Driver& cuda, const KernelFamily& family, int device, CuHandle library, CuHandle module,
                  const Entry& entry) {
   Function found{nullptr, nullptr};
@@ -206,7 +207,7 @@ const Loaded* load(const Driver& cuda, KernelFamily& family, DeviceSlot& slot, i
   Loaded* loaded = static_cast<Loaded*>(calloc(1, bytes));
   if (loaded == nullptr) throw std::bad_alloc();
   loaded->context = context;
-  // Code for older targets does not wait, and before 12.3 the driver cannot capture such a launch.
+  // Code for older targets does not wait, and a driver before 12.3 cannot capture such a launch.
   loaded->early = parse_target(slot.image->target, family.name).number >= 90 && cuda.version >= kDriver12_3;
   try {
     for (int i = 0; i < family.entry_count; ++i) {
@@ -253,7 +254,7 @@ char* copy_bytes(const void* data, size_t bytes) {
   return copy;
 }
 
-// A process that is forked at any moment finds a text that is there.
+// Stores the new text before it frees the old one, so that a process forked in between still has a valid text.
 void replace_refusal(DeviceSlot& slot, char* text) {
   char* const before = slot.refusal;
   slot.refusal = text;
@@ -271,7 +272,7 @@ Image* image_of(KernelFamily& family, const void* data, size_t bytes, const char
   Image* image = new Image{};
   image->data = copy_bytes(data, bytes);
   image->bytes = bytes;
-  strcpy(image->target, target);  // parse_target has seen that it is short
+  strcpy(image->target, target);  // parse_target has checked that it is short
   return image;
 }
 

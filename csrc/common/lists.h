@@ -1,4 +1,4 @@
-// What ops over lists of tensors share: memory for their tables, and which tensors lie as one flat range.
+// Shared by ops over lists of tensors: memory for their tables, and which tensors form one flat range.
 #pragma once
 
 #include <stdint.h>
@@ -10,7 +10,7 @@
 
 namespace precast {
 
-// An array that is freed with its scope. Elements are plain data and come uninitialised.
+// An array freed at the end of its scope. Elements are plain data and start uninitialised.
 template <class T>
 class Array {
  public:
@@ -29,7 +29,7 @@ class Array {
   T* data_;
 };
 
-// The same sizes, and the same strides wherever they matter.
+// True if the sizes are equal, and the strides wherever they matter.
 inline bool same_layout(const Tensor& a, const Tensor& b) {
   const int64_t dim = a.dim();
   if (b.dim() != dim) return false;
@@ -40,8 +40,8 @@ inline bool same_layout(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// Whether the storage reaches as far as the tensor: it can have been resized since, to nothing for one, and a wrapper
-// that the dispatcher was told to let pass has a size, but no memory.
+// True if the storage covers the whole tensor. The storage may have been resized since, even to nothing. A wrapper that
+// the dispatcher was told to let through has sizes but no memory.
 inline bool has_memory(const Tensor& tensor, DType dtype) {
   if (tensor.numel() == 0) return true;
   const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
@@ -50,12 +50,12 @@ inline bool has_memory(const Tensor& tensor, DType dtype) {
   return tensor.data() != nullptr && (last + 1) * element_bytes(dtype) <= tensor.storage_bytes();
 }
 
-// The same for a tensor whose elements fill their range without a gap, in fewer questions to torch.
+// The same for a dense tensor, with fewer calls to torch.
 inline bool dense_has_memory(const Tensor& tensor, DType dtype) {
   return (tensor.storage_offset() + tensor.numel()) * element_bytes(dtype) <= tensor.storage_bytes();
 }
 
-// True when the elements fill their range without gap or overlap, in whatever order of dimensions (channels_last).
+// True if the elements fill their range without gap or overlap, in any order of dimensions (channels_last).
 inline bool is_dense(const Tensor& tensor) {
   const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
   int64_t filled = 1;
@@ -71,7 +71,7 @@ inline bool is_dense(const Tensor& tensor) {
   return filled == tensor.numel();
 }
 
-// The memory of a tensor that is one flat range.
+// The memory of a dense tensor.
 struct Range {
   uintptr_t begin, end;
 };

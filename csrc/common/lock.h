@@ -1,5 +1,5 @@
-// A mutex, and a scope that holds it. <mutex> would take longer to compile than the files that need one, and in a
-// forked child it stays locked for ever if a thread of the parent held it.
+// A mutex and a scoped lock. Including <mutex> would take longer than compiling the files that need one. A std::mutex
+// also stays locked for ever in a forked child if a thread of the parent held it.
 #pragma once
 
 #include <time.h>
@@ -9,15 +9,15 @@
 
 namespace precast {
 
-// Holds the id of the process that locked it. A holder of another process is a thread of the parent, at the moment of
-// the fork: it does not exist here, so the first thread that asks takes its place.
+// Holds the id of the process that locked it. A holder from another process is a thread of the parent at the time of
+// the fork. That thread does not exist here, so the first thread that asks takes the lock over.
 class Mutex {
  public:
   void lock() {
     const pid_t self = getpid();
     pid_t holder = 0;
     while (!holder_.compare_exchange_strong(holder, self, std::memory_order_acquire)) {
-      if (holder != self) continue;  // expects that holder now
+      if (holder != self) continue;  // compare_exchange has stored the holder; expect it next time
       const timespec moment = {0, 50 * 1000};
       nanosleep(&moment, nullptr);
       holder = 0;

@@ -1,13 +1,13 @@
-// What the norms share on the GPU: several sums of a row at a time, and the form of an entry point.
+// Shared by the norms on the GPU: several sums of a row at a time, and the form of an entry point.
 #pragma once
 
 #include "device.cuh"
 
 namespace precast {
 
-// The sums of N numbers each (2 or 4) over the threads that share a row, as row_sum() gives one. Half of the lanes go
-// on with half of the numbers: six shuffles for four sums, not twenty. `shared` holds 32 N floats, aligned to 16 bytes,
-// and must not be written again before another barrier.
+// The sums of N numbers each (2 or 4) over the threads that share a row; row_sum() computes one. Half of the lanes
+// continue with half of the numbers: six shuffles for four sums instead of twenty. `shared` holds 32 N floats, aligned
+// to 16 bytes, and must not be written again before another barrier.
 template <int N>
 DEVICE float warp_share(const float (&v)[N]) {
   static_assert(N == 2 || N == 4, "a lane keeps one of two or of four numbers");
@@ -46,8 +46,8 @@ DEVICE void row_sums(float (&v)[N], float* shared) {
     for (int n = 0; n < N; ++n) v[n] = warp_sum(v[n]);
     return;
   }
-  // A warp adds the warps' sums again as it added its own: each number has a group of lanes. The lines of the groups
-  // begin at different banks.
+  // Each warp adds the warps' sums in the same way: each number has a group of lanes. The groups' lines begin at
+  // different banks.
   constexpr u32 kGroup = 32 / N, kLine = 32 + kGroup;
   const u32 lane = threadIdx.x & 31, group = lane / kGroup, warps = blockDim.x >> 5;
   float sum = warp_share(v);
@@ -64,8 +64,8 @@ DEVICE void row_sums(float (&v)[N], float* shared) {
 
 }  // namespace precast
 
-// An entry point for blocks of up to `threads`. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each. NORM_NAMESPACE is the family's.
+// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
+// at a time. It sets the budget: 65536 / resident registers per thread. NORM_NAMESPACE is the family's namespace.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::NORM_NAMESPACE::Args a) {                                        \

@@ -1,5 +1,5 @@
-// What an op keeps from one call to the next, each by a number that is never given twice: Python has the number, and
-// says when it is to be forgotten.
+// Values that an op keeps between calls, identified by numbers that are never reused. Python holds the number and tells
+// us when to forget the value.
 #pragma once
 
 #include <stdint.h>
@@ -11,14 +11,14 @@ namespace precast {
 template <class Value>
 class Numbered {
  public:
-  // Takes the value over.
+  // Takes ownership of the value.
   int64_t add(Value* value) {
     const Lock lock(mutex_);
     head_ = new Entry{value, ++last_, head_, 1};
     return last_;
   }
 
-  // Calls body(value); false if there is none of that number. One call at a time for each value.
+  // Calls body(value). False if no value has that number. Calls for the same value run one at a time.
   template <class Body>
   bool use(int64_t number, const Body& body) {
     Entry* const entry = hold(number);
@@ -29,14 +29,14 @@ class Numbered {
     return true;
   }
 
-  // False if there is none of that number. A value that is in use goes when that is done.
+  // False if no value has that number. A value in use is deleted when its last user is done.
   bool forget(int64_t number) {
     Entry* const entry = hold(number);
     if (entry == nullptr) return false;
     {
       const Lock lock(mutex_);
       if (entry->number != 0) --entry->holders;
-      entry->number = 0;  // nobody finds it any more
+      entry->number = 0;  // cannot be found from here on
     }
     release(entry);
     return true;
@@ -47,7 +47,7 @@ class Numbered {
     Value* value;
     int64_t number;
     Entry* next;
-    int holders;  // this list is one
+    int holders;  // including this list
     Mutex busy{};
   };
 

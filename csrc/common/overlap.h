@@ -1,4 +1,4 @@
-// Which ranges share memory. Two tensors that do would be updated twice, or by two threads at once.
+// Finds ranges that share memory. Tensors that overlap would be updated twice, or by two threads at once.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace precast {
 
 inline bool begins_before(const Range& a, const Range& b) { return a.begin < b.begin; }
 
-// Sorts the ranges; true if no two of them overlap.
+// Sorts the ranges. True if no two of them overlap.
 inline bool sort_apart(Range* ranges, int64_t size) {
   std::sort(ranges, ranges + size, begins_before);
   for (int64_t i = 1; i < size; ++i) {
@@ -18,7 +18,7 @@ inline bool sort_apart(Range* ranges, int64_t size) {
   return true;
 }
 
-// True if a range overlaps with none of those that sort_apart() has sorted.
+// True if `range` overlaps none of the ranges sorted by sort_apart().
 inline bool is_apart(const Range& range, const Range* sorted, int64_t size) {
   const Range* const stop = sorted + size;
   const Range* const after = std::upper_bound(sorted, stop, range, begins_before);

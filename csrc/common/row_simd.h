@@ -1,4 +1,4 @@
-// What CPU kernels over rows share. Compiled once per CPU level, as simd.h is.
+// Shared by the row-wise CPU kernels. Compiled once per CPU level, like simd.h.
 #pragma once
 
 #include "simd.h"
@@ -9,8 +9,8 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end). No
-// chunk: 0.
+// result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end).
+// Without chunks the result is 0.
 template <class T>
 PRECAST_RARE void reduce_columns_to(const double* parts, int64_t chunks, int64_t stride, T* result, int64_t begin,
                                     int64_t end) {
@@ -33,15 +33,16 @@ PRECAST_RARE void reduce_columns(const double* parts, int64_t chunks, int64_t st
   });
 }
 
-// ---- gradients of parameters, which are sums over rows ----
-// The rows of a chunk are taken in groups that stay in the second-level cache between their passes. A group's sums are
-// kept in float, those of all groups in double: in float, each of many rows would be rounded to the size of their sum.
+// ---- parameter gradients, which are sums over rows ----
+// Rows of a chunk are processed in groups that stay in the L2 cache between passes. Sums within a group are float, sums
+// over groups double. In float, each of many rows would be rounded to the precision of their total.
 constexpr int64_t kGroup = 8;
 constexpr int64_t kGroupBytes = int64_t{1} << 19;
 constexpr int64_t kColumns = 512;
 
-// `count` rows from `first` on: open(row) makes what a row's columns need, finish(opened, begin, columns, part) writes
-// the columns [begin, begin + columns) of its result and adds to the kSums rows of `part`, which are added to `line`.
+// Processes `count` rows from `first` on. open(row) prepares what the row's columns need. finish(opened, begin,
+// columns, part) writes the columns [begin, begin + columns) of the result and adds to the kSums rows of `part`. `part`
+// is then added to `line`.
 template <int kSums, class Open, class Finish>
 void sum_group(int64_t first, int64_t count, int64_t hidden, double* line, const Open& open, const Finish& finish) {
   decltype(open(first)) group[kGroup];
@@ -56,7 +57,7 @@ void sum_group(int64_t first, int64_t count, int64_t hidden, double* line, const
   }
 }
 
-// The chunks [begin, end), each with kSums lines of `hidden` in `parts`; `Rows` is a family's BackwardRows.
+// Processes the chunks [begin, end). Each has kSums lines of `hidden` in `parts`. `Rows` is a family's BackwardRows.
 template <class T, int kSums, class Rows, class Open, class Finish>
 void sum_chunks(const Rows& rows, double* parts, int64_t begin, int64_t end, const Open& open, const Finish& finish) {
   const int64_t fitting = kGroupBytes / (2 * rows.hidden * static_cast<int64_t>(sizeof(T)));

@@ -1,4 +1,4 @@
-// What ops over rows ask of their tensors: the checks, and a tensor seen as rows. No check writes anything.
+// Shared by row-wise ops on the host: checks of tensors, and tensors viewed as rows. No check writes anything.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@
 
 namespace precast {
 
-// A checked x: `rows` rows of `hidden` elements.
+// A checked x, with `rows` rows of `hidden` elements.
 struct Norm {
   int64_t rows;
   int64_t hidden;
@@ -19,13 +19,13 @@ struct Norm {
   int64_t element_bytes() const { return precast::element_bytes(dtype); }
 };
 
-// A tensor that must have x's dtype and device, and the name that messages give it.
+// A tensor that must have x's dtype and device, and its name in error messages.
 struct Named {
   const char* name;
   const Tensor& tensor;
 };
 
-// `called`: the name that messages give x, here and below.
+// `called`: the name of x in error messages, here and below.
 inline void check_device(const char* op, const Named& other, const Tensor& x, const char* called = "x") {
   PRECAST_CHECK(other.tensor.device_type() == x.device_type() && other.tensor.device_index() == x.device_index(),
                 "%s: %s is on %s and %s on %s; needed one device", op, other.name, device_of(other.tensor).text, called,
@@ -38,7 +38,7 @@ inline void check_kind(const char* op, const Named& other, const Tensor& x, cons
   check_device(op, other, x, called);
 }
 
-// Dtype and shape of x. What follows a check of x alone goes between this and the checks of the other tensors.
+// Checks dtype and shape of x. Further checks of x alone go between this call and the checks of the other tensors.
 inline Norm check_x(const char* op, const Tensor& x) {
   Norm norm;
   norm.dtype_code = x.dtype_code();
@@ -70,8 +70,8 @@ inline void check_shape(const char* op, const Named& other, const Tensor& x, con
                 shape_of(other.tensor).text, shape_of(x).text, called);
 }
 
-// The distance in elements that the first `count` dimensions have as one, or -1: they do not merge. `alone` where they
-// hold a single element.
+// The common stride, in elements, of the first `count` dimensions merged into one, or -1 if they do not merge. Returns
+// `alone` if they hold a single element.
 inline int64_t merged_stride(const Tensor& tensor, int64_t count, int64_t alone) {
   const int64_t *sizes = tensor.sizes(), *strides = tensor.strides();
   int64_t stride = -1, expected = 0;
@@ -92,15 +92,15 @@ inline bool last_is_contiguous(const Tensor& tensor) {
   return tensor.sizes()[last] <= 1 || tensor.strides()[last] == 1;
 }
 
-// The distance in elements from one row to the next, or -1: the last dimension is not contiguous, or the leading ones
+// The distance between rows in elements. Returns -1 if the last dimension is not contiguous or the leading dimensions
 // do not merge into one. A single row has the distance `hidden`.
 inline int64_t row_stride(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
   return last_is_contiguous(tensor) ? merged_stride(tensor, last, tensor.sizes()[last]) : -1;
 }
 
-// A tensor to be read as rows: where its own layout does not allow that, a contiguous copy, which lives as long.
-// Null stands for a tensor that is not there.
+// A tensor to read as rows. If its layout does not allow that, this object owns a contiguous copy. Null stands for an
+// absent tensor.
 class ReadRows {
  public:
   explicit ReadRows(const Tensor* tensor) : copy_(nullptr) {
@@ -123,7 +123,7 @@ class ReadRows {
   int64_t stride_ = 0;
 };
 
-// Part of the work of a parallel region that is worth another thread: about 10 us.
+// The smallest share of a parallel region that is worth another thread: about 10 us of work.
 inline int64_t grain_rows(int64_t hidden) {
   const int64_t rows = (int64_t{1} << 14) / hidden;
   return rows > 0 ? rows : 1;
@@ -135,7 +135,7 @@ inline uint64_t misalignment(const void* pointer, int64_t stride_bytes) {
 
 inline uint32_t warps_for(int64_t threads) { return static_cast<uint32_t>((threads + 31) / 32 * 32); }
 
-// The lanes of a warp, a power of two, that hold a row of so many vectors with `each` of them.
+// The number of lanes, a power of two, that hold a row of `vectors` vectors with `each` per lane.
 inline uint32_t lanes_for(int64_t vectors, int64_t each) {
   uint32_t lanes = 1;
   while (lanes * each < vectors) lanes *= 2;

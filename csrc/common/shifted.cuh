@@ -1,14 +1,14 @@
-// Rows that do not begin at a multiple of 16 bytes: moved by the aligned vectors of the result's row, of which the
-// first and the last may hold a part of the row alone. A thread's columns are then not the same in each row, so what
-// belongs to columns is shifted into place.
+// Rows that do not begin at a multiple of 16 bytes. They are moved by the aligned vectors of the result's row, whose
+// first and last vectors may hold the row only in part. A thread's columns then differ from row to row, so per-column
+// data is shifted into place.
 #pragma once
 
 #include "device.cuh"
 
 namespace precast {
 
-// The vector at a multiple of 16 bytes: as such where memory holds all of it, [begin, end), else one element at a time,
-// with zeros where there is no memory.
+// Loads the vector at a multiple of 16 bytes. If memory [begin, end) does not contain all of it, loads one element at a
+// time, with zeros outside of the memory.
 template <class T>
 DEVICE Vector load_within(const char* p, const char* begin, const char* end) {
   if (p >= begin && p + 16 <= end) return load(p);
@@ -26,7 +26,7 @@ DEVICE Vector load_within(const char* p, const char* begin, const char* end) {
   return v;
 }
 
-// Sixteen bytes out of two vectors, from byte `from` of the first on, up to 16.
+// Extracts sixteen bytes from two vectors, starting at byte `from` (0 to 16) of the first.
 DEVICE Vector shifted(const Vector& a, const Vector& b, u32 from) {
   u32 word[8] = {a.word[0], a.word[1], a.word[2], a.word[3], b.word[0], b.word[1], b.word[2], b.word[3]};
 #pragma unroll
@@ -44,7 +44,7 @@ DEVICE Vector shifted(const Vector& a, const Vector& b, u32 from) {
   return v;
 }
 
-// The 16 bytes at any element, out of the one or two vectors that hold them.
+// Loads 16 bytes at the address of any element from the one or two vectors that contain them.
 template <class T>
 DEVICE Vector load_anywhere(const char* p, const char* begin, const char* end) {
   const u32 from = static_cast<u32>(reinterpret_cast<u64>(p)) & 15;
@@ -52,11 +52,11 @@ DEVICE Vector load_anywhere(const char* p, const char* begin, const char* end) {
   return from == 0 ? v : shifted(v, load_within<T>(p - from + 16, begin, end), from);
 }
 
-// The vectors of one row. Vector k holds the row's bytes from 16 k - lead on. A row has 16 bytes or more.
+// The vectors of one row. Vector k holds the row's bytes from 16 k - lead on. A row has at least 16 bytes.
 template <class T>
 struct Shifted {
-  u32 lead;   // bytes of the first vector that lie before the row
-  u32 count;  // vectors that hold some of it
+  u32 lead;   // bytes of the first vector before the row
+  u32 count;  // vectors that contain part of the row
   u32 bytes;  // of the row
 
   DEVICE Shifted(const char* row, u32 row_bytes)
@@ -66,21 +66,21 @@ struct Shifted {
 
   DEVICE bool whole(u32 k) const { return k * 16 >= lead && (k + 1) * 16 <= lead + bytes; }
 
-  // Whether element i of vector k is one of the first `count` bytes of the row.
+  // True if element i of vector k is among the first `count` bytes of the row.
   DEVICE bool holds(u32 k, int i, u32 count) const { return k * 16 + i * T::kBytes - lead < count; }
 
-  // Vector k of a row that lies as this one does beside the multiples of 16. What is not of the row may be anything.
+  // Vector k of a row with the same misalignment as this one. Elements outside of the row are arbitrary.
   DEVICE Vector load_from(const char* row, u32 k, const char* begin, const char* end) const {
     return load_within<T>(row - lead + k * 16, begin, end);
   }
 
-  // The vector with zeros in place of what is not of the first `count` bytes of the row.
+  // The vector with zeros for all elements beyond the first `count` bytes of the row.
   DEVICE Vector cut(u32 k, const Vector& v, u32 count) const {
     if (k * 16 >= lead && (k + 1) * 16 <= lead + count) return v;
     return combine<T>(v, v, [&](int i, float p, float) { return holds(k, i, count) ? p : 0.0f; });
   }
 
-  // Writes what is of the row: a part of a vector in pieces of two, four and eight bytes.
+  // Writes only the row's own bytes: partial vectors are written in pieces of two, four and eight bytes.
   DEVICE void store_to(char* row, u32 k, const Vector& v) const {
     char* p = row - lead + k * 16;
     if (whole(k)) return store(p, v);
@@ -108,11 +108,11 @@ struct Shifted {
   }
 };
 
-// A weight or a bias, which begins at a multiple of 16 bytes, in the places of a row's columns.
+// A weight or a bias, itself aligned to 16 bytes, shifted to match the row's columns.
 struct ShiftedColumns {
   const char* from;
   u32 whole;    // vectors
-  Vector rest;  // behind them
+  Vector rest;  // elements after the whole vectors
 
   template <class T>
   static DEVICE ShiftedColumns of(const char* from, u32 bytes) {
@@ -120,7 +120,7 @@ struct ShiftedColumns {
     const char* p = from + columns.whole * 16;
     u32 word[4];
 #pragma unroll
-    for (u32 w = 0; w < 4; ++w) {  // the same for all threads: one access of a warp for each
+    for (u32 w = 0; w < 4; ++w) {  // the same for all threads: one access per warp
       float element[T::kPerWord];
 #pragma unroll
       for (u32 e = 0; e < T::kPerWord; ++e) {
@@ -135,7 +135,7 @@ struct ShiftedColumns {
 
   DEVICE Vector vector(u32 k) const { return k < whole ? load_constant(from + k * 16) : rest; }
 
-  // What stands beside vector k of the row.
+  // The part that belongs to vector k of the row.
   DEVICE Vector at(u32 k, u32 lead) const {
     const Vector v = vector(k);
     return lead == 0 ? v : shifted(vector(k - 1), v, 16 - lead);

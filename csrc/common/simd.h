@@ -2,12 +2,12 @@
 //
 // A family's cpu.cpp is compiled once per CPU level, with -DPRECAST_CPU_LEVEL=<level> and that level's machine flags.
 // The vector is always sixteen lanes long (one, two or four registers), so every level adds, multiplies and reduces in
-// the same order and rounds alike: all levels but x86's baseline, which has no fused multiply-add, agree bitwise. The
-// last few elements of a span go through the same sixteen lanes (load_part, store_part), so a result never depends on
-// where a span was cut.
+// the same order and rounds the same way. All levels agree bitwise, except x86's baseline, which has no fused
+// multiply-add. The last few elements of a span use the same sixteen lanes (load_part, store_part), so a result never
+// depends on where a span was cut.
 //
-// Everything lives in a namespace named by the level and nothing of the standard library is included: a function shared
-// between the translation units could be linked in its AVX-512 form and then run on a machine without it.
+// Everything lives in a namespace named after the level, and nothing of the standard library is included. Otherwise the
+// linker could keep the AVX-512 copy of a shared function, which would then run on a machine without AVX-512.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,7 @@
 
 #include "cpu_level.h"
 
-// The expression for each register of the sixteen lanes. Constant indices, no loop: the parts stay in registers at -O2.
+// Expands f for each register of the sixteen lanes. Constant indices and no loop keep the parts in registers at -O2.
 #if PRECAST_WIDTH == 16
 #define PRECAST_PARTS(f) f(0)
 #elif PRECAST_WIDTH == 8
@@ -59,7 +59,7 @@ namespace precast::PRECAST_CPU_LEVEL {
 
 constexpr int kLanes = 16;
 
-// Storage formats. The bits only: arithmetic is in float.
+// Storage formats. They hold only bits; arithmetic is in float.
 struct bf16 {
   uint16_t bits;
 };
@@ -67,13 +67,13 @@ struct f16 {
   uint16_t bits;
 };
 
-// Memory is always reached one register at a time: a copy of all sixteen lanes would go through the stack.
+// Memory is always accessed one register at a time: a copy of all sixteen lanes would go through the stack.
 struct Floats {
   FloatPart part[kLanes / PRECAST_WIDTH];
 };
 
 PRECAST_INLINE Floats broadcast(float value) {
-#define PRECAST_PART(i) (value - FloatPart{})  // minus: a negative zero keeps its sign
+#define PRECAST_PART(i) (value - FloatPart{})  // subtracting keeps the sign of a negative zero
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
@@ -102,8 +102,7 @@ PRECAST_INLINE Floats operator/(Floats a, Floats b) {
 #undef PRECAST_PART
 }
 
-// a * b + c. A product that is added must be written with this, never with * and +: whether a compiler fuses those two
-// differs between the levels.
+// a * b + c. Always use it to add a product, never * and +: the levels differ in whether the compiler fuses those two.
 PRECAST_INLINE Floats fma(Floats a, Floats b, Floats c) {
 #define PRECAST_PART(i) fma_part(a.part[i], b.part[i], c.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
@@ -116,14 +115,14 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
-// The greater of two; `a` where `a` is NaN, and where `b` is.
+// The greater of two. Returns `a` if either of them is NaN.
 PRECAST_INLINE Floats greater(Floats a, Floats b) {
 #define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), b.part[i], a.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
 
-// 1 above zero, -1 below it; zero and NaN stay what they are.
+// 1 above zero, -1 below zero. Zero and NaN are unchanged.
 PRECAST_INLINE FloatPart sign_part(FloatPart a) {
   const FloatPart zero = {}, one = 1.0f - zero;
   return select(is_less(zero, a), one, select(is_less(a, zero), zero - one, a));
@@ -180,7 +179,7 @@ PRECAST_INLINE void store(T* to, Floats value) {
 #undef PRECAST_PART
 }
 
-// The value as it reads back after a store to T.
+// The value that a store to T and a load would give back.
 PRECAST_INLINE Floats round_to(Floats value, const float*) { return value; }
 
 PRECAST_INLINE Floats round_to(Floats value, const bf16*) {
@@ -195,7 +194,7 @@ PRECAST_INLINE Floats round_to(Floats value, const f16*) {
 #undef PRECAST_PART
 }
 
-// The first `count` < 16 elements; the other lanes are zero, and no byte behind them is touched.
+// Loads the first `count` < 16 elements and sets the other lanes to zero. Reads no byte beyond them.
 template <class T>
 PRECAST_RARE Floats load_part(const T* from, int64_t count) {
   T lane[kLanes] = {};
@@ -210,7 +209,7 @@ PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = lane[i];
 }
 
-// All sixteen elements, or the first `count` where there are fewer.
+// Loads sixteen elements, or the first `count` if there are fewer.
 template <class T>
 PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
   return count >= kLanes ? load(from) : load_part(from, count);
@@ -225,7 +224,7 @@ PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
   }
 }
 
-// Of thirty-two elements in a row, sixteen pairs: the first of each pair, and the second of each; and back.
+// The pairs of thirty-two consecutive elements: `first` has the first element of each pair, `second` the other.
 struct Pairs {
   Floats first, second;
 };
@@ -243,7 +242,7 @@ PRECAST_INLINE Pairs separate(Pairs x) {
 
 PRECAST_INLINE Pairs join(Pairs x) {
   constexpr int kParts = kLanes / PRECAST_WIDTH;
-  // The part of the result with the number k: the lower or the upper halves of two registers, lane by lane in turns.
+  // Part k of the result: the lower or the upper halves of two registers, interleaved.
 #define PRECAST_ZIP(k)                                                    \
   ((k) % 2 == 0 ? low_part(x.first.part[(k) / 2], x.second.part[(k) / 2]) \
                 : high_part(x.first.part[(k) / 2], x.second.part[(k) / 2]))
@@ -256,7 +255,7 @@ PRECAST_INLINE Pairs join(Pairs x) {
 #undef PRECAST_ZIP
 }
 
-// The sum of the lanes by halving, in one fixed order.
+// The sum of the lanes, by halving in a fixed order.
 PRECAST_INLINE float sum(Floats a) {
   float lane[kLanes];
   store(lane, a);
@@ -268,8 +267,8 @@ PRECAST_INLINE float sum(Floats a) {
 
 // ---- Stores past the caches -----------------------------------------------------------------------------------------
 
-// Stores without reading the line first. The address must be a multiple of what is written: 64 bytes of floats, 32 of
-// halves. Whole 64-byte lines should follow one another; stream_end() comes after the last one.
+// Stores without reading the cache line first. The address must be aligned to the stored size: 64 bytes for floats, 32
+// for halves. Write whole 64-byte lines one after another, and call stream_end() after the last one.
 template <class T>
 PRECAST_INLINE void stream(T* to, Floats value) {
   auto packed = pack(value, to);
@@ -284,7 +283,7 @@ PRECAST_INLINE void stream_end() {
 #endif
 }
 
-// Calls body(T{}) with the element type of a dtype, which is the number of a precast::DType.
+// Calls body(T{}) with the element type of a dtype, given as the number of a precast::DType.
 template <class Body>
 PRECAST_INLINE void with_type(int dtype, const Body& body) {
   if (dtype == 0) {

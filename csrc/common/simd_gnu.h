@@ -1,12 +1,12 @@
-// One register of the x86 levels and of NEON: the vectors that GCC and Clang have on every machine.
+// One register of the x86 levels and of NEON, as a vector type that GCC and Clang provide on every machine.
 //
-// The compilers give these types + - * / and comparisons lane by lane; the handful of instructions that remain are
-// written as assembly, because parsing <immintrin.h> alone takes 0.4 s, three times what compiling a family takes, and
-// <arm_neon.h> half as long. Included by simd.h alone.
+// The compilers provide + - * / and comparisons lane by lane. The few other instructions are written as assembly.
+// Parsing <immintrin.h> alone takes 0.4 s, three times as long as compiling a family, and <arm_neon.h> takes half as
+// long as that. Include it only through simd.h.
 #pragma once
 
-// Without an instruction for it, a conversion of float16 is thirty others: kept in one place, or compiling takes twice
-// as long.
+// Without a float16 conversion instruction, a conversion takes thirty others. Keeping them out of line halves compile
+// time.
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
 #define PRECAST_CONVERSION PRECAST_RARE
 #else
@@ -37,7 +37,7 @@ PRECAST_INLINE void store_bits(void* to, HalfPart value) { __builtin_memcpy(to, 
 PRECAST_INLINE Mask is_less(FloatPart a, FloatPart b) { return (Mask)(a < b); }
 PRECAST_INLINE Mask is_number(FloatPart a) { return (Mask)(a == a); }
 PRECAST_INLINE Mask is_negative(FloatPart a) { return (SignedPart)a >> 31; }  // by the sign bit
-// In two steps: the compilers take the bytes one by one when asked to make words of them at once.
+// In two steps: the compilers handle each byte separately if they convert bytes to words in one step.
 PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
   const HalfPart half = __builtin_convertvector(load_bits<BytePart>(bytes), HalfPart);
   return (Mask)(__builtin_convertvector(half, WordPart) != 0u);
@@ -63,8 +63,8 @@ PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
 #endif
 }
 
-// Of the lanes of `a`, then `b`: every other one from the first, from the second; the lower or the upper halves of the
-// two in turns.
+// Lanes of `a` followed by `b`: every other lane starting from the first or from the second; the lower or the upper
+// halves of both, interleaved.
 #if PRECAST_WIDTH == 4
 #define PRECAST_EVEN 0, 2, 4, 6
 #define PRECAST_ODD 1, 3, 5, 7
@@ -103,7 +103,7 @@ PRECAST_INLINE FloatPart sqrt_part(FloatPart a) {
   return a;
 }
 
-// Without the call into libm that the compiler's own square root brings along for negative numbers.
+// Avoids the libm call that the compiler's own square root adds for negative numbers.
 PRECAST_INLINE double sqrt(double value) {
 #if PRECAST_WIDTH > 4
   asm("vsqrtsd %1, %1, %0" : "=v"(value) : "v"(value));
@@ -119,7 +119,7 @@ PRECAST_INLINE WordPart widen(HalfPart half) { return __builtin_convertvector(ha
 
 PRECAST_INLINE HalfPart narrow(WordPart word) {
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
-  // SSE2 packs with signed saturation only: sign-extend the low halves first, then nothing saturates.
+  // SSE2 only packs with signed saturation. Sign-extending the low halves first prevents any saturation.
   SignedPart low = (SignedPart)(word << 16) >> 16;
   asm("packssdw %0, %0" : "+x"(low));
   return load_bits<HalfPart>(&low);
@@ -130,8 +130,8 @@ PRECAST_INLINE HalfPart narrow(WordPart word) {
 
 PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(widen(half) << 16); }
 
-// To nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet: adding the rounding term to it
-// could carry into the exponent and make it infinite.
+// Rounds to nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet. Adding the rounding term
+// could carry into its exponent and make it infinite.
 PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
   WordPart bits = (WordPart)value;
   WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;
@@ -154,11 +154,11 @@ PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
   WordPart magnitude = (bits & 0x7fffu) << 13;
   WordPart exponent = magnitude & 0x0f800000u;
   WordPart normal = magnitude + ((127u - 15u) << 23);
-  // Infinity and NaN: to the largest exponent; the quiet bit goes on if a payload is there.
+  // Infinity and NaN: use the largest exponent, and set the quiet bit if there is a payload.
   SignedPart is_nan = (SignedPart)magnitude > 0x0f800000;
   WordPart special = (magnitude | 0x7f800000u) | ((WordPart)is_nan & 0x00400000u);
-  // Subnormal: with 2^-14 in front the bits form a normal float, and the subtraction is exact. No subnormal float
-  // appears, so the processor's flush-to-zero setting is without effect, as it is on the conversion instruction.
+  // Subnormal: with exponent 2^-14 the bits form a normal float, and the subtraction is exact. No subnormal float
+  // occurs, so the processor's flush-to-zero setting has no effect, like with the conversion instruction.
   FloatPart offset = (FloatPart)(WordPart{} + (113u << 23));
   WordPart subnormal = (WordPart)((FloatPart)(magnitude + (113u << 23)) - offset);
   WordPart finite = select((Mask)(exponent == 0u), subnormal, normal);
@@ -179,9 +179,9 @@ PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
   WordPart bits = (WordPart)value;
   WordPart sign = (bits >> 16) & 0x8000u;
   WordPart magnitude = bits & 0x7fffffffu;
-  // Normal result: rebias, round to nearest even on the 13 bits that go. Values from 65520 on carry into infinity.
+  // Normal result: rebias, and round the 13 dropped bits to nearest even. Values from 65520 on carry into infinity.
   WordPart normal = (magnitude + (((magnitude >> 13) & 1u) + 0xfffu - (112u << 23))) >> 13;
-  // Subnormal result: adding 0.5 lets the float adder round at the right place.
+  // Subnormal result: adding 0.5 makes the float adder round at the right place.
   FloatPart half = (FloatPart)(WordPart{} + 0x3f000000u);
   WordPart subnormal = (WordPart)((FloatPart)magnitude + half) - 0x3f000000u;
   WordPart nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
@@ -192,7 +192,7 @@ PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
 #endif
 }
 
-// Stores past the caches; see stream() of simd.h.
+// Stores that bypass the caches; see stream() of simd.h.
 template <class Part>
 PRECAST_INLINE void stream_part(void* to, Part part) {
 #if PRECAST_WIDTH > 4
@@ -203,7 +203,7 @@ PRECAST_INLINE void stream_part(void* to, Part part) {
     asm("movnti %1, %0" : "=m"(static_cast<uint64_t*>(to)[i]) : "r"(word));
   }
 #else
-  store_bits(to, part);  // ARM has a hint for pairs of registers; nobody measured it here
+  store_bits(to, part);  // ARM has a hint for pairs of registers, which was not measured here
 #endif
 }
 

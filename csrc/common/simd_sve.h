@@ -1,9 +1,9 @@
-// One register of the SVE levels: the intrinsics, at a vector length that the compiler is told (-msve-vector-bits).
+// One register of the SVE levels, as intrinsics with a vector length known to the compiler (-msve-vector-bits).
 //
-// Vectors of a length known only at run time can be neither in a struct nor in an array, and the order of a sum would
-// depend on the machine. So each length is a level of its own, and cpu_level.cpp takes the one that the processor has.
-// A 16-bit format lies in the low halves of 32-bit lanes, as the loads, stores and conversions of SVE have it. Included
-// by simd.h alone.
+// Vectors of a length known only at run time cannot be members of structs or arrays, and the order of a sum would
+// depend on the machine. So each length is a level of its own, and cpu_level.cpp selects the one that the processor
+// has. A 16-bit format is stored in the low halves of 32-bit lanes, as SVE's loads, stores and conversions expect.
+// Include it only through simd.h.
 #pragma once
 
 #include <arm_sve.h>
@@ -51,7 +51,7 @@ PRECAST_INLINE FloatPart high_part(FloatPart a, FloatPart b) { return svzip2_f32
 
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) { return svsqrt_f32_x(all_lanes(), a); }
 
-// Without the call into libm that the compiler's own square root brings along for negative numbers.
+// Avoids the libm call that the compiler's own square root adds for negative numbers.
 PRECAST_INLINE double sqrt(double value) {
   asm("fsqrt %d0, %d1" : "=w"(value) : "w"(value));
   return value;
@@ -59,8 +59,8 @@ PRECAST_INLINE double sqrt(double value) {
 
 PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(half.word << 16); }
 
-// To nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet: adding the rounding term to it
-// could carry into the exponent and make it infinite.
+// Rounds to nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet. Adding the rounding term
+// could carry into its exponent and make it infinite.
 PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
   WordPart bits = (WordPart)value;
   WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;

@@ -1,5 +1,4 @@
-// What torch.h and checks.h leave to one place: the texts of failures, and calls into torch that are not worth
-// inlining.
+// The parts of torch.h and checks.h that are not inline: error messages, and calls into torch that need not be fast.
 #include "torch.h"
 
 #include <stdarg.h>
@@ -143,7 +142,7 @@ int64_t register_implementations(const Family& family, const char* key) {
   int64_t count = 0;
   for (int64_t i = 0; i < family.implementation_count; ++i) count += strcmp(family.implementations[i].key, key) == 0;
   if (count == 0) return 0;
-  TorchLibraryHandle library = nullptr;  // never deleted: deleting it would take the kernels out again
+  TorchLibraryHandle library = nullptr;  // never deleted: that would remove the kernels
   torch_check(aoti_torch_library_init_impl("precast", key, __FILE__, __LINE__, &library), "library_init_impl");
   for (int64_t i = 0; i < family.implementation_count; ++i) {
     const Implementation& one = family.implementations[i];

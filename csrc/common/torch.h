@@ -1,8 +1,8 @@
-// The adapter to torch. A family's host.cpp uses the names defined here and nothing else of torch, and does not know
-// which ABI of torch it is compiled for.
+// The adapter to torch. A family's host.cpp uses only these names of torch, and does not depend on the torch ABI that
+// it is compiled for.
 //
-// It speaks torch's C interface, which torch_c.h declares: plain C functions, no C++ type of torch, no header of torch.
-// An op's arguments reach it as raw handles, without a shared_ptr or a copy.
+// The adapter uses torch's C interface, declared in torch_c.h: plain C functions, no C++ types and no headers of torch.
+// Arguments of an op arrive as raw handles, without a shared_ptr or a copy.
 //
 // How a family declares its implementations (at the end of its host.cpp):
 //
@@ -31,7 +31,8 @@
 
 namespace precast {
 
-// Raises what a call into torch left behind, with torch's own words where the running torch hands them over (2.13).
+// Raises the error of a failed call into torch. The message is torch's own if this torch makes it available (from 2.13
+// on).
 [[noreturn]] void torch_failed(const char* call) __attribute__((cold));
 
 inline void torch_check(AOTITorchError status, const char* call) {
@@ -40,10 +41,10 @@ inline void torch_check(AOTITorchError status, const char* call) {
 
 #define PRECAST_TORCH(call) ::precast::torch_check((call), #call)
 
-// The dtypes that kernels know, numbered as device code and CPU kernels take them.
+// The dtypes that kernels support, with the numbers that device code and CPU kernels use.
 enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kOther = 3 };
 
-// Owns one reference to a tensor. Movable only: handing tensors around costs no reference counting.
+// Owns one reference to a tensor. Movable only, so passing tensors around costs no reference counting.
 class Tensor {
  public:
   explicit Tensor(AtenTensorHandle handle) noexcept : handle_(handle) {}
@@ -63,19 +64,19 @@ class Tensor {
 
   int64_t dim() const { return ask<int64_t>(aoti_torch_get_dim, "dim"); }
   int64_t numel() const { return ask<int64_t>(aoti_torch_get_numel, "numel"); }
-  // Borrowed; `dim()` values each.
+  // Borrowed, `dim()` values each.
   const int64_t* sizes() const { return ask<int64_t*>(aoti_torch_get_sizes, "sizes"); }
   const int64_t* strides() const { return ask<int64_t*>(aoti_torch_get_strides, "strides"); }
   int64_t storage_offset() const { return ask<int64_t>(aoti_torch_get_storage_offset, "storage offset"); }
   int64_t storage_bytes() const { return ask<int64_t>(aoti_torch_get_storage_size, "storage size"); }
   bool is_contiguous() const { return ask<bool>(aoti_torch_is_contiguous, "is_contiguous"); }
 
-  // torch's own numbers; compare them, or print them with dtype_name().
+  // Torch's own numbers. Compare them, or print them with dtype_name().
   int32_t dtype_code() const { return ask<int32_t>(aoti_torch_get_dtype, "dtype"); }
   int32_t device_type() const { return ask<int32_t>(aoti_torch_get_device_type, "device type"); }
   int32_t device_index() const { return ask<int32_t>(aoti_torch_get_device_index, "device index"); }
 
-  // The first element (the storage offset is in it); null for a tensor without elements.
+  // The first element, with the storage offset applied; null for a tensor without elements.
   const void* data() const { return ask<const void*>(torch_get_const_data_ptr, "data pointer"); }
   void* mutable_data() const { return ask<void*>(torch_get_mutable_data_ptr, "data pointer"); }
 
@@ -98,7 +99,7 @@ struct TensorTriple {
 // A Tensor? argument; None is null.
 class OptionalTensor {
  public:
-  // Takes over the reference, and frees the cell on the heap in which torch hands over a value that is there.
+  // Takes the reference over and frees the heap cell in which torch passes a value that is not None.
   explicit OptionalTensor(StableIValue* cell) noexcept : tensor_(nullptr) {
     if (cell == nullptr) return;
     tensor_ = Tensor(reinterpret_cast<AtenTensorHandle>(*cell));
@@ -113,7 +114,7 @@ class OptionalTensor {
   Tensor tensor_;
 };
 
-// A Tensor[] argument. The stack's list hands out each reference once, so all are taken at the start.
+// A Tensor[] argument. The list on the stack gives out each reference only once, so the constructor takes all of them.
 class TensorList {
  public:
   explicit TensorList(StableListHandle list);
@@ -149,19 +150,19 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
   return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
 }
 
-// An uninitialised contiguous tensor beside `like`: same device.
+// An uninitialised contiguous tensor on the device of `like`.
 Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like);
 inline Tensor empty_contiguous_like(const Tensor& like) {
   return empty(like.sizes(), like.dim(), like.dtype_code(), like);
 }
 
-// Another reference to the tensor.
+// Returns another reference to the tensor.
 Tensor another(const Tensor& tensor);
 
-// The tensor itself (another reference to it) when it is contiguous, else a contiguous copy.
+// Returns another reference to the tensor if it is contiguous, else a contiguous copy.
 Tensor contiguous(const Tensor& tensor);
 
-// A copy of the tensor with the strides of `like`, which has the same sizes and no two elements in one place.
+// A copy of the tensor with the strides of `like`, which must have the same sizes and no overlapping elements.
 Tensor with_strides_of(const Tensor& tensor, const Tensor& like);
 
 // Calls body(begin, end) for parts of [begin, end) on torch's own thread pool. `body` must not throw.
@@ -181,7 +182,7 @@ inline int64_t num_threads() {
 
 using BoxedFunction = void (*)(StableIValue*, uint64_t, uint64_t);
 
-// How one argument lies on the stack. Taking it also takes over the reference it holds.
+// How one argument is stored on the stack. Taking it also takes its reference over.
 template <class T>
 struct Argument {
   static T take(StableIValue value) {
@@ -242,7 +243,7 @@ struct Boxed<function> {
   }
 
  private:
-  // The arguments are temporaries of the call: freed after it, thrown or not.
+  // The arguments are temporaries of the call, so they are freed after it even if it throws.
   template <size_t... index>
   static void call(StableIValue* stack, std::index_sequence<index...>) {
     if constexpr (result_count(static_cast<Result (*)()>(nullptr)) == 0) {
@@ -266,7 +267,8 @@ struct Implementation {
 #define PRECAST_IMPLEMENTATION(op, key, function) \
   ::precast::Implementation { op, key, &::precast::Boxed<&function>::call }
 
-// The linker gathers the pointers of all families of a library in one section: a list without code that runs at load.
+// The linker collects the pointers to all families of a library in one section. The list needs no code that runs at
+// load.
 #define PRECAST_FAMILY(name, implementations, kernels)                                                              \
   static const ::precast::Family precast_family_##name = {                                                          \
       #name, implementations, static_cast<int64_t>(sizeof(implementations) / sizeof(::precast::Implementation)),    \

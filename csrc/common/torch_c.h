@@ -42,12 +42,12 @@ using AOTITorchError = int32_t;
 using AtenTensorHandle = AtenTensorOpaque*;
 using StableListHandle = StableListOpaque*;
 using TorchLibraryHandle = TorchLibraryOpaque*;
-// One value on the dispatcher's stack: a handle, a double, an int64_t or a bool in the low bytes. A `Tensor?` is null,
+// One value on the dispatcher's stack: a handle, a double, an int64_t or a bool in the low bytes. A `Tensor?` is null
 // or points to a heap cell with a handle.
 using StableIValue = uint64_t;
 
-// Registration tells torch which version's layout of the stack our functions follow: that of the floor, and torch
-// converts from it. In torch's headers the number is TORCH_ABI_VERSION.
+// Registration tells torch which version of the stack layout our functions use. It is the floor's; newer versions of
+// torch convert from it. Torch's headers call the number TORCH_ABI_VERSION.
 constexpr uint64_t kTorchAbiVersion = uint64_t{PRECAST_TORCH_FLOOR_MAJOR * 256 + PRECAST_TORCH_FLOOR_MINOR} << 48;
 
 // ---- Torch's numbers for dtypes and device types ----
@@ -76,13 +76,13 @@ PRECAST_SINCE(2, 7) int32_t aoti_torch_device_type_meta();
 
 PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
 PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* numel);
-// `dim` values, which belong to the tensor: valid until its shape changes or its last reference goes.
+// `dim` values owned by the tensor, valid until its shape changes or its last reference is deleted.
 PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes);
 // The same for strides, in elements.
 PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides);
 // In elements, from the beginning of the storage.
 PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle tensor, int64_t* offset);
-// In bytes; less than the tensor reaches after a resize of its storage.
+// In bytes. After the storage was resized it may be less than the tensor covers.
 PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* bytes);
 PRECAST_SINCE(2, 8) AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* contiguous);
 PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype);
@@ -90,7 +90,7 @@ PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_device_type(AtenTensorHandle t
 PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* index);
 // The first element, with the storage offset applied; null for a tensor without elements. The memory is the tensor's.
 PRECAST_SINCE(2, 10) AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
-// The same to write to: a lazy copy is made real first.
+// The same for writing: a lazy copy is materialised first.
 PRECAST_SINCE(2, 10) AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
 // False for the undefined tensor, which stands for "no gradient".
 PRECAST_SINCE(2, 9) AOTITorchError aoti_torch_is_defined(AtenTensorHandle tensor, bool* defined);
@@ -117,7 +117,7 @@ PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_copy_(AtenTensorHandle to, AtenTen
 PRECAST_SINCE(2, 10) AOTITorchError torch_list_size(StableListHandle list, size_t* size);
 // Hands out the element's own reference, not a new one: ask for each element once, and delete what it gave.
 PRECAST_SINCE(2, 10) AOTITorchError torch_list_get_item(StableListHandle list, size_t index, StableIValue* item);
-// Takes the list; the references of its elements stay as they are.
+// Takes the list. The references of its elements are unaffected.
 PRECAST_SINCE(2, 10) AOTITorchError torch_delete_list(StableListHandle list);
 
 // ---- Torch's threads ----

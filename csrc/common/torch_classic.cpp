@@ -1,8 +1,8 @@
-// The functions of torch_c.h for torch 2.4 to 2.9, made from torch's C++. An error inside torch leaves them as torch's
-// own exception, so every status is 0.
+// The functions of torch_c.h for torch 2.4 to 2.9, implemented with torch's C++. Errors inside torch leave them as
+// torch's own exceptions, so every status is 0.
 //
-// The layout of torch's classes changes from minor to minor while their names stay. So this file is compiled for one
-// minor, and the loader opens the library in that minor alone.
+// The layout of torch's classes changes between minor releases while their names stay the same. So this file is
+// compiled for one minor release, and the loader opens the library only in that release.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided_ops.h>
@@ -21,8 +21,8 @@
 #error "these are the headers of another torch than the library is made for"
 #endif
 
-// Without it the parallel_for of ATen/Parallel.h is a plain loop. The library is linked without: its calls of the
-// OpenMP runtime find the one that libtorch_cpu.so brings, and with it torch's own threads.
+// Without OpenMP, parallel_for of ATen/Parallel.h is a plain loop. We compile with it but do not link it: calls into
+// the OpenMP runtime resolve to the one that libtorch_cpu.so loads, so we share torch's threads.
 #if AT_PARALLEL_OPENMP && !defined(_OPENMP)
 #error "torch_classic.cpp needs -fopenmp"
 #endif
@@ -45,7 +45,7 @@ StableIValue bits_of(Value value) {
   return bits;
 }
 
-// What a boxed function takes an argument of the schema's type for (Argument of torch.h).
+// Converts an argument of the schema's type to the form that a boxed function takes (Argument of torch.h).
 StableIValue take(c10::IValue&& value, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType:

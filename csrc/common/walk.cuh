@@ -1,5 +1,5 @@
-// What the gradients of the norms share on the GPU: rows on their way, and the sums of columns in two launches. walk.h:
-// on the host.
+// Shared by the gradients of the norms on the GPU: prefetched rows, and column sums in two launches. walk.h is the host
+// side.
 #pragma once
 
 #include "device.cuh"
@@ -10,9 +10,9 @@ namespace precast {
 // The numbers of precast::DType.
 enum : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// ---- rows on their way ----
-// A worker walks over rows of two tensors. What it will read next is under way to shared memory while it computes:
-// every thread copies what it will read itself, so no barrier is needed.
+// ---- prefetched rows ----
+// A worker walks over the rows of two tensors. While it computes, the next rows are copied to shared memory. Every
+// thread copies exactly what it will read, so no barrier is needed.
 
 extern __shared__ Vector ring_memory[];
 
@@ -37,7 +37,7 @@ DEVICE Vector load_shared(u32 from) {
   return v;
 }
 
-// All copies until here are one row's; arrived<N>() waits for all rows but the last N.
+// Ends a group of copies, which is one row. arrived<N>() waits for all rows but the last N.
 DEVICE void row_ends() {
 #if PRECAST_ARCH >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -51,20 +51,21 @@ DEVICE void arrived() {
 #endif
 }
 
-// The walk of one thread: V vectors of each row, at distances of blockDim.x. Addresses are kept and moved on; to find
-// them anew for each row took a quarter of all instructions. With kPair the next row sets out before this one is waited
-// for, so that two are under way then, and one while it computes; otherwise `stages - 1` rows all the time. One vector:
-// rows so narrow that a warp may have several workers. They go on together, as all lanes take part in the sums.
+// The walk of one thread: V vectors of each row, blockDim.x apart. Addresses are kept and advanced; recomputing them
+// for each row took a quarter of all instructions. With kPair, the next row's copy starts before the wait for this row:
+// two rows are in flight during the wait, and one during the computation. Otherwise `stages - 1` rows are always in
+// flight. V = 1 is for rows so narrow that a warp may have several workers. They advance together, because all lanes
+// take part in the sums.
 template <int V, bool kPair = false>
 struct Walk {
   const char* first;  // this thread's share of the next row to copy
   const char* second;
-  i64 first_step, second_step;  // from one of the worker's rows to the next
-  u32 left;                     // rows still to be taken, by the worker of a warp that has most
-  u32 fewer;                    // how many less this worker has, where a warp has several: one or none
-  u32 ahead;                    // rows that are on their way
+  i64 first_step, second_step;  // between consecutive rows of the worker
+  u32 left;                     // rows left for the worker of the warp with the most rows
+  u32 fewer;                    // how many fewer rows this worker has, if a warp has several: zero or one
+  u32 ahead;                    // rows in flight
   u32 row_bytes, ring_bytes, start, to, from, held;
-  bool taken[V];  // which of the vectors there are
+  bool taken[V];  // which of the vectors exist
 
   template <class Args>
   DEVICE Walk(const Args& a, u32 worker)
@@ -124,7 +125,7 @@ struct Walk {
     --left;
   }
 
-  // The next row, into registers.
+  // Loads the next row into registers.
   DEVICE void take(Vector (&x)[V], Vector (&grad)[V]) {
     if constexpr (V == 1) taken[0] = taken[0] && left > fewer;
     if constexpr (kPair) fetch(left > 1);
@@ -139,7 +140,7 @@ struct Walk {
     go_on();
   }
 
-  // The same where registers do not hold it: until the next call it stays in shared memory.
+  // The same if registers cannot hold the row: it stays in shared memory until the next call.
   DEVICE void hold() {
     static_assert(!kPair, "the row under way would overwrite it");
     wait();
@@ -152,13 +153,13 @@ struct Walk {
   }
 };
 
-// Behind the rows shared memory has room for a row of the weight: a thread's share, where registers do not hold it.
+// Address of this thread's share of the weight row, which follows the ring if registers cannot hold it.
 template <class Args>
 DEVICE u32 behind_ring(const Args& a) {
   return static_cast<u32>(__cvta_generic_to_shared(ring_memory)) + a.stages * 2 * a.vectors * 16 + threadIdx.x * 16;
 }
 
-// A thread's sums in a line of them, in whatever memory.
+// Stores a thread's sums into a line of sums, in any memory.
 template <class T, int V>
 DEVICE void store_sums(float4* line, const float (&part)[V][T::kPerVector], u32 vectors) {
 #pragma unroll
@@ -172,8 +173,8 @@ DEVICE void store_sums(float4* line, const float (&part)[V][T::kPerVector], u32 
   }
 }
 
-// Adds up what the workers of a block have of a sum over rows, in their order, and leaves it in the block's line of the
-// parts. All threads call it, once they need the rows in shared memory no more: the sums take their place.
+// Reduces per-worker partial sums across the block, in the order of the workers, into the block's line of the parts.
+// All threads call it when they no longer need the rows in shared memory, because the sums overwrite them.
 template <class T, int V>
 DEVICE void store_parts(float* parts, const float (&part)[V][T::kPerVector], u32 vectors) {
   float4* const line = reinterpret_cast<float4*>(parts);
@@ -200,16 +201,16 @@ DEVICE void store_parts(float* parts, const float (&part)[V][T::kPerVector], u32
   }
 }
 
-// result[c] = round(sum of parts[i][c] over the lines i). Blocks of up to 1024 threads: blockDim.x of them share a
-// line, four columns each, and blockDim.y a column. The order of the sums is fixed.
+// result[c] = round(sum of parts[i][c] over the lines i). For blocks of up to 1024 threads: blockDim.x threads share a
+// line, with four columns each, and blockDim.y threads share a column. The order of the sums is fixed.
 DEVICE void add_columns(const float* parts, i64 columns, u32 lines, char* result, int dtype) {
-  __shared__ float shared[32 * 129];  // a column after the other, of blockDim.y sums and a gap
+  __shared__ float shared[32 * 129];  // one column after another: blockDim.y sums and a gap each
   launch_before_has_ended();
   const u32 line = blockDim.y + 1;
   const i64 begin = static_cast<i64>(blockIdx.x) * blockDim.x * 4, column = begin + threadIdx.x * 4;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (columns % 4 == 0 && column < columns) {
-    // Four lines at once, and what is left of them at once as well.
+    // Reads four lines at once, including the remainder.
     const auto add_four = [&](u32 first, bool all) {
       float4 four[4];
 #pragma unroll

@@ -1,6 +1,6 @@
-// Kernels that walk over rows and add up what belongs to their columns, the gradients of a norm (walk.cuh, row_simd.h).
-// On a GPU: how many workers there are, and what shared memory holds of the rows on their way; a worker is a block, or
-// one warp of it where a block holds several rows. On the CPU: the chunks that take the place of workers.
+// Kernels that walk over rows and sum by column, as the gradients of a norm do (walk.cuh, row_simd.h). On a GPU, this
+// file chooses the number of workers and the rows that shared memory holds in flight. A worker is a block, or one warp
+// of a block that holds several rows. On the CPU, chunks take the place of workers.
 #pragma once
 
 #include <stdint.h>
@@ -10,35 +10,37 @@
 
 namespace precast {
 
-// What an entry point with a ring declares; the device may have less.
+// Shared memory that an entry point with a ring declares. The device may have less.
 constexpr int kRingBytes = 224 * 1024;
 
-// How rows are walked over; each thread of the kernel has its own Walk (walk.cuh).
+// Each thread of the kernel has its own Walk (walk.cuh).
 struct WalkPlan {
-  uint32_t vectors;     // of 16 bytes in a row; 0: one element at a time, without a ring
+  uint32_t vectors;     // of 16 bytes in a row; 0: element by element, without a ring
   uint32_t per_thread;  // one, two or four
-  uint32_t threads;     // that share a row
-  uint32_t rows;        // workers in a block; more than one only where a row has one warp
-  uint32_t stages;      // rows of two tensors that a worker has in shared memory: two or three
-  bool pair;            // a row sets out before the one ahead of it is waited for, not once that is in registers
+  uint32_t threads;     // per row
+  uint32_t rows;        // workers in a block; more than one only if a row takes at most one warp
+  uint32_t stages;      // rows of two tensors that a worker keeps in shared memory: two or three
+  bool pair;            // the next row's copy starts before the wait for this row, not once this row is in registers
   uint32_t shared_bytes;
-  int64_t blocks;  // that a multiprocessor holds at a time
+  int64_t blocks;  // per multiprocessor at a time
 };
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. How much is on its way to a
-// multiprocessor decides: with too little it waits, and with too much some run further ahead of the others, which then
-// end later. Many workers have a row each on its way while they compute, and none once that is there. Two have two each
-// while they wait, if rows are not too wide, and so has one if `pair_alone` says so; else it has two all the time.
+// `vectors`: the number of 16-byte vectors in a row if everything is aligned, else 0. The amount of data in flight per
+// multiprocessor decides: too little, and it waits; too much, and some workers run ahead of the others, which then
+// finish later. Many workers have one row each in flight while they compute, and none once it has arrived. Two workers
+// have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
+// set, else it always has two rows in flight.
 inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
-  // Threads on a multiprocessor. More, where registers allow 768, were 3 % slower: with two workers of 256 threads the
-  // copies ahead are enough, and a third takes its turns at the arithmetic from them.
+  // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
+  // already copy far enough ahead, and a third competes with them for the arithmetic.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
-  // Threads of a block of the kernel that takes four vectors per thread, which serves the rows that two do not hold.
+  // Threads per block of the kernel with four vectors per thread, which serves rows too wide for two.
   constexpr int64_t kMostOfFour = 512;
-  // The widest rows, in vectors, that go in pairs where there are two workers: 203.7 and 207.7 us became 201.7 and
-  // 202.2 at 4096 columns of bf16, but 129.2 and 131.1 became 130.9 and 132.0 at 5120 (RMSNorm and LayerNorm).
+  // The widest rows, in vectors, that two workers process in pairs. Pairs changed 203.7 and 207.7 us to 201.7 and 202.2
+  // at 4096 columns of bf16, but 129.2 and 131.1 to 130.9 and 132.0 at 5120 (RMSNorm and LayerNorm).
   constexpr int64_t kWidestPair = 512;
-  // The widest rows, in vectors, that have one in a lane, so that a warp has several of most; the threads of a block.
+  // The widest rows, in vectors, with one vector per lane, so that most warps have several rows; and the threads per
+  // block.
   constexpr int64_t kNarrow = 32, kNarrowThreads = 512;
   const auto workers_of = [](int64_t all, int64_t threads) {
     const int64_t workers = all / threads;
@@ -83,12 +85,11 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
 struct WalkGrid {
   int64_t blocks;
   int64_t workers;
-  int64_t lines;  // of partial sums, for each of the gradients
+  int64_t lines;  // of partial sums, per gradient
 };
 
-// As many blocks as the device holds at a time, no more than have a row, and no more than fit 64 MB of partial sums for
-// so many gradients. It depends on the device, but on nothing that changes between two calls: the result is the same
-// every time.
+// As many blocks as the device holds at a time, but at most one per row and at most 64 MB of partial sums for all
+// gradients. The number depends on the device but not on the call, so the result is the same every time.
 inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradients) {
   const bool ring = walk.vectors > 0;
   const int64_t block_lines = ring ? 1 : walk.rows;
@@ -99,12 +100,12 @@ inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradie
   if (blocks > with_rows) blocks = with_rows;
   int64_t workers = blocks * walk.rows;
   if (ring) return {blocks, workers, blocks};
-  if (workers > norm.rows) workers = norm.rows;  // those beyond would leave their lines as they were
+  if (workers > norm.rows) workers = norm.rows;  // workers beyond the rows would leave their lines unwritten
   return {blocks, workers, workers};
 }
 
-// Where the entries of a family that walks have the kernel of a walk: for each DType those of two vectors per thread,
-// of one element at a time, of four vectors, of two for pairs, and of one. Behind them comes the one that adds columns.
+// The index of a walk's kernel among the family's entries. Each DType has five: two vectors per thread, one element at
+// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns.
 inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
   const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
   return 5 * static_cast<int>(norm.dtype) + kernel;
@@ -115,9 +116,9 @@ inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 
-// The launch that adds the columns of so many lines for each of so many gradients, four in a thread; it starts while
-// the walk ends. A thread reads four lines at once, so blocks have threads for all of them, if not so many that the
-// multiprocessors cannot hold all blocks at a time, two each. Narrow rows have few columns and many lines.
+// The launch that sums the columns over `lines` lines for each gradient, four columns per thread. It starts while the
+// walk ends. A thread reads four lines at once, so a block has enough threads to read all lines at once, unless the
+// multiprocessors could not hold all blocks at a time, two each. Narrow rows have few columns and many lines.
 inline LaunchShape columns_shape(const Norm& norm, int64_t lines, int64_t gradients) {
   const uint32_t quads = norm.hidden < 1024 ? 2 : norm.hidden < 4096 ? 4 : 8;
   const int64_t blocks = (norm.hidden + 4 * quads - 1) / (4 * quads);
@@ -128,15 +129,16 @@ inline LaunchShape columns_shape(const Norm& norm, int64_t lines, int64_t gradie
 
 // ---- the CPU ----
 
-// Cuts rows into chunks, whatever the number of threads, so that it does not enter the result. Returns how many.
+// Cuts rows into chunks independently of the number of threads, so that it does not affect the result. Returns their
+// number.
 inline int64_t cut_into_chunks(int64_t rows, int64_t* chunk_rows) {
   constexpr int64_t kChunks = 64;
   *chunk_rows = rows > kChunks ? (rows + kChunks - 1) / kChunks : 1;
   return (rows + *chunk_rows - 1) / *chunk_rows;
 }
 
-// Calls body(begin, end) for parts of the columns, in parallel. In multiples of 16, so that threads do not share a
-// cache line.
+// Calls body(begin, end) for parts of the columns, in parallel. Parts are multiples of 16, so that threads do not share
+// a cache line.
 template <class Body>
 void for_columns(const Norm& norm, int64_t chunks, const Body& body) {
   parallel_for(0, (norm.hidden + 15) / 16, grain_rows(16 * (chunks > 0 ? chunks : 1)),

@@ -1,4 +1,4 @@
-// The adam_ op: one Adam step whose bias corrections the caller knows, over the slots of all tensors.
+// The adam_ op: one Adam step over the slots of all tensors, with bias corrections from the caller.
 #include <math.h>
 
 #include "../common/torch.h"

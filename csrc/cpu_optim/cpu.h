@@ -1,5 +1,5 @@
-// The optimizers on the CPU: the seam between the host files, which know tensors and threads, and cpu.cpp, which knows
-// vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
+// The optimizers on the CPU: the interface between the host files, which handle tensors and threads, and cpu.cpp, which
+// handles vectors and is compiled once per CPU level. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>
@@ -11,36 +11,37 @@ namespace precast::cpu_optim {
 // The numbers of precast::DType.
 enum class Type : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// What is done to a parameter. The numbers are those of the op optimize_.
+// The update rule. The numbers are those of the op optimize_.
 enum class Rule : int { kAdam = 0, kSgd = 1, kAdagrad = 2, kLion = 3 };
 constexpr int kRules = 4;
 
 struct Stream {
-  void* data;  // null: this slot has no such tensor
+  void* data;  // null: the slot has no such tensor
   Type type;
 };
 
-// One parameter with its gradient and state: equally many elements, all dense and in the same order. The states:
-// momentum (Adam, Lion, SGD with momentum), second moment or sum of squares (Adam, Adagrad), its maximum (AMSGrad).
+// One parameter with its gradient and state: the same number of elements, all dense and in the same order. The states
+// are momentum (Adam, Lion, SGD with momentum), second moment or sum of squares (Adam, Adagrad), and its maximum
+// (AMSGrad).
 constexpr int kStates = 3;
 
 struct Slot {
   Stream param, grad, state[kStates], copy;
   int64_t numel;
-  int64_t first_unit;  // where this slot begins in the range that all slots form together, in units
+  int64_t first_unit;  // start of this slot, in units of the range that all slots form together
   int64_t index;       // of the parameter in its list
-  int64_t step;        // which of the steps' numbers are for it
+  int64_t step;        // index of its step numbers
 };
 
-// The range is cut between threads at whole units, counted from the start of a slot: 64 bytes of the narrowest format,
+// Threads split the range at whole units, counted from the start of a slot. A unit is 64 bytes of the narrowest format,
 // so that no two threads write to one cache line of an aligned tensor.
 constexpr int64_t kUnit = 32;
 
 constexpr int64_t units(int64_t numel) { return (numel + kUnit - 1) / kUnit; }
 
-// A factor near one, as the sum of two floats of equal sign. One float alone would be off by up to 3e-8, the same in
-// every step: 0.999f makes a second moment that settles 1.3e-5 too high, and 1 - lr * weight_decay keeps only the first
-// few digits of the decay.
+// A factor near one, as the sum of two floats of equal sign. A single float would be off by up to 3e-8, the same in
+// every step. With 0.999f a second moment settles 1.3e-5 too high, and 1 - lr * weight_decay keeps only the first few
+// digits of the decay.
 struct Factor {
   float high, low;
 };
@@ -48,21 +49,21 @@ struct Factor {
 struct Step {
   float grad_scale;            // negated to maximize
   Factor beta1, beta2, decay;  // SGD's momentum is beta1
-  float rest1, rest2;          // what the gradient is multiplied by beside beta1 and beta2
-  float l2;                    // weight decay added to the gradient; 0 when decoupled
+  float rest1, rest2;          // factors of the gradient that go with beta1 and beta2
+  float l2;                    // weight decay added to the gradient; 0 if decoupled
   float minus_step_size;
   float root_scale;  // 1 / sqrt(bias_correction2)
   float eps;
   bool nesterov;
 };
 
-// `count` slots, sorted by first_unit, with their numbers.
+// `count` slots, sorted by first_unit, and their step numbers.
 struct Work {
   const Slot* slots;
   int64_t count;
   const Step* steps;
   Rule rule;
-  bool stream_copies;  // write copies past the caches
+  bool stream_copies;  // write copies with stores that bypass the caches
 };
 
 // Updates the units [begin, end) of the range that the slots form.

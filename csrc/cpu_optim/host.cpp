@@ -1,7 +1,7 @@
-// The optimize_ op: one step of any rule over all parameters of all groups, in one parallel region. Lists that come
-// with a place to note a number are kept, and the next step names that number instead of handing over the lists: with a
-// thousand small tensors, handing them over takes longer than updating them. optimize_again_ is a step with nothing but
-// that number: the gradients are those that the parameters have.
+// The optimize_ op: one step of any rule over all parameters of all groups, in one parallel region. If the caller
+// provides a tensor for a number, the lists are kept, and the next step passes that number instead of the lists. With a
+// thousand small tensors, passing them takes longer than updating them. optimize_again_ takes only that number; it uses
+// the gradients that the parameters have.
 #include <math.h>
 
 #include <atomic>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr const char* kOp = "optimize_";
 
-// The columns of `numbers`; a row is for so many parameters, in their order.
+// The columns of `numbers`. A row applies to kCount consecutive parameters.
 enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlag, kMaximize, kCount, kColumns };
-// kBeta1 is SGD's momentum; kExtra its dampening, or Adagrad's lr_decay; kFlag says decoupled, or nesterov.
+// kBeta1 is SGD's momentum; kExtra is its dampening, or Adagrad's lr_decay; kFlag means decoupled, or nesterov.
 
-// The least number of slots that is worth another thread: looking at one takes 0.1 to 0.5 us.
+// The least number of slots that is worth another thread. Inspecting one takes 0.1 to 0.5 us.
 constexpr int64_t kGrainSlots = 128;
 
-// What one call works on, and what is kept from one to the next.
+// The tensors and buffers of a call, which can be kept for the next call.
 class Plan {
  public:
   Plan(const TensorList& params, const TensorList& first, const TensorList& second, const TensorList& third,
@@ -49,7 +49,7 @@ class Plan {
     for (int64_t i = 0; i < owned_size_; ++i) (*owned_)[i].~Tensor();
   }
 
-  // Takes references of its own in place of those of the op's arguments, which the dispatcher has handed over.
+  // Replaces the borrowed references to the op's arguments with references of its own.
   void own() {
     int64_t size = 0;
     for (const Span& list : borrowed_) size += list.size;
@@ -66,8 +66,9 @@ class Plan {
   // Checks everything before anything is written.
   void step(const TensorList& grads, const double* numbers, int64_t rows, double grad_scale);
 
-  // A step with the gradients that the parameters have, of which autograd is told. Only for a plan that owns its lists.
-  // False, and nothing is done, unless all tensors are where and what they were; gradients may lie elsewhere.
+  // A step with the gradients that the parameters have; it tells autograd about the change. Only for a plan that owns
+  // its lists. Returns false and does nothing unless all tensors are unchanged and in the same place. Gradients may
+  // have moved.
   bool step_again(const double* numbers, int64_t rows, double grad_scale);
 
  private:
@@ -89,7 +90,7 @@ class Plan {
   Array<Slot> slots_;
   Array<Range> ranges_;
   Array<Step> steps_;
-  Array<float*> counts_;  // where the parameters' steps are counted
+  Array<float*> counts_;  // the parameters' step counters
   Array<Seen> seen_;
   int64_t slot_count_ = 0, range_count_ = 0;
   Total total_ = {};
@@ -97,7 +98,7 @@ class Plan {
   int64_t owned_size_ = 0;
 };
 
-// Which lists a rule takes: first, second, third, steps. Adam may do without the third, SGD without the first.
+// The lists that a rule takes: first, second, third, steps. Adam can do without the third, SGD without the first.
 constexpr bool kTaken[kRules][kStates + 1] = {
     {true, true, true, true}, {true, false, false, false}, {false, true, false, true}, {true, false, false, false}};
 
@@ -116,7 +117,7 @@ void Plan::check_states() const {
   }
 }
 
-// What was handed over once can have become what the dispatcher would not hand over: its data can be exchanged.
+// A tensor whose data was exchanged may be one that the dispatcher would not pass on unchanged. Checks for that.
 void Plan::check_kinds() const {
   for (int64_t i = 0; i < owned_size_; ++i) {
     PRECAST_CHECK(kinds_.known() && kinds_.odd(impl_of((*owned_)[i].get())) == 0,
@@ -134,7 +135,7 @@ void Plan::find_counts() {
   }
 }
 
-// The number of the step that is to come.
+// The number of the coming step.
 double Plan::count_of(int64_t index) const {
   const double count = static_cast<double>(*counts_[index]) + 1.0;
   PRECAST_CHECK(count >= 1.0 && count < 0x1p53 && count == static_cast<double>(static_cast<int64_t>(count)),
@@ -142,7 +143,7 @@ double Plan::count_of(int64_t index) const {
   return count;
 }
 
-// By squaring; the pow of libm would ask for a newer glibc.
+// By squaring, because libm's pow would require a newer glibc.
 double power(double base, double exponent) {
   double result = 1.0;
   for (uint64_t rest = static_cast<uint64_t>(exponent); rest != 0; rest /= 2, base *= base) {
@@ -173,11 +174,11 @@ Step make_step(Rule rule, const double* row, double count, double grad_scale) {
   return step;
 }
 
-// The numbers of every slot: the same ones for neighbours of one row and one count.
+// Computes the numbers of every slot. Adjacent slots of the same row and step count share them.
 void Plan::make_steps(const double* numbers, int64_t rows, double grad_scale) {
   int64_t slot = 0, param = 0, made = -1, made_for = -1;
   double made_count = 0.0, count = 1.0;
-  float counted = __builtin_nanf("");  // what `count` was found in: neighbours mostly have the same
+  float counted = __builtin_nanf("");  // the step count behind `count`; adjacent parameters mostly share it
   for (int64_t row = 0; row < rows; ++row, numbers += kColumns) {
     const int64_t stop = param + static_cast<int64_t>(numbers[kCount]);
     PRECAST_CHECK(stop >= param && stop <= borrowed_[kParams].size, "%s: numbers are for %lld params; there are %lld",
@@ -218,7 +219,7 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
   check_lengths(lists);
   Relaid relaid(grads.size());
   const int64_t before = slot_count_;
-  slot_count_ = 0;  // until all checks are passed
+  slot_count_ = 0;  // until all checks have passed
   total_ = make_slots(lists, relaid, slots_.data(), before);
   if (total_.moved) range_count_ = sort_ranges(kOp, slots_.data(), total_.slots, ranges_.data());
   check_gradients(kOp, slots_.data(), total_.slots, ranges_.data(), range_count_);
@@ -228,8 +229,8 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
   update(numbers, rows, grad_scale);
 }
 
-// Whether a gradient is what that of the slot was, and what the dispatcher would hand over as it is; its new place is
-// then taken over. No gradient at all is of another kind. `codes`: torch's numbers of the dtypes.
+// True if a gradient matches that of the slot, and the dispatcher would pass it on unchanged. Its new address is then
+// taken over. An undefined gradient has another kind. `codes`: torch's numbers of the dtypes.
 bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& slot) const {
   const void* const impl = impl_of(handle);
   if (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl)) return false;
@@ -239,7 +240,7 @@ bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& sl
   if (grad.numel() != slot.numel || !grad.is_contiguous()) return false;
   const DType dtype = static_cast<DType>(static_cast<int>(slot.grad.type));
   const void* const data = grad.data();
-  // A gradient of this step can lie where the last one lay, in a shorter storage.
+  // This step's gradient can be at the same address as the last one, but in a shorter storage.
   if (!dense_has_memory(grad, dtype)) return false;
   if (data == slot.grad.data) return true;
   if (grad.device_type() != aoti_torch_device_type_cpu() || data == nullptr) return false;
@@ -254,7 +255,7 @@ bool Plan::slots_are_current(GradientFunction gradient_of, int64_t begin, int64_
   const Kinds kinds = kinds_;
   const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16()};
   for (int64_t i = begin; i < end; ++i) {
-    // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
+    // Thousands of tensors do not fit in the L1 cache, so prefetch the ones that are needed soon.
     if (i + kAhead < end) {
       for (const Span& list : borrowed_) {
         if (list.size > 0) prefetch_tensor(list[i + kAhead].get());
@@ -294,7 +295,7 @@ bool Plan::is_current() {
 
 bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale) {
   if (!is_current()) return false;
-  // First: whoever is told of an error here may take it that nothing was written.
+  // First, so that a caller who gets an error from here knows that nothing was written.
   const VersionFunction bump_version = version_function();
   parallel_for(0, owned_size_, kLists * kGrainSlots, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) bump_version((*owned_)[i].get());
@@ -308,7 +309,7 @@ Numbered<Plan>& plans() {
   return *all;
 }
 
-// The number in `plan`, which is null where it has no room for one.
+// The number in `plan`. Null if the tensor has no room for one.
 int64_t* number_in(const Tensor& plan) {
   PRECAST_CHECK(plan.device_type() == aoti_torch_device_type_cpu() && plan.dtype_code() == aoti_torch_dtype_int64() &&
                     plan.numel() <= 1,
@@ -361,7 +362,7 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
     }
     return;
   }
-  if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, to keep or to forget
+  if (params.size() == 0 && grads.size() == 0) return;  // nothing to update, keep or forget
   auto made = std::make_unique<Plan>(params, first, second, third, steps, copies, plan,
                                      static_cast<Rule>(static_cast<int>(rule)));
   made->step(grads, numbered.values, numbered.rows, grad_scale);

@@ -8,11 +8,11 @@ namespace {
 // The least work that is worth another thread: 2^14 elements, about 10 us.
 constexpr int64_t kGrainUnits = (int64_t{1} << 14) / kUnit;
 
-// Copies are written past the caches when all of them together are of a size that no cache keeps. Measured: 3-5 % less
-// time from 8 MiB on; up to 12 % more when a small copy is read next.
+// Copies bypass the caches if all of them together fit in no cache. Measured: 3-5 % less time from 8 MiB on, but up to
+// 12 % more if a small copy is read next.
 constexpr int64_t kStreamBytes = int64_t{1} << 25;
 
-// One tensor of one slot, with the names that messages give it.
+// One tensor of one slot, and the names for messages.
 struct Member {
   const char* op;
   const Span& list;
@@ -37,7 +37,7 @@ DType check_member(const Member& member, const Tensor& param, int64_t wanted) {
   return dtype;
 }
 
-// What is written must lie element beside element as the parameter does: it is updated as one flat range.
+// Tensors that are written must have the parameter's memory layout, because they are updated as one flat range.
 void check_layout(const Member& member, const Tensor& param, bool param_contiguous) {
   const bool fits = param_contiguous ? member.tensor().is_contiguous() : same_layout(member.tensor(), param);
   PRECAST_CHECK(fits,
@@ -58,7 +58,7 @@ bool lacks(const Lists& lists, int which, const Span& list, int64_t index, int64
   return list.size == 0 || (lists.may_lack[which] && numel > 0 && list[index].numel() == 0);
 }
 
-// All states are float32, or all of the parameter's dtype.
+// All states must be float32, or all must have the parameter's dtype.
 void add_states(const Lists& lists, int64_t index, const Tensor& param, DType dtype, bool contiguous_param,
                 Slot& slot) {
   int there[kStates], count = 0;
@@ -178,7 +178,7 @@ int64_t sort_ranges(const char* op, const Slot* slots, int64_t count, Range* ran
   return size;
 }
 
-// Gradients may share with each other.
+// Gradients may share memory with each other.
 void check_gradients(const char* op, const Slot* slots, int64_t count, const Range* ranges, int64_t size) {
   for (int64_t i = 0; i < count; ++i) {
     PRECAST_CHECK(is_apart(range_of(slots[i].grad, slots[i].numel), ranges, size),
@@ -190,9 +190,9 @@ Factor factor(double value) {
   float high = static_cast<float>(value);
   if (fabs(static_cast<double>(high)) > fabs(value)) high = nextafterf(high, 0.0f);
   float low = static_cast<float>(value - static_cast<double>(high));
-  // Never zero beside a high part: zero times an infinite parameter would be NaN, where value * infinity is not. The
-  // least normal number: a subnormal one is a zero to a thread that flushes them, and costs Intel's processors some 200
-  // cycles in every multiplication.
+  // Never zero if the high part is not: zero times an infinite parameter would be NaN, but value * infinity is not. It
+  // is the smallest normal number. A thread that flushes subnormals would treat one as zero, and on Intel's processors
+  // a subnormal costs some 200 cycles in every multiplication.
   if (low == 0.0f && high != 0.0f) low = copysignf(0x1p-126f, high);
   return {high, low};
 }

@@ -1,4 +1,5 @@
-// From lists of tensors to slots: the checks, all of them before anything is written, and the memory they stand for.
+// Turns lists of tensors into slots: all checks, which run before anything is written, and the memory behind the
+// tensors.
 #pragma once
 
 #include <new>
@@ -10,7 +11,7 @@
 
 namespace precast::cpu_optim {
 
-// Tensors that somebody else owns, and the name that messages give their list. Empty where a rule has no such state.
+// Borrowed tensors, and the name of their list in messages. Empty if a rule has no such state.
 struct Span {
   const char* name;
   const Tensor* data;
@@ -24,11 +25,11 @@ inline Span span(const char* name, const TensorList& list) { return {name, &list
 struct Lists {
   const char* op;
   Span params, grads, states[kStates], copies;
-  bool same_shapes;            // a gradient must have its parameter's, not only as many elements
-  bool may_lack[kStates + 1];  // states, copies: an empty tensor beside a parameter with elements stands for none
+  bool same_shapes;            // a gradient must have its parameter's shape, not only the same number of elements
+  bool may_lack[kStates + 1];  // states, copies: an empty tensor means none, even if the parameter has elements
 };
 
-// Gradients in another layout than their parameter, copied into it. Kept until the update is done.
+// Gradients whose layout differs from their parameter's, copied into that layout. Kept until the update is done.
 class Relaid {
  public:
   explicit Relaid(int64_t capacity) : tensors_(capacity) {}
@@ -42,29 +43,29 @@ class Relaid {
   int64_t size_ = 0;
 };
 
-// What the slots take together.
+// Totals over the slots.
 struct Total {
   int64_t slots, units, copy_bytes;
-  bool moved;  // something that is written lies elsewhere than in the slots that were there before
+  bool moved;  // a tensor that is written has moved compared with the previous slots
 };
 
 void check_lengths(const Lists& lists);
 
-// Makes the slots of all parameters that have elements; which step they take is left open. `before`: how many slots of
-// an earlier call are in `slots`.
+// Makes the slots of all parameters that have elements, but does not choose their steps. `before`: the number of slots
+// in `slots` from an earlier call.
 Total make_slots(const Lists& lists, Relaid& relaid, Slot* slots, int64_t before);
 
-// Where everything is written, sorted; `ranges` has room for all streams of all slots. Fails if two of them overlap.
+// The ranges that are written, sorted. `ranges` has room for all streams of all slots. Fails if two of them overlap.
 int64_t sort_ranges(const char* op, const Slot* slots, int64_t count, Range* ranges);
 
-// Fails if a gradient overlaps with what is written.
+// Fails if a gradient overlaps memory that is written.
 void check_gradients(const char* op, const Slot* slots, int64_t count, const Range* ranges, int64_t size);
 
-constexpr int64_t kMostRanges = 2 + kStates;  // of one slot
+constexpr int64_t kMostRanges = 2 + kStates;  // per slot
 
 Factor factor(double value);
 
-// One parallel region over all slots.
+// Runs one parallel region over all slots.
 void run(const Slot* slots, const Total& total, const Step* steps, Rule rule);
 
 }  // namespace precast::cpu_optim

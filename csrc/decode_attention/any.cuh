@@ -1,7 +1,8 @@
-// Any types and alignment, in float32: caches of float32 and of 8 bits, GPUs before sm_80, views that begin anywhere.
+// Attention in float32 for any types and alignment: caches of float32 and of 8 bits, GPUs before sm_80, unaligned
+// views.
 //
-// A block brings 32 keys as floats into shared memory, every warp takes their scores with its four rows, a key for each
-// lane; then it brings the values in the keys' place, and the lanes of a warp share the columns.
+// A block copies 32 keys as floats to shared memory. Every warp computes their scores for its four rows, one key per
+// lane. The values then replace the keys, and the lanes of a warp share the columns.
 #pragma once
 
 #include "plan.cuh"
@@ -10,12 +11,12 @@ namespace precast {
 namespace decode_attention {
 
 constexpr int kAnyWarps = 4, kAnyKeys = 32, kAnyRows = kRows / kAnyWarps, kMostWidth = 256;
-constexpr int kAnyPitch = kMostWidth + 1;  // lanes read one column of neighbouring rows: no two from one bank
+constexpr int kAnyPitch = kMostWidth + 1;  // odd, so that lanes reading one column of adjacent rows use different banks
 
 struct Float8E4M3 {
   static DEVICE float load(const char* p) {
     const u32 bits = *reinterpret_cast<const unsigned char*>(p), magnitude = bits & 0x7fu;
-    const float value = __uint_as_float(magnitude << 20) * 0x1p120f;  // below the normal range as well
+    const float value = __uint_as_float(magnitude << 20) * 0x1p120f;  // correct below the normal range as well
     return __uint_as_float((magnitude == 0x7fu ? 0x7fc00000u : __float_as_uint(value)) | (bits & 0x80u) << 24);
   }
 };
@@ -27,12 +28,12 @@ struct Float8E5M2 {
 
 DEVICE int cache_bytes(const Attention& a) { return a.cache_dtype == 0 ? 4 : a.cache_dtype >= kCacheE4M3 ? 1 : 2; }
 
-// Where a row begins, for each of the keys of a step; null: it is not there.
+// The start of each key's row in a step. Null: there is no such key.
 struct Rows {
   const char* at[kAnyKeys];
 };
 
-// `place(i)` says how far behind the beginning of its row element i lies.
+// `place(i)` is the offset of element i from the start of its row.
 template <class C, class Place>
 DEVICE void bring_rows(const Rows& rows, int width, float* to, const Place& place) {
   for (int k = static_cast<int>(threadIdx.x) >> 5; k < kAnyKeys; k += kAnyWarps) {
@@ -57,7 +58,7 @@ DEVICE float query_at(const Attention& a, const char* at, int column) {
   return a.dtype == 1 ? Float16::load(at + column * 2) : BFloat16::load(at + column * 2);
 }
 
-// What a thread has of its warp's four rows.
+// A thread's share of its warp's four rows.
 struct AnyRows {
   float sums[kAnyRows][kMostWidth / 32];
   float most[kAnyRows], total[kAnyRows];
@@ -76,7 +77,7 @@ DEVICE void find_rows(const DecodeArgs& args, const Segment& s, int key, Rows& k
   values.at[me] = a.values + block * a.value_block + within * a.value_position + s.kv_head * a.value_head;
 }
 
-// The lane's key with the warp's rows: weights in place of scores, sums cut to the new maximum.
+// Applies the lane's key to the warp's rows: replaces scores with weights and rescales the sums to the new maximum.
 DEVICE void weigh_keys(const Attention& a, const Segment& s, const Scoring& scoring, int key, bool present,
                        const float* keys, const float* query, float (&weight)[kAnyRows], AnyRows& w) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
@@ -119,7 +120,7 @@ DEVICE void add_values(const Attention& a, const float* values, const float (&we
 #pragma unroll
     for (int i = 0; i < kMostWidth / 32; ++i) {
       if (i * 32 >= a.value_width) break;
-      const float v = values[k * kAnyPitch + i * 32 + lane];  // behind the width: not stored, and inside of the row
+      const float v = values[k * kAnyPitch + i * 32 + lane];  // beyond the width: inside the row, and not stored
 #pragma unroll
       for (int r = 0; r < kAnyRows; ++r) w.sums[r][i] = fmaf(one[r], v, w.sums[r][i]);
     }
@@ -173,8 +174,8 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   __shared__ Start found;
   __shared__ Rows keys, values;
   const Attention& a = args.call;
-  float* const tile = reinterpret_cast<float*>(room);     // kAnyKeys rows of kAnyPitch
-  float* const query = tile + kAnyKeys * kAnyPitch + 32;  // kRows rows of kMostWidth
+  float* const tile = reinterpret_cast<float*>(room);     // kAnyKeys rows of kAnyPitch floats
+  float* const query = tile + kAnyKeys * kAnyPitch + 32;  // kRows rows of kMostWidth floats
   const Start start = find_start(args, sums, &found);
   const int width = a.key_width, piece = a.piece, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;

@@ -1,4 +1,5 @@
-// What host.cpp hands to the kernels of both devices. Compiled on both sides, so it includes nothing but numbers.
+// The structures that host.cpp passes to the kernels of both devices. Compiled on both sides, so it includes only
+// numbers.
 #pragma once
 
 #include "../common/division.h"
@@ -6,20 +7,20 @@
 namespace precast {
 namespace decode_attention {
 
-constexpr int kMostQueries = 16;  // of one sequence in a call
+constexpr int kMostQueries = 16;  // per sequence in a call
 constexpr int kMostBlockSize = 256;
-constexpr int kRows = 16;  // rows of a tile: the query heads that share a key head, of all queries
+constexpr int kRows = 16;  // rows per tile: the query heads that share a key head, for all queries
 
 constexpr int kMergeLine = 260;  // floats: 256 sums and two numbers, a multiple of 16 bytes
 
 enum Flag : int {
   kLongTables = 1,       // block tables are int64, else int32
   kLongLengths = 2,      // lengths are int64, else int32
-  kHeadKeyScales = 4,    // key_scales has one for each key head, else one for all
-  kHeadValueScales = 8,  // the same of value_scales
+  kHeadKeyScales = 4,    // key_scales has one scale per key head, else one for all
+  kHeadValueScales = 8,  // the same for value_scales
 };
 
-// Element types of caches: the first three are numbers of a precast::DType.
+// Element types of caches. The first three are the numbers of a precast::DType.
 enum CacheType : int { kCacheFloat32, kCacheFloat16, kCacheBFloat16, kCacheE4M3, kCacheE5M2 };
 
 // One call. Strides are in bytes unless a comment says otherwise.
@@ -29,8 +30,8 @@ struct Attention {
   const char* values;
   const char* tables;  // block_tables
   const char* lengths;
-  const float* slopes;  // of ALiBi, one for each head; null: none
-  const float* sinks;   // a score for each head that has no value; null: none
+  const float* slopes;  // ALiBi slopes, one per head; null: none
+  const float* sinks;   // one extra score per head, without a value; null: none
   const float* key_scales;
   const float* value_scales;
   char* out;   // contiguous: sequences, queries, heads, value width
@@ -41,26 +42,26 @@ struct Attention {
   long long table_row, length_stride;  // in elements
   long long blocks;                    // in the caches
   float scale;
-  float softcap;  // 0: none
+  float softcap;  // 0: no cap
   int sequences, queries, heads, kv_heads;
   int key_width, value_width;
-  int piece;  // elements of a key that lie side by side: all of them, or x
+  int piece;  // adjacent elements of a key: all of them, or x
   int block_size;
   int table_blocks;  // columns of block_tables
-  int window;        // the most keys that a query sees; 0: all
+  int window;        // the most keys that a query sees; 0: no limit
   int dtype;         // of query and out: the number of a precast::DType
   int cache_dtype;   // a CacheType
   int flags;
 };
 
-// The kernels on the GPU also get the places of their partial results.
+// Arguments of the GPU kernels, which also need the addresses of their partial results.
 struct DecodeArgs {
   Attention call;
   Division block_size;
-  Division pieces;  // chunks of 16 bytes in a piece of a key
-  float* parts;  // two for each block of the first kernel: rows of value_width sums, then maxima, then sums of weights
-  long long* starts;  // of each sequence, the number of its first tile; then the number of tiles
-  int blocks;         // of the first kernel
+  Division pieces;    // 16-byte chunks in a piece of a key
+  float* parts;       // two per block of the first kernel: rows of value_width sums, then maxima, then sums of weights
+  long long* starts;  // the first tile number of each sequence, followed by the total number of tiles
+  int blocks;         // in the first kernel
 };
 
 }  // namespace decode_attention

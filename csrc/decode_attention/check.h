@@ -1,4 +1,4 @@
-// What the op asks of its tensors. No check writes anything.
+// Checks of the op's tensors. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"
@@ -27,7 +27,7 @@ inline bool is_served(int64_t width) {
   return false;
 }
 
-// The type of a cache, or -1.
+// Returns the type of a cache, or -1.
 inline int cache_type(int32_t code) {
   if (code == aoti_torch_dtype_float8_e4m3fn()) return kCacheE4M3;
   if (code == aoti_torch_dtype_float8_e5m2()) return kCacheE5M2;
@@ -57,7 +57,7 @@ inline void check_integers(const Named& one, const Tensor& query) {
   check_device(kOp, one, query, "query");
 }
 
-// A vector of float32 beside query, of `count` or, where `or_one`, of one.
+// Checks a float32 vector on the device of query, with `count` elements, or with one if `or_one` is set.
 inline void check_numbers(const char* name, const Tensor* numbers, int64_t count, bool or_one, const Tensor& query) {
   if (numbers == nullptr) return;
   PRECAST_CHECK(numbers->dtype_code() == float32_code(), "%s: %s is %s; needed float32", kOp, name,
@@ -145,7 +145,7 @@ inline const float* numbers_of(const Tensor* tensor) {
   return tensor != nullptr ? static_cast<const float*>(tensor->data()) : nullptr;
 }
 
-// Pointers and strides; `query` is contiguous in its last dimension.
+// Fills in pointers and strides. `query` must be contiguous in its last dimension.
 inline void place(const Tensors& t, const Tensor& query, Attention* call) {
   const int64_t bytes = cache_bytes(call->cache_dtype), of_query = call->dtype == 0 ? 4 : 2;
   const bool pieces = t.key_cache.dim() == 5;

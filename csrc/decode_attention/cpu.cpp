@@ -1,7 +1,7 @@
 // Attention over a paged cache, sixteen elements at a time. Compiled once per CPU level.
 //
-// A work item keeps the scores of a chunk of keys, takes their softmax over the chunk, and adds up the values. The
-// chunks of a row are merged in their order, so the result does not depend on the number of threads.
+// A work item computes the scores of a chunk of keys, their softmax over the chunk, and the weighted sum of the values.
+// The chunks of a row are merged in order, so the result does not depend on the number of threads.
 #include "cpu.h"
 
 #include "../common/exponential.h"
@@ -13,13 +13,13 @@ using namespace ::precast::PRECAST_CPU_LEVEL;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr int64_t kMostWidth = 256;
-constexpr int64_t kKeys = kLanes;  // that are brought together
+constexpr int64_t kKeys = kLanes;  // loaded together
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 PRECAST_INLINE int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
-// `count` elements as floats; `numbers` are those of an 8-bit type. By way of a pointer, as a copy of everything below
-// for each type would be a tenth of a megabyte in every wheel.
+// Converts `count` elements to floats; `numbers` is the table of an 8-bit type. Called through a pointer, because a
+// copy of the code below for each type would add a tenth of a megabyte to every wheel.
 using Bring = void (*)(const char* from, int64_t count, const float* numbers, float* to);
 
 template <class C>
@@ -43,13 +43,13 @@ PRECAST_INLINE int64_t block_of(const Attention& a, int64_t sequence, int64_t nu
   return reinterpret_cast<const int32_t*>(a.tables)[at];
 }
 
-// Neighbours added up: the sums of `a`, then those of `b`.
+// Sums of adjacent lanes: those of `a`, then those of `b`.
 PRECAST_INLINE Floats pairs_added(Floats a, Floats b) {
   const Pairs apart = separate({a, b});
   return apart.first + apart.second;
 }
 
-// The dot products of a row with 16 keys. Lanes are added up as a tree, in one fixed order.
+// The dot products of a row with 16 keys. Lanes are summed as a tree, in a fixed order.
 PRECAST_RARE void dots(const float* query, const float (*keys)[kMostWidth], int64_t width, float* scores) {
   constexpr int kAtOnce = 4;
   Floats quarter[kKeys / kAtOnce];
@@ -62,11 +62,11 @@ PRECAST_RARE void dots(const float* query, const float (*keys)[kMostWidth], int6
     }
     quarter[k / kAtOnce] = pairs_added(pairs_added(total[0], total[1]), pairs_added(total[2], total[3]));
   }
-  // Each has four lanes of four keys by now.
+  // Each now has four lanes for each of four keys.
   store(scores, pairs_added(pairs_added(quarter[0], quarter[1]), pairs_added(quarter[2], quarter[3])));
 }
 
-// Adds 16 weighted values to 16 kCount columns.
+// Adds 16 weighted values to 16 * kCount columns.
 template <int kCount>
 PRECAST_INLINE void add_weighted(const float (*values)[kMostWidth], const float* weights, int64_t column,
                                  float* totals) {
@@ -79,14 +79,14 @@ PRECAST_INLINE void add_weighted(const float (*values)[kMostWidth], const float*
   for (int c = 0; c < kCount; ++c) store(totals + column + c * kLanes, total[c]);
 }
 
-// tanh by way of exp(-2 |x|).
+// tanh, computed from exp(-2 |x|).
 PRECAST_INLINE Floats soft_capped(Floats x, float cap) {
   const Floats one = broadcast(1), y = x * broadcast(1 / cap), way = sign(y);
   const Floats e = exponential(y * way * broadcast(-2));
   return way * (one - e) / (one + e) * broadcast(cap);
 }
 
-// What a tile of rows has while it goes through a chunk.
+// The state of a tile of rows while it goes through a chunk.
 struct Tile {
   float query[kRows][kMostWidth];
   float scores[kRows * kChunk];
@@ -97,7 +97,7 @@ struct Tile {
 
 PRECAST_INLINE int64_t group_of(const Attention& a) { return a.heads / a.kv_heads; }
 
-// The position of a row's query; below zero for a query of a sequence that is shorter than the queries.
+// The position of a row's query. Negative if the sequence is too short for that query.
 PRECAST_INLINE int64_t position_of(const Work& work, const Tile& tile, int64_t row) {
   return work.lengths[tile.sequence] - work.call.queries + (tile.first + row) / group_of(work.call);
 }
@@ -113,7 +113,7 @@ void bring_key(const Work& work, Bring bring, const char* at, float* to) {
   }
 }
 
-// Behind the end the last key stands again: its scores become those of a key that is not seen.
+// Repeats the last key beyond the end; its scores there become those of a masked key.
 void score_keys(const Work& work, Bring bring, Tile& tile) {
   const Attention& a = work.call;
   float keys[kKeys][kMostWidth];
@@ -130,7 +130,7 @@ void score_keys(const Work& work, Bring bring, Tile& tile) {
   }
 }
 
-// The weights of a row in place of its scores; the maximum and the sum of the weights go to `part`.
+// Replaces the scores of a row with weights. Writes the maximum and the sum of the weights to `part`.
 PRECAST_RARE void weigh(const Work& work, const Tile& tile, int64_t row, float* scores, float* part) {
   const Attention& a = work.call;
   const int64_t position = position_of(work, tile, row), head = head_of(a, tile, row), count = tile.end - tile.begin;
@@ -177,7 +177,7 @@ void add_values(const Work& work, Bring bring, Tile& tile) {
   }
   for (int64_t first = tile.begin; first < tile.end; first += kKeys) {
     for (int64_t k = 0; k < kKeys; ++k) {
-      const int64_t j = smaller(first + k, tile.end - 1);  // behind the end its weight is zero
+      const int64_t j = smaller(first + k, tile.end - 1);  // beyond the end its weight is zero
       const char* at = a.values + block_of(a, tile.sequence, j / a.block_size) * a.value_block +
                        j % a.block_size * a.value_position + tile.kv_head * a.value_head;
       bring(at, a.value_width, work.narrow, values[k]);
@@ -195,7 +195,7 @@ void add_values(const Work& work, Bring bring, Tile& tile) {
 
 void bring_queries(const Work& work, Tile& tile) {
   const Attention& a = work.call;
-  const Bring bring = bring_for(a.dtype);  // whose numbers are those of the first cache types
+  const Bring bring = bring_for(a.dtype);  // its numbers are those of the first cache types
   for (int64_t row = 0; row < tile.rows; ++row) {
     const char* at = a.query + tile.sequence * a.query_sequence + (tile.first + row) / group_of(a) * a.query_token +
                      head_of(a, tile, row) * a.query_head;
@@ -257,7 +257,7 @@ void merge_rows(const Work& work, int64_t begin, int64_t end) {
     float largest = a.sinks != nullptr ? a.sinks[head] : -kInfinity, sum = 0;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const float one = part(chunk)[a.value_width];
-      if (!(one <= largest)) largest = one;  // NaN too
+      if (!(one <= largest)) largest = one;  // also selects a NaN
     }
     const float base = largest == -kInfinity ? 0 : largest;
     if (a.sinks != nullptr) sum = exponential_of(a.sinks[head] - base);

@@ -1,5 +1,5 @@
-// Attention over a paged cache on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp,
-// which knows vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
+// Attention over a paged cache on the CPU: the interface between host.cpp, which handles tensors and threads, and
+// cpu.cpp, which handles vectors and is compiled once per CPU level. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>
@@ -10,21 +10,21 @@
 namespace precast {
 namespace decode_attention {
 
-constexpr int64_t kChunk = 512;  // keys of a work item: the split does not depend on the number of threads
+constexpr int64_t kChunk = 512;  // keys per work item: the split does not depend on the number of threads
 
-// A work item is a chunk of keys of one sequence and one key head, for all rows that share the head.
+// A work item is a chunk of keys for one sequence and one key head, for all rows that share the head.
 struct Work {
   Attention call;
-  const int64_t* lengths;  // checked
-  const int64_t* starts;   // of each sequence, its first chunk among those of all sequences; then their number
-  const float* narrow;     // the 256 numbers of an 8-bit type
-  float* parts;            // of each work item and row: value_width sums, the maximum, the sum of weights
-  float* sums;             // of each row of the result, for the logarithm that host.cpp takes
+  const int64_t* lengths;  // checked by host.cpp
+  const int64_t* starts;   // the first chunk number of each sequence, followed by the total number of chunks
+  const float* narrow;     // the 256 values of an 8-bit type
+  float* parts;            // per work item and row: value_width sums, the maximum, the sum of weights
+  float* sums;             // per row of the result; host.cpp takes the logarithm
 };
 
 using WorkFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
-// attend_chunks: work items [begin, end), key heads of one chunk side by side. merge_rows: rows of the result.
+// attend_chunks: work items [begin, end); those of one chunk's key heads are adjacent. merge_rows: rows of the result.
 #define PRECAST_DECODE_CPU_LEVEL(level)                             \
   namespace level {                                                 \
   void attend_chunks(const Work& work, int64_t begin, int64_t end); \

@@ -1,14 +1,14 @@
-// Attention over a paged cache on the GPU. See host.cpp for which kernel serves what, plan.cuh for how keys are split
-// over blocks, matrix.cuh and any.cuh for what a block does with them.
+// Attention over a paged cache on the GPU. host.cpp chooses the kernel, plan.cuh splits keys over blocks, and
+// matrix.cuh and any.cuh do a block's work.
 #include "any.cuh"
 #include "matrix.cuh"
 
 namespace precast {
 namespace decode_attention {
 
-// A block for each row of the result, of as many warps as host.cpp thinks good; each has a line of shared memory. Rows
-// that one block of the first kernel had whole are there already; for the others the parts are put together in their
-// order. What has no keys is zero.
+// One block per row of the result. host.cpp chooses the number of warps; each has a line of shared memory. Rows that
+// one block of the first kernel handled completely are already written. For the others, the parts are merged in order.
+// A row without keys is zero.
 DEVICE void merge(const DecodeArgs& args) {
   extern __shared__ __align__(16) char room[];
   float (*const lines)[kMergeLine] = reinterpret_cast<float (*)[kMergeLine]>(room);  // sums, maximum, sum of weights
@@ -16,7 +16,7 @@ DEVICE void merge(const DecodeArgs& args) {
   const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
   const int sequence = row / per_sequence, among = row - sequence * per_sequence;
   const int query = among / a.heads, head = among - query * a.heads, group = group_of(a), kv_head = head / group;
-  const int shared_row = query * group + head - kv_head * group;  // of those that share the key head
+  const int shared_row = query * group + head - kv_head * group;  // among those that share the key head
   const int unit = kv_head * row_tiles_of(a) + shared_row / kRows;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int warps = static_cast<int>(blockDim.x) >> 5;
@@ -34,7 +34,7 @@ DEVICE void merge(const DecodeArgs& args) {
   float most = -infinity(), total = 0.0f, sum[kMostWidth / 32] = {};
 #pragma unroll 4
   for (int block = from + warp; block <= to; block += warps) {
-    // The part that begins where the unit does is its block's second: see Segment::slot.
+    // The part that starts with the unit is the second one of its block: see Segment::slot.
     const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
     const float its_most = p[a.value_width], its_total = p[a.value_width + 1];
     float its_sum[kMostWidth / 32];
@@ -80,7 +80,7 @@ DEVICE void merge(const DecodeArgs& args) {
 }  // namespace decode_attention
 }  // namespace precast
 
-// An entry point for blocks of `threads`, of which `blocks` should fit a multiprocessor by their registers.
+// An entry point for blocks of `threads`, of which `blocks` should fit on a multiprocessor by their registers.
 #define KERNEL(name, threads, blocks, ...)                                                                            \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const precast::decode_attention::DecodeArgs a) { \
     using namespace precast;                                                                                          \
@@ -88,7 +88,7 @@ DEVICE void merge(const DecodeArgs& args) {
     __VA_ARGS__(a);                                                                                                   \
   }
 
-// NVRTC 12.9 does not fit the kernels for 128 elements into a third of sm_120's registers.
+// NVRTC 12.9 cannot fit the kernels for 128 elements into a third of sm_120's registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 #define BLOCKS_OF_128 2
 #else

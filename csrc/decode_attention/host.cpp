@@ -1,4 +1,4 @@
-// Attention over a paged cache: checks, what the CPU does, and the choice of a kernel.
+// Attention over a paged cache: checks, the CPU implementation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
 #include "check.h"
@@ -9,27 +9,27 @@ namespace {
 
 // ---- which kernel serves which call ----
 //
-//   query and caches                                             kernel       a warp has
+//   query and caches                                             kernel       a warp handles
 //   float16 or bfloat16, all at multiples of 16 bytes, sm_80     decode_...   16 keys at a time, by matrix instructions
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
-// `Shape` has the numbers of each. A unit of up to 16 rows, the query heads that share a key head, is one row of blocks
-// of the matrix instruction, and a block takes 64 keys of it at a time. The grid is what is resident at once; every
-// block gets as many tiles of 64 keys as the others (plan.cuh). The second launch, merge_parts, is for the rows whose
-// keys were split over several blocks, and for those that have none. Both start early: their blocks take their places
-// and wait while the launch before still runs.
+// `Shape` has the numbers of each kernel. A unit of up to 16 rows, the query heads that share a key head, is one row of
+// blocks of the matrix instruction. A block takes 64 of its keys at a time. The grid is what is resident at once, and
+// every block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, is for rows whose
+// keys were split over several blocks, and for rows without keys. Both launches start early: their blocks become
+// resident and wait while the previous launch still runs.
 //
-// H100, bf16, 32 query heads of 128, as a share of the rate of a copy: 0.91 with 8 key heads and 0.85 with 4 at 64
-// sequences of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. One sequence of 512 takes 8.9
-// us, two launches that wait for one another; without the early start 0.4 us more. Three blocks of two stages on a
-// multiprocessor are 5 to 9 % faster than two blocks of three stages, and one block is 30 % slower: warps wait for
-// their own arithmetic. Asking the L2 cache for 256 bytes at a time changes nothing.
+// H100, bf16, 32 query heads of 128, as a share of the copy rate: 0.91 with 8 key heads and 0.85 with 4 at 64 sequences
+// of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. One sequence of 512 keys takes 8.9 us,
+// which is two dependent launches; without the early start it takes 0.4 us more. Three blocks of two stages on a
+// multiprocessor are 5 to 9 % faster than two blocks of three stages, and one block is 30 % slower because warps wait
+// for their own arithmetic. Prefetching 256 bytes at a time into the L2 cache makes no difference.
 
 struct Shape {
   int width;  // the most elements of a key or a value
   int warps;
   int shared;  // bytes
-  int blocks;  // that a multiprocessor has registers for
+  int blocks;  // per multiprocessor, by registers
 };
 
 constexpr Shape kShapes[] = {{64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 3}};
@@ -45,9 +45,10 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
 
-constexpr int64_t kTile = 64;  // keys that a block takes at a time
+constexpr int64_t kTile = 64;  // keys per step of a block
 
-// The parts of a row, if the units share the blocks evenly, from which on its block has more warps to merge them.
+// From this number of parts per row on, if the units share the blocks evenly, a row's block gets more warps to merge
+// them.
 constexpr int64_t kManyParts = 16;
 constexpr uint32_t kMergeThreads = 128, kManyMergeThreads = 512;
 
@@ -109,7 +110,7 @@ int64_t integer_at(const char* data, int64_t at, bool is_long) {
   return is_long ? reinterpret_cast<const int64_t*>(data)[at] : reinterpret_cast<const int32_t*>(data)[at];
 }
 
-// Lengths and the blocks that they reach, before anything is read or written. Fills lengths and starts.
+// Checks lengths and the blocks they use before anything is read or written. Fills `lengths` and `starts`.
 void check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
   starts[0] = 0;
   const int64_t room = int64_t{a.table_blocks} * a.block_size;
@@ -130,7 +131,7 @@ void check_sequences(const Attention& a, int64_t* lengths, int64_t* starts) {
   }
 }
 
-// Of an 8-bit type: sign, then exponent and mantissa as those of a wider float whose exponent has another bias.
+// Fills the table of an 8-bit type: a sign, then exponent and mantissa as in a wider float with another exponent bias.
 void fill_narrow(int type, float* numbers) {
   for (int bits = 0; bits < 256; ++bits) {
     const int magnitude = bits & 127, mantissa_bits = type == kCacheE4M3 ? 3 : 2, bias = type == kCacheE4M3 ? 7 : 15;

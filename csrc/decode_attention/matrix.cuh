@@ -1,9 +1,9 @@
-// Keys and values by matrix instructions, for float16 and bfloat16 from sm_80 on.
+// Attention with matrix instructions, for float16 and bfloat16 from sm_80 on.
 //
-// A warp takes 16 of the 64 keys of each tile and has its own softmax, so that warps wait for nothing but their own
-// copies: cp.async brings keys and values of several tiles ahead into the warp's stages. The rows of a unit are the 16
-// rows of the matrix instruction, whether there are as many or not: the memory sets the pace. At the end of a segment
-// the warps' sums meet in shared memory.
+// A warp takes 16 of the 64 keys of each tile and has its own softmax, so warps wait only for their own copies:
+// cp.async copies keys and values several tiles ahead into the warp's stages. A unit's rows are the 16 rows of the
+// matrix instruction, even if it has fewer: memory is the bottleneck. At the end of a segment the warps' sums are
+// merged in shared memory.
 #pragma once
 
 #include "plan.cuh"
@@ -11,20 +11,20 @@
 namespace precast {
 namespace decode_attention {
 
-// Of the class of heads up to kWidth elements. Its shared memory, kStages * kWarps * 64 * kWidth bytes and those of the
-// queries, is in a table of host.cpp.
+// The parameters for heads of up to kWidth elements. The shared memory, kStages * kWarps * 64 * kWidth bytes plus that
+// of the queries, is in a table of host.cpp.
 template <int kWidth>
 struct Class {
   static constexpr int kWarps = kWidth == 256 ? 2 : 4;
   static constexpr int kStages = kWidth == 64 ? 4 : 2;
-  static constexpr bool kSharedQuery = kWidth == 256;  // there would be too few registers for it
+  static constexpr bool kSharedQuery = kWidth == 256;  // there are too few registers for it
 };
 
 #if PRECAST_ARCH >= 800
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// 16 bytes from global to shared memory; zeros if not `valid`, and then nothing is read.
+// Copies 16 bytes from global to shared memory. If not `valid`, stores zeros and reads nothing.
 DEVICE void copy_async(u32 to, const char* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
@@ -69,20 +69,20 @@ DEVICE void multiply<BFloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 
 constexpr int kWarpKeys = 16;
 
-// The keys that a warp takes at step `step` of a segment: with two warps a tile is two steps.
+// The keys that a warp takes at step `step` of a segment. With two warps, a tile takes two steps.
 template <int kWidth>
 DEVICE int key_at(const Segment& s, int step, int warp) {
   return s.first_tile * kTile + (step * Class<kWidth>::kWarps + warp) * kWarpKeys;
 }
 
-// Where a chunk of 16 bytes of a key or value lies in a stage: a row for each, its chunks in an order that spreads a
-// column of eight rows over all banks.
+// The place of a 16-byte chunk of a key or value in a stage. Each has a row, whose chunks are permuted so that a column
+// of eight rows covers all banks.
 template <int kWidth>
 DEVICE u32 chunk_place(int row, int chunk) {
   return static_cast<u32>(row * kWidth * 2 + ((chunk ^ (row & 7)) << 4));
 }
 
-// Begins the copies of the 16 keys from `key` on, and says which of them are there.
+// Starts the copies of the 16 keys from `key` on, and sets the bits of the keys that exist.
 template <int kWidth>
 DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 stage, u32* present) {
   const Attention& a = args.call;
@@ -105,7 +105,7 @@ DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 
   const u32 value_stage = stage + kWarpKeys * kWidth * 2;
   const int chunk = lane % kPerRow;
   const bool pieces = a.piece != a.key_width;
-  if (pieces) {  // neighbours in memory are the same chunk of one key after the other
+  if (pieces) {  // neighbours in memory are the same chunk of consecutive keys
     for (int c = lane >> 4; c < key_chunks; c += 2) {
       const u32 piece = quotient(static_cast<u32>(c), args.pieces);
       const int within = c - static_cast<int>(piece * args.pieces.divisor);
@@ -132,17 +132,17 @@ DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 
   }
 }
 
-// A warp's rows: each thread has two of the 16, `lane / 4` and eight more.
+// A warp's rows. Each thread has two of the 16: `lane / 4` and the one eight rows below.
 template <int kWidth>
 struct WarpRows {
   u32 query[Class<kWidth>::kSharedQuery ? 1 : kWidth / 16][4];
   float sums[kWidth / 8][4];
-  float most[2], total[2];  // `total`: of this thread's columns
+  float most[2], total[2];  // `total`: over this thread's columns
   int position[2];
   float slope[2];
 };
 
-// The 16 rows as they are in a stage, zeros where there is none. The block waits for them.
+// Copies the 16 rows to shared memory in the layout of a stage, with zeros for missing rows. Ends with a block barrier.
 template <int kWidth>
 DEVICE void share_queries(const Attention& a, const Segment& s, char* to) {
   for (int i = static_cast<int>(threadIdx.x); i < kRows * (kWidth / 8); i += Class<kWidth>::kWarps * 32) {
@@ -190,7 +190,7 @@ DEVICE void begin_rows(const Attention& a, const Segment& s, WarpRows<kWidth>& w
   }
 }
 
-// One step of a warp: 16 keys that lie in `stage`.
+// One step of a warp, for the 16 keys in `stage`.
 template <class T, int kWidth>
 DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scoring, int key, u32 stage, u32 present,
                       u32 shared_query, WarpRows<kWidth>& w) {
@@ -213,8 +213,8 @@ DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scori
       }
     }
   }
-  // Scores, and which of them count. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
-  const int newest = s.length - a.queries;  // what the first query sees last
+  // The scores, and which of them count. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
+  const int newest = s.length - a.queries;  // the newest key that the first query sees
   const bool all =
       present == 0xffffu && key + kWarpKeys - 1 <= newest && (a.window == 0 || key > s.length - 1 - a.window);
   float most[2] = {w.most[0], w.most[1]};
@@ -276,7 +276,8 @@ DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scori
   }
 }
 
-// The warps' rows, merged, to the result or to a part. `room` is shared memory that no copy is on its way to.
+// Merges the warps' rows and writes them to the result or to a part. No copy to `room` (shared memory) may be in
+// flight.
 template <int kWidth>
 DEVICE void end_rows(const DecodeArgs& args, const Segment& s, float* room, float (*stats)[2][kRows],
                      WarpRows<kWidth>& w) {
@@ -390,7 +391,7 @@ DEVICE void decode(const DecodeArgs& args) {
 #else
 
 template <class T, int kWidth>
-DEVICE void decode(const DecodeArgs&) {}  // host.cpp takes decode_any there
+DEVICE void decode(const DecodeArgs&) {}  // host.cpp uses decode_any there
 
 #endif
 

@@ -1,9 +1,9 @@
-// Which keys a block takes, decided on the device: lengths may change between the replays of a CUDA graph.
+// Assigns keys to blocks. It happens on the device, because lengths may change between replays of a CUDA graph.
 //
-// A tile is 64 keys of one sequence for one unit: a key head and up to 16 of the rows that share it. All tiles stand in
-// one line: sequence by sequence, of each its units, of each unit its tiles. Every block takes a run of the line, all
-// of one length, so the work is even however lengths differ. Where a run ends inside of a unit, the unit's rows have
-// parts in several blocks, and merge_parts puts them together in the order of the blocks: results are deterministic.
+// A tile is 64 keys of one sequence for one unit: a key head and up to 16 of the rows that share it. All tiles form one
+// line, ordered by sequence, then unit, then key. Every block takes a run of the line. All runs have one length, so the
+// work is balanced even if lengths differ. If a run ends inside a unit, the unit's rows have parts in several blocks,
+// and merge_parts merges them in the order of the blocks. Results are deterministic.
 #pragma once
 
 #include "../common/early.cuh"
@@ -24,7 +24,7 @@ DEVICE float log2_of(float v) {
 DEVICE int lesser(int a, int b) { return a < b ? a : b; }
 DEVICE int greater(int a, int b) { return a < b ? b : a; }
 
-// Of a sequence: its length, cut to what its table has room for, and the tiles that its queries see.
+// A sequence's length, limited to the capacity of its table, and the tiles that its queries see.
 struct Span {
   int length, oldest, first, tiles;  // `oldest`: the first key that a query sees; `first`: its tile
 };
@@ -47,20 +47,20 @@ DEVICE int rows_of(const Attention& a) { return a.heads / a.kv_heads * a.queries
 DEVICE int row_tiles_of(const Attention& a) { return (rows_of(a) + kRows - 1) / kRows; }
 DEVICE int units_of(const Attention& a) { return a.kv_heads * row_tiles_of(a); }
 
-// The tiles of a block's run.
+// The number of tiles per block.
 DEVICE i64 run_of(i64 total, int blocks) {
   return static_cast<i64>(divided(static_cast<u64>(total + blocks - 1), static_cast<u64>(blocks)));
 }
 
-// Where a block's run begins, and the sequence that has this tile.
+// The start of a block's run, and the sequence that contains that tile.
 struct Start {
   i64 begin, end;
   i64 first;  // the number of the sequence's first tile
   int sequence;
 };
 
-// Every thread of the block calls this first. `sums` holds a number for each warp. The first block also writes the
-// starts of all sequences, for merge_parts, whose blocks wait for their turn on the multiprocessors from here on.
+// Every thread of the block calls this first. `sums` holds one number per warp. The first block also writes the starts
+// of all sequences for merge_parts, whose blocks may become resident from here on.
 DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   launch_before_has_ended();
   next_launch_may_start();
@@ -72,7 +72,7 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   i64 mine = 0;
   for (int s = from; s < to; ++s) mine += span_of(a, s).tiles;
   mine *= units;
-  i64 before = mine;  // inclusive first
+  i64 before = mine;  // inclusive for now
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const i64 other = __shfl_up_sync(0xffffffffu, before, distance);
@@ -105,16 +105,16 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   return *found;
 }
 
-// A run's tiles of one unit.
+// The tiles of a run that belong to one unit.
 struct Segment {
   int sequence, kv_head, first_row, rows;  // rows of the tile, of those that share the head
   int length, oldest;
   int first_tile, tiles;
-  bool whole;  // all tiles of the unit: nothing is left to merge
-  int slot;    // of its part, where it is not
+  bool whole;  // all tiles of the unit are here: nothing is left to merge
+  int slot;    // of its part, if not whole
 };
 
-// Calls body(segment) for each segment of the block's run. All threads take the same way.
+// Calls body(segment) for each segment of the block's run. All threads follow the same path.
 template <class Body>
 DEVICE void for_segments(const DecodeArgs& args, const Start& start, const Body& body) {
   const Attention& a = args.call;
@@ -169,16 +169,16 @@ DEVICE float value_factor(const Attention& a, int kv_head) {
   return a.value_scales[(a.flags & kHeadValueScales) != 0 ? kv_head : 0];
 }
 
-// What makes a score of a product, in units of log 2.
+// Converts products to scores, in units of log 2.
 struct Scoring {
-  float factor;  // of a product; with a cap, that of tanh's argument
+  float factor;  // of a product; with a cap, of tanh's argument
   float cap;     // 0: none
   DEVICE explicit Scoring(const Attention& a, int kv_head) {
     const float f = key_factor(a, kv_head);
     cap = a.softcap * kLog2E;
     factor = a.softcap != 0.0f ? f / a.softcap : f * kLog2E;
   }
-  // Without the part that depends on the position.
+  // The score without the part that depends on the position.
   DEVICE float of(float product) const {
     const float x = product * factor;
     if (cap == 0.0f) return x;
@@ -191,7 +191,7 @@ DEVICE bool is_seen(const Attention& a, int key, int position) {
   return key <= position && (a.window == 0 || key > position - a.window);
 }
 
-// The block of a key, or -1: none that the caches have.
+// The block of a key, or -1 if the caches have no such block.
 DEVICE i64 block_at(const DecodeArgs& args, int sequence, int key, int* within) {
   const Attention& a = args.call;
   const int number = static_cast<int>(quotient(static_cast<u32>(key), args.block_size));
@@ -224,12 +224,12 @@ DEVICE void store_columns(const Attention& a, i64 row, int column, const float (
   *reinterpret_cast<uint2*>(a.out + (row * a.value_width + column) * 2) = make_uint2(first, second);
 }
 
-// The end of a row: with its sink, if any, the factor of its sums and the logarithm.
+// Closes a row: adds its sink, if any, and returns the factor for its sums and the logarithm.
 struct Closing {
   float factor, lse;
 };
 DEVICE Closing close_row(const Attention& a, int kv_head, int head, float most, float sum) {
-  // A sink far above all scores must not overflow: the greater of the two is the base.
+  // A sink far above all scores must not overflow, so the greater of the two is the base.
   float keep = 1.0f;
   if (a.sinks != nullptr) {
     const float sink = a.sinks[head] * kLog2E, base = most > sink ? most : sink;

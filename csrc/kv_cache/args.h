@@ -1,4 +1,4 @@
-// What host.cpp hands to the kernels of device.cu: one structure by value. Compiled on both sides.
+// The structures that host.cpp passes to the kernels of device.cu by value. Compiled on both sides.
 #pragma once
 
 #include "../common/division.h"
@@ -7,22 +7,22 @@
 namespace precast {
 namespace kv_cache {
 
-// Keys or values of tokens. Strides are in bytes, here and below; the elements of a head lie side by side.
+// Keys or values of tokens. Strides are in bytes, here and below. The elements of a head are contiguous.
 struct Heads {
   const char* data;
   long long token;
   long long head;
 };
 
-// The same of heads that are written where they lie.
+// The same for heads that are written in place.
 struct WrittenHeads {
   char* data;
   long long token;
   long long head;
 };
 
-// Where a cache has the heads of the token at one position of a block. The elements of a head are in pieces that lie
-// side by side: one piece, or of a paged key cache several of x elements.
+// A cache: where it stores the heads of the token at one position of a block. The elements of a head form contiguous
+// pieces: one piece, or, in a paged key cache, several of x elements.
 struct Cache {
   char* data;
   long long block;
@@ -31,7 +31,7 @@ struct Cache {
   long long piece;
 };
 
-// A slot for each token; one that is negative, or not below `count`, leaves its token out.
+// One slot per token. A slot that is negative or at least `count` skips its token.
 struct Slots {
   const long long* data;
   long long stride;  // in elements
@@ -39,21 +39,22 @@ struct Slots {
   long long block_size;
 };
 
-// A unit is what a thread moves at a time: 16 bytes, or fewer where something is not aligned to as many.
+// A unit is what a thread moves at a time: 16 bytes, or fewer if something is less aligned.
 struct CopyArgs {
   Heads key;
   Heads value;
   Cache key_cache;
   Cache value_cache;
   Slots slots;
-  Division head_units;   // of a head
-  Division piece_units;  // of a piece of the key cache
+  Division head_units;   // per head
+  Division piece_units;  // per piece of the key cache
   unsigned int tokens;
-  unsigned int units;       // of the key of a token, and of its value: below 2^31
+  unsigned int units;       // in the key of a token, and in its value: below 2^31
   unsigned int unit_bytes;  // 16, 8, 4 or 2
 };
 
-// Of each token come the heads of query, those of key and those of value, and as many units in each (rotate.cuh).
+// For each token, the heads of query, key and value follow each other, with the same number of units in each
+// (rotate.cuh).
 struct RotateArgs {
   WrittenHeads query;
   WrittenHeads key;
@@ -63,12 +64,12 @@ struct RotateArgs {
   Slots slots;
   rotary::Angles angles;
   long long first_token;
-  Division heads;        // of a token, of all three
-  Division units;        // in a head
-  Division piece_bytes;  // of the key cache
+  Division heads;        // per token, over all three
+  Division units;        // per head
+  Division piece_bytes;  // in the key cache
   unsigned int query_heads;
-  unsigned int rotated_heads;  // of query and key
-  unsigned int total;          // units in all: below 2^31
+  unsigned int rotated_heads;  // in query and key
+  unsigned int total;          // units in total: below 2^31
   unsigned int head_bytes;
 };
 

@@ -1,4 +1,4 @@
-// What the kernels share: the place of a token in a cache, and units of memory.
+// Shared by the kernels: the place of a token in a cache, and units of memory.
 #pragma once
 
 #include "../common/device.cuh"
@@ -8,7 +8,7 @@
 namespace precast {
 namespace kv_cache {
 
-// A token's place, or that it has none.
+// A token's place in a cache, if it has one.
 struct Place {
   i64 block;
   i64 position;
@@ -26,9 +26,9 @@ DEVICE char* at_place(const Cache& cache, const Place& place) {
   return cache.data + place.block * cache.block + place.position * cache.position;
 }
 
-constexpr u32 kThreads = 128;  // of a block of the kernels that rotate
+constexpr u32 kThreads = 128;  // per block of the kernels that rotate
 
-// Of memory that no thread of the launch writes, and of memory that this thread will write.
+// read_unit: memory that no thread of the launch writes. fetch_unit: memory that this thread will write.
 template <class Unit>
 DEVICE Unit read_unit(const char* p) {
   return *reinterpret_cast<const Unit*>(p);
@@ -59,8 +59,8 @@ DEVICE void write_unit<Vector>(char* p, Vector unit) {
 }  // namespace kv_cache
 }  // namespace precast
 
-// An entry point for blocks of up to `threads`. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
+// at a time. It sets the budget: 65536 / resident registers per thread.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::kv_cache::Args a) {                                              \

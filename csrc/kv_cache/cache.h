@@ -1,4 +1,4 @@
-// What the ops ask of keys, values and caches, and where a cache has a token. No check writes anything.
+// Checks of keys, values and caches, and the place of a token in a cache. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"
@@ -21,7 +21,7 @@ struct Call {
   int64_t tokens;
   int64_t heads;
   int64_t width;  // elements of a head
-  int64_t piece;  // elements of a head that lie side by side in the key cache: all, or x
+  int64_t piece;  // contiguous elements of a head in the key cache: all, or x
   int64_t block_size;
   int64_t slots;
   DType dtype;
@@ -38,7 +38,7 @@ inline bool has_shape(const Tensor& tensor, int64_t a, int64_t b, int64_t c, int
   return sizes[0] == a && sizes[1] == b && sizes[2] == c && sizes[3] == d;
 }
 
-// Whether no two elements lie in one place: each stride steps over all that the smaller ones reach.
+// True if no two elements share a place: each stride exceeds the extent of the smaller ones.
 __attribute__((noinline)) inline bool is_free_of_overlap(const Tensor& tensor) {
   constexpr int64_t kMaxDim = 5;
   int64_t sizes[kMaxDim], strides[kMaxDim], count = 0;
@@ -62,7 +62,7 @@ __attribute__((noinline)) inline bool is_free_of_overlap(const Tensor& tensor) {
   return true;
 }
 
-// What the shapes say, or that they do not fit together.
+// Reads the shapes. Returns false if they do not fit together.
 inline bool read_shapes(const Tensors& t, Call* call) {
   const int64_t dim = t.key_cache.dim();
   if (t.key.dim() != 3 || !same_shape(t.key, t.value) || (dim != 4 && dim != 5)) return false;
@@ -127,7 +127,7 @@ inline Heads heads_of(const Call& call, const rotary::ReadHeads& heads) {
   return {heads.data(), heads.strides().token * bytes, heads.strides().head * bytes};
 }
 
-// The two caches and what leads to a place in them, as both devices see them.
+// The two caches and the slots, in the form that both devices use.
 struct Target {
   Target(const Call& call, const Tensors& t) {
     const int64_t *key = t.key_cache.strides(), *value = t.value_cache.strides(), bytes = call.element_bytes();
@@ -140,7 +140,7 @@ struct Target {
              call.block_size};
   }
 
-  // Not zero where something is not aligned to 16 bytes: its lowest bit says to how many.
+  // Not zero if something is not aligned to 16 bytes. The lowest set bit is the alignment.
   uint64_t misaligned(const Call& call) const {
     uint64_t bits = static_cast<uint64_t>(call.piece * call.element_bytes());
     for (const Cache& cache : {key_cache, value_cache}) {

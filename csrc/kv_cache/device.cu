@@ -1,13 +1,13 @@
-// Keys and values of tokens into a paged cache on the GPU, as they are, or rotated on their way. See host.cpp for which
-// kernel serves what. What a slot would put outside of the caches is never written.
+// Stores keys and values of tokens in a paged cache on the GPU, unchanged or rotated. See host.cpp for which kernel
+// serves which call. A slot outside of the caches is never written.
 #include "../rotary/rotate.cuh"
 #include "cache.cuh"
 
 namespace precast {
 namespace kv_cache {
 
-// ---- as they are: bytes without a dtype ----
-// A row of threads has a token, and each of them the same units of its key and of its value.
+// ---- unchanged: bytes without a dtype ----
+// A row of threads handles a token. Each thread handles the same units of the token's key and of its value.
 
 template <class Unit>
 struct Pair {
@@ -28,7 +28,7 @@ DEVICE void copy_token(const CopyArgs& a) {
   if (token >= a.tokens || unit >= a.units) return;
   const i64 slot = a.slots.data[token * a.slots.stride];
   u32 head = quotient(unit, a.head_units), within = unit - head * a.head_units.divisor;
-  Pair<Unit> pair = read_pair<Unit>(a, token, head, within * kBytes);  // on its way while the slot is
+  Pair<Unit> pair = read_pair<Unit>(a, token, head, within * kBytes);  // loads while the slot is loaded
   const Place place = place_of(a.slots, slot);
   if (!place.inside) return;
   char *key_cache = at_place(a.key_cache, place), *value_cache = at_place(a.value_cache, place);
@@ -51,9 +51,9 @@ DEVICE void copy_units(const CopyArgs& a) {
   copy_token<u16>(a);
 }
 
-// ---- rotated on their way ----
-// A thread has one unit of one head of query, key or value: two vectors of 16 bytes, or two elements. Query and key are
-// rotated where they lie, by the kernels' one rotation; the key's result and the value go to the cache as well.
+// ---- rotated on the way ----
+// A thread handles one unit of one head of query, key or value: two vectors of 16 bytes, or two elements. Query and key
+// are rotated in place by the shared rotation; the rotated key and the value also go to the cache.
 
 template <class T, int kPairs>
 struct UnitOf {
@@ -92,11 +92,11 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
   const bool is_query = number < a.query_heads, is_value = number >= a.rotated_heads;
   const rotary::Parts parts =
       is_value ? rotary::plain_parts<T, kPairs>(unit) : rotary::parts_of<T, kPairs>(a.angles, unit);
-  if (is_query && !parts.rotated) return;  // it is there already
+  if (is_query && !parts.rotated) return;  // already in place
   const i64 token = a.first_token + local;
   const i64 slot = is_query ? -1 : a.slots.data[token * a.slots.stride];
   const i64 table = parts.rotated ? rotary::table_row(a.angles, token) : -1;
-  // All numbers are read and some are kept: an address that is chosen would make a copy of the arguments.
+  // Reads the fields of all tensors and keeps some: selecting an address would copy the arguments.
   const i64 head = is_query ? number : number - (is_value ? a.rotated_heads : a.query_heads);
   const char* from = is_query ? a.query.data : is_value ? a.value.data : a.key.data;
   from += token * (is_query   ? a.query.token
@@ -106,7 +106,7 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
                   : is_value ? a.value.head
                              : a.key.head);
   const bool both = parts.second < a.head_bytes;
-  // Without a branch, so that one load does not wait for the other.
+  // No branch, so that one load does not wait for the other.
   Unit first = fetch_unit<Unit>(from + parts.first);
   Unit second = fetch_unit<Unit>(from + (both ? parts.second : parts.first));
   if (parts.rotated) {

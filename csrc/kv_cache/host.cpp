@@ -1,4 +1,4 @@
-// Keys and values into a paged cache: checks, what the CPU does, and the choice of a kernel.
+// Stores keys and values in a paged cache: checks, the CPU implementation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
 #include "../common/row_launch.h"
@@ -9,15 +9,15 @@
 namespace precast::kv_cache {
 namespace {
 
-// ---- how they are launched ----
+// ---- how the kernels are launched ----
 //
-//   as they are      reshape_and_cache    a row of threads has a token, each one unit of its key and one of its value
-//                                         at a time; up to 256 threads, and short rows share a block of 128
+//   unchanged        reshape_and_cache    a row of threads has a token; each thread takes one unit of its key and one
+//                                         of its value at a time; up to 256 threads; short rows share a block of 128
 //   rotated          rotary_and_cache     a thread has two vectors of 16 bytes of one head of query, key or value;
 //                                         blocks of 128 threads, numbered through the heads of all tokens
 //   unaligned        ..._any              the same with two elements
 //
-// A decoding step of a few tokens is a launch and the way of one unit through memory, whatever the shape of the blocks.
+// A decoding step of a few tokens costs a launch and the memory latency of one unit, whatever the shape of the blocks.
 
 constexpr Entry kEntries[] = {
     {"rotary_and_cache_f32"},  {"rotary_and_cache_f32_any"},  {"rotary_and_cache_f16"}, {"rotary_and_cache_f16_any"},
@@ -29,7 +29,7 @@ KernelFamily kernels = {"kv_cache", kEntries, kEntryCount};
 
 constexpr int64_t kMostThreads = 256, kBlockThreads = 128;
 
-// The most units of one launch: their numbers, and the threads behind the last one, stay below 2^31.
+// Maximum units per launch, so that unit numbers and the threads beyond the last unit stay below 2^31.
 constexpr int64_t kLaunchUnits = int64_t{1} << 30;
 
 void check_size(const char* op, int64_t heads, int64_t width) {
@@ -38,7 +38,7 @@ void check_size(const char* op, int64_t heads, int64_t width) {
                 printable(width));
 }
 
-// ---- as they are ----
+// ---- unchanged ----
 
 struct Copy {
   Heads key;
@@ -71,7 +71,7 @@ void copy_cuda(const char* op, const Call& call, const Copy& copy) {
   });
 }
 
-// On the CPU nothing of this is for its vector units.
+// On the CPU this work gains nothing from vector units.
 void copy_heads(const Call& call, const Heads& from, const Cache& to, int64_t piece, int64_t token, int64_t slot) {
   const int64_t bytes = call.element_bytes();
   const char* head = from.data + token * from.token;
@@ -108,7 +108,8 @@ void copy_cpu(const char* op, const Call& call, const Copy& copy) {
   });
 }
 
-// Once for both devices: a copy of the checks for each would be a tenth of a megabyte of all the wheel's libraries.
+// One copy for both devices: a second copy of the checks would add a tenth of a megabyte to all the libraries of a
+// wheel.
 using CopyFunction = void (*)(const char* op, const Call&, const Copy&);
 
 __attribute__((noinline)) void reshape_and_cache(const Tensors& tensors, CopyFunction copy) {
@@ -176,7 +177,7 @@ void rotate_cuda(const char* op, const Call& call, const Rotation& rotation) {
   }
 }
 
-// One after the other: the rotation is that of rotary_embedding_.
+// Rotates first and then stores. The rotation is that of rotary_embedding_.
 void rotate_cpu(const char* op, const Call& call, const Rotation& rotation) {
   rotary::check_positions(op, rotation.angles, call.tokens);
   check_slots(op, call, rotation.target.slots);

@@ -1,4 +1,4 @@
-// What host.cpp and backward.cpp hand to the kernels: one structure by value. Compiled on both sides, so it includes
+// The structures that host.cpp and backward.cpp pass to the kernels by value. Compiled on both sides, so it includes
 // nothing.
 #pragma once
 
@@ -15,15 +15,15 @@ struct ForwardArgs {
   long long y_stride;
   long long hidden;
   unsigned int rows;
-  unsigned int vectors;   // of 16 bytes in a row that may be moved as such: all of it, or nothing
-  unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
+  unsigned int vectors;   // 16-byte vectors that may be moved as such: the whole row, or none of it
+  unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
   float inverse_hidden;
   float eps;
 };
 
-// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
-// i, i + workers, ..., of which there may be none. A block leaves the sums of its workers' shares of the two gradients
-// in its line of the parts; of the `any` kernels each worker has a line.
+// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
+// i, i + workers, ...; there may be none. A block writes the sums of its workers' shares of the two gradients
+// to its line of the parts. In the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* x;
@@ -38,7 +38,7 @@ struct BackwardArgs {
   long long rows;
   unsigned int vectors;
   unsigned int workers;
-  unsigned int stages;  // rows of a worker that shared memory holds: two or three
+  unsigned int stages;  // rows per worker in shared memory: two or three
   float inverse_hidden;
   float eps;
 };

@@ -1,5 +1,5 @@
-// The gradients of LayerNorm: checks, allocation, and the choice of a kernel. A family of its own, so that inference
-// neither compiles nor loads them.
+// The gradients of LayerNorm: checks, allocation, and the choice of a kernel. They are a family of their own, so that
+// inference neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
 #include "../common/walk.h"
@@ -11,9 +11,10 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// A worker walks over rows and keeps its shares of the two parameters' gradients in registers: sixteen numbers beside
-// each vector of a row. Two vectors of 16 bytes per thread take 96 registers and serve rows of up to 20 KB; four take
-// 128, and serve up to 32 KB. The `any` kernel takes the rest one element at a time and keeps its shares in memory.
+// A worker walks over rows and keeps its shares of the two parameter gradients in registers: sixteen numbers for each
+// vector of a row. Two vectors of 16 bytes per thread take 96 registers and serve rows of up to 20 KB. Four take 128
+// and serve rows of up to 32 KB. The `any` kernel handles the rest one element at a time and keeps its shares in
+// memory.
 
 constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v2", kRingBytes},
@@ -36,21 +37,21 @@ constexpr Entry kEntries[] = {
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
 
-// 210.2 instead of 201.2 us at 16384 x 8192: there is more to compute, and nobody else asks for rows meanwhile.
+// 210.2 instead of 201.2 us at 16384 x 8192: there is more to compute, and no other worker loads rows meanwhile.
 constexpr bool kPairAlone = false;
 
 KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
 
 // ---- the two devices ----
 
-// Where the gradients of weight and bias go; null: not wanted.
+// The destinations of the gradients of weight and bias. Null: not wanted.
 struct Parameters {
   void* weight;
   void* bias;
   int64_t wanted() const { return (weight != nullptr) + (bias != nullptr); }
 };
 
-// Partial sums over rows: `lines` of them for each of so many gradients.
+// Partial sums over rows: `lines` lines for each gradient.
 Tensor make_parts(int64_t gradients, int64_t lines, const Norm& norm, int32_t dtype, const Tensor& like) {
   const int64_t sizes[] = {gradients, lines, norm.hidden};
   return empty(sizes, 3, dtype, like);

@@ -4,16 +4,15 @@
 //   grad_x = r (g w - mean(g w) - n mean(g w n))
 //   grad_weight = sum over rows of g n      grad_bias = sum over rows of g
 //
-// The statistics are found again from x, which is read anyway: two barriers for each row, and nothing saved by the
-// forward. All arithmetic is in float32, and the sums over rows have a fixed order: the result is the same bit for bit
-// every time.
+// The statistics are recomputed from x, which is read anyway: two barriers per row, and the forward saves nothing. All
+// arithmetic is in float32. The sums over rows have a fixed order, so the result is bitwise reproducible.
 #include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {
 namespace layer_norm {
 
-// What a row's elements need: grad_x = r h + slope n + offset.
+// The numbers of a row that its elements need: grad_x = r h + slope n + offset.
 struct RowGradient {
   float mean, r, slope, offset;
 };
@@ -23,9 +22,9 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
   return {mean, r, -r * (r * products * a.inverse_hidden), -r * (gradients * a.inverse_hidden)};
 }
 
-// A worker's rows one after the other: the row and its gradient in registers, its shares of the two sums too. Where
-// four vectors of 16-bit numbers are too many for that, they are read from shared memory again, the weight too. The two
-// pieces of shared memory take turns: between two writes of one lies the barrier of the other.
+// Walks over a worker's rows, with the row, its gradient and the shares of the two sums in registers. If four vectors
+// of 16-bit numbers do not fit in registers, they and the weight are read from shared memory again. Two pieces of
+// shared memory alternate: between two writes to one of them lies the barrier of the other.
 template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
@@ -45,7 +44,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       if constexpr (kKept) {
         w[j] = load_constant(share);
       } else {
-        copy(behind_ring(a) + j * step * 16, share);  // it is here with the first row
+        copy(behind_ring(a) + j * step * 16, share);  // it arrives with the first row
       }
     }
 #pragma unroll
@@ -54,7 +53,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 
   Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
-  u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
+  u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
     if constexpr (kKept) {
@@ -68,7 +67,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       w[j] = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
     };
 
-    // Of d = x - around, d^2, h = g w and h d.
+    // Sums d = x - around, d^2, h = g w and h d.
     const auto add = [&](float around, float (&sums)[4]) {
 #pragma unroll
       for (int j = 0; j < V; ++j) {
@@ -96,7 +95,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     row_sums(sums, shared[parity]);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
-    // Once more around the mean, which in float32 may have lost digits as well.
+    // Repeats the sums around the mean. In float32 these may have lost digits as well.
     const bool far = far_from_zero(mean, squares, hidden);
     if (V == 1 ? taken_together(far) : far) {
       if constexpr (T::kBytes == 4) {
@@ -149,7 +148,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + line, bias_part, a.vectors);
 }
 
-// Any row, one element at a time and read three times; the worker's lines of the parts are the accumulators.
+// Any row, one element at a time and read three times. The worker's lines of the parts are the accumulators.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32], shared_sums[5 * 32];
@@ -168,7 +167,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) sum += T::load(x + i * T::kBytes);
     const float about = divided(row_sum(sum, shared), static_cast<float>(a.hidden), a.inverse_hidden);
 
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of d = x - about, d^2, h = g w and h d
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // sums of d = x - about, d^2, h = g w and h d
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
       const float d = T::load(x + i * T::kBytes) - about;
@@ -195,7 +194,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
   }
 }
 
-// Both gradients in one launch, a row of blocks for each.
+// Both gradients in one launch, with a row of blocks for each.
 DEVICE void parameter_columns(const ColumnArgs& a) {
   const i64 lines = a.lines;
   add_columns(a.parts + blockIdx.y * lines * a.hidden, a.hidden, a.lines, blockIdx.y == 0 ? a.result : a.second,
@@ -205,7 +204,7 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
-// Compilers for older GPUs need more registers to keep everything in them.
+// Compilers for older GPUs need more registers to avoid spills.
 #if PRECAST_ARCH >= 900
 #define V1_RESIDENT 1024
 #else

@@ -1,9 +1,9 @@
 // LayerNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
-// Each row is read three times, after the first time from the caches: for its mean, for the deviations from it, for the
-// result. Sums run in float over short blocks and in double over the blocks, so the error does not grow with the width
-// of a row. A weight or bias that is not there is a branch inside the loops, always predicted, and not a template
-// argument: compiling is part of the user's wait.
+// Each row is read three times, after the first time from the caches: for its mean, for the deviations from the mean,
+// and for the result. Sums run in float over short blocks and in double over the blocks, so the error does not grow
+// with the width of a row. An absent weight or bias is a well-predicted branch inside the loops rather than a template
+// argument, because the user waits for compilation.
 #include "cpu.h"
 
 #include "../common/row_simd.h"
@@ -40,7 +40,7 @@ double sum_row(const T* x, int64_t hidden) {
   return total;
 }
 
-// x - mean where there are elements, zero in the lanes behind the last one.
+// x - mean for the elements, zero in the lanes beyond the last one.
 template <class T>
 PRECAST_INLINE Floats deviation(const T* x, Floats mean, int64_t count) {
   if (count >= kLanes) return load(x) - mean;
@@ -105,8 +105,8 @@ PRECAST_INLINE float rough_mean(const T* x, int64_t hidden) {
   return static_cast<float>(sum_row(x, hidden) / static_cast<double>(hidden));
 }
 
-// The mean was rounded, so the deviations have a mean of their own, which is taken out again: a row of equal numbers
-// has the variance zero, whatever its width.
+// The mean was rounded, so the deviations have a mean of their own, which is subtracted here. A row of equal numbers
+// then has zero variance, whatever its width.
 PRECAST_INLINE Statistics corrected(float mean, const Sums& sums, int64_t hidden, float eps) {
   const double count = static_cast<double>(hidden), shift = sums.deviations / count;
   double variance = sums.squares / count - shift * shift;
@@ -140,8 +140,8 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   }
 }
 
-// One row of the backward pass: where it lies, and what its first two passes found. With n the normalised row and
-// h = grad * weight: grad_x = scale * h + slope * n + offset.
+// One row of the backward pass: its pointers, and the numbers that its first two passes found. With n the normalised
+// row and h = grad * weight: grad_x = scale * h + slope * n + offset.
 template <class T>
 struct BackwardRow {
   const T *x, *grad;
@@ -167,7 +167,7 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   return result;
 }
 
-// The columns [begin, begin + count): their grad_x, and to the parts are added grad * n and grad.
+// The columns [begin, begin + count): writes their grad_x and adds grad * n and grad to the parts.
 template <class T>
 void finish_columns(const BackwardRow<T>& row, const T* weight, int64_t begin, int64_t count, float* weight_part,
                     float* bias_part) {

@@ -1,6 +1,7 @@
-// LayerNorm on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows vectors.
-// cpu.cpp is compiled once for each CPU level, and every level defines the three functions below in a namespace of its
-// own. Nothing here throws, allocates or starts threads. host.cpp calls with disjoint row ranges from several threads.
+// LayerNorm on the CPU: the interface between host.cpp, which handles tensors and threads, and cpu.cpp, which handles
+// vectors. cpu.cpp is compiled once per CPU level, and every level defines the three functions below in its own
+// namespace. Nothing here throws, allocates or starts threads. host.cpp calls with disjoint row ranges from several
+// threads.
 #pragma once
 
 #include <stdint.h>
@@ -10,12 +11,12 @@
 namespace precast {
 namespace layer_norm {
 
-// Rows are `hidden` elements that follow each other; strides are in elements, from one row to the next.
+// Rows are `hidden` contiguous elements. Strides are in elements, from one row to the next.
 struct ForwardRows {
   const void* x;
   const void* weight;  // null: ones
   const void* bias;    // null: zeros
-  void* y;             // rows follow each other without a gap
+  void* y;             // without gaps between rows
   int64_t hidden;
   int64_t x_stride;
   float eps;
@@ -26,7 +27,7 @@ struct BackwardRows {
   const void* grad;
   const void* x;
   const void* weight;  // null: ones
-  void* grad_x;        // rows follow each other without a gap
+  void* grad_x;        // without gaps between rows
   double* parts;       // (chunks, 2, hidden): the sums over each chunk's rows of grad * normalised x, and of grad
   int64_t rows;
   int64_t hidden;
@@ -39,11 +40,11 @@ struct BackwardRows {
 
 // Rows [begin, end).
 using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
-// Chunks [begin, end): writes their grad_x rows and their lines of parts (which come uninitialised). Rows of a chunk
-// are added in an order that depends on the shape alone, so the result does not depend on the threads.
+// Chunks [begin, end): writes their grad_x rows and their lines of parts, which come uninitialised. The order in which
+// a chunk's rows are added depends only on the shape, so the result does not depend on the threads.
 using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
-// result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end). No
-// chunk: 0.
+// result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end).
+// Without chunks the result is 0.
 using ColumnsFunction = void (*)(const double* parts, int64_t chunks, int64_t stride, void* result, int dtype,
                                  int64_t begin, int64_t end);
 

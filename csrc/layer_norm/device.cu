@@ -2,16 +2,16 @@
 //
 //   r = rsqrt(mean((x - mean(x))^2) + eps)    y = (x - mean(x)) r weight + bias
 //
-// All arithmetic is in float32. A row is read once and stays in registers over its sums, unless it is too wide: the
-// `any` kernels take every row, and read it three times.
+// All arithmetic is in float32. A row is read once and stays in registers until the result is written. Rows that are
+// too wide for that use the `any` kernels, which take any row and read it three times.
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
 namespace precast {
 namespace layer_norm {
 
-// A thread's share of the weight or the bias. Minus zero as a bias leaves every number as it is, a negative zero
-// included.
+// A thread's share of the weight or the bias. An absent bias is minus zero, which leaves every number unchanged,
+// including a negative zero.
 template <class T, int V>
 DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float absent) {
   if (from == nullptr) {
@@ -26,7 +26,7 @@ DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float ab
   }
 }
 
-// (x - mean) r weight + bias. The difference comes first: it is zero where x is the mean.
+// (x - mean) r weight + bias. The difference is computed first, so it is zero where x is the mean.
 template <class T>
 DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight, const Vector& bias) {
   Vector result;
@@ -47,7 +47,7 @@ struct Statistics {
   float mean, r;
 };
 
-// Of a row in registers: add(around, sums) adds d = x - around and d^2 of a thread's share.
+// The statistics of a row in registers. add(around, sums) adds d = x - around and d^2 for a thread's share.
 template <class Add>
 DEVICE Statistics statistics(const ForwardArgs& a, float hidden, const Add& add, float (&shared)[2][3 * 32]) {
   float sums[2] = {0.0f, 0.0f};
@@ -69,12 +69,12 @@ DEVICE Statistics statistics(const ForwardArgs& a, float hidden, const Add& add,
   return {mean, inverse_deviation(squares, a.inverse_hidden, a.eps)};
 }
 
-// One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
+// One row per block, or one row per warp for short rows. Each thread has V vectors, blockDim.x apart.
 template <class T, int V>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   const u32 first = threadIdx.x, step = blockDim.x;
 
   const char* x = a.x + row * a.x_stride;
@@ -88,7 +88,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
 
   const float hidden = static_cast<float>(a.hidden);
-  // Of d = x - around, and d^2.
+  // Sums d = x - around, and d^2.
   const auto add = [&](float around, float (&sums)[2]) {
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -102,7 +102,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   };
   const Statistics of = statistics(a, hidden, add, shared);
 
-  // Only now: loaded before the sums they would take registers from the rows of other blocks.
+  // Not earlier: before the sums, these loads would take registers from the rows of other blocks.
   Vector w[V], b[V];
   load_columns<T>(w, a.weight, a.vectors, 1.0f);
   load_columns<T>(b, a.bias, a.vectors, -0.0f);
@@ -159,7 +159,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
   }
 }
 
-// Calls body(element) for a thread's share of a row: what can be moved by 16 bytes first, the rest one at a time.
+// Calls body(element) for a thread's share of a row: first what can be moved by 16 bytes, then the rest one at a time.
 template <class T, class Body>
 DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
   const i64 step = blockDim.x, vectors = a.vectors;
@@ -212,7 +212,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace layer_norm
 }  // namespace precast
 
-// Compilers for other GPUs need more registers to keep everything in them.
+// Compilers for other GPUs need more registers to avoid spills.
 #if PRECAST_ARCH / 100 == 9
 #define SHIFTED_RESIDENT 1024
 #else

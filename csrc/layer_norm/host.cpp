@@ -1,4 +1,4 @@
-// The op of LayerNorm without gradients: checks, allocation, and the choice of a kernel.
+// The forward op of LayerNorm: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/row_launch.h"
 #include "args.h"
@@ -9,8 +9,8 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// H200, bf16, share of the copy rate, v4 with a fourth of the row's vectors as threads (one warp, and two or four rows
-// in a block, for rows of up to 2 KB):
+// H200, bf16, share of the copy rate. v4 has a fourth of the row's vectors as threads; rows of up to 2 KB use one warp
+// each, with two or four rows per block:
 //
 //   row             v4        two vectors per thread, 40 registers
 //   1024 (2 KB)     0.91
@@ -18,9 +18,9 @@ namespace {
 //   5120 (10 KB)    0.964
 //   8192 (16 KB)    0.953
 //
-// v4 fits 64 registers. A warp has several rows of up to 512 bytes. Rows that do not begin at multiples of 16 bytes
-// have a kernel of the same form. Wider rows than the threads of a block can hold go through the `any` kernel, which
-// reads them three times, after the first time from the caches.
+// v4 fits in 64 registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
+// form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them three times, after the
+// first time from the caches.
 
 enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
@@ -33,8 +33,8 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
-// that is not aligned is so in the same way, else 0.
+// `vectors`: the number of vectors in a row if everything is aligned to 16 bytes, else 0. `shifted`: the most vectors
+// that a row can touch if all tensors have the same misalignment, else 0.
 RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted) {
   if (vectors > 0 && vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
   if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);

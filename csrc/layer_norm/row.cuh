@@ -1,4 +1,4 @@
-// What forward and backward share on the GPU.
+// Shared by forward and backward on the GPU.
 #pragma once
 
 #include "../common/norm.cuh"
@@ -9,7 +9,7 @@
 namespace precast {
 namespace layer_norm {
 
-// Sixteen bytes of one number, for a weight or a bias that is not there.
+// Sixteen bytes filled with one number, for an absent weight or bias.
 template <class T>
 DEVICE Vector filled(float value) {
   float element[T::kPerWord];
@@ -21,20 +21,20 @@ DEVICE Vector filled(float value) {
 
 // ---- the statistics of a row ----
 //
-// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. Their sum may
-// be rounded, so the deviations from the mean have a mean of their own, which is taken out again.
+// A row of equal numbers must have that number as its mean and no variance, whatever its width and value. The sum may
+// be rounded, so the deviations from the mean have a mean of their own, which is subtracted again.
 
-// The quotient of a sum and a count, rounded once: the product with the inverse count is off by up to two units.
+// A sum divided by a count, rounded once. Multiplying by the inverse count is off by up to two units.
 DEVICE float divided(float sum, float count, float inverse) {
   const float quotient = sum * inverse;
   return fmaf(fmaf(-quotient, count, sum), inverse, quotient);
 }
 
-// Whether numbers lie far from zero, beside how far they lie apart: the difference of the sum of squares and the square
-// of the sum has then lost digits, and must be found once more around the mean. Also where it is no finite number.
+// True if the numbers are far from zero compared with their spread. The sum of squares minus the square of the sum has
+// then lost digits, and must be recomputed around the mean. Also true if it is not finite.
 DEVICE bool far_from_zero(float mean, float squares, float hidden) { return !(mean * mean * hidden < 8.0f * squares); }
 
-// Takes a number near the mean from all elements of a float32 row, where they are.
+// Subtracts a number near the mean from all elements of a float32 row, in place.
 template <class T, int V>
 DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
 #pragma unroll
@@ -44,7 +44,7 @@ DEVICE void shift(Vector (&v)[V], float base, u32 vectors) {
   }
 }
 
-// 1 / sqrt(variance + eps), each rounded once, where rsqrtf is off by up to two units. NaN stays NaN.
+// 1 / sqrt(variance + eps) with each operation rounded once; rsqrtf is off by up to two units. NaN stays NaN.
 DEVICE float inverse_deviation(float squares, float inverse_hidden, float eps) {
   return 1.0f / sqrtf((squares < 0.0f ? 0.0f : squares) * inverse_hidden + eps);
 }

@@ -1,4 +1,4 @@
-// What the ops of LayerNorm ask of their tensors. No check writes anything.
+// Checks of the LayerNorm ops' tensors. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"
@@ -6,7 +6,7 @@
 
 namespace precast::layer_norm {
 
-// Null stands for a tensor that is not there.
+// Null stands for an absent tensor.
 inline Norm check_norm(const char* op, const Tensor& x, const Tensor* weight, const Tensor* bias, const Tensor* grad,
                        double eps) {
   const Norm norm = check_x(op, x);

@@ -1,57 +1,56 @@
-// What host.cpp and lists.cpp hand to the kernels of device.cu: one structure by value. Compiled on both sides, so it
+// The structures that host.cpp and lists.cpp pass to the kernels of device.cu by value. Compiled on both sides, so it
 // includes nothing.
 #pragma once
 
 namespace precast {
 namespace multi_tensor {
 
-// What one launch does to every element of every tensor.
+// What a launch does to every element of every tensor.
 enum Kind : int {
   kAdam = 0,
   kSgd = 1,
   kAdagrad = 2,
   kLion = 3,
-  kLamb = 4,       // Adam's direction into `third`, and the sums of squares that kLambApply needs
+  kLamb = 4,       // writes Adam's direction into `third`, and the sums of squares that kLambApply needs
   kLambApply = 5,  // the step along it
 };
 
 enum Flag : int {
   kMaximize = 1,
-  kDecoupled = 2,  // weight decay apart from the gradient
+  kDecoupled = 2,  // weight decay is separate from the gradient
   kNesterov = 4,
-  kAlwaysAdapt = 8,  // LAMB: also without weight decay
+  kAlwaysAdapt = 8,  // LAMB: adapt even without weight decay
 };
 
 // One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
-// two bits (numbers of precast::DType) from the lowest on: param, grad, the states, copy.
+// two bits each (numbers of precast::DType): param (lowest), grad, the states, copy.
 struct Row {
   char* param;
   const char* grad;
-  char* first;   // momentum, exp_avg, sum; null where there is none, as the others
+  char* first;   // momentum, exp_avg or sum; these pointers are null if the tensor is absent
   char* second;  // exp_avg_sq
   char* third;   // max_exp_avg_sq
   char* copy;    // receives the rounded parameter
   long long n;
   unsigned short types;
-  unsigned short aligned;  // 1: four elements of any tensor can be moved at once
+  unsigned short aligned;  // 1: four elements of any of the tensors can be moved at once
   unsigned short group;
   unsigned short unused;
 };
 
-// A block handles 512 elements of one tensor; a block of a norm 8192. The table on the device, in this order: rows, the
-// number of the first block of each tensor (count + 1 of them) for either size, the index of each tensor's step; then
-// what kernels leave for each other: coefficients, sums of squares of the tensors, sums of squares of the norm's
-// blocks.
+// A block handles 512 elements of one tensor, and a block of a norm 8192. The device table holds the rows, then for
+// either size the first block of each tensor (count + 1 entries), then the index of each tensor's step. The scratch
+// memory between kernels follows: coefficients, sums of squares per tensor, and sums of squares per block of the norm.
 constexpr int kThreads = 128, kPerThread = 4;
 constexpr int kChunk = kThreads * kPerThread, kNormChunk = 16 * kChunk;
 
-// What an update needs to know of one tensor, found on the device, where steps, the loss scale and the gradients' norm
-// are.
+// What an update needs to know about one tensor. It is computed on the device, because steps, the loss scale and the
+// gradients' norm are there.
 struct Coefficients {
-  float grad;   // the gradient is multiplied with it
+  float grad;   // multiplies the gradient
   float rate;   // the step along the direction
-  float decay;  // share of the parameter that is taken off: lr * weight_decay
-  float l2;     // share of the parameter that joins the gradient
+  float decay;  // share of the parameter that is subtracted: lr * weight_decay
+  float l2;     // share of the parameter that is added to the gradient
   float one_minus_beta1;
   float one_minus_beta2;
   float root;  // 1 / sqrt(bias_correction2)
@@ -62,13 +61,13 @@ struct Coefficients {
   float first;  // not zero: the first step of this tensor
 };
 
-// The numbers of one parameter group. Rates that live on the device replace `lr`.
+// The hyperparameters of one parameter group. Learning rates on the device replace `lr`.
 struct Group {
   const float* device_lr;
   float lr, one_minus_beta1, one_minus_beta2, log_beta1, log_beta2, eps, weight_decay, extra;
 };
 
-constexpr int kGroups = 32;  // in one launch
+constexpr int kGroups = 32;  // per launch
 
 struct PrepareArgs {
   const Row* rows;
@@ -77,7 +76,7 @@ struct PrepareArgs {
   float* steps;
   const float* found_inf;
   const float* grad_scale;
-  const float* norm;  // of all gradients, as they are; null: no clipping
+  const float* norm;  // of all gradients, before unscaling; null: no clipping
   float max_norm;
   unsigned int count;
   int first_group;
@@ -91,14 +90,14 @@ struct UpdateArgs {
   const Row* rows;
   const unsigned int* first;
   const Coefficients* coefficients;
-  float* parts;       // LAMB: two for each block, of the parameter and of the direction
-  const float* sums;  // LAMB: two for each tensor
+  float* parts;       // LAMB: two per block, for the parameter and for the direction
+  const float* sums;  // LAMB: two per tensor
   unsigned int count;
   int kind;
   int flags;
 };
 
-// `sums` over the parts of each tensor, `width` numbers for each block; then the root of the sum of all.
+// Sums the parts of each tensor into `sums`, `width` numbers per block; then takes the root of the sum of all.
 struct SumArgs {
   const unsigned int* first;
   const float* parts;
@@ -108,12 +107,12 @@ struct SumArgs {
   int width;
 };
 
-// out = a * factor * x + b * y, of rows whose grad is x, first is y (or null) and param is out.
+// out = a * factor * x + b * y, for rows whose grad is x, first is y (or null) and param is out.
 struct AxpbyArgs {
   const Row* rows;
   const unsigned int* first;
   const float* factor;  // null: 1
-  float* found_inf;     // set to 1 where a result is not finite; may be null
+  float* found_inf;     // set to 1 if a result is not finite; may be null
   float a, b;
   unsigned int count;
 };

@@ -1,17 +1,18 @@
-// Optimizer steps over lists of tensors on the GPU, one launch for all of them; norms, scaling and sums of such lists.
+// Optimizer steps over lists of tensors on the GPU, in one launch for all of them; and norms, scaling and sums of
+// lists.
 //
-// A block finds its tensor in the table by a search that a warp makes together, and handles 512 elements of it, four
-// for each thread. Dtypes and the kind of update are read at run time: the branches are the same for a whole block, and
-// the memory is what is waited for. Arithmetic is in float32. Sums have a fixed order: same input, same bits.
+// The warps of a block search the table for the block's tensor. The block handles 512 elements of it, four per thread.
+// Dtypes and the kind of update are read at run time: a whole block takes the same branches, and memory is the
+// bottleneck. Arithmetic is in float32. Sums have a fixed order, so the same input gives the same bits.
 #include "list.cuh"
 
 namespace precast {
 namespace multi_tensor {
 
-// 1 - beta^step, exact to the last digits also where beta is next to one.
+// 1 - beta^step, accurate to the last digits even if beta is close to one.
 DEVICE float correction(float log_beta, float step) { return -expm1f(step * log_beta); }
 
-// One thread for each tensor: counts its step, unless the gradients overflowed, and writes its coefficients.
+// One thread per tensor: advances its step count, unless the gradients overflowed, and writes its coefficients.
 DEVICE void prepare_all(const PrepareArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.count) return;
@@ -27,7 +28,7 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   if (a.grad_scale != nullptr) c.grad /= *a.grad_scale;
   if (a.norm != nullptr) {
     const float norm = *a.norm / (a.grad_scale != nullptr ? *a.grad_scale : 1.0f);
-    // Not fminf, which would let a NaN pass for one.
+    // Not fminf, which would turn a NaN into one.
     const float share = a.max_norm / (norm + 1e-6f);
     c.grad *= share >= 1.0f ? 1.0f : share;
   }
@@ -50,7 +51,7 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   a.coefficients[index] = c;
 }
 
-// The values of one element, and what becomes of them.
+// The values of one element, updated in place.
 struct Element {
   float param, grad, first, second, third;
 };
@@ -63,7 +64,7 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
     e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
     float size = e.second;
     if (kind == kAdam && row.third != nullptr) {
-      // torch's maximum: a NaN stays one.
+      // Like torch's maximum: a NaN stays NaN.
       e.third = e.third >= size ? e.third : size;
       size = e.third;
     }
@@ -92,7 +93,7 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
   }
 }
 
-// Four elements of a thread.
+// The four elements of a thread.
 struct Streams {
   Quad param, grad, first, second, third;
 };
@@ -110,10 +111,10 @@ DEVICE void advance_all(Streams& s, const Coefficients& c, const Row& row, int f
   }
 }
 
-// Five instances: of any update and dtypes; of LAMB's two launches, the direction and the step along it; and, with
-// fewer registers, of Adam without amsgrad, where all is float32, or all but the gradients and the copies, and of the
-// updates with one state or none, where all is float32. H200, 671 M elements, share of the copy rate: Adam 1.00 and
-// with masters 0.98, SGD, Adagrad and Lion 1.01; of any update SGD 0.82, Adagrad 0.78, amsgrad 0.90.
+// Five instances. kAny: any update and any dtypes. kOfLamb: LAMB's two launches, the direction and the step along it.
+// The others need fewer registers: Adam without amsgrad if everything is float32, or everything but the gradients and
+// copies; and updates with at most one state if everything is float32. H200, 671 M elements, share of the copy rate:
+// Adam 1.00, with masters 0.98; SGD, Adagrad and Lion 1.01. With kAny: SGD 0.82, Adagrad 0.78, amsgrad 0.90.
 enum Instance { kAny, kOfLamb, kPlainAdam, kMasterAdam, kPlainOthers };
 
 template <Instance instance>
@@ -129,7 +130,7 @@ DEVICE void update_all(const UpdateArgs& a) {
   if (instance == kPlainOthers) row.second = row.third = row.copy = nullptr, row.types = 0;
   const Place at(row, chunk);
   const bool lamb = instance == kOfLamb && a.kind == kLamb, apply = instance == kOfLamb && a.kind == kLambApply;
-  // float32, float16 or bfloat16; with masters never the first for gradients and copies.
+  // float32, float16 or bfloat16. With masters, gradients and copies are never float32.
   const bool masters = instance == kMasterAdam, adam = masters || instance == kPlainAdam;
   const bool has_first = (adam || row.first != nullptr) && !apply,
              has_second = (adam || row.second != nullptr) && !apply;
@@ -215,7 +216,7 @@ DEVICE void norm_parts(const UpdateArgs& a) {
   if (threadIdx.x == 0) a.parts[blockIdx.x] = sum;
 }
 
-// One block for each tensor and number: adds its parts.
+// One block per tensor and number: sums its parts.
 DEVICE void sum_each(const SumArgs& a) {
   alignas(16) __shared__ float shared[32];
   const u32 tensor = blockIdx.x, number = blockIdx.y;
@@ -227,7 +228,7 @@ DEVICE void sum_each(const SumArgs& a) {
   if (threadIdx.x == 0) a.sums[tensor * a.width + number] = sum;
 }
 
-// One block: the root of the sum of all tensors' sums.
+// One block: the root of the sum over all tensors.
 DEVICE void sum_total(const SumArgs& a) {
   alignas(16) __shared__ float shared[32];
   float sum = 0.0f;
@@ -241,7 +242,7 @@ DEVICE void axpby_all(const AxpbyArgs& a) {
   find(a.first, a.count, tensor, chunk);
   const Row row = read(a.rows + tensor);
   const float factor = a.a * (a.factor != nullptr ? *a.factor : 1.0f);
-  // Clipping that clips nothing.
+  // Clipping that has nothing to clip.
   if (factor == 1.0f && row.first == nullptr && row.grad == row.param && a.found_inf == nullptr) return;
   const Place at(row, chunk);
   const u32 out = row.types & 3u, in = row.types >> 2 & 3u, other = row.types >> 4 & 3u;
@@ -257,11 +258,11 @@ DEVICE void axpby_all(const AxpbyArgs& a) {
     put(x, k, row.first != nullptr ? fmaf(factor, p, a.b * q) : factor * p);
   }
   keep(row.param, out, at, x);
-  if (!finite && a.found_inf != nullptr) *a.found_inf = 1.0f;  // whoever is last writes the same
+  if (!finite && a.found_inf != nullptr) *a.found_inf = 1.0f;  // every writer writes the same value
 }
 
-// H200: 0.98 of the copy rate with 1280 threads on a multiprocessor, 0.95 with 1024. Blackwell's compiler needs more
-// registers.
+// H200: 0.98 of the copy rate with 1280 threads per multiprocessor, 0.95 with 1024. For Blackwell the compiler needs
+// more registers.
 constexpr int kMasterThreads = PRECAST_ARCH < 1000 ? 1280 : 1024;
 
 }  // namespace multi_tensor

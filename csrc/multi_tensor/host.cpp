@@ -1,4 +1,4 @@
-// The ops of optimizer steps: a plan, the steps that use it, its end.
+// The ops of optimizer steps: create a plan, run steps with it, delete it.
 #include <math.h>
 
 #include "../common/numbered.h"
@@ -34,7 +34,7 @@ void forget_op(int64_t number, const Tensor&) { check_known(plans().forget(numbe
 
 // ---- one step ----
 
-constexpr int64_t kNumbers = 6;  // of a group: lr, beta1, beta2, eps, weight_decay, extra
+constexpr int64_t kNumbers = 6;  // per group: lr, beta1, beta2, eps, weight_decay, extra
 
 Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
   const double beta1 = numbers[1], beta2 = numbers[2];
@@ -43,7 +43,7 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
   group.lr = static_cast<float>(numbers[0]);
   group.one_minus_beta1 = static_cast<float>(1.0 - beta1);
   group.one_minus_beta2 = static_cast<float>(1.0 - beta2);
-  group.log_beta1 = static_cast<float>(log1p(beta1 - 1.0));  // not log, whose newest version came with glibc 2.29
+  group.log_beta1 = static_cast<float>(log1p(beta1 - 1.0));  // not log, whose newest symbol version needs glibc 2.29
   group.log_beta2 = static_cast<float>(log1p(beta2 - 1.0));
   group.eps = static_cast<float>(numbers[3]);
   group.weight_decay = static_cast<float>(numbers[4]);
@@ -90,7 +90,7 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) 
   launch(kernels, plan.device(), kLambUpdate, shape, arguments);
 }
 
-// What each kind of update needs of a plan; a kernel would take whatever it finds.
+// Checks that the plan has the tensors that this kind of update needs. The kernels do not check.
 void check_members(const Plan& plan, int64_t kind) {
   PRECAST_CHECK(kind >= kAdam && kind <= kLamb, "multi_tensor_step_: there is no update of kind %lld", printable(kind));
   const bool two = kind == kAdam || kind == kLamb, one = two || kind == kAdagrad || kind == kLion;
@@ -99,12 +99,12 @@ void check_members(const Plan& plan, int64_t kind) {
 }
 
 enum Outcome : int64_t {
-  kStale = 0,      // the plan does not describe the tensors any more, and nothing was done
-  kUncounted = 1,  // the step was made, and autograd has to be told so
+  kStale = 0,      // the plan does not match the tensors, and nothing was done
+  kUncounted = 1,  // the step was done, but autograd must still be told about the change
   kDone = 2,
 };
 
-// What of a step does not depend on its plan, as the kernels take it.
+// The arguments of a step that do not depend on the plan, in the form that the kernels take.
 struct StepNumbers {
   const Tensor &steps, &groups;
   const TensorList& rates;

@@ -1,4 +1,4 @@
-// Where a block finds its piece of a list of tensors, and four elements of any dtype for each thread.
+// Finds a block's piece of a list of tensors, and accesses four elements of any dtype per thread.
 #pragma once
 
 #include "../common/device.cuh"
@@ -7,9 +7,9 @@
 namespace precast {
 namespace multi_tensor {
 
-// The tensor of this block and which of its chunks: the last one that begins at or before the block. A warp looks at 32
-// places at once: around the one where it would be if all tensors were of one size, which takes one load where that is
-// nearly so, and then, if it is not there, 32 times as close with each load.
+// Finds the block's tensor, and which of its chunks the block has: the last tensor that begins at or before the block.
+// A warp looks at 32 entries at once. It starts where the block would be if all tensors had the same size, which needs
+// only one load if that is nearly so. Otherwise each load narrows the search by a factor of 32.
 DEVICE void find(const u32* first, u32 count, u32& tensor, u32& chunk) {
   const u32 lane = threadIdx.x & 31u;
   const u32 middle = static_cast<u32>(static_cast<float>(blockIdx.x) * (static_cast<float>(count) / gridDim.x));
@@ -45,7 +45,7 @@ DEVICE Struct read(const Struct* from) {
   return bits.s;
 }
 
-// The four elements of a thread: side by side where everything is aligned and none is past the end, else 128 apart.
+// The four elements of a thread: adjacent if everything is aligned and none is past the end, else 128 apart.
 struct Place {
   i64 index;  // of the first
   i64 n;
@@ -77,7 +77,7 @@ DEVICE void store_pair(char* p, u32 low, u32 high) {
 
 DEVICE u32 load_half(const char* p) { return *reinterpret_cast<const u16*>(p); }
 
-// Dtypes have the numbers of precast::DType: float32, float16, bfloat16.
+// Dtypes are the numbers of precast::DType: float32, float16, bfloat16.
 DEVICE Quad fetch(const char* p, u32 type, const Place& at) {
   Quad q = {{0, 0, 0, 0}};
   if (at.together) {
@@ -99,7 +99,8 @@ DEVICE Quad fetch(const char* p, u32 type, const Place& at) {
   return q;
 }
 
-// What was read as four floats, in the same registers; and back, for keep(). One branch for all four.
+// Converts what was read to four floats in the same registers; narrow() converts back for keep(). One branch for all
+// four.
 DEVICE void widen(Quad& q, u32 type, const Place& at) {
   if (type == 0) return;
   if (at.together) {
@@ -125,7 +126,7 @@ DEVICE void narrow(Quad& q, u32 type, const Place& at) {
 DEVICE float get(const Quad& q, int k) { return __uint_as_float(q.word[k]); }
 DEVICE void put(Quad& q, int k, float v) { q.word[k] = __float_as_uint(v); }
 
-// Takes floats.
+// Stores four floats.
 DEVICE void keep(char* p, u32 type, const Place& at, Quad q) {
   narrow(q, type, at);
   if (at.together) {
@@ -150,8 +151,8 @@ DEVICE void keep(char* p, u32 type, const Place& at, Quad q) {
 }  // namespace multi_tensor
 }  // namespace precast
 
-// An entry point for blocks of at most `threads`. `resident` is how many threads a multiprocessor should hold at a
-// time, which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of at most `threads`. `resident` is the number of threads that a multiprocessor should hold
+// at a time. It sets the budget: 65536 / resident registers per thread.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::multi_tensor::Args a) {                                          \

@@ -1,4 +1,4 @@
-// The ops over plain lists of tensors: norms, scaling and sums. Each makes a plan for itself.
+// The ops over plain lists of tensors: norms, scaling and sums. Each call makes its own plan.
 #include "plan.h"
 
 namespace precast::multi_tensor {

@@ -1,4 +1,4 @@
-// How a plan is made, and how it is held against the tensors before it is used.
+// Creates plans, and compares them with the tensors before they are used.
 #include "plan.h"
 
 #include "../common/overlap.h"
@@ -28,7 +28,7 @@ void check_overlap(const char* op, const Row* rows, int64_t count) {
   }
 }
 
-// Everything about one tensor of a row but its memory layout.
+// Checks one tensor of a row, except for its memory layout.
 int check_member(const Lists& lists, int member, int64_t index) {
   const Tensor& tensor = (*lists.member[member])[index];
   const Tensor& param = (*lists.member[kParam])[index];
@@ -173,8 +173,8 @@ Plan::~Plan() {
   for (int64_t i = 0; i < idle_count_; ++i) aoti_torch_delete_tensor_object(idle_[i]);
 }
 
-// Whether a gradient still is what it was, wherever it is now. One that was found, and not handed over, must be what
-// the dispatcher would hand over as it is. No gradient at all is of another kind, and has another dtype.
+// True if a gradient is unchanged except for its address. A gradient that the plan found itself must be one that the
+// dispatcher would pass on unchanged. An undefined gradient has another kind and another dtype.
 bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
   const void* const impl = impl_of(handle);
   if (found && (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl))) return false;
@@ -186,7 +186,7 @@ bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
     return false;
   }
   const char* data = static_cast<const char*>(grad->data());
-  // A gradient of this step can lie where the last one lay, in a shorter storage.
+  // This step's gradient can be at the same address as the last one, but in a shorter storage.
   if (!dense_has_memory(*grad, dtype_at(row, 2))) return false;
   if (__builtin_expect(data != row.grad, 0)) {
     if (grad->device_type() != device_type_ || grad->device_index() != device_) return false;
@@ -198,7 +198,7 @@ bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
   return true;
 }
 
-// The model's parameter, which has the gradient: the copy, where there is one.
+// The model's parameter, which has the gradient: the copy if there is one.
 AtenTensorHandle Plan::owner(int64_t index) const {
   const AtenTensorHandle* member = handles_.data() + index * kMembers;
   return member[kCopy] != nullptr ? member[kCopy] : member[kParam];
@@ -221,7 +221,7 @@ bool Plan::is_current(const TensorList& grads) {
   const Kinds kinds = kinds_;
   for (int64_t i = 0; i < count_; ++i) {
     const AtenTensorHandle* member = handles_.data() + i * kMembers;
-    // Thousands of tensors are not in the nearest cache: what is looked at soon is asked for now.
+    // Thousands of tensors do not fit in the L1 cache, so prefetch the ones that are needed soon.
     if (i + kAhead < count_) {
       for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
       if (!listed) prefetch_gradient(seen_[i + kAhead]);

@@ -1,5 +1,5 @@
-// A plan: which tensors a launch goes over, checked, with the table of them on the device. What is checked once here is
-// compared with the tensors before every launch (is_current()), so that a plan is never older than what it describes.
+// A plan: the checked tensors of a launch, and their table on the device. The properties checked once here are compared
+// with the tensors before every launch (is_current()), so a stale plan is never used.
 #pragma once
 
 #include "../common/kind.h"
@@ -12,15 +12,15 @@ namespace precast::multi_tensor {
 // The tensors of a row, in the order of the pointers in Row.
 enum Member : int { kParam, kGrad, kFirst, kSecond, kThird, kCopy, kMembers };
 
-// The lists of an op. Empty ones are left out of the rows; a list that is there has an entry for every row.
+// The lists of an op. Empty lists are omitted from the rows; the others have an entry for every row.
 struct Lists {
   const char* op;
   const TensorList* member[kMembers];
   const char* name[kMembers];
 };
 
-// Where things are, in bytes from the start: of the table, whose length is `written`, and of the scratch memory that
-// kernels leave things in for each other; it begins with the coefficients.
+// Offsets in bytes. The first ones are in the table, whose length is `written`. The others are in the scratch memory,
+// which kernels use to pass data to each other and which begins with the coefficients.
 struct TableLayout {
   int64_t first, norm_first, slots, written, sums, total, parts, scratch;
 };
@@ -31,23 +31,23 @@ struct Memory {
 
 class Plan {
  public:
-  // Checks everything and raises before anything is kept. `idle` are parameters that must have no gradient as long as
-  // the plan is used; `places` has the group and the index of the step of every row, two int32 each on the CPU, or is
-  // null, for a plan that is used at once.
+  // Checks everything before it keeps anything; raises if a check fails. `idle` are parameters that must have no
+  // gradient while the plan is in use. `places` has the group and the step index of every row, as two int32 each on the
+  // CPU. It is null for a plan that is used only at once.
   Plan(const Lists& lists, const TensorList* idle, const Tensor* places);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan();
 
-  // True when every tensor is where and what it was, but for gradients, which may have moved: their new places are then
-  // taken over. They are `grads`, or, if that is empty, what the parameters have for gradients.
+  // True if every tensor is unchanged and in the same place. Gradients may have moved: the plan then takes over their
+  // new addresses. They are `grads`, or the gradients of the parameters if that list is empty.
   bool is_current(const TensorList& grads);
 
-  // Tells autograd that the parameters have changed; false if this torch has to be told through Python.
+  // Tells autograd that the parameters have changed. False if that has to happen through Python in this torch.
   bool count_change() const;
 
-  // The table on the device, written anew if a gradient has moved, the stream is another one or more parts are wanted;
-  // on the current stream. A table that a graph has captured stays as it is as long as the plan lives.
+  // The table on the device. It is written again on the current stream if a gradient has moved, the stream has changed
+  // or more parts are needed. A table captured by a graph is kept unchanged for the life of the plan.
   Memory memory(int64_t parts);
 
   int64_t count() const { return count_; }
@@ -55,7 +55,8 @@ class Plan {
   int64_t norm_blocks() const { return norm_first_[count_]; }
   int device() const { return device_; }
   const TableLayout& layout() const { return layout_; }
-  // All float32, without third and copy; or all but gradients and copies, which are of one narrower dtype.
+  // Plain: all float32, without third and copy. Masters: all float32 but gradients and copies, which share a narrower
+  // dtype.
   bool plain() const { return plain_; }
   bool masters() const { return masters_; }
   bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
@@ -76,7 +77,7 @@ class Plan {
   bool plain_ = true, masters_ = true;
   void* stream_ = nullptr;
   Array<Row> rows_;
-  Array<AtenTensorHandle> handles_;  // kMembers for each row, references of our own; null where there is none
+  Array<AtenTensorHandle> handles_;  // kMembers per row, as references of our own; null if absent
   Array<AtenTensorHandle> idle_;
   Array<uint32_t> first_, norm_first_, slots_;
   Array<int32_t> grad_dtype_;
@@ -84,13 +85,13 @@ class Plan {
   Array<Seen> seen_;
   TableLayout layout_ = {};
   AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
-  struct Kept* kept_ = nullptr;  // tables and their sources in pinned memory that graphs refer to
+  struct Kept* kept_ = nullptr;  // tables, and their sources in pinned memory, that graphs refer to
 };
 
-// One float32 on the device of `beside`, which a kernel reads or writes; null for a tensor that is not there.
+// One float32 on the device of `beside`, for a kernel to read or write. Null for an absent tensor.
 const float* scalar_beside(const char* op, const char* name, const Tensor* tensor, const Tensor& beside);
 
-// The sum of squares of each gradient, and the root of the sum of all. The plan's memory has norm_blocks() parts.
+// The sum of squares of each gradient, and the root of the sum over all. The plan's memory needs norm_blocks() parts.
 void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums);
 
 extern KernelFamily kernels;

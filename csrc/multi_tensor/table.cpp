@@ -1,4 +1,4 @@
-// The table of a plan on the device, and the launches that every op makes over it.
+// A plan's table on the device, and the launches that every op makes with it.
 #include <utility>
 
 #include "plan.h"
@@ -14,7 +14,7 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"multi_tensor", kEntries, kEntryCount};
 
-// Tensors that a graph refers to, as a list.
+// A list of tensors that a graph refers to.
 struct Kept {
   AtenTensorHandle tensor;
   Kept* next;
@@ -67,12 +67,12 @@ void Plan::release() {
   }
 }
 
-// The order of a table and its use is the stream's. The tables of two streams are two tensors: freed, each goes back to
-// the memory of its own. Only a captured launch may use the table of another stream: what a graph does has to follow
-// the earlier steps in any case, as it changes the same parameters.
+// Writes and uses of a table are ordered by the stream. Each stream has a table tensor of its own; when freed, its
+// memory goes back to that stream. Only a captured launch may use the table of another stream: a graph must run after
+// the earlier steps in any case, because it changes the same parameters.
 //
-// The source in pinned memory is a new tensor each time. Its memory is not given out again before the copy has ended:
-// torch's allocator of pinned memory sees to that.
+// The source in pinned memory is a new tensor each time. Torch's pinned-memory allocator does not reuse its memory
+// before the copy has ended.
 Memory Plan::memory(int64_t parts) {
   const bool on_gpu = device_type_ == aoti_torch_device_type_cuda();
   const StreamState stream = on_gpu ? stream_state(device_) : StreamState{};
@@ -96,7 +96,7 @@ Memory Plan::memory(int64_t parts) {
     drop(scratch_);
     table_ = table.release();
     scratch_ = scratch.release();
-    if (stream.capturing) {  // every replay copies it again
+    if (stream.capturing) {  // every replay repeats the copy
       AtenTensorHandle source = host.release();
       keep(source);
     }

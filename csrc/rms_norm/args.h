@@ -1,11 +1,10 @@
-// What host.cpp hands to the kernels of device.cu: one structure by value. Compiled on both sides, so it includes
-// nothing.
+// The structures that host code passes to the kernels by value. Compiled on both sides, so it includes nothing.
 #pragma once
 
 namespace precast {
 namespace rms_norm {
 
-// How `weight` enters and where the result is rounded: the ops' `casting` argument.
+// How `weight` is applied and where the result is rounded: the ops' `casting` argument.
 enum Casting : int {
   kNone = 0,   // round(x * r * weight)
   kLlama = 1,  // round(round(x * r) * weight)
@@ -25,16 +24,16 @@ struct ForwardArgs {
   long long sum_stride;
   long long hidden;
   unsigned int rows;
-  unsigned int vectors;   // of 16 bytes in a row that may be moved as such: all of it, or nothing
-  unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
+  unsigned int vectors;   // 16-byte vectors that may be moved as such: the whole row, or none of it
+  unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
   float inverse_hidden;
   float eps;
   int casting;
 };
 
-// A worker is what walks over rows: a block, or a warp of it where a block holds several rows. Worker i takes the rows
-// i, i + workers, ..., of which there may be none. A block leaves the sum of its workers' shares of grad_weight
-// in its line of `parts`; of the `any` kernels each worker has a line.
+// A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
+// i, i + workers, ...; there may be none. A block writes the sum of its workers' shares of grad_weight to its line of
+// `parts`. In the `any` kernels each worker has a line.
 struct BackwardArgs {
   const char* grad;
   const char* grad_sum;  // null: nothing is added to grad_x
@@ -50,7 +49,7 @@ struct BackwardArgs {
   long long rows;
   unsigned int vectors;
   unsigned int workers;
-  unsigned int stages;  // rows of a worker that shared memory holds: two or three
+  unsigned int stages;  // rows per worker in shared memory: two or three
   float inverse_hidden;
   float eps;
   int casting;

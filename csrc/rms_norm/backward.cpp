@@ -1,5 +1,5 @@
-// The gradients of RMSNorm: checks, allocation, and the choice of a kernel. A family of its own, so that inference
-// neither compiles nor loads them.
+// The gradients of RMSNorm: checks, allocation, and the choice of a kernel. They are a family of their own, so that
+// inference neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
 #include "../common/walk.h"
@@ -11,10 +11,11 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// A worker walks over rows and keeps its share of grad_weight in registers: sixteen numbers beside the two vectors of
-// 16 bytes of each thread, for rows of up to 20 KB, or thirty-two beside four, up to 32 KB. The `any` kernel takes the
-// rest one element at a time and keeps its share in memory. One vector per thread was slower than two (0.80 and 0.71 of
-// the copy rate at rows of 8 and 16 KB on an H200, where two gave 0.85 and 0.90), and four too (0.72 and 0.68).
+// A worker walks over rows and keeps its share of grad_weight in registers. For rows of up to 20 KB each thread has two
+// vectors of 16 bytes and sixteen sums; for rows of up to 32 KB, four vectors and thirty-two sums. The `any` kernel
+// handles the rest one element at a time and keeps its share in memory. On an H200, at rows of 8 and 16 KB, two vectors
+// per thread reached 0.85 and 0.90 of the copy rate. One vector was slower (0.80 and 0.71), and so were four (0.72 and
+// 0.68).
 
 constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_v2", kRingBytes},
@@ -143,7 +144,7 @@ TensorPair norm_backward_op(const Tensor& grad, const Tensor& x, const Tensor& w
   return gradients<backward>(norm, grad, nullptr, x, weight, eps, casting);
 }
 
-// `x` is the saved sum; its gradient is that of both addends.
+// `x` is the saved sum. Its gradient is the gradient of both addends.
 template <Backward backward>
 TensorPair add_norm_backward_op(const Tensor& grad_y, const Tensor& grad_sum, const Tensor& x, const Tensor& weight,
                                 double eps, int64_t casting) {

@@ -3,16 +3,16 @@
 //   r = rsqrt(mean(x^2) + eps)    m = mean(g w x r)    w is weight, or 1 + weight
 //   grad_x = r (g w - x r m)      grad_weight = sum over rows of g x r
 //
-// All arithmetic is in float32, the rounding of the forward counts as the identity, and the sums over rows have a fixed
-// order: the result is the same bit for bit every time.
+// All arithmetic is in float32. The rounding of the forward counts as the identity. The sums over rows have a fixed
+// order, so the result is bitwise reproducible.
 #include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {
 namespace rms_norm {
 
-// A worker's rows one after the other: the row and its gradient in registers, its share of grad_weight too. Where four
-// vectors of 16-bit numbers are too many for that, they are read from shared memory again.
+// Walks over a worker's rows, with the row, its gradient and the share of grad_weight in registers. If four vectors of
+// 16-bit numbers do not fit in registers, they are read from shared memory again.
 template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
@@ -34,7 +34,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
   const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
-  u32 parity = 0;  // a thread that is early writes the other half, which nobody reads any more
+  u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
     if constexpr (kKept) {
@@ -46,7 +46,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       added[j] = Vector{{0, 0, 0, 0}};
       if (a.grad_sum != nullptr && walk.taken[j]) added[j] = load_constant(grad_sum + j * step * 16);
     };
-    if constexpr (V <= 2) {  // ahead of the sums, where there are registers for it
+    if constexpr (V <= 2) {  // before the sums, if there are enough registers
 #pragma unroll
       for (int j = 0; j < V; ++j) load_added(j);
     }
@@ -104,7 +104,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   store_parts<T>(a.parts + blockIdx.x * a.hidden, part, a.vectors);
 }
 
-// Any row, one element at a time and read twice; the worker's line of `parts` is the accumulator.
+// Any row, one element at a time and read twice. The worker's line of `parts` is the accumulator.
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];

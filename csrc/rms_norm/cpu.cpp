@@ -1,8 +1,8 @@
 // RMSNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
 // Each row is read twice, the second time from the caches. Sums run in float over short blocks and in double over the
-// blocks, so the error does not grow with the width of a row. What varies only per call (the casting, a residual) is a
-// branch inside the loops, always predicted, and not one more template argument: compiling is part of the user's wait.
+// blocks, so the error does not grow with the width of a row. Per-call options (the casting, a residual) are
+// well-predicted branches inside the loops rather than template arguments, because the user waits for compilation.
 #include "cpu.h"
 
 #include "../common/row_simd.h"
@@ -21,8 +21,8 @@ PRECAST_INLINE float inverse_root(double squares, int64_t hidden, float eps) {
   return static_cast<float>(1.0 / sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
-// Where the values of a row come from: x itself, or round(x + residual), which is stored on the way. `out` may be
-// either input.
+// The sources of a row's values: x itself, or round(x + residual), which is stored along the way. `out` may be either
+// input.
 template <class T>
 struct Plain {
   const T* x;
@@ -80,8 +80,8 @@ PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int cas
   return normal * weight;
 }
 
-// Ordinary stores: past the caches it is faster only into memory that was written before, and a large result of torch
-// is fresh memory, whose pages the kernel has just put into the cache by clearing them.
+// Ordinary stores. Bypassing the caches is faster only for memory that was written before. A large result of torch is
+// fresh memory, whose pages the kernel has just brought into the cache by clearing them.
 template <class T>
 void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_rms, int casting) {
   const Floats scale = broadcast(inverse_rms);
@@ -137,7 +137,7 @@ Sums sum_row(const T* x, const T* grad, const T* weight, int64_t hidden, bool pl
   return total;
 }
 
-// One row of the backward pass: where it lies, and the two numbers that its first pass found.
+// One row of the backward pass: its pointers, and the two numbers that its first pass found.
 template <class T>
 struct BackwardRow {
   const T *x, *grad, *grad_sum;
@@ -161,8 +161,8 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   return result;
 }
 
-// With r = 1 / rms and g = grad * weight, for the columns [begin, begin + count):
-// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum), and to `part` is added grad * r * x.
+// With r = 1 / rms and g = grad * weight, computes for the columns [begin, begin + count):
+// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum). Adds grad * r * x to `part`.
 template <class T>
 void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, int64_t begin, int64_t count,
                     float* part) {

@@ -1,9 +1,10 @@
-// RMSNorm on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows vectors.
+// RMSNorm on the CPU: the interface between host.cpp, which handles tensors and threads, and cpu.cpp, which handles
+// vectors.
 //
-// cpu.cpp is compiled once for each CPU level with -DPRECAST_CPU_LEVEL=<level> and that level's flags.
-// Every level defines the three functions below in the namespace precast::rms_norm::<level>. It includes no torch and
-// no template of the standard library: the linker keeps one copy of an inline function, and it may be the AVX-512 one.
-// Nothing here throws, allocates or starts threads. host.cpp calls with disjoint row ranges from several threads.
+// cpu.cpp is compiled once per CPU level with -DPRECAST_CPU_LEVEL=<level> and that level's flags. Every level defines
+// the three functions below in the namespace precast::rms_norm::<level>. It includes neither torch nor templates of the
+// standard library: the linker keeps one copy of an inline function, which may be the AVX-512 one. Nothing here throws,
+// allocates or starts threads. host.cpp calls with disjoint row ranges from several threads.
 #pragma once
 
 #include <stdint.h>
@@ -16,13 +17,13 @@ namespace rms_norm {
 // The numbers of the ops' `casting` argument.
 enum : int { kCastingNone = 0, kCastingLlama = 1, kCastingGemma = 2 };
 
-// Rows are `hidden` elements that follow each other; strides are in elements, from one row to the next.
+// Rows are `hidden` contiguous elements. Strides are in elements, from one row to the next.
 struct ForwardRows {
   const void* x;
-  const void* residual;  // null: the plain norm. Else sum = round(x + residual) is stored and its norm is taken.
+  const void* residual;  // null: the plain norm. Else sum = round(x + residual) is stored and normalised.
   const void* weight;
   void* y;    // may be x
-  void* sum;  // may be residual; unused without one
+  void* sum;  // may be residual; unused without a residual
   int64_t hidden;
   int64_t x_stride;
   int64_t residual_stride;
@@ -33,13 +34,13 @@ struct ForwardRows {
   int casting;
 };
 
-// grad_x = gradient of the norm for x (+ grad_sum where given), recomputing the row statistic from x.
+// grad_x = gradient of the norm for x (+ grad_sum if given). The row statistic is recomputed from x.
 struct BackwardRows {
   const void* grad;
   const void* grad_sum;  // null: nothing is added
   const void* x;
   const void* weight;
-  void* grad_x;          // rows follow each other without a gap
+  void* grad_x;          // without gaps between rows
   double* weight_parts;  // (chunks, hidden): the sum over each chunk's rows of grad * normalised x
   int64_t rows;
   int64_t hidden;
@@ -54,11 +55,11 @@ struct BackwardRows {
 
 // Rows [begin, end).
 using ForwardFunction = void (*)(const ForwardRows& rows, int64_t begin, int64_t end);
-// Chunks [begin, end): writes their grad_x rows and their lines of weight_parts (which come uninitialised). Rows of a
-// chunk are added in an order that depends on the shape alone, so the result does not depend on the threads.
+// Chunks [begin, end): writes their grad_x rows and their lines of weight_parts, which come uninitialised. The order in
+// which a chunk's rows are added depends only on the shape, so the result does not depend on the threads.
 using BackwardFunction = void (*)(const BackwardRows& rows, int64_t begin, int64_t end);
-// grad_weight[c] = round(sum over chunks, in a fixed order, of weight_parts[chunk][c]) for the columns [begin, end). No
-// chunk: 0.
+// grad_weight[c] = round(sum over chunks, in a fixed order, of weight_parts[chunk][c]) for the columns [begin, end).
+// Without chunks the result is 0.
 using WeightFunction = void (*)(const double* weight_parts, int64_t chunks, int64_t hidden, void* grad_weight,
                                 int dtype, int64_t begin, int64_t end);
 

@@ -1,21 +1,21 @@
-// RMSNorm on the GPU, with and without the add before it. See host.cpp for which kernel serves which shape.
+// RMSNorm on the GPU, with and without a preceding add. See host.cpp for which kernel serves which shape.
 //
 //   r = rsqrt(mean(x^2) + eps)    y = x r w    w is weight, or 1 + weight
 //
-// All arithmetic is in float32. A row is read once and stays in registers between the sum and the result, unless it is
-// too wide: the `any` kernels take every row, and read it twice.
+// All arithmetic is in float32. A row is read once and stays in registers between the sum and the result. Rows that are
+// too wide for that use the `any` kernels, which take any row and read it twice.
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
 namespace precast {
 namespace rms_norm {
 
-// One row per block, V vectors per thread at distances of blockDim.x; or, for short rows, one row per warp.
+// One row per block, or one row per warp for short rows. Each thread has V vectors, blockDim.x apart.
 template <class T, int V, bool kAdd>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   const u32 first = threadIdx.x, step = blockDim.x;
 
   const char* x = a.x + row * a.x_stride;
@@ -64,7 +64,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
   float scale = rsqrtf(row_sum(squares, shared) * a.inverse_hidden + a.eps);
 
-  if (a.casting == kLlama) {  // the normalised row in the row's dtype; what follows then multiplies by one, exactly
+  if (a.casting == kLlama) {  // rounds the normalised row to its dtype; the later multiplication by one is exact
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       if (first + j * step < a.vectors) v[j] = combine<T>(v[j], v[j], [&](int, float p, float) { return p * scale; });
@@ -82,8 +82,8 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
 }
 
-// The same for rows that do not begin at multiples of 16 bytes, with or without the add. `y` does not lie over `x`, nor
-// `sum` over `residual`: what is read of a row may hold some of the next.
+// The same for rows that do not begin at multiples of 16 bytes, with or without the add. `y` must not overlap `x`, nor
+// `sum` overlap `residual`: reading a row may also read part of the next.
 template <class T, int V>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
@@ -141,8 +141,8 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
   }
 }
 
-// Any row, with or without the add: read once for the sum and once more for the result. What can be moved by 16 bytes
-// comes first (a.vectors, which may be 0), the rest one element at a time.
+// Any row, with or without the add. It is read once for the sum and again for the result. Elements that can be moved by
+// 16 bytes come first (a.vectors, which may be 0), then the rest one at a time.
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
@@ -173,7 +173,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
     }
     squares = fmaf(v, v, squares);
   }
-  if (add) x = sum;  // each thread reads again what it wrote itself
+  if (add) x = sum;  // each thread reads what it wrote itself
   const float scale = rsqrtf(row_sum(squares, shared) * a.inverse_hidden + a.eps);
 
   const bool llama = a.casting == kLlama;

@@ -1,4 +1,4 @@
-// The ops of RMSNorm without gradients: checks, allocation, and the choice of a kernel.
+// The forward ops of RMSNorm: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/row_launch.h"
 #include "args.h"
@@ -9,17 +9,17 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// H200, bf16, share of the copy rate reached by these shapes (rms_norm / add_rms_norm):
+// H200, bf16, share of the copy rate for these shapes (rms_norm / add_rms_norm):
 //
 //   row                  v4                      add v1
 //   1024 (2 KB)          T 32, two rows  0.925   T 128   0.975
 //   4096 (8 KB)          T 128           0.966   T 512   0.982
 //   8192 (16 KB)         T 256           0.965   T 1024  0.985
 //
-// A plain row wants four vectors of 16 bytes in each thread; with two streams one vector is enough to keep as many
-// loads in flight, and needs the fewest registers. A warp has several rows of up to 512 bytes. Rows that do not begin
-// at multiples of 16 bytes have a kernel of the same form. Wider rows than the threads of a block can hold go through
-// the `any` kernel, which reads them twice, the second time from the caches.
+// A plain row needs four vectors of 16 bytes per thread. With two streams one vector keeps as many loads in flight and
+// needs the fewest registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
+// form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them twice, the second time from
+// the caches.
 
 enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4 };
 
@@ -33,8 +33,8 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"rms_norm", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
-// that is not aligned is so in the same way, else 0.
+// `vectors`: the number of vectors in a row if everything is aligned to 16 bytes, else 0. `shifted`: the most vectors
+// that a row can touch if all tensors have the same misalignment, else 0.
 RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted, bool add) {
   const uint32_t count = static_cast<uint32_t>(vectors);
   if (vectors > 0 && add && vectors <= 32) return narrow(kAddV1, vectors, 1);
@@ -136,7 +136,7 @@ TensorPair add_norm_op(const Tensor& x, const Tensor& residual, const Tensor& we
 
 // ---- in place ----
 
-// A tensor that is written where it lies.
+// A tensor that is written in place.
 struct WrittenRows {
   char* data;
   int64_t stride;  // in elements
@@ -152,7 +152,7 @@ WrittenRows written(const char* name, const Tensor& tensor, const Norm& norm) {
   return {static_cast<char*>(tensor.mutable_data()), stride};
 }
 
-// Rows at the same distance may lie between each other without touching, as the halves of one wide buffer do.
+// Rows with the same stride may be interleaved without overlap, like the halves of one wide buffer.
 bool overlap(const WrittenRows& a, const WrittenRows& b, const Norm& norm) {
   const int64_t bytes = norm.element_bytes(), row = norm.hidden * bytes;
   const int64_t a_extent = (norm.rows - 1) * a.stride * bytes + row,

@@ -1,4 +1,4 @@
-// What forward and backward share on the GPU.
+// Shared by forward and backward on the GPU.
 #pragma once
 
 #include "../common/norm.cuh"
@@ -9,7 +9,7 @@
 namespace precast {
 namespace rms_norm {
 
-// What is added to the weight. Minus zero leaves every number as it is, a negative zero included.
+// The number to add to the weight. Minus zero leaves every number unchanged, including a negative zero.
 DEVICE float weight_offset(int casting) { return casting == kGemma ? 1.0f : -0.0f; }
 
 template <class T>

@@ -1,4 +1,4 @@
-// What the ops of RMSNorm ask of their tensors. No check writes anything.
+// Checks of the RMSNorm ops' tensors. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"

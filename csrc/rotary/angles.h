@@ -1,14 +1,14 @@
-// By how much heads are turned, as host code hands it to kernels: tables of cosines and sines, and which of their rows
-// a token takes. Compiled on both sides, so it includes nothing.
+// The rotation angles that host code passes to kernels: tables of cosines and sines, and the table row of each token.
+// Compiled on both sides, so it includes nothing.
 #pragma once
 
 namespace precast {
 namespace rotary {
 
 enum Flag : int {
-  kInterleaved = 1,    // a pair are neighbours; else they are half of what is rotated apart
-  kInverse = 2,        // turn back: the sines count with the other sign
-  kWideTable = 4,      // cosines and sines are float32, whatever the heads are
+  kInterleaved = 1,    // pairs are neighbours; else a pair is half of the rotated part apart
+  kInverse = 2,        // rotate back: negate the sines
+  kWideTable = 4,      // cosines and sines are float32 for any dtype of the heads
   kLongPositions = 8,  // positions are int64, else int32
 };
 
@@ -16,11 +16,11 @@ enum Flag : int {
 struct Angles {
   const char* cos;
   const char* sin;
-  const char* positions;  // the row of each token, one after the other; null: token t has row t
+  const char* positions;  // the table row of each token, contiguous; null: token t has row t
   long long cos_stride;
   long long sin_stride;
   long long rows;
-  int half;  // the pairs of a head: its first 2 * half elements are rotated
+  int half;  // pairs in a head: its first 2 * half elements are rotated
   int flags;
 };
 

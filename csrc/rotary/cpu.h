@@ -1,5 +1,5 @@
-// Rotary embedding on the CPU: the seam between host.cpp, which knows tensors and threads, and cpu.cpp, which knows
-// vectors and is compiled once for each CPU level. Nothing here throws, allocates or starts threads.
+// Rotary embedding on the CPU: the interface between host.cpp, which handles tensors and threads, and cpu.cpp, which
+// handles vectors and is compiled once per CPU level. Nothing here throws, allocates or starts threads.
 #pragma once
 
 #include <stdint.h>
@@ -10,7 +10,7 @@
 namespace precast {
 namespace rotary {
 
-// The heads of a call. Of each token come those of query, then those of key.
+// The heads of a call. For each token, the heads of query come before those of key.
 struct Work {
   Heads query;
   Heads key;
@@ -18,13 +18,13 @@ struct Work {
   int64_t outer;
   int64_t tokens;
   int64_t query_heads;
-  int64_t heads;  // of a token, of both tensors
+  int64_t heads;  // per token, in both tensors
   int64_t width;
   int dtype;      // the number of a precast::DType
-  bool in_place;  // what is not rotated is there already
+  bool in_place;  // the elements that are not rotated are already there
 };
 
-// Heads [begin, end), counted through all tokens.
+// Rotates heads [begin, end), counted through all tokens.
 using RotateFunction = void (*)(const Work& work, int64_t begin, int64_t end);
 
 #define PRECAST_ROTARY_CPU_LEVEL(level)                            \

@@ -1,12 +1,12 @@
-// Rotary embedding on the GPU: every pair of a head is turned by the angle of its token; what is not rotated is copied.
-// In float32, rounded once. See host.cpp for what serves which shape.
+// Rotary embedding on the GPU. Every pair of a head is rotated by its token's angle; the rest is copied. Arithmetic is
+// in float32, rounded once. See host.cpp for which kernel serves which shape.
 #include "heads.cuh"
 #include "rotate.cuh"
 
 namespace precast {
 namespace rotary {
 
-// Two vectors of 16 bytes: the pairs of one, or of both where they are neighbours.
+// Two vectors of 16 bytes: the two sides of pairs, or whole pairs if they are neighbours.
 template <class T>
 DEVICE void rotary_vectors(const RotaryArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
@@ -15,7 +15,7 @@ DEVICE void rotary_vectors(const RotaryArgs& a) {
   const i64 table = table_row(a.angles, at.token);
   const Parts parts = parts_of<T, T::kPerVector>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
-  // Without a branch: with one the second load waited for the first, at 0.83 of the copy rate in the place of 0.92.
+  // No branch: with one, the second load waited for the first, at 0.83 of the copy rate instead of 0.92.
   Vector first = load(at.from + parts.first), second = load(at.from + (both ? parts.second : parts.first));
   if (parts.rotated) {
     const auto turn = load_turn_of_row<T, T::kPerVector>(a.angles, table, at.unit);

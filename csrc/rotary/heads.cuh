@@ -1,4 +1,4 @@
-// Which unit of which head a thread has, and the form of the entry points.
+// The head and unit of a thread, and the form of the entry points.
 #pragma once
 
 #include "../common/device.cuh"
@@ -16,7 +16,7 @@ struct Place {
   u32 unit;
 };
 
-// Both tensors' numbers are read and one is kept: an address that is chosen would make a copy of the arguments.
+// Reads the fields of both tensors and keeps one of them: selecting an address would copy the arguments.
 DEVICE Place place_of(const RotaryArgs& a, u32 index) {
   const u32 row = quotient(index, a.units), local = quotient(row, a.heads), number = row - local * a.heads.divisor;
   const bool is_query = number < a.query_heads;
@@ -35,8 +35,8 @@ DEVICE Place place_of(const RotaryArgs& a, u32 index) {
 }  // namespace rotary
 }  // namespace precast
 
-// An entry point for blocks of 128 threads. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of 128 threads. `resident` is the number of threads that a multiprocessor should hold at a
+// time. It sets the budget: 65536 / resident registers per thread.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::rotary::Args a) {                                                \

@@ -11,15 +11,15 @@ namespace {
 // ---- which kernel serves which shape ----
 //
 //   heads and tables                                             kernel    a thread has
-//   half of the rotated part, the rest, strides and pointers     rotary    two vectors of 16 bytes, and of the pairs in
-//   at multiples of 16 bytes                                               them the cosines and sines
+//   half of the rotated part, the rest, strides and pointers     rotary    two vectors of 16 bytes, and the cosines and
+//   at multiples of 16 bytes                                               sines of their pairs
 //   anything else (odd widths, unaligned views)                  any       one pair
 //
-// Always blocks of 128 threads, as many as it takes, numbered through the heads of all tokens: a head need not fill a
-// block, and query and key share a launch. H200, bf16, 32 + 8 heads of 128: 0.92 of the copy rate at 16384 tokens (a
-// copy_ of as many bytes 0.97), backward 0.93, in place 0.92, of a packed projection 0.93, neighbours 0.91, by
-// positions in no order 0.85, `any` 0.37; 0.75 at 4096 tokens (copy_ 0.79); one step of 64 sequences 5.5 us, of one 5.0
-// us. Two or four heads for each thread, which share the cosines and sines, or 256 threads: 0.915 to 0.922.
+// Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
+// key share a launch. H200, bf16, 32 + 8 heads of 128, share of the copy rate at 16384 tokens: forward 0.92 (a copy_ of
+// as many bytes 0.97), backward 0.93, in place 0.92, of a packed projection 0.93, neighbours 0.91, positions in random
+// order 0.85, `any` 0.37. At 4096 tokens: 0.75 (copy_ 0.79). One step of 64 sequences takes 5.5 us, of one sequence 5.0
+// us. Two or four heads per thread, which share the cosines and sines, or 256 threads: 0.915 to 0.922.
 
 constexpr Entry kEntries[] = {
     {"rotary_f32"}, {"rotary_f32_any"}, {"rotary_f16"}, {"rotary_f16_any"}, {"rotary_bf16"}, {"rotary_bf16_any"},
@@ -29,7 +29,8 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 KernelFamily kernels = {"rotary", kEntries, kEntryCount};
 
 constexpr uint32_t kThreads = 128;
-// The most units of one launch: their numbers, and the threads behind the last one, stay below 2^31. grid.y has 65535.
+// Maximum units per launch, so that unit numbers and the threads beyond the last unit stay below 2^31. grid.y has
+// 65535.
 constexpr int64_t kLaunchUnits = int64_t{1} << 30, kLaunchOuter = 65535;
 
 // ---- the two devices ----
@@ -91,7 +92,7 @@ void rotate_cpu(const Work& work, int32_t) {
 
 // ---- the ops, the same for both devices ----
 
-// Function pointers, as an instance of the ops for each device would be another three kilobytes.
+// Function pointers: another instance of the ops per device would add three kilobytes.
 struct Device {
   void (*check)(const char* op, const Work& work);
   void (*rotate)(const Work& work, int32_t index);
@@ -99,7 +100,7 @@ struct Device {
 
 constexpr Device kCpu = {check_work_positions, rotate_cpu}, kCuda = {check_size, rotate_cuda};
 
-// A checked call; its work has no tensors yet. A key that is not there has no heads.
+// A checked call, whose work has no tensors yet. An absent key has no heads.
 struct Call {
   Call(const char* op, const Tensor& query, const Tensor* key, const Tables& tables, bool interleaved, bool inverse)
       : query_shape(check_heads(op, {"query", query})),

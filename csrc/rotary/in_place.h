@@ -1,4 +1,4 @@
-// Heads that are written where they lie: what can be told of them before anything is written.
+// Heads that are rotated in place, and the checks made before anything is written.
 #pragma once
 
 #include <initializer_list>
@@ -7,12 +7,12 @@
 
 namespace precast::rotary {
 
-// A dimension of more than one element, by its distance.
+// A dimension and its stride.
 struct Dimension {
   int64_t size, stride;
 };
 
-// A tensor of heads in memory, in elements; its dimensions beside the last one from the nearest to the farthest.
+// A tensor of heads in memory, in elements. Its dimensions, without the last one, are sorted by increasing stride.
 struct WrittenHeads {
   WrittenHeads(const char* op, const Named& named, const HeadsShape& shape)
       : data(static_cast<char*>(named.tensor.mutable_data())),
@@ -39,7 +39,8 @@ struct WrittenHeads {
                   ShapeText(named.tensor.strides(), named.tensor.dim()).text);
   }
 
-  // What lies within one period of memory: 0 where the dimensions that reach farther are no multiples of it.
+  // The extent within one period of memory. 0 if the strides of the dimensions that reach farther are no multiples of
+  // it.
   int64_t extent_within(int64_t period) const {
     int64_t within = width;
     for (const Dimension& one : dimensions) {
@@ -61,8 +62,8 @@ struct WrittenHeads {
   int64_t extent;
 };
 
-// Whether two tensors may have an element in common. Parts of one packed projection lie between each other without
-// touching: then memory has a period, a distance of one of them, in which each has its own piece.
+// True if two tensors may share an element. Parts of one packed projection are interleaved without overlap: then a
+// stride of one of them is a period of memory, in which each tensor has its own piece.
 inline bool overlap(const WrittenHeads& a, const WrittenHeads& b) {
   if (b.data < a.data) return overlap(b, a);
   const int64_t distance = b.data - a.data;
@@ -77,7 +78,7 @@ inline bool overlap(const WrittenHeads& a, const WrittenHeads& b) {
   return true;
 }
 
-// What is read must not be written: the bytes from its first element to its last one are others.
+// Inputs must not be overwritten: no byte from an input's first element to its last may belong to the heads.
 inline void check_apart(const char* op, const WrittenHeads& heads, const Named& named, const Tables& tables) {
   const char *begin = heads.data, *end = heads.data + heads.extent * heads.bytes;
   const auto check = [&](const char* name, const Tensor& tensor, int64_t bytes) {

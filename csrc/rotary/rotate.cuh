@@ -1,14 +1,14 @@
-// The rotation of heads on the GPU, for the kernels of every family that rotates: where the pairs lie, the cosines and
-// sines of a token, and the turn itself. A unit is as many pairs as half of two vectors of 16 bytes hold, or one pair.
+// The rotation of heads on the GPU, for the kernels of every family that rotates: the places of pairs, a token's
+// cosines and sines, and the rotation itself. A unit is one pair, or as many pairs as two vectors of 16 bytes hold.
 #pragma once
 
 #include "../common/device.cuh"
-#include "../rotary/angles.h"  // by one name everywhere: NVRTC takes two names for two files
+#include "../rotary/angles.h"  // the same path everywhere: NVRTC treats two paths as two files
 
 namespace precast {
 namespace rotary {
 
-// The row of the tables that a token takes; -1 for a position outside of them.
+// The table row of a token, or -1 for a position outside of the tables.
 DEVICE i64 table_row(const Angles& a, i64 token) {
   if (a.positions == nullptr) return token;
   const i64 row = (a.flags & kLongPositions) != 0 ? *reinterpret_cast<const i64*>(a.positions + token * 8)
@@ -16,14 +16,14 @@ DEVICE i64 table_row(const Angles& a, i64 token) {
   return row >= 0 && row < a.rows ? row : -1;
 }
 
-// The two parts of a unit, by their first bytes within a head. Units count through the pairs, `kPairs` at a time, and
-// then through what is not rotated; the second part of the last unit may lie behind the head.
+// The two parts of a unit, as byte offsets within a head. Units count first through the pairs, `kPairs` at a time, and
+// then through the elements that are not rotated. The second part of the last unit may lie beyond the head.
 struct Parts {
   u32 first, second;
   bool rotated;
 };
 
-// Of a head that is not rotated.
+// The parts of a head that is not rotated.
 template <class T, int kPairs>
 DEVICE Parts plain_parts(u32 unit) {
   return {2 * unit * kPairs * T::kBytes, (2 * unit + 1) * kPairs * T::kBytes, false};
@@ -38,8 +38,8 @@ DEVICE Parts parts_of(const Angles& a, u32 unit) {
   return {first * T::kBytes, second * T::kBytes, rotated};
 }
 
-// The cosines and sines of the pairs of a unit. NaN for a position outside of the tables: nothing is read there, and
-// what is rotated by it shows.
+// The cosines and sines of a unit's pairs. They are NaN for a position outside of the tables, so that nothing is read
+// there and the error shows in the result.
 template <int kPairs>
 struct Turn {
   float cos[kPairs], sin[kPairs];
@@ -53,7 +53,7 @@ DEVICE Turn<kPairs> no_turn() {
   return turn;
 }
 
-// `kPairs` numbers of a table: float32, or of the dtype of the heads.
+// Loads `kPairs` numbers of a table, which are float32 or of the heads' dtype.
 template <class T, int kPairs>
 DEVICE void load_table(const char* row, u32 unit, bool wide, float (&value)[kPairs]) {
   if constexpr (kPairs == 1) {
@@ -70,7 +70,8 @@ DEVICE void load_table(const char* row, u32 unit, bool wide, float (&value)[kPai
   }
 }
 
-// `row` is what table_row() gave: ask for it before the heads are loaded, as the tables must wait for it.
+// `row` is the result of table_row(). Call that before the heads are loaded, because the loads of the tables depend on
+// it.
 template <class T, int kPairs>
 DEVICE Turn<kPairs> load_turn_of_row(const Angles& a, i64 row, u32 unit) {
   if (row < 0) return no_turn<kPairs>();
@@ -90,14 +91,14 @@ DEVICE Turn<kPairs> load_turn(const Angles& a, i64 token, u32 unit) {
   return load_turn_of_row<T, kPairs>(a, table_row(a, token), unit);
 }
 
-// One pair. Every kernel, and the CPU's with fused multiply-add, rounds alike.
+// Rotates one pair. Every kernel, and the CPU kernels with fused multiply-add, round in the same way.
 DEVICE void rotate(float& x, float& y, float cos, float sin) {
   const float turned = fmaf(x, cos, -(y * sin));
   y = fmaf(y, cos, x * sin);
   x = turned;
 }
 
-// The two vectors of a unit, in place.
+// Rotates the two vectors of a unit in place.
 template <class T>
 DEVICE void rotate(Vector& first, Vector& second, const Turn<T::kPerVector>& turn, bool interleaved) {
   constexpr int kPairs = T::kPerVector;

@@ -1,5 +1,4 @@
-// What every family that rotates asks of its tensors: heads, tables of cosines and sines, positions. No check writes
-// anything.
+// Checks for every family that rotates: heads, tables of cosines and sines, positions. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"
@@ -7,7 +6,7 @@
 
 namespace precast::rotary {
 
-// A checked tensor of heads: (..., tokens, heads, width), whose leading dimensions count as one.
+// A checked tensor of heads: (..., tokens, heads, width). The leading dimensions count as one.
 struct HeadsShape {
   int64_t outer;
   int64_t tokens;
@@ -40,7 +39,7 @@ inline HeadsShape check_heads(const char* op, const Named& query) {
   return shape;
 }
 
-// Heads of the same tokens: as many of them as it likes.
+// Checks more heads for the same tokens. Their number may differ.
 inline HeadsShape check_more_heads(const char* op, const Named& key, const Named& query) {
   check_kind(op, key, query.tensor, query.name);
   const int64_t dim = query.tensor.dim();
@@ -53,7 +52,8 @@ inline HeadsShape check_more_heads(const char* op, const Named& key, const Named
   return check_heads(op, key);
 }
 
-// The tables of a call with `query`, and the positions of its tokens, or none where the tables have a row for each.
+// The tables of a call with `query`, and the tokens' positions. Without positions, the tables have a row for each
+// token.
 struct Tables {
   const Tensor& cos;
   const Tensor& sin;
@@ -94,7 +94,8 @@ inline const Tables& check_tables(const char* op, const Tables& tables, const He
   return tables;
 }
 
-// Checked tables to be read where they lie, or copies of what has no columns side by side, which live as long.
+// Checked tables that are read in place. A table whose columns are not contiguous is copied; this object owns the
+// copies.
 class ReadAngles {
  public:
   ReadAngles(const Tables& tables, bool interleaved, bool inverse) : cos_(nullptr), sin_(nullptr), positions_(nullptr) {
@@ -128,14 +129,14 @@ class ReadAngles {
   Angles angles_;
 };
 
-// The position of a token, whatever the tables have.
+// The position of a token, even one outside of the tables.
 inline int64_t position_of(const Angles& angles, int64_t token) {
   if (angles.positions == nullptr) return token;
   if ((angles.flags & kLongPositions) != 0) return reinterpret_cast<const int64_t*>(angles.positions)[token];
   return reinterpret_cast<const int32_t*>(angles.positions)[token];
 }
 
-// On the CPU. A GPU's positions are not looked at from here: its kernels write NaN where one is outside of the tables.
+// For the CPU only. Positions on a GPU are not read here: its kernels write NaN for positions outside of the tables.
 inline void check_positions(const char* op, const Angles& angles, int64_t tokens) {
   if (angles.positions == nullptr) return;
   for (int64_t i = 0; i < tokens; ++i) {
@@ -145,10 +146,10 @@ inline void check_positions(const char* op, const Angles& angles, int64_t tokens
   }
 }
 
-// Distances in elements between the leading dimensions as one, the tokens, and the heads; 0 in a dimension of one.
+// Strides in elements between the merged leading dimensions, the tokens, and the heads; 0 in a dimension of one.
 struct HeadStrides {
   int64_t outer = 0, token = 0, head = 0;
-  bool plain = false;  // whether the tensor lies so that these three say it all
+  bool plain = false;  // whether these three strides describe the tensor's layout
 };
 
 inline HeadStrides head_strides(const Tensor& tensor) {
@@ -162,7 +163,7 @@ inline HeadStrides head_strides(const Tensor& tensor) {
   return found;
 }
 
-// Heads to be read where they lie, or from a contiguous copy, which lives as long.
+// Heads to read in place, or from a contiguous copy that this object owns.
 class ReadHeads {
  public:
   explicit ReadHeads(const Tensor& tensor) : copy_(nullptr), strides_(head_strides(tensor)) {

@@ -1,5 +1,5 @@
-// The rotation of heads on the CPU, sixteen pairs at a time, for the cpu.cpp of every family that rotates. Compiled
-// once per CPU level.
+// The rotation of heads on the CPU, sixteen pairs at a time, for every family that rotates. Compiled once per CPU
+// level.
 #pragma once
 
 #include "../common/simd.h"
@@ -9,7 +9,7 @@ namespace precast::rotary::PRECAST_CPU_LEVEL {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-// The row of the tables that a token takes: checked by the host, so within them.
+// The table row of a token. The host has checked that it is inside the tables.
 PRECAST_INLINE int64_t table_row(const Angles& a, int64_t token) {
   if (a.positions == nullptr) return token;
   const char* at = a.positions + token * ((a.flags & kLongPositions) != 0 ? 8 : 4);
@@ -17,13 +17,13 @@ PRECAST_INLINE int64_t table_row(const Angles& a, int64_t token) {
   return *reinterpret_cast<const int32_t*>(at);
 }
 
-// Rounds as the GPU does; a product is never left for the compiler to fuse.
+// Rounds like the GPU. No product is left for the compiler to fuse.
 PRECAST_INLINE Pairs rotate(Pairs x, Floats cos, Floats sin) {
   const Floats minus = broadcast(-1.0f);
   return {fma(x.first, cos, x.second * sin * minus), fma(x.second, cos, x.first * sin)};
 }
 
-// Numbers of a table: float32, or of the dtype of the heads.
+// Loads numbers of a table, which are float32 or of the heads' dtype.
 template <class T>
 PRECAST_INLINE Floats load_table(const char* row, int64_t first, int64_t count, bool wide) {
   return wide ? load_upto(reinterpret_cast<const float*>(row) + first, count)
@@ -34,8 +34,8 @@ PRECAST_METHOD Floats load_table<float>(const char* row, int64_t first, int64_t 
   return load_upto(reinterpret_cast<const float*>(row) + first, count);
 }
 
-// The pairs of one head, which may be written where they are read. One loop for all kinds, as each would be there for
-// every dtype and level: what differs are branches that go the same way every time.
+// Rotates the pairs of one head, which may be done in place. There is one loop for all kinds, because a loop per kind
+// would be compiled for every dtype and level. The branches go the same way every time.
 template <class T>
 PRECAST_INLINE void rotate_head(const T* from, T* to, int64_t token, const Angles& a) {
   const int64_t row = table_row(a, token), half = a.half;

@@ -1,34 +1,34 @@
-// What host.cpp and backward.cpp hand to the kernels: one structure by value. Compiled on both sides, so it includes
-// nothing. Strides, and the mask's, are in bytes.
+// The structures that host.cpp and backward.cpp pass to the kernels by value. Compiled on both sides, so it includes
+// nothing. All strides are in bytes.
 #pragma once
 
 namespace precast {
 namespace softmax {
 
-// Rows are numbered through batch, head and query. A causal row with query q holds the first q + 1 + diagonal columns
-// (none, where that is not positive); the others are not read, and the result is zero there.
+// Rows are numbered through batch, head and query. A causal row with query q holds the first q + 1 + diagonal columns,
+// or none if that is not positive. The other columns are not read, and their result is zero.
 struct ForwardArgs {
   const char* x;
   char* y;
-  const char* mask;  // one byte for each column, not zero: masked. Null: no mask
+  const char* mask;  // one byte per column; not zero: masked. Null: no mask
   long long x_stride;
   long long y_stride;
-  long long mask_batch;  // from one batch, head or query to the next; 0 where the mask has one for all
+  long long mask_batch;  // strides between batches, heads and queries; 0 where the mask is shared
   long long mask_head;
   long long mask_query;
-  long long first_row;  // the number of the first row of this launch
+  long long first_row;  // number of the first row of this launch
   long long columns;
   long long queries;
   long long heads;
   long long diagonal;
-  unsigned int rows;     // of this launch
+  unsigned int rows;     // in this launch
   unsigned int vectors;  // 16-byte vectors that are moved as such
   float scale;
-  float masked_value;  // what a masked column counts as, after scaling
+  float masked_value;  // replaces a masked column, after scaling
   int causal;
-  int uniform;            // a row whose columns are all masked: 1 / columns instead of 0
-  unsigned int prefetch;  // ask the L2 cache for the row so many rows on; 0: do not
-  unsigned int tile;      // so many queries of every head in turn, for heads that share a mask; 0: in order of memory
+  int uniform;            // if all columns of a row are masked, the result is 1 / columns instead of 0
+  unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
+  unsigned int tile;      // queries per head and turn, for heads that share a mask; 0: memory order
 };
 
 // grad_x = scale * y * (grad - sum(grad * y)).

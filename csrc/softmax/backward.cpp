@@ -1,4 +1,4 @@
-// The gradient of softmax: checks, allocation, and the choice of a kernel. A family of its own, so that inference
+// The gradient of softmax: checks, allocation, and the choice of a kernel. It is a family of its own, so that inference
 // neither compiles nor loads it.
 #include "../common/cpu_level.h"
 #include "../common/row_launch.h"
@@ -10,9 +10,9 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// Rows of up to 2048 vectors of 16 bytes stay in registers, four of the gradient and four of the result in each thread;
-// one warp has a row of up to 128, a part of one a row of up to 64. The `any` kernel takes the rest, and reads it
-// twice.
+// Rows of up to 2048 vectors of 16 bytes stay in registers, with four vectors each of the gradient and the result per
+// thread. One warp handles a row of up to 128 vectors, and part of a warp a row of up to 64. The `any` kernel handles
+// the rest and reads each row twice.
 
 enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
@@ -25,8 +25,8 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"softmax_backward", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned to 16 bytes, else 0. `shifted`: how many it may touch if all
-// that is not aligned is so in the same way, else 0.
+// `vectors`: the number of vectors in a row if everything is aligned to 16 bytes, else 0. `shifted`: the most vectors
+// that a row can touch if all tensors have the same misalignment, else 0.
 RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted) {
   if (vectors > 0 && vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
   if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);

@@ -1,9 +1,9 @@
-// The gradient of softmax on the GPU, from its result. See backward.cpp for which kernel serves which shape.
+// The gradient of softmax on the GPU, computed from its result. See backward.cpp for which kernel serves which shape.
 //
 //   grad_x = scale y (grad - sum(grad y))
 //
-// Where the result is zero by a mask the gradient is zero as well, so the mask is not needed. Behind the diagonal
-// nothing is read.
+// Where a mask makes the result zero the gradient is zero too, so the mask is not needed. Nothing is read beyond the
+// diagonal.
 #include "row.cuh"
 
 namespace precast {
@@ -29,7 +29,7 @@ DEVICE void backward_row(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32];
   constexpr u32 kPer = T::kPerVector;
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   const u32 first = threadIdx.x, step = blockDim.x;
   const u32 open = static_cast<u32>(open_columns(a, row)), vectors = (open + kPer - 1) / kPer;
 
@@ -112,7 +112,7 @@ DEVICE void backward_shifted(const BackwardArgs& a) {
     Vector result = {{0, 0, 0, 0}};
     if (k * 16 < at.lead + open) {
       result = combine<T>(g[j], v[j], [&](int, float p, float q) { return a.scale * (q * (p - sum)); });
-      result = at.cut(k, result, open);  // a sum that is no number is none of a column behind the diagonal
+      result = at.cut(k, result, open);  // a NaN sum must not reach columns beyond the diagonal
     }
     at.store_to(grad_x, k, result);
   }

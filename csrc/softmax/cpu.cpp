@@ -1,8 +1,8 @@
 // Softmax forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
-// A row is brought into float once and kept while its maximum, its exponentials, their sum and the result are computed.
-// One that is too long for that is brought there part by part, for each of the three anew; the numbers are the same.
-// Sums run in float over short blocks and in double over the blocks.
+// A row is converted to float once and kept while its maximum, its exponentials, their sum and the result are computed.
+// A row that is too long for that is converted part by part, again for each of the three passes; the numbers are the
+// same. Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
 #include "../common/exponential.h"
@@ -12,8 +12,8 @@ namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
-constexpr int64_t kKept = 4096;      // elements that are kept: 16 KiB, whole blocks
+constexpr int64_t kSumBlock = 1024;  // elements summed in float
+constexpr int64_t kKept = 4096;      // elements kept at a time: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
 
 PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
@@ -36,7 +36,7 @@ struct Row {
     const Floats z = load(x + i) * broadcast(scale);
     return mask != nullptr ? masked(z, mask + i, masked_value) : z;
   }
-  // The last few of the row; the other lanes are minus infinity.
+  // The last few elements of the row. The other lanes are minus infinity.
   Floats last(int64_t i) const {
     float lane[kLanes];
     store(lane, load_part(x + i, open - i) * broadcast(scale));
@@ -72,7 +72,7 @@ bool fully_masked(const uint8_t* mask, int64_t columns) {
   return true;
 }
 
-// The scaled and masked row, minus infinity behind its end; returns its maximum.
+// Keeps the scaled and masked row, padded with minus infinity. Returns its maximum.
 template <class T>
 PRECAST_RARE float keep(const Row<T>& row, float* kept) {
   Floats largest = broadcast(-kInfinity);
@@ -90,7 +90,7 @@ PRECAST_RARE float keep(const Row<T>& row, float* kept) {
   return largest_lane(largest);
 }
 
-// Turns what is kept into exponentials, and adds them to a sum.
+// Replaces the kept values with exponentials and adds them to a sum.
 PRECAST_RARE void exponentials(float* kept, int64_t open, float largest, double& total) {
   const Floats base = broadcast(largest);
   for (int64_t start = 0; start < open; start += kSumBlock) {
@@ -113,14 +113,14 @@ PRECAST_RARE void write(const float* kept, int64_t open, float share, T* y) {
   if (i < open) store_part(y + i, load(kept + i) * factor, open - i);
 }
 
-// The row's part from `start` on, as much of it as is kept.
+// The part of the row from `start` on that can be kept at once.
 template <class T>
 Row<T> part_of(const Row<T>& row, int64_t start) {
   const uint8_t* mask = row.mask == nullptr ? nullptr : row.mask + start;
   return {row.x + start, mask, smaller(row.open - start, kKept), row.scale, row.masked_value};
 }
 
-// Returns false, with nothing written, if all of the row is masked.
+// Returns false, and writes nothing, if the whole row is masked.
 template <class T>
 bool forward_row(const Row<T>& row, int64_t columns, T* y) {
   alignas(64) float kept[kKept];

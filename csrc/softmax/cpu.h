@@ -1,5 +1,6 @@
-// Softmax on the CPU: the seam between the host files, which know tensors and threads, and cpu.cpp, which knows
-// vectors. cpu.cpp is compiled once for each CPU level; it includes no torch and no template of the standard library.
+// Softmax on the CPU: the interface between the host files, which handle tensors and threads, and cpu.cpp, which
+// handles vectors. cpu.cpp is compiled once per CPU level and includes neither torch nor templates of the standard
+// library.
 #pragma once
 
 #include <stdint.h>
@@ -9,8 +10,8 @@
 namespace precast {
 namespace softmax {
 
-// One byte for each column, not zero: masked. Rows are numbered through batch, head and query; a stride is 0 where the
-// mask has one line for all.
+// One byte per column; not zero: masked. Rows are numbered through batch, head and query. A stride is 0 where the mask
+// is shared.
 struct MaskRows {
   const uint8_t* data;  // null: no mask
   int64_t batch;
@@ -18,11 +19,11 @@ struct MaskRows {
   int64_t query;
 };
 
-// Rows are `columns` elements that follow each other; strides are in elements, from one row to the next. A causal row
-// with query q holds the first q + 1 + diagonal columns; the others are not read, and the result is zero there.
+// Rows are `columns` contiguous elements. Strides are in elements, from one row to the next. A causal row with query q
+// holds the first q + 1 + diagonal columns. The other columns are not read, and their result is zero.
 struct ForwardRows {
   const void* x;
-  void* y;  // rows follow each other without a gap
+  void* y;  // without gaps between rows
   MaskRows mask;
   int64_t rows;
   int64_t columns;
@@ -34,13 +35,13 @@ struct ForwardRows {
   float masked_value;
   int dtype;  // the number of a precast::DType
   bool causal;
-  bool uniform;  // a row whose columns are all masked: 1 / columns instead of 0
+  bool uniform;  // if all columns of a row are masked, the result is 1 / columns instead of 0
 };
 
 struct BackwardRows {
   const void* grad;
   const void* y;
-  void* grad_x;  // rows follow each other without a gap
+  void* grad_x;  // without gaps between rows
   int64_t rows;
   int64_t columns;
   int64_t queries;

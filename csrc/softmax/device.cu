@@ -2,15 +2,15 @@
 //
 //   z = scale x, or the masked value    y = exp(z - max z) / sum exp(z - max z)
 //
-// All arithmetic is in float32. The maximum passes over NaN and the sum does not, so a NaN that is not masked makes its
-// row NaN, as an infinity does. What lies behind the diagonal is neither read nor counted, and zero in the result.
+// All arithmetic is in float32. The maximum ignores NaN but the sum does not, so an unmasked NaN makes its row NaN, as
+// an infinity does. Columns beyond the diagonal are neither read nor counted, and their result is zero.
 #include "row.cuh"
 
 namespace precast {
 namespace softmax {
 
-// Two instructions, where expf takes eight: the budget of a row that moves at the rate of the memory. For the results
-// that matter, down to e^-30, it is within the rounding of what goes in; what is below 2^-126 counts as zero.
+// Two instructions, compared with eight of expf: all that a row at memory speed can afford. For the results that
+// matter, down to e^-30, the error is within the rounding of the input. Results below 2^-126 become zero.
 DEVICE float exponential(float v) { return exp2_of(v * 1.44269504f); }
 
 // The mask's bytes of one vector.
@@ -27,7 +27,7 @@ struct MaskBytes {
     }
   }
   DEVICE bool masked(int i) const { return (word[i / 4] & (0xffu << (i % 4 * 8))) != 0; }
-  // Not zero where one of the bytes is.
+  // Not zero if any of the bytes is zero.
   DEVICE u32 open() const {
     u32 found = 0;
 #pragma unroll
@@ -45,8 +45,8 @@ DEVICE const char* mask_row(const ForwardArgs& a, u32 row) {
          static_cast<i64>(query) * a.mask_query;
 }
 
-// Whether all columns of a row are masked; asked only of a row whose maximum is the masked value. All threads of the
-// row come here, or none.
+// True if all columns of a row are masked. Called only for rows whose maximum is the masked value, by all threads of
+// the row or by none.
 DEVICE bool fully_masked(const char* mask, i64 columns, float* shared) {
   float open = 0.0f;
 #pragma unroll 1
@@ -56,8 +56,8 @@ DEVICE bool fully_masked(const char* mask, i64 columns, float* shared) {
   return row_max(open, shared) == 0.0f;
 }
 
-// The row whose turn it is when the heads that share a mask take turns, a tile of queries each: then the mask's rows
-// are still in the cache when the next head reads them. Only for launches of whole batches with whole tiles.
+// The row to process when heads that share a mask take turns with a tile of queries each. The mask's rows are then
+// still in the cache when the next head reads them. Only for launches of whole batches with whole tiles.
 DEVICE u32 row_of_turn(const ForwardArgs& a, u32 turn) {
   const u32 queries = static_cast<u32>(a.queries), heads = static_cast<u32>(a.heads);
   const u32 of_tile = heads * a.tile, tile = turn / of_tile, in_tile = turn - tile * of_tile;
@@ -69,14 +69,13 @@ DEVICE float uniform_share(const ForwardArgs& a) {
   return a.uniform != 0 ? 1.0f / static_cast<float>(a.columns) : 0.0f;
 }
 
-// A row in the registers of one block, V vectors per thread at distances of blockDim.x; or, for short rows, of one
-// warp.
+// A row in the registers of one block, or of one warp for short rows. Each thread has V vectors, blockDim.x apart.
 template <class T, int V, bool causal>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
   constexpr int kPer = T::kPerVector;
   u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;  // only where blockDim.y > 1, and there is no barrier there
+  if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   if (!causal && a.tile != 0) row = row_of_turn(a, row);
   const u32 first = threadIdx.x, step = blockDim.x;
   const u32 open = static_cast<u32>(causal ? open_columns(a, row) : a.columns);
@@ -100,7 +99,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
       if (first + j * step < vectors) bytes[j].load(mask + (first + j * step) * kPer);
     }
   }
-  // What lies past the row's last vector is passed over by all its threads together: of a causal row, half on average.
+  // All threads of the row together skip what lies past the row's last vector: in a causal row, half on average.
   const auto taken = [&](int j) { return j * step < vectors; };
   const auto cut = [&](int j) { return (j + 1) * step > (causal ? open / kPer : vectors); };  // not all are in the row
   float z[V][kPer], largest = -infinity();
@@ -124,10 +123,10 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
   largest = row_max<!causal>(largest, shared[0]);
 
-  // Asked only of a row whose maximum is the masked value, by all of its threads or none.
+  // Checked only for a row whose maximum is the masked value, by all of its threads or by none.
   const bool asked = has_mask && largest == a.masked_value;
   const bool full = taken_together(asked) && row_max(open_bytes != 0 ? 1.0f : 0.0f, shared[1]) == 0.0f && asked;
-  if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
+  if (full && largest == -infinity()) largest = 0.0f;  // avoids a NaN: the result is multiplied by zero
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
@@ -148,13 +147,13 @@ DEVICE void forward_row(const ForwardArgs& a) {
     Vector result = {{0, 0, 0, 0}};
     if (taken(j)) {
       result = combine<T>(result, result, [&](int i, float, float) { return fmaf(z[j][i], share, constant); });
-      if (cut(j)) {  // zero whatever the row holds: a NaN of the row is not one behind the diagonal
+      if (cut(j)) {  // zero whatever the row holds: a NaN of the row must not appear beyond the diagonal
         const int left = static_cast<int>(open - at * kPer);
         result = combine<T>(result, result, [&](int i, float e, float) { return i < left ? e : 0.0f; });
       }
     }
     if (at >= a.vectors) continue;
-    if (has_mask && a.tile == 0) {  // the mask stays in the cache for the next head
+    if (has_mask && a.tile == 0) {  // keeps the mask in the cache for the next head
       store_streaming(y + at * 16, result);
     } else {
       store(y + at * 16, result);
@@ -162,7 +161,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   }
 }
 
-// The same for rows that do not begin at multiples of 16 bytes; the mask is read one byte at a time.
+// The same for rows that do not begin at multiples of 16 bytes. The mask is read one byte at a time.
 template <class T, int V>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
@@ -209,7 +208,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
 
   const bool asked = mask != nullptr && largest == a.masked_value;
   const bool full = taken_together(asked) && row_max(found ? 1.0f : 0.0f, shared[1]) == 0.0f && asked;
-  if (full && largest == -infinity()) largest = 0.0f;  // no NaN: what follows multiplies by zero
+  if (full && largest == -infinity()) largest = 0.0f;  // avoids a NaN: the result is multiplied by zero
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
@@ -233,7 +232,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
   }
 }
 
-// A sum of exponentials that is kept relative to the largest so far.
+// A sum of exponentials, kept relative to the largest value so far.
 struct Running {
   float largest, sum;
 
@@ -246,7 +245,7 @@ struct Running {
       sum *= exponential(largest - top);
       largest = top;
     }
-    const float base = largest == -infinity() ? 0.0f : largest;  // nothing counted yet: exp(-inf) is 0, NaN stays
+    const float base = largest == -infinity() ? 0.0f : largest;  // nothing counted yet: exp(-inf) is 0, NaN stays NaN
     float part = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; ++i) part += exponential(z[i] - base);
@@ -254,8 +253,8 @@ struct Running {
   }
 };
 
-// Any row: read once for maximum and sum together, and once more for the result. What can be moved by 16 bytes comes
-// first (a.vectors, which may be 0), the rest one element at a time.
+// Any row. It is read once for maximum and sum together, and again for the result. Elements that can be moved by 16
+// bytes come first (a.vectors, which may be 0), then the rest one at a time.
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
@@ -319,7 +318,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
 }  // namespace softmax
 }  // namespace precast
 
-// Registers: 48 and 80 where the H200 was measured; what compilers for older GPUs need to keep everything in them.
+// Registers: 48 and 80 as measured on the H200; compilers for older GPUs need more to keep everything in registers.
 #if PRECAST_ARCH >= 900
 #define V4_THREADS 640
 #define V4_RESIDENT 1280

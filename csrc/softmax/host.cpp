@@ -1,4 +1,4 @@
-// The ops of softmax without gradients: checks, allocation, and the choice of a kernel.
+// The forward ops of softmax: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/row_launch.h"
 #include "args.h"
@@ -9,15 +9,15 @@ namespace {
 
 // ---- which kernel serves which row ----
 //
-// H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate that a kernel of this form reached before it took any shape:
+// H200, bf16, 8 x 32 x 2048 x 2048, share of the copy rate reached by a kernel of this form made for this shape:
 //
 //   masked, v4, T 64, one row per block                 0.963
 //   causal, v8, one warp per row, one row per block     0.955
 //
-// A row stays in registers: four vectors of 16 bytes in each thread, or eight where four do not hold it. Causal rows
-// have kernels of their own, which pass over what they do not read; from 129 vectors on they have eight, so that one
-// warp has a row by itself. Rows that do not begin at multiples of 16 bytes have a kernel of the same form. Wider rows
-// go through the `any` kernel, which reads them twice, the second time from the caches.
+// A row stays in registers, with four vectors of 16 bytes per thread, or eight if four cannot hold it. Causal rows have
+// their own kernels, which skip what they need not read. From 129 vectors on these have eight vectors per thread, so
+// that one warp handles a row. Unaligned rows have a kernel of the same form. Wider rows use the `any` kernel, which
+// reads them twice, the second time from the caches.
 //
 //   vectors in a row    kernel          threads per row          rows per block
 //   1 to 32             v4              a fourth, at most 8 a half, as a power of two
@@ -45,7 +45,7 @@ constexpr int kFirstEntry[] = {0, 5, 11};  // of a DType
 
 KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 
-// `vectors`: how many a row holds if everything is aligned, else 0. `wide`: elements of 32 bits.
+// `vectors`: the number of vectors in a row if everything is aligned, else 0. `wide`: elements have 32 bits.
 RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted, bool causal, bool wide) {
   if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
   if (vectors <= 0 || vectors > 8 * 512) return for_any_row(kAny, columns, vectors);
@@ -56,8 +56,8 @@ RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted, bool causal,
   return wide ? for_any_row(kAny, columns, vectors) : in_registers(kV8, vectors, 8);
 }
 
-// The heads that share a mask take turns where the mask is more than stays in an L2 cache while one head goes by:
-// otherwise it is read from memory once for each head.
+// Heads that share a mask take turns if the mask is larger than what stays in the L2 cache while one head is processed.
+// Otherwise the mask would be read from memory once per head.
 constexpr int64_t kTile = 64, kTurnsFrom = int64_t{12} << 20;
 
 uint32_t choose_tile(const Rows& rows, const ForwardRows& work, int kernel) {
@@ -77,7 +77,7 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.mask_head = work.mask.head;
   args.mask_query = work.mask.query;
   uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes);
-  if (work.mask.data != nullptr) {  // a byte for each element of a vector: eight, or four
+  if (work.mask.data != nullptr) {  // one byte per element of a vector: eight, or four
     const uint64_t mask = misalignment(work.mask.data, work.mask.batch | work.mask.head | work.mask.query);
     misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
   }
@@ -95,8 +95,8 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.causal = work.causal;
   args.uniform = work.uniform;
   args.tile = choose_tile(rows, work, choice.kernel);
-  // Of an op that reads nothing else: 1 to 3 % on an H200. With a mask it costs 1 %, and of causal rows, of which half
-  // is read, 10 %.
+  // Prefetching gains 1 to 3 % on an H200 if an op reads nothing else. It costs 1 % with a mask, and 10 % for causal
+  // rows, of which only half is read.
   args.prefetch =
       work.mask.data != nullptr || choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes);
   void* arguments[] = {&args};

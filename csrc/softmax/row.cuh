@@ -1,4 +1,4 @@
-// What forward and backward share on the GPU.
+// Shared by forward and backward on the GPU.
 #pragma once
 
 #include "../common/shifted.cuh"
@@ -7,7 +7,7 @@
 namespace precast {
 namespace softmax {
 
-// How many columns of a row take part: all, or those up to the diagonal.
+// The number of columns of a row that count: all, or those up to the diagonal.
 template <class Args>
 DEVICE i64 open_columns(const Args& a, u32 row) {
   if (a.causal == 0) return a.columns;
@@ -17,8 +17,8 @@ DEVICE i64 open_columns(const Args& a, u32 row) {
   return open < 0 ? 0 : open > a.columns ? a.columns : open;
 }
 
-// The largest over the threads that share a row, as row_sum adds: the same rules, other `shared` memory. It passes over
-// NaN.
+// The maximum over the threads that share a row. The rules of row_sum apply, with other `shared` memory. NaN is
+// ignored.
 template <bool kNarrow = true>
 DEVICE float row_max(float v, float* shared) {
   if (kNarrow && blockDim.x < 32) {
@@ -44,7 +44,7 @@ DEVICE float row_max(float v, float* shared) {
   return v;
 }
 
-// Zeros in the columns [begin, columns) of a row; from a vector's first column on, by vectors as far as they go.
+// Zeros the columns [begin, columns) of a row, using vectors where they fit.
 template <class T>
 DEVICE void zero_from(char* y, i64 begin, i64 columns, u32 vectors) {
   const i64 first = threadIdx.x, step = blockDim.x, per = T::kPerVector;
@@ -64,8 +64,8 @@ DEVICE void zero_from(char* y, i64 begin, i64 columns, u32 vectors) {
 }  // namespace softmax
 }  // namespace precast
 
-// An entry point for blocks of up to `threads`. `resident` is how many threads a multiprocessor should hold at a time,
-// which sets the budget: 65536 / resident registers for each.
+// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
+// at a time. It sets the budget: 65536 / resident registers per thread.
 #define KERNEL(name, Args, threads, resident, ...)                                         \
   extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
       name(const precast::softmax::Args a) {                                               \

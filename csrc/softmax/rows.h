@@ -1,4 +1,4 @@
-// What the ops of softmax ask of their tensors: the checks, and a mask seen as rows. No check writes anything.
+// Checks of the softmax ops' tensors, and masks viewed as rows. No check writes anything.
 #pragma once
 
 #include "../common/rows.h"
@@ -6,7 +6,7 @@
 
 namespace precast::softmax {
 
-// A checked x: `rows` rows of `columns` elements, which are queries of heads of batches.
+// A checked x: `rows` rows of `columns` elements. A row is a query of a head of a batch.
 struct Rows {
   int64_t rows;
   int64_t columns;
@@ -57,7 +57,7 @@ inline void check_mask(const char* op, const Tensor& x, const Tensor& mask) {
                 op, shape_of(mask).text, shape_of(x).text);
 }
 
-// A mask to be read where it lies, or a copy of it where its columns are not side by side.
+// A mask that is read in place, or from a copy if its columns are not contiguous.
 class ReadMask {
  public:
   explicit ReadMask(const Tensor& mask) : copy_(nullptr) {

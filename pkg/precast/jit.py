@@ -1,7 +1,7 @@
-"""TorchScript helpers of the ancestor: bias + GELU, and bias + dropout + residual, each fused by torch where it can.
+"""The ancestor's TorchScript helpers: bias + GELU, and bias + dropout + residual, fused by torch where possible.
 
-They are scripted at their first call, as torch has begun to retire TorchScript; under ``torch.compile`` the same
-formulas are compiled as they are.
+They are scripted at their first call, because torch has begun to retire TorchScript. ``torch.compile`` compiles the
+same formulas without scripting.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = [
     "warmup_jit_fusion",
 ]
 
-_WARM_CALLS = 3  # TorchScript profiles the first two, and optimises the third
+_WARM_CALLS = 3  # TorchScript profiles the first two and optimises the third
 
 
 def bias_gelu_impl(input: Tensor, bias: Tensor) -> Tensor:  # noqa: A002 - a name to keep
-    """``gelu(input + bias)`` by its approximation with tanh; ``bias`` is broadcast."""
+    """``gelu(input + bias)`` with the tanh approximation; ``bias`` is broadcast."""
     return _bias_gelu_recorded(input, bias)
 
 
@@ -37,22 +37,22 @@ def bias_dropout_add_fused_train(x: Tensor, bias: Tensor, residual: Tensor, prob
 
 
 def bias_dropout_add_fused_inference(x: Tensor, bias: Tensor, residual: Tensor, prob: float) -> Tensor:
-    """``residual + x + bias``: nothing is dropped, and ``prob`` is there for callers that swap the two."""
+    """``residual + x + bias``. Nothing is dropped; ``prob`` exists so that callers can swap the two functions."""
     return _scripted(_inference)(x, bias, residual, prob)
 
 
 class GeLUFunction(torch.autograd.Function):
-    """``apply(input, bias)``, whose gradient is computed anew from the two, in one pass."""
+    """``apply(input, bias)``. The gradient is recomputed from the two arguments in one pass."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, bias: Tensor) -> Tensor:  # noqa: A002
-        """The value; the two arguments are kept."""
+        """The value. Saves the two arguments."""
         ctx.save_for_backward(input, bias)
         return _scripted(_bias_gelu)(input, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of both, that of what was broadcast summed."""
+        """The gradients of both arguments, summed over broadcast dimensions."""
         input, bias = ctx.saved_tensors  # noqa: A001
         grad = _scripted(_bias_gelu_backward)(grad_output, input, bias)
         return grad.sum_to_size(input.shape), grad.sum_to_size(bias.shape)
@@ -62,7 +62,7 @@ _bias_gelu_recorded: Callable[[Tensor, Tensor], Tensor] = GeLUFunction.apply
 
 
 def set_jit_fusion_options() -> None:
-    """Lets TorchScript profile and fuse, in this process; again is a no-op."""
+    """Enables TorchScript's profiling and fusion in this process. Repeated calls do nothing."""
     torch._C._jit_set_profiling_executor(True)
     torch._C._jit_set_profiling_mode(True)
     torch._C._debug_set_autodiff_subgraph_inlining(False)
@@ -75,9 +75,9 @@ def warmup_jit_fusion(
     vocab_size: int = 32768,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Compiles the helpers for the shapes of a transformer's MLP, on the current device, before the first step.
+    """Compiles the helpers for the shapes of a transformer's MLP on the current device, before the first step.
 
-    ``vocab_size`` plays no part; it is there for callers that pass it.
+    ``vocab_size`` is ignored; it exists for callers that pass it.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     make = functools.partial(torch.rand, dtype=dtype, device=device)
@@ -98,7 +98,7 @@ def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @functools.cache
 def _script(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # said by torch of every use of TorchScript
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch warns about every use of TorchScript
         scripted: Callable[..., Tensor] = torch.jit.script(function)
     return scripted
 

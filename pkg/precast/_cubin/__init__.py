@@ -1,1 +1,1 @@
-"""Kernels of authors as data: images with their entry points, arguments, and the launch from Python."""
+"""Authors' kernels as data: images with their entry points, arguments, and launches from Python."""

@@ -1,4 +1,4 @@
-"""The arguments of a launch, held against the parameters that the compiler wrote down, as bytes the driver copies."""
+"""The arguments of a launch, checked against the compiled parameters and converted to bytes for the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
 
 
 def pack(name: str, parameters: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """One ctypes value per parameter; TypeError or ValueError, naming the parameter, for what does not fit it."""
+    """One ctypes value per parameter. Raises TypeError or ValueError, naming the parameter, if a value does not fit."""
     if len(parameters) != len(values):
         raise TypeError(
             f"{name} takes {len(parameters)} arguments ({', '.join(parameters)}), and {len(values)} were given"
@@ -23,7 +23,7 @@ def pack(name: str, parameters: Sequence[str], values: Sequence[Any]) -> list[An
 
 
 def sizes(what: str, given: Sequence[Any]) -> tuple[int, int, int]:
-    """One to three sizes as three."""
+    """Pads one to three sizes to three."""
     if not 1 <= len(given) <= 3 or any(not isinstance(size, int) or size < 0 for size in given):
         raise ValueError(f"the {what} is {given!r}; needed one to three sizes")
     whole = (*given, 1, 1)

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes, for kernels launched from Python. Enumerators and structures are those of cuda.h."""
+"""The CUDA driver through ctypes, for kernels launched from Python. Enumerators and structures are those of cuda.h."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from precast._cubin.arguments import sizes
 from precast.errors import KernelError, KernelUnavailable
 
-_PLAIN_SHARED_BYTES = 48 * 1024  # more has to be asked for, once per function
-_PORTABLE_CLUSTER = 8  # blocks; more has to be asked for, and not every GPU has it
+_PLAIN_SHARED_BYTES = 48 * 1024  # each function must opt in to more, once
+_PORTABLE_CLUSTER = 8  # blocks; more must be requested, and not every GPU supports it
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_...
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
@@ -38,7 +38,7 @@ class _Config(ctypes.Structure):
 
 
 class LaunchShape:
-    """How many blocks and threads, the dynamic shared memory of a block, and how many blocks make a cluster."""
+    """The numbers of blocks and threads, a block's dynamic shared memory, and the blocks per cluster."""
 
     __slots__ = ("block", "cluster", "grid", "shared_bytes")
 
@@ -63,7 +63,7 @@ class LaunchShape:
         return 0 in self.grid or 0 in self.block
 
     def config(self, stream: int) -> _Config:
-        """As the driver wants it."""
+        """The structure that the driver expects."""
         attributes, count = None, 0
         if self.cluster is not None:
             attributes, count = ctypes.pointer(_Attribute(id=_CLUSTER_DIMENSION)), 1
@@ -73,7 +73,7 @@ class LaunchShape:
 
 
 class Driver:
-    """libcuda.so.1, with every failure turned into an exception that has the driver's words."""
+    """libcuda.so.1. Every failure raises an exception with the driver's message."""
 
     def __init__(self, path: str = "libcuda.so.1") -> None:
         try:
@@ -87,11 +87,11 @@ class Driver:
     @staticmethod
     @functools.cache
     def shared() -> Driver:
-        """The one of this process."""
+        """The instance of this process."""
         return Driver()
 
     def call(self, function: str, *arguments: Any, what: str = "") -> None:
-        """Calls a function of the driver; KernelError with the name and the text of what it returns."""
+        """Calls a function of the driver. Raises KernelError with the name and text of an error."""
         found = getattr(self._c, function, None)
         if found is None:
             raise KernelUnavailable(f"this CUDA driver is too old{what}\n  found   no {function} in it")
@@ -104,7 +104,7 @@ class Driver:
             raise KernelError(f"{function} failed{what}\n  found   {words}")
 
     def load(self, device: int, code: bytes, symbol: str, name: str) -> Function:
-        """An entry point of a cubin or PTX on a device; the module is loaded once, and never unloaded."""
+        """An entry point of a cubin or PTX on a device. The module is loaded once and never unloaded."""
         what = f" for {name} on cuda:{device}"
         with self.on(device):
             key = device, hashlib.sha256(code).hexdigest()
@@ -119,7 +119,7 @@ class Driver:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """The primary context of a device is current; the one that was, is so again afterwards."""
+        """Makes the primary context of a device current, and restores the previous context afterwards."""
         wanted = self._context(device)
         before = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(before))
@@ -150,7 +150,7 @@ class Function:
         self._told = {_MAX_DYNAMIC_SHARED: _PLAIN_SHARED_BYTES, _NON_PORTABLE_CLUSTER: 0}
 
     def launch(self, shape: LaunchShape, values: Sequence[Any], stream: int) -> None:
-        """Starts it; ``values`` are ctypes values, one for each parameter."""
+        """Launches it. ``values`` has one ctypes value per parameter."""
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with self._driver.on(self._device):
             if shape.shared_bytes > self._told[_MAX_DYNAMIC_SHARED]:
@@ -159,7 +159,7 @@ class Function:
             blocks = 1 if cluster is None else cluster[0] * cluster[1] * cluster[2]
             if blocks > _PORTABLE_CLUSTER and not self._told[_NON_PORTABLE_CLUSTER]:
                 self._tell(_NON_PORTABLE_CLUSTER, 1)
-            if cluster is None:  # every driver has this one; the other came with CUDA 11.8
+            if cluster is None:  # every driver has this function; the other one came with CUDA 11.8
                 grid, block = map(ctypes.c_uint, shape.grid), map(ctypes.c_uint, shape.block)
                 shared, on = ctypes.c_uint(shape.shared_bytes), ctypes.c_void_p(stream)
                 self._call("cuLaunchKernel", self._handle, *grid, *block, shared, on, addresses, None)
@@ -168,7 +168,7 @@ class Function:
                 self._call("cuLaunchKernelEx", ctypes.byref(config), self._handle, addresses, None)
 
     def attribute(self, number: int) -> int:
-        """cuFuncGetAttribute: what the driver holds of it."""
+        """An attribute of this function, from cuFuncGetAttribute."""
         found = ctypes.c_int()
         with self._driver.on(self._device):
             self._call("cuFuncGetAttribute", ctypes.byref(found), number, self._handle)

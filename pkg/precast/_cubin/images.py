@@ -1,7 +1,7 @@
-"""Device code with what a caller has to know of it: its entry points, their parameters, registers and spills.
+"""Device code with the facts that callers need: entry points, their parameters, registers and spills.
 
-One file holds the images of an extension for several targets. It is what a build leaves in the cache, and what
-``build_aot`` puts into a library: bytes that are found again by their first ones, with a digest of the rest.
+One file holds an extension's images for several targets. A build leaves this file in the cache, and ``build_aot`` puts
+it into a library. Its first bytes locate it there, and a digest protects the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from precast._abi.version import CudaVersion
 from precast.errors import KernelIncompatible
 
 _MAGIC = b"\x89precast images\n"
-_HEAD = struct.Struct("<Q32s")  # the bytes that follow, and their SHA-256
+_HEAD = struct.Struct("<Q32s")  # the number of bytes that follow, and their SHA-256
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)*(?:\s+\.align\s+\d+)?)?\s+[\w$]+(?:\[(\d+)\])?"
@@ -35,7 +35,7 @@ _USAGE = re.compile(
 
 @value(frozen=True)
 class Usage:
-    """What ptxas says that one entry point takes of each thread."""
+    """The resources of one entry point per thread, as reported by ptxas."""
 
     registers: int
     stack_bytes: int
@@ -45,9 +45,9 @@ class Usage:
 
 @value(frozen=True)
 class Entry:
-    """One entry point: its symbol, its parameters as PTX has them (``u64``, ``f32``, ``b8[128]``), what it takes.
+    """One entry point: its symbol, its parameters as in PTX (``u64``, ``f32``, ``b8[128]``), and its resources.
 
-    ``usage`` is None for PTX, which the driver turns into machine code on the user's machine.
+    ``usage`` is None for PTX, which the driver compiles on the user's machine.
     """
 
     symbol: str
@@ -57,16 +57,16 @@ class Entry:
 
 @value(frozen=True)
 class Image:
-    """The code of one source for one target. ``entries`` has each entry point by the name a caller knows it by."""
+    """The code of one source for one target. ``entries`` maps the names that callers use to the entry points."""
 
     source: str
     target: GpuTarget
-    toolkit: CudaVersion  # whose NVRTC compiled it
+    toolkit: CudaVersion  # of the NVRTC that compiled it
     entries: Mapping[str, Entry]
     code: bytes
 
     def why_not_on(self, gpu: ComputeCapability, driver: CudaVersion) -> str | None:
-        """Why it does not run on a GPU under a driver; None if it does."""
+        """Why it cannot run on a GPU with a driver. None if it can."""
         if not self.target.runs_on(gpu):
             return f"{self.target} serves {self.target.serves}"
         oldest = min_driver(self.target, self.toolkit)
@@ -74,7 +74,7 @@ class Image:
 
 
 def read_entries(ptx: str, log: str, names: Mapping[str, str]) -> dict[str, Entry]:
-    """The entry points of a program: by their C++ names (``names`` has their symbols), the others by their symbols."""
+    """The entry points of a program by their C++ names (``names`` maps these to symbols), else by their symbols."""
     said = _USAGE.findall(log)
     usage = {symbol: Usage(*map(int, (registers, *bytes_))) for symbol, *bytes_, registers in said}
     spelled = {symbol: name for name, symbol in names.items()}
@@ -86,7 +86,7 @@ def read_entries(ptx: str, log: str, names: Mapping[str, str]) -> dict[str, Entr
 
 
 def pack(images: Iterable[Image]) -> bytes:
-    """Images as one file; the same images give the same bytes."""
+    """The images as one file. The same images give the same bytes."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
         for number, image in enumerate(images):
@@ -110,7 +110,7 @@ def pack(images: Iterable[Image]) -> bytes:
 
 
 def unpack(data: bytes, where: str) -> tuple[Image, ...]:
-    """The images in a file, alone or inside a library; KernelIncompatible if there are none, or if they are damaged."""
+    """The images in a file or library. Raises KernelIncompatible if there are none, or if they are damaged."""
     start = data.find(_MAGIC)
     if start < 0:
         raise _damaged(where, "no device code of an extension in it")
@@ -127,7 +127,7 @@ def unpack(data: bytes, where: str) -> tuple[Image, ...]:
 
 
 def best(images: Iterable[Image], gpu: ComputeCapability, driver: CudaVersion) -> Image | None:
-    """Of the images of one source the one to run: machine code for the GPU, then for an older one, then PTX."""
+    """The best of one source's images: machine code for the GPU, then for an older GPU, then PTX."""
     fitting = [image for image in images if image.why_not_on(gpu, driver) is None]
     return max(fitting, key=lambda image: _rank(image.target), default=None)
 

@@ -1,4 +1,4 @@
-"""Launching kernels from Python by the rules of the launch protocol: one device, its context, torch's stream."""
+"""Launches kernels from Python by the rules of the launch protocol: one device, its context, torch's stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class _Turn:
-    """One lock for all kernels: each is made ready once."""
+    """One lock for all kernels: each is loaded only once per device."""
 
     lock = threading.Lock()
 
     @classmethod
     def renew(cls) -> None:
-        """In a forked child the thread that held it does not exist any more."""
+        """In a forked child the thread that held the lock does not exist."""
         cls.lock = threading.Lock()
 
 
@@ -30,11 +30,11 @@ after_fork_in_child(_Turn.renew)
 
 
 class Kernel:
-    """One entry point on every device that it was loaded for. Made ready at its first launch on each.
+    """One entry point on every device that it was loaded for. The first launch on a device prepares it.
 
-    ``kernel(grid, block, *arguments, shared_bytes=0, cluster=None)``: grid, block and cluster have one to three sizes;
-    the arguments are tensors of one CUDA device, numbers, and bytes for structures. A tensor's address is passed as it
-    is: strides are the caller's business.
+    ``kernel(grid, block, *arguments, shared_bytes=0, cluster=None)``: grid, block and cluster have one to three sizes.
+    The arguments are tensors of one CUDA device, numbers, and bytes for structures. A tensor's address is passed
+    unchanged, so strides are the caller's responsibility.
     """
 
     def __init__(self, name: str, owner: str, per_gpu: Mapping[int, images.Image]) -> None:
@@ -51,7 +51,7 @@ class Kernel:
         shared_bytes: int = 0,
         cluster: Sequence[int] | None = None,
     ) -> None:
-        """Starts it on the current stream of the tensors' device; nothing to compute is nothing to launch."""
+        """Launches it on the current stream of the tensors' device. An empty grid or block launches nothing."""
         import torch
 
         device = _device(self.__name__, values)
@@ -77,12 +77,12 @@ class Kernel:
             return self._ready[device]
 
     def usage(self, device: int = 0) -> images.Usage | None:
-        """The registers and spills of its image for a device, as ptxas told them; None for PTX."""
+        """The registers and spills of its image for a device, as reported by ptxas. None for PTX."""
         return self._entry(device).usage
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Its parameters as PTX names their types: ``u64`` (a pointer), ``f32``, ``b8[128]``."""
+        """Its parameter types as named by PTX: ``u64`` (a pointer), ``f32``, ``b8[128]``."""
         return next(iter(self._images.values())).entries[self.__name__].parameters
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Kernel:
 
 
 def kernels(owner: str, per_gpu: Mapping[int, Sequence[images.Image]]) -> dict[str, Kernel]:
-    """Every entry point of the images, by its name; two sources that have one of the same name are refused."""
+    """Every entry point of the images by name. Two sources with an entry point of the same name are refused."""
     found: dict[str, dict[int, images.Image]] = {}
     for gpu, ours in per_gpu.items():
         for image in ours:

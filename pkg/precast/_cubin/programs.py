@@ -1,4 +1,4 @@
-"""Device code of somebody's extension through NVRTC and the cache: sources that may include, define and instantiate."""
+"""Compiles an extension's device code through NVRTC and the cache: sources with includes, defines and instances."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Programs:
-    """What is to be compiled: each source is a program of its own, all with the same folders, defines and flags."""
+    """The input of a build. Each source is a separate program; all have the same folders, defines and flags."""
 
     name: str
     sources: tuple[str, ...]
     include_dirs: tuple[str, ...]
     defines: Mapping[str, str]
-    instances: Mapping[str, tuple[str, ...]]  # by the file name of their source
+    instances: Mapping[str, tuple[str, ...]]  # by the file name of the source
     flags: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Built:
-    """One image and the file of the cache that has it."""
+    """One image, and the cache file that contains it."""
 
     image: images.Image
     source: Source
@@ -49,7 +49,7 @@ class Built:
 def build(
     programs: Programs, targets: Sequence[GpuTarget], compiler: Nvrtc, settings: Settings, why: str
 ) -> list[Built]:
-    """Every source for every target; what the cache does not have is compiled in parallel."""
+    """Every source for every target. Cache misses are compiled in parallel."""
     _assert_sources(programs)
     unknown = [str(target) for target in targets if target.capability not in compiler.targets]
     if unknown:
@@ -62,7 +62,7 @@ def build(
         )
     work = [(source, target) for target in targets for source in programs.sources]
     wanted = " ".join(map(str, targets))
-    opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
+    opened: list[nvrtc.Compiler | Isolated] = []  # shared by all threads, and empty as long as there is no cache miss
     what = f"the device code of {programs.name} for {wanted}"
     with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
@@ -89,7 +89,7 @@ def build(
 
 
 def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc, settings: Settings) -> BuildKey:
-    """Everything that one image is made from."""
+    """The key of one image, over all inputs of its build."""
     inputs = {
         "name": programs.name,
         "target": str(target),
@@ -103,7 +103,7 @@ def make_key(programs: Programs, source: str, target: GpuTarget, compiler: Nvrtc
 
 
 def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[str]:
-    """The options of NVRTC, but for the folders to look for headers in: ``-lineinfo`` in a debug build."""
+    """The options of NVRTC without the header folders; ``-lineinfo`` in a debug build."""
     return [*flags.nvrtc_options(target, debug=settings.debug), "--ptxas-options=-v", *programs.flags]
 
 
@@ -153,7 +153,7 @@ def _built(artifact: Artifact, compiler: Nvrtc) -> Built:
 
 
 def library_object(name: str, built: Sequence[Built], compiler: str, cache: Cache) -> Path:
-    """The images as an object file, for whoever links a library: bytes in its data, and nothing that could run."""
+    """The images as an object file to link into a library: bytes in its data section, and no code."""
     from precast._builder import process
 
     content = images.pack(item.image for item in built)

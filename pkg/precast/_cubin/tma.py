@@ -31,7 +31,7 @@ _L2 = {None: 0, 64: 1, 128: 2, 256: 3}
 
 
 class TensorMap:
-    """The 128 bytes of a parameter ``const __grid_constant__ CUtensorMap``; they keep the tensor alive."""
+    """The 128 bytes of a parameter ``const __grid_constant__ CUtensorMap``. They keep the tensor alive."""
 
     def __init__(self, content: bytes, tensor: Tensor) -> None:
         self._content, self.tensor = content, tensor
@@ -43,9 +43,9 @@ class TensorMap:
 def tensor_map(
     tensor: Tensor, box: Sequence[int], *, swizzle_bytes: int | None = None, l2_bytes: int | None = None
 ) -> TensorMap:
-    """The descriptor by which TMA copies boxes of ``box`` elements of a CUDA tensor, in the order of its shape.
+    """The descriptor with which TMA copies boxes of ``box`` elements of a CUDA tensor, in the order of its shape.
 
-    What reaches over an edge is read as zero and not written. The last dimension must be dense.
+    Parts of a box beyond an edge are read as zero and not written. The last dimension must be dense.
     """
     if tensor.device.type != "cuda" or not 1 <= tensor.dim() <= _MOST_DIMENSIONS or len(box) != tensor.dim():
         raise ValueError(f"a CUDA tensor of 1 to 5 dimensions and as many sizes of a box are needed; box is {box}")

@@ -1,7 +1,7 @@
-"""Extensions: what can give a loader its kernels, built in or registered by others.
+"""Extensions: classes that can give a loader its kernels, built in or registered by other packages.
 
-``CppExtension`` and ``CudaExtension`` compile sources with a Python binding, ``CubinExtension`` device code as data,
-``TritonExtension`` and ``TorchExtension`` need no build. Each is imported when it is asked for.
+``CppExtension`` and ``CudaExtension`` compile sources with a Python binding, and ``CubinExtension`` compiles device
+code as data. ``TritonExtension`` and ``TorchExtension`` need no build. Each is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOMES = {
     "TritonExtension": "triton",
     "TorchExtension": "torch_reference",
     "KernelModule": "module",
-    # As they were called before.
+    # Older names.
     "_Extension": "base",
     "_CppExtension": "cpp",
     "_CudaExtension": "cuda",

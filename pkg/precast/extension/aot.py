@@ -1,7 +1,7 @@
-"""A kernel family as an extension of somebody's setup.py: ``setup(ext_modules=[extension.build_aot()])``.
+"""Builds a kernel family as an extension for a setup.py: ``setup(ext_modules=[extension.build_aot()])``.
 
-setuptools compiles every source of an extension with the same options, and a family has sources that are compiled once
-per CPU level. So the objects are made here, by the one builder and its cache, and setuptools links them.
+setuptools compiles every source of an extension with the same options, but a family compiles some sources once per CPU
+level. So our own builder and its cache make the objects here, and setuptools links them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtension:
-    """Compiles the families for torch's stable ABI and returns what links them into ``name``."""
+    """Compiles the families for torch's stable ABI and returns the extension that links them into ``name``."""
     settings = probe.read_settings(building=True)
     builders = probe.probe_builders(settings)
     torch_libraries = probe.torch_lib_dir()
@@ -45,15 +45,15 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
         [str(path) for _, path in objects if path is not None],
         library_dirs=[str(torch_libraries)],
         libraries=["torch_cpu"],
-        extra_link_args=["-Wl,--no-as-needed"],  # torch's libraries are in no global scope: NEEDED must name them
+        extra_link_args=["-Wl,--no-as-needed"],  # torch's libraries are in no global scope, so NEEDED must name them
     )
 
 
 def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:
-    """A ``setuptools.Extension`` of objects that are there: ``build_ext``, that of torch as well, has but to link them.
+    """A ``setuptools.Extension`` of existing objects, which ``build_ext``, also torch's, only has to link.
 
-    Torch's takes none without a source, so there is one with nothing in it, in the build folder of the setup.py. The
-    define says, to ``precast.build``, that the objects name nothing of torch beyond its stable ABI.
+    Torch's ``build_ext`` requires a source, so there is an empty one in the build folder of the setup.py. The define
+    tells ``precast.build`` that the objects use nothing of torch beyond its stable ABI.
     """
     from setuptools import Extension as SetuptoolsExtension
 

@@ -1,4 +1,4 @@
-"""What kinds of accelerator torch sees here, without creating a context on any."""
+"""The kinds of accelerators that torch sees here, found without creating a context on any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from precast._load import probe, verdict
 
 
 def gpu_kinds() -> frozenset[str]:
-    """Of "cuda", "rocm" and "xpu" those that torch can use here."""
+    """Those of "cuda", "rocm" and "xpu" that torch can use here."""
     torch_info = probe.probe_host(probe.read_settings(), gpus=False).torch
     if torch_info is None:
         return frozenset()
@@ -26,12 +26,12 @@ def gpu_kinds() -> frozenset[str]:
 
 
 def has_other_accelerator() -> bool:
-    """Whether torch computes on something here that is neither a CPU nor an NVIDIA GPU."""
+    """Whether torch can use an accelerator here other than an NVIDIA GPU."""
     if gpu_kinds() & {"rocm", "xpu"}:
         return True
     return has_package("torch_npu")
 
 
 def has_package(name: str) -> bool:
-    """Whether a package is installed; imports nothing."""
+    """Whether a package is installed. Does not import it."""
     return importlib.util.find_spec(name) is not None

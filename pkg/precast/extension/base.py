@@ -1,8 +1,8 @@
-"""The interface of an extension: one way to give a loader its kernels, and how to ask whether it can.
+"""The interface of an extension: one way to give a loader its kernels, and to check whether it can.
 
-It is the interface of the older ``_Extension`` classes, so that a class written for them registers here unchanged: of
-the spellings those had (``is_available``, ``is_hardware_available``) a subclass writes either and has both, and it may
-set ``self._name``, ``self._support_aot``, ``self._support_jit`` and ``self.priority`` itself.
+It is the interface of the older ``_Extension`` classes, so classes written for it register here unchanged. Where those
+had two spellings (``is_available``, ``is_hardware_available``), a subclass implements either and has both. It may set
+``self._name``, ``self._support_aot``, ``self._support_jit`` and ``self.priority`` itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SPELLINGS = (
 
 
 class Extension(ABC):
-    """One candidate of a loader. Of the available ones the highest ``priority`` is loaded; ties go by registration."""
+    """A candidate of a loader. The highest ``priority`` available is loaded; the registration order breaks ties."""
 
     backend: ClassVar[str] = "python"
-    """What runs its kernels, for people: ``precast list`` and ``precast why`` show it."""
+    """The backend of its kernels, for display: ``precast list`` and ``precast why`` show it."""
 
     reference: ClassVar[bool] = False
-    """Whether it is what the kernels are measured against: always there, and slow. See ``KernelLoader.load``."""
+    """Whether it is the reference for the kernels: always available, and slow. See ``KernelLoader.load``."""
 
     absent: ClassVar[str] = "its hardware is not here"
-    """What a loader says where ``is_available`` says no."""
+    """The loader's explanation if ``is_available`` returns False."""
 
-    # For a subclass that sets its attributes itself, and not all of them.
+    # For subclasses that set only some of these attributes themselves.
     _name: str = ""
     _support_aot: bool = False
     _support_jit: bool = False
@@ -50,7 +50,7 @@ class Extension(ABC):
 
     @property
     def name(self) -> str:
-        """The name it is loaded by: ``loader.load(ext_name=...)``."""
+        """The name for ``loader.load(ext_name=...)``."""
         return self._name
 
     @property
@@ -65,11 +65,11 @@ class Extension(ABC):
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Whether the hardware it is for is here. Never raises, builds nothing, creates no CUDA context."""
+        """Whether its hardware is here. Never raises, builds nothing, creates no CUDA context."""
 
     @abstractmethod
     def assert_compatible(self) -> None:
-        """Raises, with the reasons, if it is for hardware like this but cannot be loaded here."""
+        """Raises, with the reasons, if its hardware is here but it cannot be loaded."""
 
     @abstractmethod
     def build_aot(self) -> Any:
@@ -77,14 +77,14 @@ class Extension(ABC):
 
     @abstractmethod
     def build_jit(self) -> Any:
-        """Builds what is missing, or finds it in the cache, and returns what ``load`` returns."""
+        """Builds on a cache miss, and returns the same as ``load``."""
 
     @abstractmethod
     def load(self) -> Any:
-        """The module-like object with the kernels: prebuilt where that fits, else by ``build_jit``."""
+        """The module-like object with the kernels: prebuilt if that fits, else from ``build_jit``."""
 
     def assert_build_compatible(self) -> None:
-        """Raises if it cannot be built here, ahead of time or at run time. To load what is prebuilt takes less."""
+        """Raises if it cannot be built here, ahead of time or at run time. Loading a prebuilt one needs less."""
         self.assert_compatible()
 
     def is_hardware_available(self) -> bool:
@@ -97,7 +97,7 @@ class Extension(ABC):
 
     @staticmethod
     def get_jit_extension_folder_path() -> str:
-        """The folder that keeps what is built at run time; ``PRECAST_CACHE_DIR`` moves it."""
+        """The folder for run-time builds; ``PRECAST_CACHE_DIR`` moves it."""
         from precast._builder.cache import default_root
         from precast._load import probe
 

@@ -1,4 +1,4 @@
-"""The process that runs torch's ``build_ext`` on one extension, apart from the program that wants it.
+"""The child process that runs torch's ``build_ext`` on one extension, separate from the calling program.
 
 ``python -m precast.extension.child SPEC LIBRARY_FOLDER SCRATCH_FOLDER``
 """

@@ -1,7 +1,7 @@
-"""C++ sources with a Python binding, compiled against the torch that is installed: the older ``_CppExtension``.
+"""C++ sources with a Python binding, compiled against the installed torch: the older ``_CppExtension``.
 
-A subclass names sources, include folders and flags. ``load`` takes what was built while installing, from the ``_C`` of
-the subclass' own package, and where that does not fit, or is not there, builds it once for the cache.
+A subclass names sources, include folders and flags. ``load`` takes the module that was built at install time, from the
+``_C`` of the subclass' own package. If it is missing or does not fit, ``load`` builds it once, into the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("precast")
 
 
 class CppExtension(Places, Extension):
-    """Kernels in C++; ``build_aot`` gives the ``torch.utils.cpp_extension.CppExtension`` of a setup.py."""
+    """Kernels in C++. ``build_aot`` returns the ``torch.utils.cpp_extension.CppExtension`` for a setup.py."""
 
     backend: ClassVar[str] = "cpp"
     _support_aot = True
@@ -40,7 +40,7 @@ class CppExtension(Places, Extension):
     def __init__(self, name: str, priority: int = 1) -> None:
         super().__init__(name, support_aot=True, support_jit=True, priority=priority)
 
-    # What a subclass says.
+    # Defined by a subclass.
 
     @abstractmethod
     def sources_files(self) -> list[str]:
@@ -48,20 +48,20 @@ class CppExtension(Places, Extension):
 
     @abstractmethod
     def include_dirs(self) -> list[str]:
-        """The folders to look for headers in, beside torch's own."""
+        """The folders to search for headers, in addition to torch's own."""
 
     @abstractmethod
     def cxx_flags(self) -> list[str]:
         """The flags of the C++ compiler."""
 
-    # What a loader asks.
+    # Called by a loader.
 
     def is_available(self) -> bool:
-        """Yes: there is always a CPU. A subclass for one architecture says so here."""
+        """True: there is always a CPU. A subclass for one architecture overrides it."""
         return True
 
     def assert_compatible(self) -> None:
-        """What was built while installing needs no compiler; only without it the tools of a build are asked for."""
+        """Raises if it cannot be loaded. Build tools are only required if there is no module from install time."""
         settings = probe.read_settings()
         if settings.jit is JitMode.OFF:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
@@ -71,27 +71,27 @@ class CppExtension(Places, Extension):
             self.assert_build_compatible()
 
     def assert_build_compatible(self) -> None:
-        """Raises KernelUnavailable unless a compiler, ninja, torch and setuptools are here, with what was looked at."""
+        """Raises KernelUnavailable unless a compiler, ninja, torch and setuptools are here; lists the searches."""
         from precast.extension import native
 
         native.assert_can_build(self._native())
 
     def import_op(self) -> ModuleType:
-        """The module that was built while installing; ImportError as Python raises it."""
+        """The module that was built at install time. An ImportError is passed on unchanged."""
         return importlib.import_module(self.prebuilt_import_path)
 
     def build_aot(self) -> SetuptoolsExtension:
-        """The ``CppExtension`` of torch for ``setup(ext_modules=[...])``."""
+        """Torch's ``CppExtension`` for ``setup(ext_modules=[...])``."""
         from precast.extension import native
 
         return native.setuptools_extension(self.prebuilt_import_path, self._native())
 
     def build_jit(self) -> KernelModule:
-        """The module of the cache, built now if it is not there: for these sources, flags, headers, torch and tools."""
+        """The module from the cache, built on a miss. The key covers sources, flags, headers, torch and tools."""
         return self._build(f"{self.prebuilt_import_path} is not there")
 
     def load(self) -> KernelModule:
-        """What was built while installing; a build at run time where there is none, or where it does not fit."""
+        """The module that was built at install time, or a run-time build if that is missing or does not fit."""
         settings = probe.read_settings()
         if settings.jit is JitMode.OFF:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
@@ -107,7 +107,7 @@ class CppExtension(Places, Extension):
             return self._build(why)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.prebuilt_import_path}.".startswith(f"{error.name}."):
-                raise self._broken(error) from error  # it is there, and something that it imports is not
+                raise self._broken(error) from error  # it exists, but something that it imports is missing
             if settings.jit is JitMode.AOT:
                 raise forbidden(self.name, self.prebuilt_import_path, "build one", settings.jit) from error
             return self._build(f"{self.prebuilt_import_path} is not there")
@@ -116,11 +116,11 @@ class CppExtension(Places, Extension):
         place = Path(getattr(module, "__file__", None) or self.prebuilt_import_path)
         return self._module(module, Source("prebuilt", place, self.prebuilt_import_path))
 
-    # Inside.
+    # Internal.
 
     def _native(self) -> Native:
-        """What the subclass says, as one value."""
-        from precast.extension.native import Native  # not needed, and not imported, while nothing is built
+        """The subclass' settings as one value."""
+        from precast.extension.native import Native  # only imported if something has to be built
 
         return Native(
             self.name,

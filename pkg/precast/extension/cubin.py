@@ -1,7 +1,7 @@
 """Device code as data: CUDA sources without host code, compiled by NVRTC for each GPU, launched through the driver.
 
-No nvcc, no toolkit, no torch headers: what is built depends on the GPU and on its driver, so one build serves every
-torch and Python. What an author has, and what not, is in docs/guides/device-code.md.
+There is no nvcc, no toolkit and no torch header: a build depends only on the GPU and its driver, so one build serves
+every torch and Python. docs/guides/device-code.md lists what authors can use and what they cannot.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class CubinExtension(Places, Extension):
-    """Kernels in CUDA C++ without host code, for NVIDIA GPUs; a subclass names sources, and what they are built with.
+    """Kernels in CUDA C++ without host code, for NVIDIA GPUs. A subclass names the sources and build options.
 
-    An author has: folders of headers (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``),
-    ``defines``, instances of templates, more than 48 KB of shared memory, clusters, TMA descriptors, the registers and
-    spills of each entry point, ``-lineinfo`` (``PRECAST_DEBUG=1``), and the kernels' names in torch.profiler. Not: host
-    code, ``<<<>>>``, separate compilation, textures, device-side launches, printf before a synchronisation.
+    Supported: folders of headers (``include_dirs``: CCCL, CUTLASS, the CUDA headers, see ``extension.headers``),
+    ``defines``, template instances, more than 48 KB of shared memory, clusters, TMA descriptors, the registers and
+    spills of each entry point, ``-lineinfo`` (``PRECAST_DEBUG=1``), and kernel names in torch.profiler. Not supported:
+    host code, ``<<<>>>``, separate compilation, textures, device-side launches, printf before a synchronisation.
 
-    ``load()`` gives an object with the kernels as attributes, or what ``functions`` makes of them::
+    ``load()`` returns an object with the kernels, or the result of ``functions``, as attributes::
 
         module.scale((blocks,), (256,), x, 2.0, x.numel())         # tensors and numbers, held against the parameters
 
-    ``build_aot()`` gives a plain ``setuptools.Extension``: a library that holds the images as data, for any Python.
+    ``build_aot()`` returns a plain ``setuptools.Extension``: a library that holds the images as data, for any Python.
     """
 
     backend: ClassVar[str] = "cubin"
@@ -52,54 +52,54 @@ class CubinExtension(Places, Extension):
     def __init__(self, name: str, priority: int = 1) -> None:
         super().__init__(name, support_aot=True, support_jit=True, priority=priority)
 
-    # What a subclass says.
+    # Defined by a subclass.
 
     @abstractmethod
     def sources_files(self) -> list[str]:
-        """The ``.cu`` files, as absolute paths; each is a program of its own, for NVRTC."""
+        """The ``.cu`` files, as absolute paths. NVRTC compiles each as a separate program."""
 
     def include_dirs(self) -> list[str]:
-        """The folders to look for headers in, beside that of each source."""
+        """The folders to search for headers, in addition to the folder of each source."""
         return []
 
     def defines(self) -> Mapping[str, str]:
-        """Macros, as ``#define`` lines before each source; two extensions may build one source with unlike ones."""
+        """Macros, as ``#define`` lines before each source. Extensions may build one source with different macros."""
         return {}
 
     def instances(self) -> Mapping[str, Sequence[str]]:
-        """By the file name of a source the instances of its templates, as C++ writes them: ``scale<float, 4>``."""
+        """The template instances of each source, by file name, as written in C++: ``scale<float, 4>``."""
         return {}
 
     def nvrtc_flags(self) -> list[str]:
-        """More options of NVRTC, such as ``--use_fast_math`` or ``--maxrregcount=64``."""
+        """Additional NVRTC options, such as ``--use_fast_math`` or ``--maxrregcount=64``."""
         return []
 
     def targets(self) -> list[str]:
-        """What may be built, such as ``["sm_90a", "compute_80"]``; by default plain code for whatever GPU is there."""
+        """The allowed targets, such as ``["sm_90a", "compute_80"]``. By default plain code for the present GPUs."""
         return []
 
     def functions(self, kernels: Mapping[str, launch.Kernel]) -> Mapping[str, Any]:
-        """What callers see, made of the kernels; by default these themselves, under the names of C++."""
+        """The functions for callers. By default the kernels themselves, under their C++ names."""
         return kernels
 
-    # What a loader asks.
+    # Called by a loader.
 
     def is_available(self) -> bool:
         """Whether torch is a CUDA build and a GPU is visible; creates no CUDA context."""
         return verdict.sees_cuda_gpu()
 
     def assert_compatible(self) -> None:
-        """Raises, with the reason, unless every visible GPU has an image here, or one can be built."""
+        """Raises, with the reason, unless every visible GPU has an image, or one can be built."""
         self._choose(probe.read_settings(), certain=False)
 
     def assert_build_compatible(self) -> None:
-        """Raises KernelUnavailable, with what was looked at, unless there is an NVRTC."""
+        """Raises KernelUnavailable unless there is an NVRTC, and lists what was searched."""
         self._nvrtc(probe.read_settings())
 
     def build_aot(self) -> SetuptoolsExtension:
-        """A ``setuptools.Extension``: the images, compiled now, as an object that ``build_ext`` links.
+        """A ``setuptools.Extension`` with the images, compiled now, in an object that ``build_ext`` links.
 
-        For ``PRECAST_CUDA_ARCH_LIST``, else what ``targets`` says, else the GPUs that are visible.
+        The targets are those of ``PRECAST_CUDA_ARCH_LIST``, else those of ``targets``, else the visible GPUs.
         """
         from precast._builder import machine, toolchain
         from precast._builder.cache import open_cache
@@ -120,18 +120,18 @@ class CubinExtension(Places, Extension):
         return aot.link_extension(self.prebuilt_import_path, [str(made)], py_limited_api=True)
 
     def build_jit(self) -> KernelModule:
-        """The images of the cache, compiled now if they are not there, for the GPUs that are visible."""
+        """The images from the cache, compiled on a miss, for the visible GPUs."""
         return self._module(probe.read_settings(), prebuilt=False)
 
     def load(self) -> KernelModule:
-        """What was built while installing, for the GPUs that it fits; for the others what ``build_jit`` gives."""
+        """The images from install time for the GPUs they fit, and those of ``build_jit`` for the others."""
         return self._module(probe.read_settings(), prebuilt=True)
 
-    # Inside.
+    # Internal.
 
     def _programs(self) -> Programs:
-        """What the subclass says, as one value."""
-        from precast._cubin.programs import Programs  # not needed, and not imported, while nothing is built
+        """The subclass' settings as one value."""
+        from precast._cubin.programs import Programs  # only imported if something has to be built
 
         return Programs(
             self.name,
@@ -149,12 +149,12 @@ class CubinExtension(Places, Extension):
         return builders.nvrtc
 
     def _shipped(self, settings: Settings) -> tuple[tuple[images.Image, ...], Path | None]:
-        """The images that were built while installing."""
+        """The images that were built at install time."""
         path = None if settings.jit is JitMode.JIT else self.prebuilt_file()
         return ((), None) if path is None else (images.unpack(files.read(path, MAX_FILE_BYTES), str(path)), path)
 
     def _choose(self, settings: Settings, *, certain: bool, prebuilt: bool = True) -> list[Chosen]:
-        """For each visible GPU the images that were built while installing, and the target of what is to be built."""
+        """For each visible GPU, the images that were built at install time, or the target to build."""
         if settings.jit is JitMode.OFF:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
         host = probe.probe_host(settings, gpus=True, certain=certain)
@@ -175,7 +175,7 @@ class CubinExtension(Places, Extension):
         return chosen
 
     def _target(self, gpu: Gpu, nvrtc: Nvrtc) -> GpuTarget:
-        """What is built for one GPU."""
+        """The target to build for one GPU."""
         from precast._builder import machine
 
         named = [GpuTarget.parse(target) for target in self.targets()]
@@ -213,7 +213,7 @@ class CubinExtension(Places, Extension):
 
 
 class Chosen:
-    """What one GPU is given: images that are there, or a target to build for; and why."""
+    """The choice for one GPU, with the reason: existing images, or a target to build."""
 
     __slots__ = ("gpu", "images", "target", "why")
 
@@ -222,7 +222,7 @@ class Chosen:
 
 
 def _fitting(shipped: Sequence[images.Image], gpu: Gpu, host: Host) -> tuple[tuple[images.Image, ...], str | None]:
-    """One image of every source for a GPU, or why there is none."""
+    """One image of every source for a GPU, or the reason why there is none."""
     if host.driver is None:
         raise KernelIncompatible("images were to be chosen without a driver")
     by_source: dict[str, list[images.Image]] = {}

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class CudaExtension(CppExtension):
-    """Kernels that nvcc compiles; ``build_aot`` gives the ``torch.utils.cpp_extension.CUDAExtension`` of a setup.py.
+    """Kernels compiled by nvcc. ``build_aot`` returns the ``torch.utils.cpp_extension.CUDAExtension`` for a setup.py.
 
-    nvcc is asked for when something is built, never to load what was built while installing. For device code that
-    needs no nvcc, and fits every torch, see ``CubinExtension``.
+    nvcc is only needed to build, never to load what was built at install time. For device code that needs no nvcc and
+    works with every torch, see ``CubinExtension``.
     """
 
     backend: ClassVar[str] = "cuda"
 
     @abstractmethod
     def nvcc_flags(self) -> list[str]:
-        """The flags of nvcc; the targets are chosen by ``TORCH_CUDA_ARCH_LIST``, else by the GPUs that are visible."""
+        """The flags of nvcc. ``TORCH_CUDA_ARCH_LIST`` chooses the targets, else the visible GPUs do."""
 
     def is_available(self) -> bool:
         """Whether torch is a CUDA build and a GPU is visible; creates no CUDA context."""
         return verdict.sees_cuda_gpu()
 
     def get_cuda_home_include(self) -> str:
-        """The headers of the CUDA toolkit."""
+        """The include folder of the CUDA toolkit."""
         from precast.extension import native
 
         return str(Path(native.cuda_home(self.name)) / "include")

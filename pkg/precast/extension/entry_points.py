@@ -1,6 +1,6 @@
-"""Extensions of installed packages, by their entry points: read at the first question to a loader, never by an op.
+"""Extensions of installed packages, found by their entry points. A loader reads these on first use; an op never does.
 
-A package says in its pyproject.toml which loader gets which class::
+A package declares in its pyproject.toml which loader gets which class::
 
     [project.entry-points."precast.extensions"]
     "CPUAdamLoader.my_adam" = "my_package.adam:MyAdamExtension"
@@ -23,7 +23,7 @@ GROUP = "precast.extensions"
 
 @value(frozen=True)
 class Announced:
-    """One entry point: the class it names and the package that has it."""
+    """One entry point: the class it names and the package that declares it."""
 
     loader: str
     name: str
@@ -32,23 +32,23 @@ class Announced:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """The package and class, as text."""
         return f"{self.package} ({self.target})"
 
     def load(self) -> Any:
-        """The class; whatever its module raises."""
+        """Imports and returns the class. Exceptions of its module are passed on."""
         module, _, attribute = self.target.partition(":")
         return functools.reduce(getattr, filter(None, attribute.split(".")), import_module(module))
 
 
 def announced(loaders: Iterable[str]) -> tuple[Announced, ...]:
-    """What is announced for any of the loaders, in the order of the packages' names."""
+    """The entry points for any of the loaders, ordered by package name."""
     wanted = set(loaders)
     return tuple(one for one in _all() if one.loader in wanted)
 
 
 def strays(loaders: Iterable[str]) -> tuple[Announced, ...]:
-    """What is announced for a loader that does not exist."""
+    """The entry points for loaders that do not exist."""
     known = set(loaders)
     return tuple(one for one in _all() if one.loader not in known)
 

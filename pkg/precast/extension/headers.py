@@ -1,4 +1,4 @@
-"""Folders of headers for device code that PyPI has: CCCL (libcu++, CUB), CUTLASS, and CUDA's own."""
+"""Header folders for device code, from packages on PyPI: CCCL (libcu++, CUB), CUTLASS, and CUDA's own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from precast._load import probe
 from precast.errors import KernelUnavailable
 
-# What a folder must hold to be taken for it, where packages put it, and how to get one.
+# The places where packages put the headers.
 _CUDA_FOLDERS = ("nvidia/cu13/include", "nvidia/cuda_runtime/include")
 _CCCL_FOLDERS = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "cuda/cccl/headers/include")
 
 
 def cuda() -> str:
-    """CUDA's headers (``cuda_bf16.h``, ``cooperative_groups.h``): of a package beside torch, else of a toolkit."""
+    """CUDA's headers (``cuda_bf16.h``, ``cooperative_groups.h``), from a package next to torch, else from a toolkit."""
     return _find("CUDA", "cuda_fp16.h", _CUDA_FOLDERS, "include", "nvidia-cuda-runtime")
 
 
@@ -24,7 +24,7 @@ def cccl() -> str:
 
 
 def cutlass() -> str:
-    """CUTLASS and CuTe: ``#include <cute/tensor.hpp>``; they need ``cuda()`` and ``cccl()`` as well."""
+    """CUTLASS and CuTe: ``#include <cute/tensor.hpp>``. They also need ``cuda()`` and ``cccl()``."""
     return _find("CUTLASS", "cute/tensor.hpp", ("cutlass_library/source/include",), None, "nvidia-cutlass")
 
 

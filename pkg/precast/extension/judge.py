@@ -1,4 +1,4 @@
-"""One candidate of a loader: where it comes from, whether it can be loaded here, and why not."""
+"""Judges one candidate of a loader: its origin, whether it can be loaded here, and why not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from precast.extension.base import Extension
 
 State = Literal["ready", "absent", "held back", "refused", "broken"]
 
-# What classes that were written before there was one base class of errors raise to say no.
+# Exceptions with which a class may refuse; older classes have no common base class of errors.
 REFUSALS = (KernelError, AssertionError, RuntimeError, ValueError, ImportError, OSError)
-# What the import of somebody's module raises when it is broken.
+# Exceptions from importing a broken module.
 BROKEN = (*REFUSALS, AttributeError, TypeError, SyntaxError, KeyError)
 
 
 @value(frozen=True)
 class Candidate:
-    """One extension of a loader. ``reason`` is empty for one that can be loaded."""
+    """One extension of a loader. ``reason`` is empty if it can be loaded."""
 
     name: str
     backend: str
@@ -35,7 +35,7 @@ class Candidate:
 
 
 def judge(extension: Extension, origin: str, mode: JitMode) -> tuple[Candidate, Exception | None]:
-    """What becomes of an extension when the loader chooses; and the exception that says no."""
+    """The verdict on an extension, and the exception with which it refused."""
     state: State = "ready"
     reason, cause = "", None
     if getattr(extension, "reference", False) and mode in (JitMode.AOT, JitMode.JIT):

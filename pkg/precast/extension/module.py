@@ -1,4 +1,4 @@
-"""What an extension loads: an object that is used like the compiled module it stands for."""
+"""The result of loading an extension: an object that is used like a compiled module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from precast._load.source import Source
 
 
 class KernelModule:
-    """Functions and classes as attributes, and where the machine code behind them came from.
+    """Functions and classes as attributes, and the origin of the machine code behind them.
 
-    ``source`` is the host library; ``images`` are the device code of each GPU, by its index.
+    ``source`` is the host library. ``images`` are the device code of each GPU, by its index.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class KernelModule:
         self._members = dict(members)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached for what is no ordinary attribute; copy and pickle ask before __init__ has run.
+        # Called for missing attributes only. copy and pickle call it before __init__ has run.
         members = vars(self).get("_members", {})
         if name in members:
             return members[name]

@@ -1,8 +1,8 @@
-"""Building C++ and CUDA sources with a Python binding: the same setuptools extension ahead of time and at run time.
+"""Builds C++ and CUDA sources with a Python binding: the same setuptools extension ahead of time and at run time.
 
-At run time a child runs the ``build_ext`` of torch on it, in a staging folder of the cache. What is built is kept under
-a key of everything it was made from: the sources, every header of theirs that they reach, the flags, torch, Python, the
-compilers. Headers of torch and of the CUDA toolkit are held by the versions of these.
+At run time a child process runs torch's ``build_ext`` on it, in a staging folder of the cache. The key of a build
+covers all its inputs: the sources, every header of theirs that they include, the flags, torch, Python, the compilers.
+Headers of torch and of the CUDA toolkit are covered by the versions of these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHILD = "precast.extension.child"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Native:
-    """What is to be compiled; with ``nvcc_flags`` the ``.cu`` files among the sources go to nvcc."""
+    """The input of a build. With ``nvcc_flags``, nvcc compiles the ``.cu`` files among the sources."""
 
     name: str
     sources: tuple[str, ...]
@@ -51,7 +51,7 @@ class Native:
 
 
 def setuptools_extension(name: str, native: Native) -> SetuptoolsExtension:
-    """The ``CppExtension`` or ``CUDAExtension`` of torch under a name."""
+    """Torch's ``CppExtension`` or ``CUDAExtension`` with this name."""
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
     closure.assert_there(native.name, native.sources)
@@ -70,17 +70,17 @@ def setuptools_extension(name: str, native: Native) -> SetuptoolsExtension:
 
 
 def _from_here(path: str) -> str:
-    """As setuptools wants it: from the folder of the setup.py on, for what lies in it."""
+    """The form that setuptools needs: a path inside the folder of the setup.py is relative to it."""
     return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd().resolve()) else path
 
 
 def build(native: Native, why: str) -> Source:
-    """The library of the cache, built now if it is not there; ``why`` says what made it necessary."""
+    """The library from the cache, built on a miss; ``why`` is the reason for the build."""
     settings = probe.read_settings()
     builders = assert_can_build(native)
     key = make_key(native, builders, settings)
     compiler = builders.compiler
-    assert compiler is not None  # assert_can_build has refused that
+    assert compiler is not None  # assert_can_build has checked this
     with_what = f"{Path(compiler.path).name} {compiler.version}" + (
         " and nvcc" if native.nvcc_flags is not None else ""
     )
@@ -97,7 +97,7 @@ def build(native: Native, why: str) -> Source:
 
 
 def assert_can_build(native: Native) -> Builders:
-    """The tools of a build; KernelUnavailable, with where they were looked for, if one is missing."""
+    """The tools of a build. Raises KernelUnavailable, with the places searched, if one is missing."""
     builders = probe.probe_builders(probe.read_settings())
     wanted = {
         "a C++ compiler": builders.compiler is not None,
@@ -115,7 +115,7 @@ def assert_can_build(native: Native) -> Builders:
 
 
 def cuda_home(name: str) -> str:
-    """The CUDA toolkit that torch would compile with; KernelUnavailable where there is none."""
+    """The CUDA toolkit that torch would compile with. Raises KernelUnavailable if there is none."""
     from torch.utils.cpp_extension import CUDA_HOME
 
     if CUDA_HOME is None or shutil.which(str(Path(CUDA_HOME) / "bin" / "nvcc")) is None:
@@ -129,7 +129,7 @@ def cuda_home(name: str) -> str:
 
 
 def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey:
-    """Everything that one build is made from."""
+    """The key of a build, over all its inputs."""
     import torch
 
     compiler = builders.compiler
@@ -155,7 +155,7 @@ def make_key(native: Native, builders: Builders, settings: Settings) -> BuildKey
 
 
 def arch_list(settings: Settings) -> str:
-    """The targets, as torch reads them: those that were named, else the GPUs that are visible."""
+    """The targets in torch's notation: those that were configured, else those of the visible GPUs."""
     if settings.arch_list is not None:
         return settings.arch_list
     gpus = probe.probe_host(settings, gpus=True).gpus
@@ -163,7 +163,7 @@ def arch_list(settings: Settings) -> str:
 
 
 def import_from(name: str, path: Path) -> ModuleType:
-    """The extension module of a file, under a name; its own, whatever else has that name."""
+    """Loads an extension module from a file under a name, even if another module has that name."""
     import torch  # noqa: F401 - its libraries have to be there
 
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
@@ -182,7 +182,7 @@ def _nvcc_version(home: str) -> str:
 
 
 def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders: Builders, settings: Settings) -> Path:
-    """Runs ``build_ext`` in a child and takes the library out of what it leaves behind."""
+    """Runs ``build_ext`` in a child process and returns the library among its results."""
     assert builders.compiler is not None and builders.ninja is not None
     spec = staging / "spec.json"
     spec.write_text(json.dumps(dataclasses.asdict(native)), encoding="utf-8")
@@ -207,7 +207,7 @@ def _build(native: Native, staging: Path, cache: Cache, key: BuildKey, builders:
 
 
 def _compile_command(log: str, command: list[str]) -> str:
-    """The command line that ninja prints under FAILED, else the child's, without the path that it is given."""
+    """The command line that ninja prints under FAILED, else the child's, shortened to ``python -m``."""
     lines = log.splitlines()
     failed = [after for line, after in itertools.pairwise(lines) if line.startswith("FAILED:")]
     return failed[0] if failed else shlex.join(["python", "-m", *command[command.index(_CHILD) :]])

@@ -1,4 +1,4 @@
-"""Where the sources of an extension are, and where what was built of them while installing is."""
+"""The places of an extension's sources, and of the files built from them at install time."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _log = logging.getLogger("precast")
 
 
 class Places:
-    """What the classes that compile something have in common. Plain attributes to whoever sets them, as ever."""
+    """Shared by the classes that compile something. Its attributes can also be set as plain ones."""
 
     name: str
 
     @functools.cached_property
     def prebuilt_module_path(self) -> str:
-        """The package that holds what was built while installing: ``_C`` beside the subclass' own package."""
+        """The package with what was built at install time: ``_C`` in the subclass' own package."""
         package, _, _ = type(self).__module__.partition(".")
         return f"{package}._C" if "." in type(self).__module__ else "precast._C"
 
     @functools.cached_property
     def prebuilt_import_path(self) -> str:
-        """The module that was built while installing, and the name that ``build_aot`` builds it under."""
+        """The module that was built at install time, which is also the name under which ``build_aot`` builds it."""
         return f"{self.prebuilt_module_path}.{self.name}"
 
     @property
     def version_dependent_macros(self) -> list[str]:
-        """The macros that older sources ask for; every torch that is served here is newer than the versions in them."""
+        """Macros that older sources expect. Every supported torch is newer than the versions in them."""
         return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
 
     def relative_to_abs_path(self, code_path: str) -> str:
-        """A path in the nearest folder that has it, from the one of the subclass' file upwards."""
+        """A path in the nearest folder that contains it, searching upwards from the subclass' file."""
         home = Path(inspect.getfile(type(self))).resolve().parent
         folders = (home, *home.parents)
         return str(next((folder / code_path for folder in folders if (folder / code_path).exists()), home / code_path))
@@ -58,9 +58,10 @@ class Places:
         return [arg for arg in args if arg]
 
     def prebuilt_file(self) -> Path | None:
-        """The file that was built while installing, or None. Its package is imported to be asked; it is not opened.
+        """The file that was built at install time, or None. Imports the file's package, but does not open the file.
 
-        In a wheel of ``precast.build`` a guard stands in its place: then it is the library behind it, if it fits.
+        In a wheel of ``precast.build`` a guard takes the file's place. The result is then the library behind it, if it
+        fits.
         """
         try:
             spec = importlib.util.find_spec(self.prebuilt_import_path)
@@ -79,7 +80,7 @@ class Places:
 
 
 def forbidden(name: str, place: str, what: str, mode: JitMode) -> JitDisabled:
-    """The exception where only a setting stands in the way."""
+    """The exception for a case that only a setting forbids."""
     return JitDisabled(
         f"{name} cannot be loaded here: PRECAST_JIT={mode.value} forbids to {what}\n"
         f"  found   nothing usable under {place}\n"

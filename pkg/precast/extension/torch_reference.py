@@ -1,4 +1,4 @@
-"""The row that is always there: the same functions in plain torch, on whatever device torch has."""
+"""The extension that is always available: the same functions in plain torch, on any device that torch supports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ LOWEST = -100
 
 
 class TorchExtension(Extension):
-    """A subclass, or a row of the table, says the functions: ``members``. Nothing is built, and nothing is fast.
+    """A subclass, or a row of the table, defines the functions: ``members``. Nothing is built, and nothing is fast.
 
-    It serves what no kernel does: other devices (ROCm, XPU, MPS), or a machine where nothing can be built. A loader
-    takes it last and says so; under ``PRECAST_JIT=aot`` and ``jit``, which ask for a kernel, only by name.
+    It serves cases without a kernel: other devices (ROCm, XPU, MPS), or a machine where nothing can be built. A loader
+    chooses it last and reports that. Under ``PRECAST_JIT=aot`` and ``jit``, which ask for a kernel, it loads only by
+    name.
     """
 
     backend: ClassVar[str] = "torch"
@@ -31,11 +32,11 @@ class TorchExtension(Extension):
         super().__init__(name, support_aot=False, support_jit=False, priority=priority)
 
     def is_available(self) -> bool:
-        """Yes: torch computes on any hardware. Whether it is there is another question."""
+        """True: torch computes on any hardware. This does not say whether torch is installed."""
         return True
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable without torch, or with one that is broken."""
+        """Raises KernelUnavailable if torch is missing or broken."""
         host = probe.probe_host(probe.read_settings(), gpus=False)
         if host.torch is None:
             raise KernelUnavailable(
@@ -44,7 +45,7 @@ class TorchExtension(Extension):
             )
 
     def build_aot(self) -> Any:
-        """Nothing: there is nothing to compile, and ``support_aot`` is False."""
+        """Always raises: there is nothing to compile, and ``support_aot`` is False."""
         raise KernelUnavailable(
             f"{self.name} cannot be built ahead of time\n  found   functions in plain torch\n"
             f"  needed  nothing: they are always there\n  fix     1) load it instead"
@@ -55,7 +56,7 @@ class TorchExtension(Extension):
         return self.load()
 
     def load(self) -> KernelModule:
-        """The functions."""
+        """Returns the functions."""
         self.assert_compatible()
         import torch
 

@@ -1,4 +1,4 @@
-"""Kernels in Triton: the older ``_TritonExtension``. Triton compiles them itself, at their first launch."""
+"""Kernels in Triton: the older ``_TritonExtension``. Triton compiles them itself at their first launch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SERVED = "a GPU that torch can use: NVIDIA, AMD (ROCm) or Intel (XPU)"
 
 
 class TritonExtension(Extension):
-    """A subclass writes ``build_jit``, which returns the functions; Triton keeps what it compiles in its own cache.
+    """A subclass implements ``build_jit``, which returns the functions. Triton keeps compiled kernels in its own cache.
 
-    It is the row by which ROCm and XPU builds of torch have kernels: a subclass for one of them narrows ``devices``.
+    This extension gives ROCm and XPU builds of torch their kernels. A subclass for one of them narrows ``devices``.
     """
 
     backend: ClassVar[str] = "triton"
@@ -26,11 +26,11 @@ class TritonExtension(Extension):
         super().__init__(name, support_aot=False, support_jit=True, priority=priority)
 
     def is_available(self) -> bool:
-        """Whether torch sees a GPU of ``devices``; with ``TRITON_INTERPRET=1`` Triton runs on the CPU, for tests."""
+        """Whether torch sees a GPU of ``devices``. With ``TRITON_INTERPRET=1`` Triton runs on the CPU, for tests."""
         return probe.read_settings().triton_interpret or bool(set(self.devices) & backends.gpu_kinds())
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable unless Triton is installed and a GPU that it serves is here."""
+        """Raises KernelUnavailable unless Triton is installed and a GPU that it supports is here."""
         if not backends.has_package("triton"):
             raise self._refusal("no package triton", "the triton of this torch", "pip install triton")
         if not self.is_available():
@@ -39,13 +39,13 @@ class TritonExtension(Extension):
             raise self._refusal(f"GPUs of kind: {kinds}", wanted, "leave the choice to the loader: .load()")
 
     def build_aot(self) -> Any:
-        """Nothing: Triton has no form of a kernel that a wheel could hold for every GPU; ``support_aot`` is False."""
+        """Always raises: a wheel cannot hold a Triton kernel for every GPU, and ``support_aot`` is False."""
         raise self._refusal(
             "a Triton extension, whose support_aot is False", "build_jit", f"load {self.name!r} instead"
         )
 
     def load(self) -> Any:
-        """What ``build_jit`` returns."""
+        """Returns the result of ``build_jit``."""
         self.assert_compatible()
         return self.build_jit()
 

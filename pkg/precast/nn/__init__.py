@@ -1,4 +1,4 @@
-"""Modules over the package's kernels; the norms take the place of those of ``torch.nn``."""
+"""Modules that use the package's kernels. The norms replace those of ``torch.nn``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``RMSNorm`` and ``LayerNorm`` in the place of torch's: the same arguments, parameters and ``state_dict``."""
+"""``RMSNorm`` and ``LayerNorm`` as replacements for torch's: the same arguments, parameters and ``state_dict``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import rms_norm
 
-# What torch takes where no eps is given, whatever the dtype of the input: its arithmetic is float32.
+# Torch's eps if none is given. It is that of float32 for every input dtype, because the arithmetic is float32.
 _DEFAULT_EPS = torch.finfo(torch.float32).eps
 
 
@@ -23,8 +23,8 @@ class LayerNorm(torch.nn.LayerNorm):
     Args:
         normalized_shape: the size of the last dimension, as a number or a sequence of one.
         eps: added to the variance; 0 or more.
-        elementwise_affine: there is a weight.
-        bias: there is a bias beside the weight.
+        elementwise_affine: whether there is a weight.
+        bias: whether a weight comes with a bias.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -53,7 +53,7 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
         """The norm of ``input``, ``(..., normalized_shape)``, in its dtype."""
         _check_width("LayerNorm", input, self.normalized_shape[0])
-        weight, bias = _given(self.weight), _given(self.bias)  # both or neither, or a weight alone
+        weight, bias = _given(self.weight), _given(self.bias)  # both, neither, or only a weight
         if weight is None or weight.dtype == input.dtype:
             return layer_norm(input, weight, bias, self.eps)
         wide = torch.promote_types(input.dtype, weight.dtype)
@@ -64,12 +64,12 @@ class LayerNorm(torch.nn.LayerNorm):
 class RMSNorm(torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` over the last dimension, computed by :func:`precast.ops.rms_norm`.
 
-    Mixed dtypes are treated as by :class:`LayerNorm`.
+    Mixed dtypes are treated as in :class:`LayerNorm`.
 
     Args:
         normalized_shape: the size of the last dimension, as a number or a sequence of one.
         eps: added to the mean square; None: that of float32.
-        elementwise_affine: there is a weight.
+        elementwise_affine: whether there is a weight.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -107,7 +107,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def _given(parameter: Tensor | None) -> Tensor | None:
-    """A parameter that may not be there, whatever torch's annotations say."""
+    """A parameter that may be None, whatever torch's annotations say."""
     return parameter
 
 

@@ -1,4 +1,4 @@
-"""Blocks of keys and values for the sequences of a decoding model: a small engine to read and to start from."""
+"""Blocks of keys and values for the sequences of a decoding model: a small example engine to start from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precast import ops
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The tokens that one :meth:`PagedKVCache.append` made room for, sequence by sequence.
+    """The tokens for which one :meth:`PagedKVCache.append` made room, sequence by sequence.
 
-    ``slots`` and ``positions`` are int64, one for each token. ``block_tables`` and ``lengths`` are int32, a row for
-    each sequence, and count the new tokens.
+    ``slots`` and ``positions`` are int64, one per token. ``block_tables`` and ``lengths`` are int32, with a row per
+    sequence, and include the new tokens.
     """
 
-    tokens: int  # of each sequence
+    tokens: int  # per sequence
     slots: Tensor
     positions: Tensor
     block_tables: Tensor
@@ -79,13 +79,13 @@ class PagedKVCache:
         self.values = torch.zeros(*shape, width if value_width is None else value_width, dtype=dtype, device=device)
         self.block_size = block_size
         self._free = list(range(blocks - 1, -1, -1))
-        self._users = [0] * blocks  # sequences that have the block
+        self._users = [0] * blocks  # sequences that use the block
         self._sequences: dict[int, _Sequence] = {}
         self._next = 0
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no sequence has."""
+        """The number of blocks that no sequence uses."""
         return len(self._free)
 
     def length(self, sequence: int) -> int:
@@ -93,7 +93,7 @@ class PagedKVCache:
         return self._of(sequence).length
 
     def add(self) -> int:
-        """A new sequence without tokens; returns its number, which is never used again."""
+        """Adds a sequence without tokens and returns its number, which is never reused."""
         return self._keep(_Sequence(0, []))
 
     def fork(self, sequence: int) -> int:
@@ -104,7 +104,7 @@ class PagedKVCache:
         return self._keep(_Sequence(parent.length, list(parent.blocks)))
 
     def free(self, sequence: int) -> None:
-        """Forgets a sequence. Blocks that no other sequence has go back to the pool."""
+        """Removes a sequence. Blocks that no other sequence uses return to the pool."""
         for block in self._of(sequence).blocks:
             self._release(block)
         del self._sequences[sequence]
@@ -129,12 +129,13 @@ class PagedKVCache:
         return self._step(chosen, [self._grow(one, tokens) for one in chosen], tokens)
 
     def write(self, layer: int, step: Step, key: Tensor, value: Tensor) -> None:
-        """Writes the keys and values of a step's tokens, ``(tokens, kv_heads, width)``, of one layer."""
+        """Writes the keys and values of a step's tokens, ``(tokens, kv_heads, width)``, for one layer."""
         with torch.no_grad():
             ops.reshape_and_cache(key, value, self.keys[layer], self.values[layer], step.slots)
 
     def attend(self, layer: int, step: Step, query: Tensor, **options: Any) -> Any:
-        """:func:`precast.ops.paged_decode_attention` of a step's tokens, with its options; at most 16 of a sequence.
+        """:func:`precast.ops.paged_decode_attention` for a step's tokens, with its options; at most 16 tokens per
+        sequence.
 
         ``query`` is ``(tokens, heads, width)``, and the result ``(tokens, heads, value_width)``.
         """
@@ -168,7 +169,7 @@ class PagedKVCache:
         return block
 
     def _blocks_for(self, chosen: Sequence[_Sequence], tokens: int) -> int:
-        """New blocks, and copies of shared ones that are written. The last of those that share a block keeps it."""
+        """The new blocks needed, including copies of written shared blocks. The last user of a block keeps it."""
         users: dict[int, int] = {}
         needed = 0
         for one in chosen:
@@ -182,7 +183,7 @@ class PagedKVCache:
         return needed
 
     def _grow(self, one: _Sequence, tokens: int) -> list[int]:
-        """The slots of the new tokens."""
+        """Makes room in one sequence and returns the slots of the new tokens."""
         if one.length % self.block_size and self._users[one.blocks[-1]] > 1:
             shared, own = one.blocks[-1], self._take()
             with torch.no_grad():

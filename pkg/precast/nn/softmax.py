@@ -11,15 +11,15 @@ from precast.ops.softmax import FullyMasked, scaled_aligned_causal_softmax, scal
 
 
 class FusedScaleMaskSoftmax(torch.nn.Module):
-    """Scales scores ``(batch, heads, queries, columns)``, masks them, and takes their softmax, in one pass.
+    """Scales scores ``(batch, heads, queries, columns)``, masks them, and computes their softmax, in one pass.
 
-    A mask that is given to ``forward`` as well leaves out more columns.
+    A mask passed to ``forward`` masks additional columns.
 
     Args:
-        scale: what scores are multiplied by.
+        scale: the factor of the scores.
         causal: a query sees the columns up to its own, and the last query sees all.
-        masked_value: what masked columns count as, after scaling, as in :func:`precast.ops.scaled_masked_softmax`.
-        fully_masked: what a row with all columns masked becomes: ``"zero"`` or ``"uniform"``.
+        masked_value: replaces masked columns, after scaling, as in :func:`precast.ops.scaled_masked_softmax`.
+        fully_masked: the result for a row with all columns masked: ``"zero"`` or ``"uniform"``.
 
     Raises:
         ValueError: ``fully_masked`` is neither of the two; raised by ``forward``.
@@ -46,7 +46,7 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         self.fully_masked = fully_masked
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The softmax of ``scale * x``; ``mask`` is bool or uint8, not zero where masked, and may be broadcast."""
+        """The softmax of ``scale * x``. ``mask`` is bool or uint8, nonzero where masked, and can be broadcast."""
         if mask is None:
             if self.causal:
                 return scaled_aligned_causal_softmax(x, self.scale)
