@@ -103,6 +103,14 @@ def test_age_and_size_take_the_oldest(tmp_path: Path, keep: Keep) -> None:
     assert len(cache_tools.plan_prune(tmp_path, Limits(everything=True), now)) == 3
 
 
+def test_an_entry_in_the_folder_of_another_key_is_told_by_its_own(tmp_path: Path, keep: Keep) -> None:
+    key = keep()
+    folder = Cache(tmp_path).entry(key)
+    moved = folder.rename(folder.with_name("0" * 16))
+    assert cache_tools.read_entry(moved).problem == f"meta.json is that of {folder.name}"
+    assert len(folder.name) == 16 and key.digest.startswith(folder.name)
+
+
 def test_at_a_limit_an_entry_stays(tmp_path: Path, keep: Keep) -> None:
     entry = cache_tools.read_entry(Cache(tmp_path).entry(keep(age_days=1)))
     for limits, gone in (

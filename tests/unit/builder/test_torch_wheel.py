@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
@@ -121,6 +122,27 @@ def test_a_server_without_ranges_is_named_without_its_password(served: Server) -
     ):
         pass
     assert torch_wheel.without_secret("https://me:secret@index/torch.whl") == "https://index/torch.whl"
+
+
+def test_a_remote_file_reads_like_a_local_one(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_wheel, "BLOCK_BYTES", 7)
+    content = bytes(range(30))
+    served.path.write_bytes(content)
+    remote, local = torch_wheel._RangeReader(served.url), io.BytesIO(content)
+    assert (remote.tell(), remote.read()) == (0, content)
+    for file in (remote, local):
+        file.seek(0)
+    assert [remote.read(4), remote.tell(), remote.read(3), remote.tell()] == [content[:4], 4, content[4:7], 7]
+    for offset, whence in (
+        (13, io.SEEK_SET),
+        (-3, io.SEEK_END),
+        (0, io.SEEK_END),
+        (5, io.SEEK_END),
+        (-20, io.SEEK_CUR),
+    ):
+        local.seek(remote.tell())
+        assert remote.seek(offset, whence) == local.seek(offset, whence) == remote.tell()
+        assert remote.readall() == local.read()
 
 
 def test_only_what_is_asked_for_is_read(served: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,21 @@ def test_torch_is_believed_once_it_is_initialised_and_only_then(monkeypatch: pyt
     assert gpu_names(monkeypatch, broken, unsure, certain=True) == (["from NVML"], False)
     assert [gpu.name for gpu in probe._gpus(None, Settings(), certain=True)] == ["from NVML"]
     assert gpu_names(monkeypatch, cold, unsure, certain=True) == (["from torch"], True)
+
+
+def test_the_names_of_dynamic_symbols_are_those_that_are_loaded() -> None:
+    def section(kind: int, flags: int, offset: int, size: int) -> bytes:
+        return struct.pack("<IIQQQQIIQQ", 0, kind, flags, 0, offset, size, 0, 0, 1, 0)
+
+    plain, loaded = section(3, 0, 500, 60), section(3, 2, 700, 80)  # elf(5): SHT_STRTAB is 3, SHF_ALLOC is 2
+
+    def library(*sections: bytes) -> bytes:
+        start = struct.pack("<Q", 64).rjust(48, b"\0").ljust(58, b"\0")
+        return (start + struct.pack("<HH", 64, len(sections))).ljust(64, b"\0") + b"".join(sections)
+
+    for sections in ((plain, loaded), (loaded, plain), (section(1, 2, 900, 9), section(3, 3, 700, 80))):
+        assert probe._dynamic_names(library(*sections)) == (700, 780)  # type: ignore[arg-type]
+    assert probe._dynamic_names(library(plain, section(3, 1, 900, 9))) == (0, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.torch
