@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._build import elsewhere
+from precast._builder import elsewhere
 
 
 @pytest.fixture
