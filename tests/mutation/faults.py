@@ -1,6 +1,6 @@
 """``python -m tests.mutation.faults [NAME ...]`` puts each fault into a copy of the tree and runs the tests it names.
 
-The faults are data, in the TOML files of this folder. A fault is one piece of text in one file and what replaces it.
+The faults are data, in the TOML files of `fault_lists`. A fault is one piece of text in one file and what replaces it.
 The checkout is only read: the copy imports its own package and builds its own libraries, into a cache of its own. A
 build is addressed by its content, so a fault compiles only what it touches. Long tests do not run, as in ``make test``.
 
@@ -37,7 +37,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = Path(__file__).resolve().parent
+LISTS = Path(__file__).resolve().parent / "fault_lists"
 LIMIT_S = 600.0
 
 _COMPILE_ERROR = re.compile(r"^.*\.(?:cpp|cuh?|h)[:(]\d+.*\berror\b.*$", re.MULTILINE)
