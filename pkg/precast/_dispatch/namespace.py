@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._builder import catalogue
-from precast._load import handover, loader
+from precast._load import handover
 from precast._load.handover import NAMESPACE, op_name
 from precast._load.system import require_linux
 from precast.errors import KernelIncompatible, KernelUnavailable
@@ -70,6 +70,8 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 def twin(op: str) -> Callable[..., Any]:
     """The Triton kernel of one op, with the checks that the op has everywhere; imports Triton."""
+    from precast._load import loader
+
     family = loader.family_of(op)
     twins = handover.formulas_of(family).twins
     if twins is None:
@@ -136,6 +138,9 @@ def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., 
 
     def load_and_redispatch(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         import torch
+
+        # The import of the ops does not wait for the loader, which takes as long.
+        from precast._load import loader
 
         device = _first_device((*args, *kwargs.values()))
         if device is None:  # empty tensor lists only: there is nothing to compute, and the CPU kernel says so

@@ -185,9 +185,8 @@ def test_the_host_lists_the_entry_points_of_the_device_code() -> None:
     """launch() finds kernels by name: a name that one side lacks would fail at the first use on a GPU only."""
     for family in WITH_DEVICE:
         texts = [(CSRC / host).read_text() for host in family.host]
-        (table,) = (
-            text.partition("kEntries[] = {")[2].partition("};")[0] for text in texts if "kEntries[] = {" in text
-        )
+        (behind,) = (text.partition("kEntries[] = {")[2] for text in texts if "kEntries[] = {" in text)
+        table = behind.partition("};")[0]
         assert set(re.findall(r'"(\w+)"', table)) == entry_points(family), family.name
 
 
