@@ -71,8 +71,11 @@ def _peers(op: str, way: str, *args: torch.Tensor) -> tuple[dict[str, Run], dict
 
 def _twin(op: str, *args: Any) -> dict[str, Run]:
     """The Triton twin of one op, called the way the dispatcher calls it."""
+    from precast import ops
     from precast._dispatch import namespace
+    from precast._load import loader
 
+    ops.define(loader.family_of(op).name)
     return {TWIN: functools.partial(namespace.twin(op), *args)}
 
 
