@@ -1,8 +1,8 @@
 """Compute capabilities of GPUs, the targets that device code is compiled for, and which target runs on which GPU.
 
 The rules are NVIDIA's (CUDA C++ Programming Guide, "Compute Capabilities", and the compatibility guides of Ampere,
-Hopper and Blackwell). SASS runs on its own major with the same or a higher minor. The integrated Tegra GPUs are
-separate: their SASS and other GPUs' SASS do not mix. Suffix ``a`` binds to one architecture, suffix ``f`` to its
+Hopper and Blackwell). SASS runs on its own major with the same or a higher minor. SASS for an integrated Tegra GPU runs
+only on that capability, and a Tegra GPU runs no other SASS. Suffix ``a`` binds to one architecture, suffix ``f`` to its
 family. Plain PTX runs on anything newer.
 """
 
