@@ -75,7 +75,7 @@ def other_label(host: Host, gpu: ComputeCapability, info: BuildInfo | None, sett
 def prebuilt_wheel(host: Host, info: BuildInfo | None, settings: Settings) -> str:
     """Installs the wheel with prebuilt files for the GPUs, or for the CPU; without an index it builds the sources.
 
-    Not so under ``auto``: that build needs the same tools as a JIT build, which is the shorter way to the op.
+    Under ``auto`` it offers no build: that needs the same tools as a JIT build, which is the shorter way to the op.
     """
     label = _label_for(host, host.gpus[0].capability) if host.gpus else Label("cpu")
     wheel = "" if label is None else _wheel(_version(info), label, _index(info, settings), host)

@@ -237,7 +237,6 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
 
 
 def _place(made: Made, c_dir: Path) -> None:
-    """Copy the built files to their places in the manifest."""
     for file, source in made.files:
         (c_dir / file.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, c_dir / file.path)

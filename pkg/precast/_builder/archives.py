@@ -168,7 +168,6 @@ class Tar:
 
 @contextmanager
 def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading; raises BadArchive if that fails."""
     try:
         descriptor, _ = files.open_regular(path)
     except OSError as error:

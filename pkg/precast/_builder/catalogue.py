@@ -89,7 +89,6 @@ def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
 
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the lists of JSON to the tuples of a value."""
     return {name: _tuples(given) if isinstance(given, (list, tuple)) else given for name, given in values.items()}
 
 

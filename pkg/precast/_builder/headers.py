@@ -198,7 +198,6 @@ def _warn_of_leak(include: Path, release: Release) -> None:
 
 
 def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
-    """The pinned files from the installed torch, if all of them match."""
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     for place in installed_torch():
         notices = {name: _notice_of(place.parent, pins.torch, name) for name in pins.notices}
@@ -217,7 +216,6 @@ def _notice_of(site: Path, version: str, name: str) -> Path:
 
 
 def _from_index(pins: Pins) -> dict[str, bytes]:
-    """The pinned files from the wheel on the index, each checked against its pin."""
     LOG.warning("reading the headers of torch %s from the package index, once", pins.torch)
     with torch_wheel.opened(torch_wheel.find_wheel(pins.torch)) as wheel:
         licences = re.compile(rf"torch-{re.escape(pins.torch)}[^/]*\.dist-info/licenses/([^/]+)")

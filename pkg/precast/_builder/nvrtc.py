@@ -231,7 +231,6 @@ def _builtins(library: Path, version: CudaVersion | None) -> Path | None:
 
 
 def _ask(library: Path, via: str) -> Nvrtc | str:
-    """Open a library and query it, or return why that failed."""
     try:
         # Without builtins first, because the version tells which builtins belong to this library.
         compiler = Compiler(os.fspath(library), None)

@@ -83,7 +83,6 @@ def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path,
 
 
 def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
-    """A label's complete device code, verified."""
     again = f"python -m tools device --label {spec.name} --out {folder.parent}"
     info = _read(folder, spec.label, root, again)
     with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
@@ -100,7 +99,6 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
 
 
 def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
-    """One host library, verified."""
     again = f"python -m tools host --abi {abi} --arch {machine} --out {folder.parent}"
     info = _read(folder, Label(""), root, again)
     families = tuple(family.name for family in catalogue.FAMILIES)
@@ -136,7 +134,6 @@ def _read(folder: Path, label: Label, root: Path, again: str) -> BuildInfo:
 
 
 def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, Path]]:
-    """Each file with its entry, after checking its hash."""
     for file in files:
         path = folder / _name(file)
         try:
@@ -149,7 +146,6 @@ def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, 
 
 
 def _lies_there(folder: Path, info: BuildInfo) -> bool:
-    """Whether ``folder`` already has exactly this part."""
     try:
         if (folder / MANIFEST).read_text(encoding="utf-8") != info.to_json():
             return False
@@ -161,7 +157,6 @@ def _lies_there(folder: Path, info: BuildInfo) -> bool:
 
 
 def _names(info: BuildInfo) -> set[str]:
-    """The names of all files in the folder of a part."""
     return {MANIFEST, *map(_name, info.host), *map(_name, info.device)}
 
 

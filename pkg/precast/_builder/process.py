@@ -49,7 +49,7 @@ def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str], um
         try:
             status = child.wait()
         finally:
-            if child.returncode is None:  # interrupted; continue as soon as no process writes into the folder
+            if child.returncode is None:  # interrupted; raise only once no process writes into the folder
                 _end(child)
     return status, log.read_text(encoding="utf-8", errors="replace")
 

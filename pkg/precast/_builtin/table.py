@@ -97,7 +97,6 @@ TABLE: tuple[Row, ...] = (
 
 
 def _make(row: Row) -> Builtin:
-    """The class of a row."""
     words = "".join(part.title() for part in row.name.split("_"))
     attributes = {
         "__module__": __name__,

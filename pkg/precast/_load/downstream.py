@@ -54,7 +54,7 @@ def inside(package: str) -> tuple[str, ...]:
 
 
 def guard(module: str) -> None:
-    """Replace the Python module that calls this, with ``__name__``, by the compiled module of the same name.
+    """Replace the calling Python module, which passes its ``__name__``, with the compiled module of the same name.
 
     A library without ``PyInit_<name>`` is not a Python module: it registers its ops, and the calling module stays, with
     the library's path as ``library``. Raises PrebuiltRefused, an ImportError with the reasons, if it does not fit.

@@ -68,7 +68,7 @@ after_fork_in_child(_state.renew_locks)
 
 
 def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
-    """Register the family's kernels for the device type ("cpu", "cuda") unless they are; raises KernelError otherwise.
+    """Make sure that the family's kernels are registered for the device type ("cpu", "cuda"); else raise KernelError.
 
     ``define`` is called with the family's name just before, to define its ops. A call of an op needs no ``define``.
     """
@@ -174,7 +174,6 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
 
 
 def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
-    """The host library of a decision, built now if necessary."""
     if isinstance(decision.host, HostFile):
         return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
     from precast._abi import explain

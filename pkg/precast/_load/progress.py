@@ -125,7 +125,6 @@ class Progress(Watch):
             messages.log.info("how far %s is cannot be shown: %s", self._what, error)
 
     def _show(self, display: Display) -> None:
-        """Keep the line up to date until the build is over."""
         try:
             while True:
                 text = f"building {self._what} with {self._with} ({self._why}){self._where()}"

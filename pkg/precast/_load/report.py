@@ -200,7 +200,7 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
-    """The error of a build that would fail because sources or a cache are missing; None if it should succeed."""
+    """The error of a build that would fail because sources or a cache are missing; None if no obstacle is known."""
     from precast._builder import elsewhere, roots, sources, trust
     from precast._load import cached
 
