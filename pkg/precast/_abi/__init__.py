@@ -1,4 +1,4 @@
-"""What a binary needs and what a host offers, as values, and the one decision between them.
+"""The requirements of a binary and the properties of a host, as values, and the one decision between them.
 
 Standard library only, and no I/O: nothing in this package opens a file, reads the environment or starts a process.
 """

@@ -1,4 +1,4 @@
-"""The device half of the decision, GPU by GPU: exact SASS, same-major SASS, PTX, then a build by NVRTC."""
+"""The device half of the decision for each GPU: exact SASS, then same-major SASS, then PTX, then an NVRTC build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choose_image(
     need: Need,
     bad: Mapping[str, str],
 ) -> Choice[DeviceFile | BuildImage]:
-    """The best device code for one GPU; the driver is known to be there."""
+    """The best device code for one GPU. The caller has checked that there is a driver."""
     piece = f"cuda:{gpu.index}"
     if gpu.capability < MINIMUM_CAPABILITY:
         wanted = f"compute capability {MINIMUM_CAPABILITY} or newer"
@@ -68,7 +68,7 @@ def _misfit(
         fix = remedy.other_label(host, gpu.capability, info, settings)
         return Rejection(piece, file.path, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
     if host.lzma_error is not None:
-        # No command: a Python that was compiled where liblzma-dev was missing has to be compiled or chosen again.
+        # No remedy: this Python must be rebuilt with liblzma-dev, or another one chosen.
         wanted = "a Python that was compiled with liblzma-dev, to unpack it"
         found = f"Python {host.python} without: {host.lzma_error}"
         return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found)
@@ -76,15 +76,15 @@ def _misfit(
 
 
 def _rank(target: GpuTarget, gpu: ComputeCapability) -> tuple[bool, bool, ComputeCapability, int]:
-    """Greater is better: SASS before PTX, exact before near, newer before older, specific before general."""
+    """Greater is better: SASS before PTX, exact before same-major, newer before older, specific before general."""
     sass = target.kind is TargetKind.SASS
     return sass, sass and target.capability == gpu, target.capability, ("", "f", "a").index(target.suffix)
 
 
 def _buildable(piece: str, gpu: Gpu, host: Host, settings: Settings) -> tuple[GpuTarget | None, list[Rejection]]:
-    """The target NVRTC is to compile for, with what was passed over for it; or None and every reason.
+    """The target for NVRTC, with the better ones that were rejected; or None and every reason.
 
-    As for the host library, what is missing counts under ``aot`` too, once it has been looked for.
+    As for the host library, missing builders count under ``aot`` too, once they have been probed.
     """
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
@@ -116,10 +116,10 @@ def _buildable(piece: str, gpu: Gpu, host: Host, settings: Settings) -> tuple[Gp
 
 
 def nvrtc_targets(nvrtc: Nvrtc, gpu: ComputeCapability) -> tuple[GpuTarget, ...]:
-    """What this NVRTC can compile for a GPU, best first.
+    """The targets that this NVRTC can compile for a GPU, best first.
 
-    SASS when it knows the GPU. Otherwise the newest PTX below it, which the driver finishes with its own knowledge of
-    the GPU; and for a driver too old for that PTX, the newest SASS that the GPU runs.
+    SASS if NVRTC knows the GPU. Otherwise the newest PTX below it, which the driver compiles for the GPU; and, for a
+    driver too old for that PTX, the newest SASS that the GPU runs.
     """
     if gpu in nvrtc.targets:
         return (GpuTarget(TargetKind.SASS, gpu),)

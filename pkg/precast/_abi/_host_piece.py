@@ -1,4 +1,4 @@
-"""The host half of the decision: which library serves this torch on this machine, or what to build instead."""
+"""The host half of the decision: the host library for this torch on this machine, or the one to build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def choose_host(
     need: Need,
     bad: Mapping[str, str],
 ) -> Choice[HostFile | BuildHost]:
-    """An exact prebuilt library before a stable one before a build."""
+    """Prefers an exact prebuilt library to a stable one, and a stable one to a build."""
     rejections: list[Rejection] = []
     fitting: list[HostFile] = []
     unused = why_no_prebuilt(_PIECE, build_info, settings, host)
@@ -45,7 +45,7 @@ def choose_host(
 
 
 def why_no_prebuilt(piece: str, build_info: BuildInfo | None, settings: Settings, host: Host) -> Rejection | None:
-    """The rejection of everything prebuilt at once, for either half; None when single files are to be judged."""
+    """One rejection of everything prebuilt, for either half; None if each file must be judged."""
     if settings.jit is JitMode.JIT:
         return Rejection(piece, PREBUILT_CANDIDATE, Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit")
     if build_info is None:
@@ -114,15 +114,15 @@ def _notes(file: HostFile, host: Host) -> tuple[str, ...]:
 
 
 def _meets_no_floor(torch: TorchInfo) -> bool:
-    """Whether this torch is older than the stable ABI, as a pre-release of its first version is."""
+    """Whether this torch is older than the stable ABI. A pre-release of the ABI's first version counts as older."""
     return torch_abi.fits(Stable(STABLE_FLOOR), torch.version, torch.cxx11) is not None
 
 
 def _buildable(torch: TorchInfo, host: Host, settings: Settings) -> tuple[TorchAbi | None, list[Rejection]]:
     """The ABI to build for, or every reason why nothing can be built.
 
-    Under ``aot`` nobody looks for builders until a fix is needed. If they have been looked for, what is missing counts:
-    a build would be allowed and fail.
+    Under ``aot`` the builders are not probed until an error needs a fix. From then on a missing builder counts: the fix
+    may be to allow a build, which would then fail.
     """
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
@@ -149,7 +149,7 @@ def _buildable(torch: TorchInfo, host: Host, settings: Settings) -> tuple[TorchA
         found = looked_at(builders, "compiler")
         refusals.append(no(Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", found, compiler))
     elif torch_abi.compiled_for(abi) is None and builders.compiler.kind != "g++":
-        # Its OpenMP is not the one of torch's libraries, on whose threads classic code runs.
+        # Other compilers use a different OpenMP from torch's libraries, and classic code runs on torch's threads.
         found = f"{builders.compiler.kind} {builders.compiler.version} ({builders.compiler.path})"
         refusals.append(no(Reason.NO_COMPILER, f"g++, for torch {torch.version}", found, compiler))
     if builders.ninja is None:
@@ -158,7 +158,7 @@ def _buildable(torch: TorchInfo, host: Host, settings: Settings) -> tuple[TorchA
 
 
 def _abi_of(torch: TorchInfo) -> TorchAbi | None:
-    """The stable ABI where this torch meets its floor; any other torch gets a library bound to its own commit."""
+    """The stable ABI if this torch meets its floor; otherwise an ABI bound to the exact commit of this torch."""
     stable = Stable(STABLE_FLOOR)
     if torch_abi.fits(stable, torch.version, torch.cxx11) is None:
         return stable
@@ -169,6 +169,6 @@ def _abi_of(torch: TorchInfo) -> TorchAbi | None:
 
 
 def looked_at(builders: Builders, what: str) -> str:
-    """Where a builder was sought, from the lines of ``looked_at`` that begin with its name."""
+    """The places where a builder was looked for, from the lines of ``looked_at`` that begin with its name."""
     places = [line.removeprefix(f"{what}:").strip() for line in builders.looked_at if line.startswith(f"{what}:")]
     return "none that works" + (f" (looked at {'; '.join(places)})" if places else "")

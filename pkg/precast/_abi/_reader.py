@@ -1,4 +1,4 @@
-"""A strict reader of JSON objects: every key is taken once, with its type; every complaint names the place."""
+"""A strict reader of JSON objects: each key is read once and type-checked, and every error names its place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class ManifestError(ValueError):
-    """A manifest that does not say what a manifest must; the message begins with the JSON path."""
+    """A manifest with invalid content; the message begins with the JSON path."""
 
 
 def parse_object(text: str) -> Reader:
-    """The root object of a JSON text; refuses repeated keys, NaN and anything that is not an object."""
+    """The root object of a JSON text. Refuses repeated keys, NaN, and anything that is not an object."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except ManifestError:
@@ -38,7 +38,7 @@ def _no_constant(name: str) -> object:
 
 
 class Reader:
-    """One JSON object being taken apart; :meth:`finish` refuses what nobody took."""
+    """One JSON object whose keys are taken one by one; :meth:`finish` refuses keys that were not taken."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
@@ -51,7 +51,7 @@ class Reader:
         return f"{self.where}.{key}"
 
     def take(self, key: str) -> object:
-        """The value of a key that must be there."""
+        """The value of a required key."""
         if key not in self._left:
             raise ManifestError(f"{self.at(key)}: missing")
         return self._left.pop(key)
@@ -61,7 +61,7 @@ class Reader:
         return _text(self.take(key), self.at(key))
 
     def integer(self, key: str) -> int:
-        """A whole number; True is not one."""
+        """A whole number; True is not a number."""
         value = self.take(key)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ManifestError(f"{self.at(key)}: wanted a whole number, found {_kind(value)}")
@@ -75,14 +75,14 @@ class Reader:
         return value
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        """None for null, else what ``read(key)`` gives."""
+        """None for null, otherwise the result of ``read(key)``."""
         if key in self._left and self._left[key] is None:
             del self._left[key]
             return None
         return read(key)
 
     def parsed(self, key: str, parse: Callable[[str], T]) -> T:
-        """A string that ``parse`` understands: its ValueError becomes a ManifestError with the place."""
+        """A string parsed by ``parse``, whose ValueError becomes a ManifestError that names the place."""
         text = self.text(key)
         try:
             return parse(text)
@@ -90,14 +90,14 @@ class Reader:
             raise ManifestError(f"{self.at(key)}: {error}") from error
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of non-empty printable strings without repetition."""
+        """A list of non-empty printable strings without duplicates."""
         found = tuple(_text(item, f"{self.at(key)}[{i}]") for i, item in enumerate(self._list(key)))
         if len(set(found)) != len(found):
             raise ManifestError(f"{self.at(key)}: holds an item twice: {list(found)}")
         return found
 
     def objects(self, key: str, read: Callable[[Reader], T]) -> tuple[T, ...]:
-        """A list of objects, each read whole by ``read``."""
+        """A list of objects, each read completely by ``read``."""
         found = []
         for i, item in enumerate(self._list(key)):
             reader = Reader(item, f"{self.at(key)}[{i}]")
@@ -106,7 +106,7 @@ class Reader:
         return tuple(found)
 
     def finish(self) -> None:
-        """Refuses the keys that were not taken."""
+        """Refuse the keys that were not taken."""
         if self._left:
             raise ManifestError(f"{self.where}: unknown keys {sorted(self._left)}")
 

@@ -1,7 +1,7 @@
 """The manifest of what was prebuilt, ``precast/_C/build_info.json``: one value and its strict JSON form.
 
-The build writes it, the audit derives every claim of it again from the bytes, and the loader decides from it. It gives
-integrity, not authenticity.
+The build writes it, the audit derives every claim of it again from the bytes, and the loader bases its decision on it.
+It protects integrity, not authenticity.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from precast._abi.version import CudaVersion, Release, dotted
 __all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
 
 SCHEMA = 3
-# What device code may unpack to. The largest image has 0.65 MB.
+# The most that device code may unpack to. The largest image has 0.65 MB.
 MAX_CONTENT_BYTES = 16 << 20
-# What a file may have. The largest libraries in wheels have less than 2 GB.
+# The size limit of a file. The largest libraries in wheels have less than 2 GB.
 MAX_FILE_BYTES = 4 << 30
-# What a manifest may have. That of our largest wheel has 0.05 MB.
+# The size limit of a manifest. That of our largest wheel has 0.05 MB.
 MAX_MANIFEST_BYTES = 4 << 20
 
 _HEX = frozenset("0123456789abcdef")
@@ -39,7 +39,7 @@ _PYTHON = r"cp3[0-9]{1,2}t?"
 
 
 class BuildMode(str, Enum):
-    """``pure``: sources only; ``machine``: for the machine it was built on; ``release``: a labelled wheel."""
+    """``pure``: sources only; ``machine``: for the build machine; ``release``: a labelled wheel."""
 
     PURE = "pure"
     MACHINE = "machine"
@@ -48,7 +48,7 @@ class BuildMode(str, Enum):
 
 @value(frozen=True)
 class HostFile:
-    """A host library and everything a process must offer to load it; ``path`` is relative to ``precast/_C``."""
+    """A host library and all its requirements on a process; ``path`` is relative to ``precast/_C``."""
 
     path: str
     sha256: str
@@ -67,9 +67,9 @@ class HostFile:
 
 @value(frozen=True)
 class DeviceFile:
-    """The device code of one kernel family for one target, compiled by the NVRTC of that version.
+    """The device code of one kernel family for one target, with the version of the NVRTC that compiled it.
 
-    The file is packed: ``sha256`` and ``bytes`` are its own, ``content_bytes`` is the size of the image in it.
+    The file is packed: ``sha256`` and ``bytes`` describe the file, ``content_bytes`` is the size of the image in it.
     """
 
     path: str
@@ -84,9 +84,9 @@ class DeviceFile:
 
 @value(frozen=True)
 class BuildInfo:
-    """All that one build made. ``version`` is without the label; ``compilers`` are (name, version) pairs.
+    """The output of one build. ``version`` has no label; ``compilers`` are (name, version) pairs.
 
-    ``index_url`` is the package index that the wheel is published on; None if the build was not told.
+    ``index_url`` is the package index that the wheel is published on; None if the build was not given one.
     """
 
     version: str
@@ -101,7 +101,7 @@ class BuildInfo:
     index_url: str | None = None
 
     def to_json(self) -> str:
-        """Canonical text; raises ManifestError rather than write what :meth:`from_json` would not read back as this."""
+        """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
         document = {
             "schema": SCHEMA,
             "version": self.version,
@@ -122,7 +122,7 @@ class BuildInfo:
 
     @classmethod
     def from_json(cls, text: str) -> BuildInfo:
-        """Reads a manifest; ManifestError names the JSON path of whatever is wrong."""
+        """Read a manifest. A ManifestError names the JSON path of the mistake."""
         root = parse_object(text)
         schema = root.integer("schema")
         if schema != SCHEMA:
@@ -148,12 +148,12 @@ class BuildInfo:
 
 
 def host_path(abi: TorchAbi) -> str:
-    """Where a wheel keeps the host library of an ABI, relative to ``precast/_C``."""
+    """The path of an ABI's host library in a wheel, relative to ``precast/_C``."""
     return f"host/{abi}.so"
 
 
 def device_path(family: str, target: GpuTarget) -> str:
-    """Where a wheel keeps a family's device code for a target, relative to ``precast/_C``."""
+    """The path in a wheel of a family's device code for a target, relative to ``precast/_C``."""
     return f"device/{family}.{target}.{'cubin' if target.kind is TargetKind.SASS else 'ptx'}.xz"
 
 
@@ -220,7 +220,7 @@ def _read_device(reader: Reader) -> DeviceFile:
 
 
 def _dotted_text(text: str) -> str:
-    """The text itself, once it has been read as a dotted version."""
+    """Return the text unchanged if it is a dotted version."""
     dotted(text)
     return text
 
@@ -250,7 +250,7 @@ def _is_word(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    """Whether this names a family, or a module of somebody's package such as ``_C``."""
+    """Whether this can name a family, or a module of another package such as ``_C``."""
     return text[0] in _NAME and not text[0].isdigit() and _NAME.issuperset(text)
 
 
@@ -291,7 +291,7 @@ def _content_size(reader: Reader) -> int:
 
 
 def _path(reader: Reader, folder: str) -> str:
-    """A file directly inside its folder: this refuses absolute paths, ``..``, backslashes and NUL all at once."""
+    """A path directly inside the folder: one check refuses absolute paths, ``..``, backslashes and NUL."""
     path = reader.text("path")
     first, _, name = path.partition("/")
     if first != folder or not name or name[0] in ".+-" or not _FILE_NAME.issuperset(name):
@@ -300,7 +300,7 @@ def _path(reader: Reader, folder: str) -> str:
 
 
 def _check_whole(info: BuildInfo) -> None:
-    """What no single file can say: nothing twice, and no files where the mode or the label allows none."""
+    """Check the manifest as a whole: no duplicates, and no files that the mode or the label rules out."""
     _refuse_repeats("path", [*(f.path for f in info.host), *(f.path for f in info.device)])
     _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
     if info.mode is BuildMode.PURE and (info.host or info.device):

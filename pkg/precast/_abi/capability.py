@@ -1,8 +1,9 @@
-"""Compute capabilities of GPUs, the targets that device code is compiled for, and which target runs where.
+"""Compute capabilities of GPUs, the targets that device code is compiled for, and which target runs on which GPU.
 
 The rules are NVIDIA's (CUDA C++ Programming Guide, "Compute Capabilities", and the compatibility guides of Ampere,
-Hopper and Blackwell): SASS runs on its own major with the same or a higher minor; the integrated Tegra parts stand
-apart; suffix ``a`` binds to one architecture, suffix ``f`` to its family; plain PTX runs on anything newer.
+Hopper and Blackwell). SASS runs on its own major with the same or a higher minor. SASS for an integrated Tegra GPU runs
+only on that capability, and a Tegra GPU runs no other SASS. Suffix ``a`` binds to one architecture, suffix ``f`` to its
+family. Plain PTX runs on anything newer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ARCH_ITEM = r"(?:(sm|compute)_)?([1-9][0-9]?)\.?([0-9])([af]?)(\+PTX)?"
 # The first architecture with suffix `a` is Hopper, the first with `f` is Blackwell (PTX ISA, `.target`).
 _FIRST_WITH_SUFFIX = {"a": 9, "f": 10}
 
-# torch.utils.cpp_extension accepts these names in TORCH_CUDA_ARCH_LIST beside numbers.
+# torch.utils.cpp_extension accepts these names in TORCH_CUDA_ARCH_LIST as well as numbers.
 _NAMED_ARCHS = {
     "volta": "7.0+PTX",
     "turing": "7.5+PTX",
@@ -42,7 +43,7 @@ class ComputeCapability:
 
     @classmethod
     def parse(cls, text: str) -> ComputeCapability:
-        """``"9.0"`` -> ``ComputeCapability(9, 0)``; anything else raises ValueError."""
+        """``"9.0"`` -> ``ComputeCapability(9, 0)``; raises ValueError for anything else."""
         match = re.fullmatch(_CAPABILITY, text)
         if match is None:
             raise ValueError(f"not a compute capability: {text!r}; wanted one such as '9.0'")
@@ -62,7 +63,7 @@ class ComputeCapability:
 
     @property
     def is_tegra(self) -> bool:
-        """True for Xavier (7.2), Orin (8.7) and Thor (10.1, from CUDA 13 on 11.0)."""
+        """True for Xavier (7.2), Orin (8.7) and Thor (10.1; 11.0 since CUDA 13)."""
         return self in _TEGRA
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ _TEGRA = frozenset(
     {ComputeCapability(7, 2), ComputeCapability(8, 7), ComputeCapability(10, 1), ComputeCapability(11, 0)}
 )
 
-# No kernel of this package is written for an older GPU.
+# No kernel of this package supports an older GPU.
 MINIMUM_CAPABILITY = ComputeCapability(7, 0)
 
 
@@ -86,7 +87,7 @@ class TargetKind(str, Enum):
 
 @value(frozen=True)
 class GpuTarget:
-    """Something device code is compiled for: ``sm_90``, ``sm_90a``, ``sm_100f``, ``compute_90``."""
+    """A target that device code is compiled for: ``sm_90``, ``sm_90a``, ``sm_100f``, ``compute_90``."""
 
     kind: TargetKind
     capability: ComputeCapability
@@ -101,7 +102,7 @@ class GpuTarget:
     @classmethod
     @functools.lru_cache(maxsize=64)  # a manifest repeats each target for every family
     def parse(cls, text: str) -> GpuTarget:
-        """``"sm_90a"`` or ``"compute_90"``; anything else raises ValueError."""
+        """``"sm_90a"`` or ``"compute_90"``; raises ValueError for anything else."""
         kind, _, rest = text.partition("_")
         suffix = rest[-1:] if rest.endswith(("a", "f")) else ""
         number = rest.removesuffix(suffix)
@@ -111,7 +112,7 @@ class GpuTarget:
         return cls(TargetKind(kind), ComputeCapability.from_number(int(number)), cast("Suffix", suffix))
 
     def runs_on(self, gpu: ComputeCapability) -> bool:
-        """The architecture rule alone; whether the driver is new enough is another question."""
+        """Whether the architecture allows it; the age of the driver is checked elsewhere."""
         if self.suffix == "a":
             return gpu == self.capability
         if self.kind is TargetKind.PTX and not self.suffix:
@@ -127,7 +128,7 @@ class GpuTarget:
 
     @property
     def serves(self) -> str:
-        """In words, the GPUs that :meth:`runs_on` accepts."""
+        """A description of the GPUs that :meth:`runs_on` accepts."""
         exact = self.suffix == "a" or (
             self.capability.is_tegra and (self.kind is TargetKind.SASS or self.suffix == "f")
         )
@@ -142,19 +143,19 @@ class GpuTarget:
 
 
 def min_driver(target: GpuTarget, toolkit: CudaVersion) -> CudaVersion:
-    """The oldest driver that loads code which this toolkit compiled.
+    """The oldest driver that loads code compiled with this toolkit.
 
-    Within one CUDA major every driver loads every toolkit's SASS (minor version compatibility); PTX needs a driver that
-    knows the toolkit's PTX ISA, and each toolkit writes its newest.
+    Within one CUDA major every driver loads every toolkit's SASS (minor version compatibility). PTX needs a driver that
+    knows the toolkit's PTX ISA, because each toolkit writes its newest PTX version.
     """
     return CudaVersion(toolkit.major, 0) if target.kind is TargetKind.SASS else toolkit
 
 
 def parse_arch_list(text: str) -> tuple[GpuTarget, ...]:
-    """Reads a list of GPUs to build for: ``"8.0;9.0+PTX"``, ``"sm_90 compute_90"``, ``"90,80"``.
+    """Read a list of GPUs to build for: ``"8.0;9.0+PTX"``, ``"sm_90 compute_90"``, ``"90,80"``.
 
-    Items are separated by semicolons, commas or blanks; ``+PTX`` adds the PTX of that item; a repeated target counts
-    once. Raises ValueError naming the item.
+    Items are separated by semicolons, commas or spaces; ``+PTX`` adds the PTX of that item; duplicates count once.
+    Raises ValueError with the name of a bad item.
     """
     found: dict[GpuTarget, None] = {}
     for item in re.split(r"[;,\s]+", text.strip()):

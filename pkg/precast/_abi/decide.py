@@ -1,7 +1,7 @@
-"""The one decision: what serves a kernel family on this host. Pure: frozen values in, a value with reasons out.
+"""The one decision: the files and builds that give this host a kernel family. Pure: frozen values in, a value out.
 
-The loader, the doctor, the release audit and the planner all ask this function. Nothing here looks at the world; what
-was found damaged by looking comes in through ``bad``.
+The loader, the doctor, the release audit and the planner all call this function. Nothing here looks at the outside
+world; callers report damaged files through ``bad``.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def decide(
     need: Need,
     bad: Mapping[str, str] = _NOTHING_BAD,
 ) -> Decision:
-    """What to load, what to build, or why neither is possible.
+    """Decide which files to load and which pieces to build, or why neither is possible.
 
-    ``bad`` maps the path of a prebuilt file to what is wrong with it. A GPU that nothing serves is in ``refused`` as
-    long as another one can be served. Builders that nobody has looked for are asked for by the reason
-    ``builders-unknown`` (see :func:`needs_builders`), and only where a build could still make a difference.
+    ``bad`` maps the path of a prebuilt file to its defect. A GPU without any device code is listed in ``refused`` as
+    long as another GPU has some. If the builders have not been probed and a build could still make a difference, the
+    reason ``builders-unknown`` asks for the probe (see :func:`needs_builders`).
     """
     hopeless = _refuse_outright(host, settings, need)
     if hopeless or host.torch is None:
@@ -75,7 +75,7 @@ def decide(
     images: list[tuple[int, DeviceFile | BuildImage]] = []
     refused: list[tuple[int, tuple[Rejection, ...]]] = []
     for gpu in host.gpus if need.device == "cuda" else ():
-        from precast._abi._device_piece import choose_image  # a first call on the CPU is to be quick
+        from precast._abi._device_piece import choose_image  # imported here to keep a first call on the CPU quick
 
         image = choose_image(gpu, host, build_info, settings, need, bad)
         if image.chosen is None:
@@ -85,7 +85,7 @@ def decide(
         rejections += image.rejections
         notes += image.notes
     unserved = [why for _, all_why in refused for why in all_why]
-    if library.chosen is None:  # a refusal is about what is missing; what could be served needs no fix
+    if library.chosen is None:  # the refusal lists only what is missing; a piece that is available needs no fix
         return Refuse(_only_what_matters([*library.rejections, *unserved]))
     if need.device == "cuda" and not images:
         return Refuse(tuple(unserved))
@@ -106,14 +106,14 @@ def _assemble(
 
 
 def _only_what_matters(rejections: list[Rejection]) -> tuple[Rejection, ...]:
-    """Without a host library no device build helps, so nobody need look for an NVRTC: unless the host asks as well."""
+    """Drop requests for builders unless the host piece asks too: without a host library no device build helps."""
     if any(r.piece == "host" and r.reason is Reason.BUILDERS_UNKNOWN for r in rejections):
         return tuple(rejections)
     return tuple(r for r in rejections if r.reason is not Reason.BUILDERS_UNKNOWN)
 
 
 def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Rejection, ...]:
-    """What no file and no build can change."""
+    """The reasons to refuse that no file and no build can change."""
     if host.system != "Linux":
         return (Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system),)
     why: list[Rejection] = []
@@ -133,11 +133,11 @@ def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Reject
 
 
 def _refuse_cuda(host: Host, torch: TorchInfo, settings: Settings) -> list[Rejection]:
-    """ROCm builds of torch call themselves CUDA, so they are told apart before anything else is asked."""
+    """Checks ROCm first, because ROCm builds of torch also call their device type CUDA."""
     if torch.hip is not None:
         found = f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
         return [Rejection("cuda", EVERYTHING, Reason.HIP, "a CUDA build of torch", found)]
-    if host.driver is None:  # another torch would change nothing
+    if host.driver is None:  # a different torch would not help
         found, wanted = "none", "an NVIDIA driver (libcuda.so.1)"
         return [Rejection("cuda", EVERYTHING, Reason.DRIVER, wanted, found, remedy.DRIVER)]
     why: list[Rejection] = []

@@ -1,4 +1,4 @@
-"""What a decision is made of: the need, the three outcomes, and the reasons against each candidate."""
+"""The parts of a decision: the need, the three outcomes, and the reasons against each candidate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from precast._abi.capability import GpuTarget
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.value import value
 
-# What a rejection is about when it is not about one file.
+# The candidate of a rejection that is not about a single file.
 EVERYTHING = "all"
 PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Reason(str, Enum):
-    """Why a candidate was passed over; the value is what people and JSON read."""
+    """Why a candidate was rejected; people and JSON readers see the value."""
 
     SYSTEM = "system"
     TORCH_MISSING = "torch-missing"
@@ -58,9 +58,9 @@ class Reason(str, Enum):
 class Rejection:
     """One candidate that cannot serve one piece.
 
-    ``piece`` is ``"host"``, ``"cuda:0"``, or ``"cuda"`` for all GPUs; ``candidate`` is a file of the manifest, or
-    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``; ``wanted`` is what the candidate needs, ``found`` what there
-    was; ``remedy`` is a command, or empty if there is none.
+    ``piece`` is ``"host"``, ``"cuda:0"``, or ``"cuda"`` for all GPUs. ``candidate`` is a file of the manifest, or
+    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the
+    actual state. ``remedy`` is a command, or empty if there is none.
     """
 
     piece: str
@@ -76,9 +76,9 @@ class Rejection:
 
 @value(frozen=True)
 class Need:
-    """One kernel family on one kind of device. A family on ``"cpu"`` needs the host library alone.
+    """One kernel family on one kind of device. A family on ``"cpu"`` needs only the host library.
 
-    ``"cuda"`` is also what a ROCm build of torch calls its GPUs; for ``"xpu"``, Intel's, there is nothing but a twin.
+    ROCm builds of torch call their GPUs ``"cuda"`` too. ``"xpu"`` is Intel's and can only be served by a twin.
     """
 
     family: str
@@ -87,21 +87,21 @@ class Need:
 
 @value(frozen=True)
 class BuildHost:
-    """A host library to be built."""
+    """A host library that must be built."""
 
     abi: TorchAbi
 
 
 @value(frozen=True)
 class BuildImage:
-    """Device code to be built."""
+    """Device code that must be built."""
 
     target: GpuTarget
 
 
 @value(frozen=True)
 class Choice(Generic[T]):
-    """The outcome for one piece: what serves it, or None; and the candidates passed over."""
+    """The outcome for one piece: the chosen candidate or None, and the rejected candidates."""
 
     chosen: T | None
     rejections: tuple[Rejection, ...]
@@ -113,10 +113,10 @@ Refused = tuple[tuple[int, tuple[Rejection, ...]], ...]
 
 @value(frozen=True)
 class UsePrebuilt:
-    """Every piece that can be served is there already. ``refused``: the GPUs that nothing serves, each with why.
+    """Every piece that can be served is prebuilt. ``refused`` lists the GPUs without device code, with the reasons.
 
-    ``images`` pairs the index of each served GPU with its file; ``rejections`` are the candidates passed over for the
-    chosen ones; ``notes`` are sentences a user may want to read once.
+    ``images`` pairs the index of each served GPU with its file. ``rejections`` are the candidates that were rejected
+    before the chosen ones. ``notes`` are sentences that a user may want to read once.
     """
 
     host: HostFile
@@ -128,7 +128,7 @@ class UsePrebuilt:
 
 @value(frozen=True)
 class BuildJit:
-    """At least one piece is to be built; the others are files. The fields are those of :class:`UsePrebuilt`."""
+    """At least one piece must be built; the others are files. The fields are those of :class:`UsePrebuilt`."""
 
     host: HostFile | BuildHost
     images: tuple[tuple[int, DeviceFile | BuildImage], ...]
@@ -139,7 +139,7 @@ class BuildJit:
 
 @value(frozen=True)
 class Refuse:
-    """Nothing can be served; there is at least one rejection."""
+    """Nothing can be served. There is at least one rejection."""
 
     rejections: tuple[Rejection, ...]
 
@@ -148,12 +148,12 @@ Decision = UsePrebuilt | BuildJit | Refuse
 
 
 def all_rejections(decision: Decision) -> tuple[Rejection, ...]:
-    """The rejections of the served pieces and of the refused GPUs together."""
+    """The rejections of the served pieces and of the refused GPUs."""
     if isinstance(decision, Refuse):
         return decision.rejections
     return decision.rejections + tuple(rejection for _, why in decision.refused for rejection in why)
 
 
 def needs_builders(decision: Decision) -> bool:
-    """True when a piece was refused only because nobody has looked for builders yet: look, then decide again."""
+    """True if a piece was refused only because the builders have not been probed: probe them and decide again."""
     return any(rejection.reason is Reason.BUILDERS_UNKNOWN for rejection in all_rejections(decision))

@@ -1,7 +1,7 @@
-"""Decisions in words: pure formatting, shared by the loader's errors, the doctor and the log.
+"""Format decisions as text: pure functions shared by the loader's errors, the doctor and the log.
 
-The shape: what failed; one line per piece and reason; the environment in one line; at most three fixes, each enough by
-itself, the most likely first; where to read more.
+A text has these parts: what failed; one line per piece and reason; the environment in one line; at most three
+alternative fixes, the most likely first; and where to read more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_ACTIONS = 3
 def explain(
     headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = (), more: str = ""
 ) -> str:
-    """The whole text, without a newline at its end; ``more`` is the command that tells more."""
+    """The whole text, without a final newline; ``more`` is a command that shows more."""
     lines = [headline]
     lines += [f"  {line}" for line in rejection_lines(rejections)]
     if environment:
@@ -34,7 +34,7 @@ def explain(
 
 
 def headline(what: str, rejections: Iterable[Rejection]) -> str:
-    """What failed, with the reasons in a few words as far as one line has room."""
+    """What failed, with short reasons if they fit in one line."""
     rejections = tuple(rejections)
     of_all = [r for r in rejections if r.candidate == EVERYTHING]
     build = [r for r in rejections if r.candidate == JIT_CANDIDATE]
@@ -53,7 +53,7 @@ def _brief(rejection: Rejection) -> str:
     return _BRIEF.get(rejection.reason, "")
 
 
-# A line of 100 characters less the longest name of an exception.
+# 100 characters less the longest name of an exception.
 _HEADLINE = 100 - len("KernelIncompatible: ")
 _BRIEF = {
     Reason.SYSTEM: "not Linux",
@@ -78,7 +78,7 @@ _BRIEF = {
 
 
 def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
-    """One aligned line per piece, reason and finding; candidates that fail alike share it."""
+    """One aligned line per piece, reason and finding; candidates that fail for the same reason share a line."""
     cells = [(group[0].piece, _candidates(group), _verdict(group)) for group in _grouped(rejections)]
     piece_width = max((len(piece) for piece, _, _ in cells), default=0)
     candidate_width = max((len(candidate) for _, candidate, _ in cells), default=0)
@@ -91,8 +91,8 @@ def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
 def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     """Up to three commands, each of which removes every obstacle on one way to the op.
 
-    What stands in all ways comes first and has to go. Then there are three: other prebuilt files, a build here, and
-    Triton. A way with an obstacle that no command removes is not offered.
+    An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are three ways: other
+    prebuilt files, a build here, and Triton. A way with an obstacle that no command removes is not offered.
     """
     rejections = tuple(rejections)
     blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
@@ -108,31 +108,31 @@ def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
 
 
-# What Triton can do about: these GPUs have kernels of no other kind.
+# Triton can serve these GPUs, which have no other kernels.
 _TRITON_HELPS = {Reason.HIP, Reason.XPU}
 
 
 def _whole(steps: Iterable[str]) -> tuple[str, ...]:
-    """The steps as one command; none if one of them is missing."""
+    """The steps as one command; nothing if a step has no command."""
     steps = tuple(steps)
     return (remedy.both(steps),) if steps and all(steps) else ()
 
 
 def _any_remedy(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
-    """Alternatives, such as the files of a wheel: the first remedy is enough."""
+    """The first remedy, because the rejected candidates are alternatives, such as the files of a wheel."""
     return next((r.remedy for r in rejections if chosen(r) and r.remedy), "")
 
 
 def _all_remedies(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
-    """Things that are all missing: every remedy is needed."""
+    """All remedies together, because every one of these things is missing."""
     steps = [r.remedy for r in rejections if chosen(r)]
     return remedy.both(steps) if all(steps) else ""
 
 
 def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str:
-    """One clause for a log line: the rejection that says most about why a piece was not simply taken.
+    """One clause for a log line: the rejection that best explains why a piece was not simply used.
 
-    A file for another GPU or another torch is the usual case, so anything else comes first.
+    Files for other GPUs or other torch versions are common, so any other reason comes first.
     """
     of_piece = [rejection for rejection in rejections if piece is None or rejection.piece == piece]
     if not of_piece:
@@ -143,13 +143,13 @@ def top_reason(rejections: Iterable[Rejection], piece: str | None = None) -> str
 
 
 def _most_telling(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
-    """The first that is unusual, else the first; none of none."""
+    """The first rejection with an unusual reason, otherwise the first one; empty if there are none."""
     usual = (Reason.ARCH, Reason.FAMILY, Reason.TORCH_ABI, Reason.MACHINE, Reason.PYTHON)
     return [r for r in rejections if r.reason not in usual][:1] or rejections[:1]
 
 
 def environment(host: Host, build_info: BuildInfo | None, version: str = "") -> str:
-    """Everything a bug report needs, in one line; ``version`` is that of the code, by default the manifest's."""
+    """The facts for a bug report, in one line; ``version`` is that of the code, by default the manifest's."""
     package = version if build_info is None else f"{version or build_info.version}{build_info.label.local}"
     torch = "no torch"
     if host.torch is not None:
@@ -185,7 +185,7 @@ def _grouped(rejections: Iterable[Rejection]) -> list[list[Rejection]]:
 
 
 def _candidates(group: Sequence[Rejection]) -> str:
-    """The candidate, or how many there are and what tells them apart: ``2 files (sm_75, sm_80)``."""
+    """The candidate; for several, their number and the parts of their names that differ: ``2 files (sm_75, sm_80)``."""
     names = list(dict.fromkeys(rejection.candidate for rejection in group))
     if len(names) == 1:
         return names[0]
@@ -193,7 +193,7 @@ def _candidates(group: Sequence[Rejection]) -> str:
 
 
 def _short(path: str) -> str:
-    """``device/rms_norm.sm_90.cubin.xz`` -> ``sm_90``; another name without its folder."""
+    """``device/rms_norm.sm_90.cubin.xz`` -> ``sm_90``; for other paths the file name."""
     name = path.rpartition("/")[2]
     parts = name.split(".")
     return parts[1] if path.startswith("device/") and len(parts) == 4 else name.removesuffix(".so")
@@ -223,5 +223,5 @@ def _sentence(group: Sequence[Rejection]) -> str:
     return f"{_candidates(group)} needs {_wanted(group)}; found {first.found}"
 
 
-# What was found says it all: nobody has to be told that an intact file is needed.
+# For these the finding is enough; the need for an intact file is obvious.
 _PLAIN = {Reason.NO_PREBUILT, Reason.DAMAGED}

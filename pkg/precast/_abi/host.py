@@ -1,4 +1,4 @@
-"""The machine at run time, as one value: ``_load.probe`` makes it, and nothing else looks."""
+"""The machine at run time as one value. Only ``_load.probe`` makes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precast._abi.version import CudaVersion, Release, TorchVersion
 
 @value(frozen=True)
 class Gpu:
-    """One visible GPU under the index that torch gives it."""
+    """One visible GPU, with the index that torch gives it."""
 
     index: int
     capability: ComputeCapability
@@ -19,7 +19,7 @@ class Gpu:
 
 @value(frozen=True)
 class TorchInfo:
-    """The torch that is installed; ``cuda``, ``hip`` and ``xpu`` are what it was built with."""
+    """The installed torch; ``cuda``, ``hip`` and ``xpu`` are the versions it was built with."""
 
     version: TorchVersion
     cxx11: bool
@@ -39,7 +39,7 @@ class Compiler:
 
 @value(frozen=True)
 class Nvrtc:
-    """An NVRTC library, the companion that must be loaded before it, and the capabilities it compiles for."""
+    """An NVRTC library, the companion library to load before it, and the capabilities that it compiles for."""
 
     path: str
     builtins: str | None
@@ -50,9 +50,9 @@ class Nvrtc:
 
 @value(frozen=True)
 class Builders:
-    """What could build a missing piece; ``looked_at`` says where each was sought and what was there.
+    """The tools that could build a missing piece; ``looked_at`` lists where each was looked for and the result.
 
-    ``triton`` is the version of the Triton that is installed, for a family's twin.
+    ``triton`` is the version of the installed Triton, for a family's twin.
     """
 
     compiler: Compiler | None
@@ -67,7 +67,7 @@ class Installer:
     """The commands that install packages here, and where pip got this copy of precast from.
 
     ``install`` is ``"pip install"``, or the longer command that reaches the same environment. ``compiler`` installs
-    g++ with the system's package manager; empty if no known one is there. ``sources`` is a folder, an archive or a
+    g++ with the system's package manager; empty without a known one. ``sources`` is a folder, an archive or a
     repository that pip can build, and ``wheel`` a wheel file, both quoted for the shell; None if unknown.
     ``version`` is the installed version with its label; None without metadata.
     """
@@ -81,7 +81,7 @@ class Installer:
 
 @value(frozen=True)
 class Stale:
-    """Prebuilt files that were not made from the code beside them: what was needed and found, and what helps."""
+    """Prebuilt files that were not made from the installed code: what was wanted, what was found, and the fix."""
 
     wanted: str
     found: str
@@ -90,12 +90,12 @@ class Stale:
 
 @value(frozen=True)
 class Host:
-    """Everything a decision depends on. None means absent, except ``builders``: None means not looked for yet.
+    """Everything that a decision depends on. None means absent, except for ``builders``: None means not probed yet.
 
-    ``torch_error`` says why ``torch`` is None; ``driver`` is what ``cuDriverGetVersion`` says of the libcuda in use;
-    ``lzma_error`` is what ``import lzma`` said when a device file was to be unpacked, and None before or without one.
-    ``stale`` is about the prebuilt files of this installation, and None where they are up to date or none are there.
-    ``installer`` is looked for only when an error needs a fix; None before.
+    ``torch_error`` says why ``torch`` is None. ``driver`` is the result of ``cuDriverGetVersion`` of the libcuda in
+    use. ``lzma_error`` is the error of ``import lzma`` when a device file had to be unpacked, otherwise None. ``stale``
+    describes outdated prebuilt files; None if they are up to date or there are none. ``installer`` is probed only when
+    an error needs a fix; None before.
     """
 
     system: str

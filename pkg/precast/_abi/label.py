@@ -9,7 +9,7 @@ from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
-# The CPU architectures that there are wheels for, as platform.machine() names them.
+# The CPU architectures that have wheels, as platform.machine() names them.
 MACHINES = ("x86_64", "aarch64")
 
 _PLATFORM = r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+(?:_[a-z0-9]+)*)"
@@ -17,7 +17,7 @@ _PLATFORM = r"(?:manylinux_(0|[1-9][0-9]?)_(0|[1-9][0-9]{0,2})|linux)_([a-z0-9]+
 
 @value(frozen=True)
 class Label:
-    """The toolkit that compiled a wheel's device code: ``"cu130"``; ``"cpu"``: none; ``""``: the label-less wheel."""
+    """The toolkit that compiled a wheel's device code, ``"cu130"``; ``"cpu"`` without such code; ``""`` unlabelled."""
 
     text: str
 
@@ -27,17 +27,17 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Label:
-        """The inverse of ``str``; raises ValueError for anything else."""
+        """The inverse of ``str``; raises ValueError for any other text."""
         return cls(text)
 
     @property
     def cuda(self) -> CudaVersion | None:
-        """The CUDA version of ``cu130``, which is 13.0; None for the others."""
+        """The CUDA version of the label: 13.0 for ``cu130``; None for the other labels."""
         return _cuda(self.text)
 
     @property
     def local(self) -> str:
-        """The local part of the version with its plus sign, ``"+cu130"``; empty for the label-less wheel."""
+        """The local version part with its plus sign, ``"+cu130"``; empty without a label."""
         return f"+{self.text}" if self.text else ""
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Label:
 
 
 def _cuda(text: str) -> CudaVersion | None:
-    """``"cu130"`` -> 13.0 and ``"cu1210"`` -> 12.10: two digits of major, then the minor, no leading zeros."""
+    """``"cu130"`` -> 13.0 and ``"cu1210"`` -> 12.10: two digits for the major, then the minor without leading zeros."""
     major, minor = text[2:4], text[4:]
     digits = major + minor
     if not (text.startswith("cu") and digits.isdecimal() and digits.isascii() and len(major) == 2):
@@ -64,7 +64,7 @@ class PlatformTag:
 
     @classmethod
     def parse(cls, text: str) -> PlatformTag:
-        """``"manylinux_2_28_x86_64"`` or ``"linux_aarch64"``; anything else raises ValueError."""
+        """``"manylinux_2_28_x86_64"`` or ``"linux_aarch64"``; raises ValueError for anything else."""
         match = re.fullmatch(_PLATFORM, text)
         if match is None:
             raise ValueError(
@@ -78,7 +78,7 @@ class PlatformTag:
         return f"{prefix}_{self.machine}"
 
 
-# The labels a user can be sent to, oldest toolkit first.
+# The labels that fixes can recommend, oldest toolkit first.
 LABELS = tuple(map(Label, toolkits.LABELS))
 _SASS_FLOOR = {major: ComputeCapability.parse(gpu) for major, gpu in toolkits.SASS_FLOOR.items()}
 _FIRST_TOOLKIT = {
@@ -93,7 +93,7 @@ def sass_floor(cuda: CudaVersion) -> ComputeCapability:
 
 
 def label_serves(label: Label, gpu: ComputeCapability, driver: CudaVersion | None) -> bool:
-    """Whether the device code of a label runs on this GPU as SASS; without a driver, on some driver."""
+    """Whether a label's device code runs on this GPU as SASS under this driver; without a driver, under any."""
     cuda, first = label.cuda, _FIRST_TOOLKIT.get(gpu, CudaVersion(12, 1))
     if gpu > _NEWEST_KNOWN or cuda is None or cuda < first or gpu < sass_floor(cuda):
         return False
@@ -101,7 +101,7 @@ def label_serves(label: Label, gpu: ComputeCapability, driver: CudaVersion | Non
 
 
 def label_for(gpu: ComputeCapability, driver: CudaVersion | None) -> Label | None:
-    """The newest label whose device code runs on this GPU as SASS under this driver; None if there is none.
+    """The newest label whose device code runs on this GPU as SASS under this driver, or None.
 
     Without a driver the label is chosen for the GPU alone.
     """

@@ -1,7 +1,7 @@
-"""The command that fixes a rejection, chosen from what is known of the host; an empty string if no command would.
+"""The command that fixes a rejection, chosen from the facts of the host; an empty string if no command would.
 
 A printed fix is a promise: it works as pasted, and the op works afterwards. So a command that needs a package index is
-offered only if the index is known, and one that needs the sources only if pip recorded where they are.
+offered only if the index is known. A command that needs the sources is offered only if pip recorded where they are.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _UNKNOWN = Installer()
 
 
 def both(commands: Iterable[str]) -> str:
-    """All of the commands, each once, as one line for a shell."""
+    """All of the commands, without duplicates, as one line for a shell."""
     return " && ".join(dict.fromkeys(commands))
 
 
 def install_torch(host: Host) -> str:
-    """A torch that every kernel works with; pip keeps a broken one unless it is told to replace it."""
+    """Installs a torch that every kernel works with; pip replaces a broken torch only with --force-reinstall."""
     replace = "--force-reinstall " if host.torch_error else ""
     return f'{_installer(host).install} {replace}"torch>={STABLE_FLOOR}"'
 
 
 def install_compiler(host: Host) -> str:
-    """A C++ compiler from the package manager of the system."""
+    """Installs a C++ compiler with the system's package manager."""
     return _installer(host).compiler
 
 
 def install_ninja(host: Host) -> str:
-    """The ninja that a build at run time needs."""
+    """Installs the ninja that a JIT build needs."""
     return f"{_installer(host).install} ninja"
 
 
 def install_triton(host: Host) -> str:
-    """Triton, for the kernels that stand in."""
+    """Installs Triton, for the kernels of the twins."""
     return f"{_installer(host).install} triton"
 
 
 def install_nvrtc(host: Host) -> str:
-    """The NVRTC package of torch's CUDA, else of the driver's."""
+    """Installs the NVRTC package for torch's CUDA version, otherwise for the driver's."""
     version = (host.torch.cuda if host.torch else None) or host.driver
     old = version is not None and version.major < 13
     package = "nvidia-cuda-nvrtc-cu12" if old else '"nvidia-cuda-nvrtc==13.*"'
@@ -58,14 +58,14 @@ def install_nvrtc(host: Host) -> str:
 
 
 def install_cuda_torch(host: Host) -> str:
-    """A torch with CUDA; its own index is the one place that has builds for every CUDA."""
+    """Installs a torch with CUDA. Only torch's own index has builds for every CUDA version."""
     label = "cu126" if host.driver is not None and host.driver.major < 13 else "cu130"
     index = f"https://download.pytorch.org/whl/{label}"
     return f"{_installer(host).install} --force-reinstall torch --index-url {index}"
 
 
 def other_label(host: Host, gpu: ComputeCapability, info: BuildInfo | None, settings: Settings) -> str:
-    """The wheel whose label serves this GPU, if that is another one than what is installed."""
+    """Installs the wheel whose label serves this GPU, unless that label is installed already."""
     label = _label_for(host, gpu)
     if label is None or (info is not None and info.label == label):
         return ""
@@ -73,9 +73,9 @@ def other_label(host: Host, gpu: ComputeCapability, info: BuildInfo | None, sett
 
 
 def prebuilt_wheel(host: Host, info: BuildInfo | None, settings: Settings) -> str:
-    """The wheel with prebuilt files for the GPUs, or for the CPU; without an index, a build of the sources.
+    """Installs the wheel with prebuilt files for the GPUs, or for the CPU; without an index it builds the sources.
 
-    Under ``auto`` a build would need what a build at run time needs, which is the shorter way to the op.
+    Under ``auto`` it offers no build: that needs the same tools as a JIT build, which is the shorter way to the op.
     """
     label = _label_for(host, host.gpus[0].capability) if host.gpus else Label("cpu")
     wheel = "" if label is None else _wheel(_version(info), label, _index(info, settings), host)
@@ -85,7 +85,7 @@ def prebuilt_wheel(host: Host, info: BuildInfo | None, settings: Settings) -> st
 
 
 def reinstall(host: Host, info: BuildInfo, settings: Settings) -> str:
-    """Restores the files of this installation, from where it came."""
+    """Restores the files of this installation from its origin."""
     if info.mode is BuildMode.RELEASE:
         again = _wheel(info.version, info.label, _index(info, settings), host) or _same_file(host)
         return again or (_build(host) if settings.jit is JitMode.AOT else "")
@@ -93,14 +93,14 @@ def reinstall(host: Host, info: BuildInfo, settings: Settings) -> str:
 
 
 def restore(installer: Installer, index_url: str | None) -> str:
-    """The same for an installation whose manifest cannot be read: its version and label come from its metadata."""
+    """The same for an installation with an unreadable manifest; its metadata give the version and the label."""
     version, _, label = (installer.version or "").partition("+")
     wheel = _from_index(version, Label(label), index_url, installer) if _is_label(label) else ""
     return wheel or _file(installer) or _sources(installer)
 
 
 def served_range(gpu: ComputeCapability, label: Label) -> str:
-    """In words, what a GPU older than a label's floor would need."""
+    """A description of the labels that serve a GPU older than a label's floor."""
     cuda = label.cuda
     if cuda is not None and gpu < sass_floor(cuda):
         return f"; {label} serves {sass_floor(cuda)} and newer, labels below CUDA {cuda.major} serve this GPU"
@@ -120,7 +120,7 @@ def _index(info: BuildInfo | None, settings: Settings) -> str | None:
 
 
 def _label_for(host: Host, gpu: ComputeCapability) -> Label | None:
-    """The newest label that serves every GPU here; if there is none, the one for ``gpu``."""
+    """The newest label that serves every GPU here, otherwise the newest one that serves ``gpu``."""
     every = [gpu.capability for gpu in host.gpus]
     alike = (label for label in reversed(LABELS) if all(label_serves(label, one, host.driver) for one in every))
     return next(alike, None) or label_for(gpu, host.driver)
@@ -139,7 +139,7 @@ def _wheel(version: str, label: Label, index: str | None, host: Host) -> str:
 
 
 def _from_index(version: str, label: Label, index: str | None, installer: Installer) -> str:
-    """The command for a wheel of an index that has a folder for each label (docs/guides/install.md)."""
+    """The command for a wheel from an index that has a folder for each label (docs/guides/install.md)."""
     if index is None or not version:
         return ""
     folder = f"{index}/{label}/" if label.text else f"{index}/"
@@ -155,7 +155,7 @@ def _file(installer: Installer) -> str:
 
 
 def _build(host: Host) -> str:
-    """Builds the sources for this machine, after the tools for that."""
+    """Builds the sources for this machine; if the tools for that are missing, it installs them first."""
     build = _sources(_installer(host))
     builders: Builders | None = host.builders
     if not build or builders is None or builders.compiler is not None:

@@ -1,4 +1,4 @@
-"""Every environment variable that precast reads, in one frozen class; read once and passed on."""
+"""Every environment variable that precast reads, in one frozen class; they are read once and passed on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from precast._abi.version import Release
 
 
 class JitMode(str, Enum):
-    """What may happen when no prebuilt file fits."""
+    """What precast may do if no prebuilt file fits."""
 
     AUTO = "auto"
     AOT = "aot"
@@ -215,7 +215,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 @value(frozen=True)
 class Settings:
-    """The values of :data:`VARIABLES`; None where a variable is not set."""
+    """The values of :data:`VARIABLES`; None for a variable that is not set."""
 
     jit: JitMode = JitMode.AUTO
     cache_dir: str | None = None
@@ -243,11 +243,11 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, at_run: bool = False) -> Settings:
-        """Reads the variables; ``at_run`` leaves those at their default that only a build reads.
+        """Read the variables; ``at_run`` keeps the defaults of those that only a build reads.
 
-        An empty one counts as not set, except ``CUDA_VISIBLE_DEVICES``, where it means none. A value that is not
-        accepted raises ValueError naming the variable, the value and what is accepted. The lists of GPUs are judged
-        only when they are used, by :meth:`targets`.
+        An empty variable counts as not set, except ``CUDA_VISIBLE_DEVICES``, where it means no GPU. A bad value raises
+        ValueError with the variable, its value and the accepted values. The lists of GPUs are checked only when they
+        are used, by :meth:`targets`.
         """
         env = {v.name: env[v.name] for v in VARIABLES if v.name in env and not (at_run and v.when == "build")}
         return cls(
@@ -260,7 +260,7 @@ class Settings:
             cpu_level=env.get("PRECAST_CPU_LEVEL") or None,
             debug=_flag(env, "PRECAST_DEBUG"),
             quiet=_flag(env, "PRECAST_QUIET"),
-            no_color=bool(env.get("NO_COLOR")),  # of many programs: any value counts
+            no_color=bool(env.get("NO_COLOR")),  # a convention of many programs: any value counts
             label=_label(env),
             index_url=_index_url(env),
             parts=env.get("PRECAST_PARTS") or None,
@@ -273,11 +273,11 @@ class Settings:
             home=env.get("HOME") or None,
             visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
             device_order=env.get("CUDA_DEVICE_ORDER") or None,
-            triton_interpret=is_on(env.get("TRITON_INTERPRET", "")),  # Triton's own, so not ours to refuse
+            triton_interpret=is_on(env.get("TRITON_INTERPRET", "")),  # Triton's variable, so no value is refused here
         )
 
     def targets(self) -> tuple[GpuTarget, ...]:
-        """The targets of ``arch_list``, none when it is not set; raises ValueError when it cannot be read."""
+        """The targets of ``arch_list``; empty if it is not set. Raises ValueError if it cannot be read."""
         if self.arch_list is None:
             return ()
         refusal = f"PRECAST_CUDA_ARCH_LIST or TORCH_CUDA_ARCH_LIST={self.arch_list!r} is not accepted"
@@ -291,7 +291,7 @@ class Settings:
 
 
 def is_on(text: str) -> bool:
-    """Whether a switch is set to on; anything else is off."""
+    """Whether a switch is on; any unknown value means off."""
     return text.lower() in _ON
 
 
@@ -374,13 +374,13 @@ def _label(env: Mapping[str, str]) -> Label | None:
 
 
 def is_index_url(text: str) -> bool:
-    """Whether a text is the address of an index: it is printed in commands, so nothing else may be in it."""
+    """Whether a text is the URL of an index. It is printed in commands, so the check is strict."""
     return re.fullmatch(r"(?:https?|file)://[A-Za-z0-9/._~:@%+-]+", text) is not None
 
 
 def _index_url(env: Mapping[str, str]) -> str | None:
     value = env.get("PRECAST_INDEX_URL", "").rstrip("/")
-    if value in ("", "none"):  # what our release workflow says before there is an index
+    if value in ("", "none"):  # the release workflow passes "none" as long as there is no index
         return None
     if not is_index_url(value):
         raise _bad("PRECAST_INDEX_URL", value, "a URL such as https://host/precast, without a query, or none")

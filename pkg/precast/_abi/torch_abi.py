@@ -1,6 +1,6 @@
-"""The torch ABI a host library is bound to, and whether a given torch offers it.
+"""The torch ABI that a host library is bound to, and whether a given torch offers it.
 
-Classic C++ code works with the one torch minor it was compiled for: a 2.9 binary loads in 2.10, resolves every symbol
+Classic C++ code works only with the torch minor it was compiled for: a 2.9 binary loads in 2.10, resolves every symbol
 and computes nonsense. Code on torch's stable ABI works with every torch from its floor on.
 """
 
@@ -11,16 +11,16 @@ from precast._abi.version import Release, TorchVersion
 
 _HEX = frozenset("0123456789abcdef")
 
-# The oldest torch with every stable function that the host library uses: TORCH_TARGET_VERSION of each build.
+# The oldest torch with every stable function that the host library uses: the TORCH_TARGET_VERSION of each build.
 STABLE_FLOOR = Release(2, 10)
 
-# The oldest torch that the adapter to torch's C++ is written for.
+# The oldest torch that the adapter to torch's C++ supports.
 CLASSIC_FLOOR = Release(2, 4)
 
 
 @value(frozen=True)
 class Exact:
-    """One torch minor in one C++ library ABI; with ``git``, one commit of torch and no other."""
+    """One torch minor with one C++ library ABI; with ``git``, exactly one commit of torch."""
 
     release: Release
     cxx11: bool
@@ -37,7 +37,7 @@ class Exact:
 
 @value(frozen=True)
 class Stable:
-    """Torch's stable ABI, on every torch from ``floor`` on."""
+    """Torch's stable ABI, for every torch from ``floor`` on."""
 
     floor: Release
 
@@ -49,7 +49,7 @@ TorchAbi = Exact | Stable
 
 
 def parse_torch_abi(text: str) -> TorchAbi:
-    """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; else raises ValueError."""
+    """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; otherwise ValueError."""
     match text.split("-"):
         case "torch", "stable", floor:
             return Stable(Release.parse(floor))
@@ -61,10 +61,10 @@ def parse_torch_abi(text: str) -> TorchAbi:
 
 
 def compiled_for(abi: TorchAbi) -> Release | None:
-    """The floor of the stable ABI that a library is compiled for; None when it takes classic C++ code.
+    """The floor of the stable ABI that a library is compiled for; None if it is compiled as classic C++ code.
 
-    A commit on the way to the floor has nearly all of the stable ABI, and what it lacks is a missing symbol when the
-    library is opened. So the same sources serve it, in a library that is built there and bound to that commit.
+    A development commit of the floor's release has nearly all of the stable ABI; a function it lacks shows as a missing
+    symbol when the library is opened. So the same sources serve it, in a library built there and bound to that commit.
     """
     if isinstance(abi, Stable):
         return abi.floor
@@ -72,12 +72,12 @@ def compiled_for(abi: TorchAbi) -> Release | None:
 
 
 def is_git_version(text: str | None) -> bool:
-    """True for what names one commit; torch says ``Unknown`` when it was built outside a repository."""
+    """True for text that names one commit; torch says ``Unknown`` if it was built outside a repository."""
     return text is not None and 7 <= len(text) <= 64 and _HEX.issuperset(text)
 
 
 def wanted(abi: TorchAbi) -> str:
-    """In words, the torch that an ABI needs."""
+    """A description of the torch that an ABI needs."""
     if isinstance(abi, Stable):
         return f"torch {abi.floor} or newer"
     if abi.git is not None:
@@ -86,10 +86,10 @@ def wanted(abi: TorchAbi) -> str:
 
 
 def fits(abi: TorchAbi, torch: TorchVersion, cxx11: bool) -> str | None:
-    """None when this torch offers the ABI, else what was found instead.
+    """None if this torch offers the ABI, otherwise a description of the torch that was found.
 
-    A pre-release is a commit on the way to its release: it has neither the ABI of that minor nor, for certain, every
-    stable function of it. It meets the floors of older minors.
+    A pre-release is a development commit of its release: it lacks the ABI of that minor and may lack some of its stable
+    functions. It meets the floors of older minors.
     """
     if isinstance(abi, Stable):
         if torch.release < abi.floor:

@@ -1,7 +1,7 @@
-"""What may stand in for a family that is refused on a GPU: its twin in Triton. Pure, as the decision before it.
+"""Choose what stands in for a family that is refused on a GPU: its twin in Triton. Pure, like the decision.
 
 A twin is no candidate of :func:`precast._abi.decide.decide`: it needs no host library and no device code, and never
-wins over what does. It is asked about after a refusal, and answers as every piece does: with itself, or with why not.
+wins over a family's own kernels. It is considered only after a refusal; the answer is the twin or the reasons against.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 
-# https://github.com/triton-lang/triton, README: "NVIDIA GPUs (Compute Capability 8.0+)"; 7.x has worked in all releases
-# that a supported torch brings.
+# https://github.com/triton-lang/triton, README: "NVIDIA GPUs (Compute Capability 8.0+)". 7.x also works in all Triton
+# releases that a supported torch brings.
 OLDEST_NVIDIA = ComputeCapability(7, 0)
 
-# What is missing is not a kernel, or the user has said no: Triton changes nothing about these.
+# Triton cannot help here: something other than a kernel is missing, or the user has forbidden it.
 _BEYOND_A_TWIN = {Reason.SYSTEM, Reason.JIT_OFF, Reason.TORCH_MISSING, Reason.TORCH_CPU, Reason.NO_GPU, Reason.AOT_ONLY}
 
 
 @value(frozen=True)
 class Twin:
-    """The Triton kernels of a family serve in its place; ``triton`` is the version that compiles them."""
+    """The Triton kernels that stand in for a family; ``triton`` is the version that compiles them."""
 
     triton: str
 
 
 def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse) -> Choice[Twin]:
-    """The twin of a family that has one, or every reason against it; none where no twin could help.
+    """The twin of a family that has one, or every reason against it; neither if no twin could help.
 
-    As :func:`decide`, it asks for builders by ``builders-unknown`` where nobody has looked for them yet.
+    Like :func:`decide`, it answers ``builders-unknown`` if the builders have not been probed yet.
     """
     reasons = {rejection.reason for rejection in refused.rejections}
     no_driver = any((r.reason, r.candidate) == (Reason.DRIVER, EVERYTHING) for r in refused.rejections)

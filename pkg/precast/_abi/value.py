@@ -1,8 +1,8 @@
-"""``@value(frozen=True)``: the standard library's frozen dataclass, at a fortieth of the cost of defining one.
+"""``@value(frozen=True)``: a frozen dataclass that costs a fortieth of the standard library's to define.
 
-``dataclasses.dataclass(frozen=True)`` compiles six methods for every class, 0.5 ms. A first call defines some thirty
-values, and that was half of its time. Here the methods are written once, for all values, and what the standard library
-knows of a class (``dataclasses.fields``, ``replace`` and ``asdict`` work) is found out when it is first asked for.
+``dataclasses.dataclass(frozen=True)`` compiles six methods for every class, which takes 0.5 ms. A first call defines
+some thirty values, and half of its time would go there. Here the methods are written once, for all values. The standard
+library's description of a class is made on first use, so ``dataclasses.fields``, ``replace`` and ``asdict`` work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def _value(*, frozen: Literal[True], order: bool = False) -> Callable[[type[T]], type[T]]:
-    """Makes a class with annotated fields a frozen value: equal, hashed, shown and, with ``order``, sorted by them."""
+    """Make a class a frozen value: its annotated fields give equality, hash, repr and, with ``order``, the order."""
 
     def make(cls: type[T]) -> type[T]:
         if hasattr(cls, "__value_names__"):
@@ -43,7 +43,7 @@ def _value(*, frozen: Literal[True], order: bool = False) -> Callable[[type[T]],
 
 
 class _Fields:
-    """The standard library's description of a value's fields, in the place where it looks, made when it looks."""
+    """Makes the standard library's description of a value's fields on first use, where that library looks for it."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         return dataclasses.dataclass(init=False, repr=False, eq=False)(owner).__dataclass_fields__  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ _FIELDS = _Fields()
 
 def _init(self: Any, /, *args: object, **kwargs: object) -> None:
     cls = type(self)
-    if not args and kwargs.keys() == cls.__value_names__:  # a manifest makes a hundred values, all of them like this
+    if not args and kwargs.keys() == cls.__value_names__:  # quick path: a manifest makes a hundred values this way
         vars(self).update(kwargs)
         if cls.__value_checks__:
             self.__post_init__()
@@ -124,6 +124,6 @@ def _ge(self: Any, other: object) -> bool:
 _ORDER: dict[str, Callable[..., Any]] = {"__lt__": _lt, "__le__": _le, "__gt__": _gt, "__ge__": _ge}
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as value  # what a type checker knows all about
+    from dataclasses import dataclass as value  # known to type checkers
 else:
     value = _value

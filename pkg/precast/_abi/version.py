@@ -1,4 +1,4 @@
-"""Version numbers that binaries and hosts are compared by, each with its parser and its canonical string."""
+"""The version numbers of binaries and hosts, each with its parser and its canonical string."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 from precast._abi.value import value
 
-# Compiling a pattern takes 0.1 ms, 0.3 ms for the longest here, and a first call would need a dozen. So what is read at
-# every start is taken apart by hand, here and in the rest of this part; patterns stay text, which ``re`` compiles, and
-# keeps, where a process uses them.
+# Compiling a pattern takes 0.1 ms, 0.3 ms for the longest here, and a first call would need a dozen. So everything that
+# is read at each start is parsed by hand, here and in the rest of this package. Patterns stay text; ``re`` compiles and
+# caches them on use.
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _CUDA = rf"({_NUMBER})\.({_NUMBER})(?:\.[0-9]{{1,9}})*"
 _TORCH = (
@@ -21,7 +21,7 @@ _TORCH = (
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:
-    """``"3.4.22"`` -> ``(3, 4, 22)``: up to nine digits each and no leading zeros; None for anything else."""
+    """``"3.4.22"`` -> ``(3, 4, 22)``: at most nine digits each, no leading zeros; None for anything else."""
     parts = text.split(".")
     for part in parts:
         if not (part.isdecimal() and part.isascii() and len(part) <= 9) or (part[0] == "0" and part != "0"):
@@ -37,9 +37,9 @@ class Release:
     minor: int
 
     @classmethod
-    @functools.lru_cache(maxsize=64)  # a manifest repeats a few of them for each of its files
+    @functools.lru_cache(maxsize=64)  # a manifest repeats a few releases for each of its files
     def parse(cls, text: str) -> Release:
-        """``"2.10"`` -> ``Release(2, 10)``; anything else raises ValueError."""
+        """``"2.10"`` -> ``Release(2, 10)``; raises ValueError for anything else."""
         numbers = _numbers(text)
         if numbers is None or len(numbers) != 2:
             raise ValueError(f"not a release: {text!r}; wanted two numbers such as '2.10'")
@@ -51,10 +51,10 @@ class Release:
 
 @value(frozen=True)
 class TorchVersion:
-    """What ``torch.__version__`` says, and the git version of that torch where it is known.
+    """``torch.__version__`` as a value, with the git version of that torch if it is known.
 
-    ``pre`` is the pre-release part as written, ``"a0"`` or ``"dev20261101"``. NVIDIA's containers carry pre-releases
-    such as ``2.10.0a0+b4e4ee81d3.nv25.12``: commits between two releases, whose ABI is neither one's.
+    ``pre`` is the pre-release part as written, ``"a0"`` or ``"dev20261101"``. NVIDIA's containers have pre-releases
+    such as ``2.10.0a0+b4e4ee81d3.nv25.12``: commits between two releases, with the ABI of neither.
     """
 
     release: Release
@@ -66,11 +66,11 @@ class TorchVersion:
 
     @classmethod
     def parse(cls, text: str, git: str | None = None) -> TorchVersion:
-        """Reads a version in the form torch writes it; anything else raises ValueError."""
+        """Read a version as torch writes it; raises ValueError for anything else."""
         public, plus, local = text.partition("+")
         numbers = _numbers(public)
         if numbers is not None and len(numbers) == 3 and (local.isalnum() and local.isascii() if plus else True):
-            return cls(Release(*numbers[:2]), numbers[2], None, local or None, git)  # nearly every torch, and quick
+            return cls(Release(*numbers[:2]), numbers[2], None, local or None, git)  # quick path for nearly every torch
         match = re.fullmatch(_TORCH, text)
         if match is None:
             raise ValueError(f"not a torch version: {text!r}; wanted one such as '2.13.0+cu130'")
@@ -86,7 +86,7 @@ class TorchVersion:
 
     @property
     def is_prerelease(self) -> bool:
-        """True for alphas, betas, candidates and nightlies; a ``.post`` build is a release."""
+        """True for alphas, betas, release candidates and nightlies; a ``.post`` build is a release."""
         return self.pre is not None
 
     def __str__(self) -> str:
@@ -98,14 +98,14 @@ class TorchVersion:
 
 @value(frozen=True, order=True)
 class CudaVersion:
-    """A CUDA version by major and minor: of a toolkit, of NVRTC, of torch's runtime or of what a driver supports."""
+    """A CUDA version, major and minor: of a toolkit, of NVRTC, of torch's runtime, or the newest a driver supports."""
 
     major: int
     minor: int
 
     @classmethod
     def parse(cls, text: str) -> CudaVersion:
-        """``"13.0"`` and ``"13.0.88"`` both give ``CudaVersion(13, 0)``; the rest of the number plays no part."""
+        """``"13.0"`` and ``"13.0.88"`` both give ``CudaVersion(13, 0)``; further numbers are ignored."""
         match = re.fullmatch(_CUDA, text)
         if match is None:
             raise ValueError(f"not a CUDA version: {text!r}; wanted one such as '13.0' or '12.1.105'")
@@ -113,7 +113,7 @@ class CudaVersion:
 
     @classmethod
     def from_driver(cls, number: int) -> CudaVersion:
-        """What ``cuDriverGetVersion`` returns: 13000 is 13.0, 12040 is 12.4."""
+        """Convert the result of ``cuDriverGetVersion``: 13000 is 13.0, 12040 is 12.4."""
         if number < 1000:
             raise ValueError(f"not a driver's CUDA version: {number}; wanted one such as 13000")
         return cls(number // 1000, number % 1000 // 10)
@@ -129,7 +129,7 @@ class CudaVersion:
 
 @functools.lru_cache(maxsize=64)
 def dotted(text: str) -> tuple[int, ...]:
-    """``"3.4.22"`` -> ``(3, 4, 22)``, so that GLIBCXX levels compare by number."""
+    """``"3.4.22"`` -> ``(3, 4, 22)``, so that GLIBCXX versions compare as numbers."""
     numbers = _numbers(text)
     if numbers is None or len(numbers) < 2:
         raise ValueError(f"not a dotted version: {text!r}; wanted one such as '3.4.22'")

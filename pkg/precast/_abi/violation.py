@@ -1,4 +1,4 @@
-"""What the audit of a wheel finds, of ours or of anybody's."""
+"""A finding of the wheel audit, for our wheels and for others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is not as it must be: the check, the row, file or symbol, what was wanted and what was found."""
+    """One failed check: the check, the row, file or symbol, what was wanted and what was found."""
 
     check: str
     where: str

@@ -1,10 +1,10 @@
-"""Building ahead of time, for ``setup.py``: what a wheel gets beside the Python files, and what building it requires.
+"""Building ahead of time, for ``setup.py``: the binaries that a wheel contains, and the requirements of its build.
 
-Three modes. Pure: sources and a manifest that says so. Release (PRECAST_LABEL): the host libraries and
-the label's device code, by the label's exact NVRTC, or as finished parts that earlier jobs made (PRECAST_PARTS).
-Machine (CUDA_EXT=1): the host library and device code for the GPUs here. Everything is written into the build folder,
-nothing into the source tree; an editable install has no build folder, so what it builds goes into the user's build
-cache, where the loader finds it under the same key.
+There are three modes. Pure: sources, and a manifest that says so. Release (PRECAST_LABEL): the host libraries and the
+label's device code, compiled by the label's exact NVRTC or taken from finished parts of earlier jobs (PRECAST_PARTS).
+Machine (CUDA_EXT=1): the host library, and device code for the GPUs here. Everything is written into the build folder,
+nothing into the source tree. An editable install has no build folder, so its builds go into the user's build cache,
+where the loader finds them under the same keys.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from precast.errors import KernelError
 
 
 def mode_of(settings: Settings) -> BuildMode:
-    """What the environment asks for; both at once is refused, as they name different wheels."""
+    """The mode that the environment asks for. Setting both variables is refused, as they name different wheels."""
     if settings.label is not None and settings.cuda_ext:
         raise KernelError(
             f"PRECAST_LABEL={settings.label} and CUDA_EXT=1 ask for different wheels\n"
@@ -88,12 +88,12 @@ def mode_of(settings: Settings) -> BuildMode:
 
 
 def version_of(settings: Settings) -> str:
-    """The version of the wheel: the label is its local part."""
+    """The version of the wheel, with the label as its local part."""
     return f"{__version__}{'' if settings.label is None else settings.label.local}"
 
 
 def requirements(settings: Settings, root: Path) -> list[str]:
-    """What a build needs beyond setuptools: nothing for a pure wheel from an sdist."""
+    """The packages that a build needs beyond setuptools; none for a pure wheel from an sdist."""
     needed = []
     if mode_of(settings) is not BuildMode.PURE and settings.parts is None:
         needed.append("ninja")
@@ -103,17 +103,17 @@ def requirements(settings: Settings, root: Path) -> list[str]:
         exact = [source.requirement for source, _ in known.device_sources(settings.label)]
         needed += [] if settings.parts is not None else [text for text in exact if text is not None]
     builds_release = settings.label is not None and settings.parts is None
-    # An sdist is made by the hooks of a pure wheel.
+    # The hooks of a pure wheel also make the sdist.
     carries = mode_of(settings) is not BuildMode.MACHINE
     if builds_release or (carries and not headers.are_here(root / "csrc", Cache(default_root(settings)))):
-        needed.append("pip")  # asks the index where the headers lie: a release needs those of older torches as well
+        needed.append("pip")  # finds the headers on the package index; a release also needs those of older torches
     return needed
 
 
 def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
-    """Put binaries and manifest below ``build_lib/precast``, and into a release the headers for extensions.
+    """Put binaries and the manifest below ``build_lib/precast``, and for a release the headers for extensions.
 
-    An sdist has the headers among its sources, so every wheel that is built from one has them too.
+    An sdist carries the headers with its sources, so every wheel built from an sdist has them too.
     """
     cache = Cache(default_root(settings))
     package = build_lib / "precast"
@@ -133,13 +133,13 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
     (package / "_C").mkdir(parents=True, exist_ok=True)
     (package / "_C" / "build_info.json").write_text(info.to_json(), encoding="utf-8")
     (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")
-    for path in package.rglob("*"):  # whatever the umask of a checkout or an unpacked sdist was
+    for path in package.rglob("*"):  # independent of the umask of the checkout or the unpacked sdist
         path.chmod(0o755 if path.is_dir() else 0o644)
     say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
 
 
 def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) -> tuple[TorchAbi, ...]:
-    """The host libraries of a release wheel; KernelError where PRECAST_ONLY_TORCH selects none."""
+    """The host libraries of a release wheel. KernelError if PRECAST_ONLY_TORCH selects none."""
     abis = known.built_abis(built_for, only)
     if abis:
         return abis
@@ -153,9 +153,9 @@ def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) ->
 
 
 def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str, only: Release | None) -> None:
-    """KernelError unless a release wheel has every host library and device file that its label promises, and no others.
+    """KernelError unless a release wheel has exactly the host libraries and device files that its label promises.
 
-    A user of the label cannot tell a wheel that lacks some of them from one that has nothing for this machine.
+    For a user of the label, a wheel with missing files would look like one that does not support this machine.
     """
     hosts = {host_path(abi) for abi in promised_abis(known, built_for, only)}
     with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
@@ -185,7 +185,7 @@ def stage_sdist(tree: Path, facts: provenance.Provenance, settings: Settings) ->
 
 
 def warm_cache(settings: Settings) -> None:
-    """An editable install with CUDA_EXT=1: each family goes into the user's cache, under the key a JIT would use."""
+    """For an editable install with CUDA_EXT=1: build each family into the user's cache, under the key of a JIT."""
     if mode_of(settings) is BuildMode.RELEASE:
         raise KernelError("an editable install has no label: unset PRECAST_LABEL, or build a wheel")
     if mode_of(settings) is BuildMode.PURE:
@@ -197,7 +197,7 @@ def warm_cache(settings: Settings) -> None:
 
 
 def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cache: Cache) -> None:
-    """Put what a JIT on this machine would build into the cache, under the very keys that it looks for."""
+    """Put the builds that a JIT on this machine would make into the cache, under the same keys."""
     compiler, ninja = host_tools(settings)
     for family in families:
         build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level_here(),))
@@ -210,12 +210,12 @@ def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cac
 
 
 def level_here() -> flags.CpuLevel:
-    """The CPU level that a JIT on this machine chooses."""
+    """The CPU level that a JIT build on this machine chooses."""
     return flags.best_level(platform.machine(), toolchain.cpu_features())
 
 
 def _make(settings: Settings, root: Path, cache: Cache) -> Made:
-    """For a label: its finished parts, or what they are made of; else for this machine."""
+    """For a label: take its finished parts, or build its files. Without a label: build for this machine."""
     if settings.label is None:
         say(machine.torch_note())
         found, targets = machine.targets(settings)
@@ -237,7 +237,6 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
 
 
 def _place(made: Made, c_dir: Path) -> None:
-    """Copy what was made to where the manifest says it lies."""
     for file, source in made.files:
         (c_dir / file.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, c_dir / file.path)

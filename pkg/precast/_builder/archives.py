@@ -1,7 +1,7 @@
-"""Zip and tar archives that somebody else made, opened so that no header can ask for memory, disk or time without end.
+"""Open untrusted zip and tar archives so that no header can make us use unbounded memory, disk or time.
 
-Sizes, counts and names are checked before any content is unpacked, and content is unpacked in pieces, to the size that
-its header declares. A bomb, a damaged archive and a file that is no archive are all :class:`BadArchive`.
+Sizes, counts and names are checked before any content is unpacked. Content is unpacked in pieces, up to the size that
+its header declares. A bomb, a damaged archive and a file that is no archive all raise :class:`BadArchive`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import IO
 from precast._builder import files
 
 PIECE = 1 << 20
-_INDEX_BYTES = 8 << 20  # of a zip's central directory; that of torch, with 13,000 files, has 2 MB
+_INDEX_BYTES = 8 << 20  # limit for a zip's central directory; that of torch, with 13,000 files, has 2 MB
 _ZIP_MEMBERS = 50_000
 _NAME_CHARACTERS, _NAME_FOLDERS = 512, 32
-_GROWTH = 32, 64 << 20  # an archive unpacks to so many times its size, and so much more; machine code to 5 times
-_TAR_HEADER_BYTES = 32 << 20  # everything in a tar that is not the content of a file which somebody asked for
-_XZ_MEMORY = 160 << 20  # `xz -9` needs 65 MB of its reader
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the readers of others unpack without a bound
+_GROWTH = 32, 64 << 20  # an archive may unpack to so many times its size plus so many bytes; machine code to 5 times
+_TAR_HEADER_BYTES = 32 << 20  # limit for all of a tar except the content of the files that the caller reads
+_XZ_MEMORY = 160 << 20  # `xz -9` needs 65 MB in the reader
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # zipfile unpacks other methods without a limit
 _ENCRYPTED = 1
 
 
 class BadArchive(ValueError):
-    """The file is no whole archive, or it exceeds a bound; the message says how."""
+    """The file is not a complete archive, or it exceeds a limit; the message says how."""
 
 
 @contextmanager
 def open_zip(path: Path, most: int | None = None) -> Iterator[Zip]:
-    """A zip whose list of members is in order. ``most`` bounds the archive, and what it unpacks to, in bytes."""
+    """A zip with a valid list of members. ``most`` limits the archive, and its unpacked size, in bytes."""
     with _regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -46,7 +46,7 @@ def open_zip(path: Path, most: int | None = None) -> Iterator[Zip]:
         try:
             with zipfile.ZipFile(_AtOnce(file)) as archive:
                 yield Zip(archive, size, most)
-        # What zipfile and its decompressors raise for damaged bytes, all seen in fuzzing.
+        # The exceptions that zipfile and its decompressors raise for damaged bytes, all seen in fuzzing.
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError) as error:
             raise BadArchive(f"{type(error).__name__}: {error}") from error
         except UnicodeDecodeError as error:
@@ -54,7 +54,7 @@ def open_zip(path: Path, most: int | None = None) -> Iterator[Zip]:
 
 
 class Zip:
-    """An open zip: ``listed`` is what it lists, folders too, in the order of the archive; ``files`` are its files."""
+    """An open zip. ``listed`` has all members, including folders, in archive order; ``files`` has only the files."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int, most: int | None) -> None:
         self._archive = archive
@@ -71,13 +71,13 @@ class Zip:
             raise BadArchive(f"a bomb: {size} bytes that unpack to {whole}")
 
     def pieces(self, member: zipfile.ZipInfo) -> Iterator[bytes]:
-        """The content of a member, as much as its header declares, and BadZipFile where that is not what is there."""
+        """The content of a member, up to the size in its header. BadZipFile if the content does not match it."""
         with self._archive.open(member) as stream:
             while piece := stream.read(PIECE):
                 yield piece
 
     def read(self, member: zipfile.ZipInfo) -> bytes:
-        """The whole of a member, whose size is within the bounds."""
+        """The whole content of a member, whose size has been checked."""
         return b"".join(self.pieces(member))
 
     def extract_all(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Zip:
 
 
 def _check_names(names: list[str], files: set[str]) -> None:
-    """BadArchive where a name comes twice, or is that of a file and of a folder."""
+    """BadArchive if a name appears twice, or is used for both a file and a folder."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -104,7 +104,7 @@ def _check_names(names: list[str], files: set[str]) -> None:
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:
-    """BadArchive for a member that is not a plain file or folder below the archive's root, in a way we unpack."""
+    """BadArchive unless the member is a plain file or folder below the archive's root, stored in a supported way."""
     name = member.filename
     parts = name.rstrip("/").split("/")
     if name != member.orig_filename or "\\" in name or any(part in {"", ".", ".."} for part in parts):
@@ -119,11 +119,11 @@ def _check_member(member: zipfile.ZipInfo) -> None:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[Tar]:
-    """A tar, plain, as .gz or as .xz, to be read once from its beginning to its end."""
+    """A tar, plain, .gz or .xz, that can be read once from beginning to end."""
     with _regular(path) as file:
         try:
             source = _Forwards(_unpacked(file))
-            with _headers():  # the first one is read as the archive is opened
+            with _headers():  # opening the archive reads the first header
                 archive = tarfile.open(fileobj=source, mode="r:")  # noqa: SIM115
             with archive:
                 yield Tar(archive, source)
@@ -133,7 +133,7 @@ def open_tar(path: Path) -> Iterator[Tar]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """The module ``tarfile`` raises ValueError for a sparse header that it cannot read."""
+    """Turns the ValueError that ``tarfile`` raises for an unreadable sparse header into BadArchive."""
     try:
         yield
     except ValueError as error:
@@ -141,7 +141,7 @@ def _headers() -> Iterator[None]:
 
 
 class Tar:
-    """An open tar. The content of a member can be read until the next member is asked for."""
+    """An open tar. The content of a member can be read until the next member is requested."""
 
     def __init__(self, archive: tarfile.TarFile, source: _Forwards) -> None:
         self._archive, self._source = archive, source
@@ -155,7 +155,7 @@ class Tar:
             yield member
 
     def pieces(self, member: tarfile.TarInfo) -> Iterator[bytes]:
-        """The content of a plain file; the caller has found its size to be one that it wants."""
+        """The content of a plain file. The caller has checked its size."""
         if not member.isreg():
             raise BadArchive(f"{member.name!r} is a link, a folder or a device, not a plain file")
         stream = self._archive.extractfile(member)
@@ -168,7 +168,6 @@ class Tar:
 
 @contextmanager
 def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading, or BadArchive."""
     try:
         descriptor, _ = files.open_regular(path)
     except OSError as error:
@@ -178,7 +177,7 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a compressed tar in pieces of bounded size and in bounded memory."""
+    """The unpacked bytes of a tar, in pieces of limited size and with limited memory."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
@@ -209,7 +208,7 @@ def _unpacked_xz(file: IO[bytes]) -> Iterator[bytes]:
 
 
 class _AtOnce(io.BufferedReader):
-    """A file of which a header cannot make the reader take more than an index of a zip at once."""
+    """A file that never returns more than the size limit of a zip index in one read, whatever a header asks for."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(io.FileIO(file.fileno(), closefd=False))
@@ -223,10 +222,10 @@ class _AtOnce(io.BufferedReader):
 
 
 class _Forwards(io.RawIOBase):
-    """Pieces as a file that can be read forwards only. ``left`` is how many bytes the reader may still take.
+    """A forward-only file over an iterator of pieces. ``left`` is the number of bytes that the reader may still take.
 
-    tarfile reads headers of any size into memory, and one gigabyte of them takes one megabyte of .gz: so headers, and
-    files that nobody asked for, have a budget together.
+    tarfile reads headers of any size into memory, and one megabyte of .gz can hold one gigabyte of them. So headers
+    share one budget with the files that the caller skips.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -259,7 +258,7 @@ class _Forwards(io.RawIOBase):
         return bytes(found)
 
     def _take(self, most: int) -> bytes:
-        """At most so many of the next bytes; none at the end."""
+        """At most ``most`` of the next bytes; empty at the end."""
         while self._used == len(self._piece):
             piece = next(self._pieces, None)
             if piece is None:

@@ -1,6 +1,6 @@
-"""The compiled half of a wheel: host libraries and packed device images, each with what a manifest says of it.
+"""The compiled half of a wheel: host libraries and packed device images, each with its manifest entry.
 
-A wheel, a part that one job makes for another, and a build for this machine all come from the same two functions.
+Wheels, the parts that one job makes for another, and builds for this machine all use the same two functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Binary = HostFile | DeviceFile
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Finished files, each beside its manifest entry, and the compilers they came from."""
+    """Finished files, each with its manifest entry, and the compilers that made them."""
 
     host: tuple[tuple[HostFile, Path], ...] = ()
     device: tuple[tuple[DeviceFile, Path], ...] = ()
@@ -45,7 +45,7 @@ class Made:
 
 
 def joined(pieces: Iterable[Made]) -> Made:
-    """All of them as one, each compiler named once."""
+    """All of them as one, with each compiler named once."""
     known = tuple(pieces)
     return Made(
         tuple(pair for made in known for pair in made.host),
@@ -55,7 +55,7 @@ def joined(pieces: Iterable[Made]) -> Made:
 
 
 def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
-    """The library of all families for one torch ABI."""
+    """Build the library of all families for one torch ABI."""
     compiler, ninja = host_tools(settings)
     made = build_library(catalogue.FAMILIES, abi, compiler, ninja, cache, settings)
     data = made.path.read_bytes()
@@ -78,7 +78,7 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
 
 
 def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, cache: Cache) -> Made:
-    """The images of every family that has device code, by one NVRTC."""
+    """Build the images of every family with device code, using one NVRTC."""
     if (why := packing.lzma_error()) is not None:
         raise KernelError(
             f"device code cannot be packed for a wheel\n"
@@ -95,7 +95,7 @@ def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, 
 
 
 def host_tools(settings: Settings) -> tuple[Compiler, str]:
-    """The C++ compiler and ninja, or what was looked at."""
+    """The C++ compiler and ninja; otherwise a KernelError that lists the places that were searched."""
     built_for = toolchain.target_machine(settings)
     compiler, places = toolchain.find_compiler(settings, built_for)
     ninja, ninja_places = toolchain.find_ninja()
@@ -115,7 +115,7 @@ def _missing_tools(compiler: Compiler | None, ninja: str | None, package: str) -
 
 
 def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] | None = None) -> Nvrtc:
-    """The label's very NVRTC, from the packages of this interpreter or from those in ``site_dirs``."""
+    """The exact NVRTC of the label, from the packages of this interpreter or from those in ``site_dirs``."""
     found, looked_at = nvrtc.find_nvrtc(None, settings.cuda_home, spec.nvrtc, site_dirs=site_dirs)
     if found is None:
         raise KernelError(
@@ -137,7 +137,7 @@ def build_library(
     *,
     levels: tuple[flags.CpuLevel, ...] | None = None,
 ) -> Artifact:
-    """One host library, and a line on how it came about."""
+    """Build one host library, and print how it was built."""
     made = host.build_host_library(
         families,
         abi,
@@ -157,7 +157,7 @@ def build_library(
 def build_images(
     family: catalogue.Family, targets: Sequence[GpuTarget], found: Nvrtc, cache: Cache, settings: Settings
 ) -> tuple[Artifact, ...]:
-    """One family's images, and a line on what they cost."""
+    """Build one family's images, and print the time it took."""
     jobs = toolchain.default_jobs(settings)
     made = device.build_images(family, targets, found, cache=cache, debug=settings.debug, jobs=jobs)
     seconds = sum(artifact.seconds for artifact in made)
@@ -166,7 +166,7 @@ def build_images(
 
 
 def check_ceilings(file: HostFile) -> None:
-    """A release must load wherever its platform tag promises; better to fail here than on an old system."""
+    """Check that a release loads wherever its platform tag promises: fail here, not on an old system."""
     glibcxx = tuple(int(part) for part in file.glibcxx.split("."))
     if file.glibc > flags.GLIBC_CEILING or glibcxx > flags.GLIBCXX_CEILING:
         raise KernelError(
@@ -177,7 +177,7 @@ def check_ceilings(file: HostFile) -> None:
 
 
 def manifest(made: Made, mode: BuildMode, label: Label, root: Path, index_url: str | None = None) -> BuildInfo:
-    """What a wheel, or a part of one, says of itself."""
+    """The manifest of a wheel, or of a part of one."""
     facts = provenance.of(root)
     return BuildInfo(
         version=__version__,
@@ -196,7 +196,7 @@ def manifest(made: Made, mode: BuildMode, label: Label, root: Path, index_url: s
 def packed(
     family: str, targets: Sequence[GpuTarget], images: Sequence[Artifact], found: Nvrtc, cache: Cache, jobs: int
 ) -> Iterator[tuple[DeviceFile, Path]]:
-    """Each image packed, beside what the manifest says of it."""
+    """Each image packed, with its manifest entry."""
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         every = tuple(pool.map(lambda image: _pack(image, cache), images))
     for target, image, made in zip(targets, images, every, strict=True):
@@ -214,7 +214,7 @@ def packed(
 
 
 def _pack(image: Artifact, cache: Cache) -> Artifact:
-    """An image as a wheel holds it. Packing takes a tenth of a second, and a label has some sixty images."""
+    """An image packed for a wheel. Packing takes a tenth of a second, and a label has some sixty images."""
     inputs = {"name": image.path.name, "sha256": image.sha256, **packing.settings()}
 
     def build(staging: Path) -> Path:

@@ -1,12 +1,12 @@
-"""One content-addressed store for everything that is built, ahead of time or at run time.
+"""A content-addressed store for everything that is built, ahead of time or at run time.
 
-``<root>/v1/<name>/<key16>/{payload, meta.json, build.log}``. A key is the digest of what went into a build (contents,
-flags, compiler), never of paths or times. An entry is made in a staging folder and appears by one rename, ``meta.json``
-last; what has no meta.json, or another content than it says, is damaged, is moved aside and is built again.
+``<root>/v1/<name>/<key16>/{payload, meta.json, build.log}``. A key is the digest of a build's inputs (contents, flags,
+compiler), never of paths or times. An entry is made in a staging folder and appears by one rename, with ``meta.json``
+written last. An entry without meta.json, or whose content does not match it, is damaged: it is moved aside and rebuilt.
 
-Nothing here trusts the file system further than that. Locks may not exclude, a rename may fail, times may lie, and what
-another machine has made may show up late (NFS does all four): whoever cannot see an entry after publishing it keeps the
-bytes that it has just made. No time of any file is ever read.
+Nothing here trusts the file system beyond that. Locks may fail to exclude, a rename may fail, times may be wrong, and
+entries from another machine may show up late (NFS does all four). A process that cannot see an entry after publishing
+it keeps its own copy of the bytes. The time of a file is never read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CANNOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQ
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A finished file of the cache: verified, with what it cost to make (0 seconds when it was there)."""
+    """A finished and verified file of the cache, with the time to make it (0 seconds for a cache hit)."""
 
     path: Path
     sha256: str
@@ -50,14 +50,14 @@ class Artifact:
 
 
 def open_cache(settings: Settings) -> Cache:
-    """The cache of these settings. Makes nothing, but for the private folder of whoever has no home."""
+    """The cache of these settings. Creates nothing, except the private folder of a user without a home."""
     return Cache(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
 
 
 class Cache:
-    """The store under one root, behind read-only ones of the same layout. Nothing is written before something is built.
+    """The store under one root, searched after read-only stores of the same layout. Only a build writes to it.
 
-    ``wait_s`` is how long one waits for somebody else's build of the same thing before building it as well.
+    ``wait_s`` is how long to wait for another process that builds the same thing before building it here as well.
     """
 
     def __init__(self, root: Path, *, search: tuple[Path, ...] = (), wait_s: float = lock.WAIT_S) -> None:
@@ -66,18 +66,18 @@ class Cache:
         self.wait_s = wait_s
 
     def entry(self, key: BuildKey) -> Path:
-        """The folder of a key, whether it is there or not."""
+        """The folder of a key, whether it exists or not."""
         return _entry(self.root, key)
 
     def lookup(self, key: BuildKey) -> Path | None:
-        """The verified payload of a key, or None. Changes nothing: a damaged entry is dealt with by ``obtain``."""
+        """The verified payload of a key, or None. Changes nothing: ``obtain`` handles damaged entries."""
         found = self._find(key)
         return None if found is None else found.path
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:
-        """The payload of a key, built by ``build(staging folder) -> payload inside it`` unless it is there.
+        """The payload of a key; on a cache miss ``build(staging folder) -> payload inside it`` builds it.
 
-        Safe for any number of threads and processes: they wait for the first builder, and where they cannot, each
+        Safe for any number of threads and processes: they wait for the first builder. If they cannot wait, each
         publishes or keeps its own equal copy.
         """
         found = self._find(key)
@@ -95,7 +95,7 @@ class Cache:
                 return self.publish(key, staging, payload, time.perf_counter() - started)
 
     def publish(self, key: BuildKey, staging: Path, payload: Path, seconds: float) -> Artifact:
-        """Make a staged build visible, and prove that it is; else this process keeps a copy for itself alone."""
+        """Make a staged build visible and check that it is; otherwise keep a private copy for this process."""
         content = payload.read_bytes()
         try:
             self._show(key, staging, payload.name, content, seconds)
@@ -103,7 +103,7 @@ class Cache:
         except OSError as error:
             why = f"{error.filename2 or error.filename or self.root}: {error.strerror or error}"
         there = self._find(key, quiet=True)
-        if there is not None:  # ours, or that of somebody who was faster without a lock between us: it is as good
+        if there is not None:  # ours, or an equal one from a faster builder without a common lock
             return Artifact(there.path, there.sha256, seconds, cached=False, key=key.digest)
         LOG.warning("%s: built, but not kept for later in %s: %s", key, self.root, why)
         path = _own_folder(os.getpid()) / key.digest[:16] / payload.name
@@ -112,26 +112,26 @@ class Cache:
         return Artifact(path, hashlib.sha256(content).hexdigest(), seconds, cached=False, key=key.digest)
 
     def store(self, key: BuildKey, file: Path, seconds: float) -> None:
-        """Keep a file that was made elsewhere, under a key of its own; KernelError or OSError where it cannot be."""
+        """Keep a file that was made elsewhere, under its own key. KernelError or OSError if that fails."""
         with self._staging(key) as staging:
             copy = Path(shutil.copy(file, staging))
             self._show(key, staging, copy.name, copy.read_bytes(), seconds)
 
     def spare(self, key: BuildKey, file: Path, seconds: float) -> None:
-        """Keep what a later build may save itself, if it can be kept: this one does not depend on it."""
+        """Keep a file that saves work for later builds, if possible; this build does not depend on it."""
         try:
             self.store(key, file, seconds)
         except (OSError, KernelError) as error:
             LOG.info("%s: not kept in %s: %s", key, self.root, error)
 
     def failure_log(self, key: BuildKey) -> Path:
-        """Where the log of a failed build stays, as its staging folder goes."""
+        """The path for the log of a failed build, whose staging folder is removed."""
         folder = self.root / LAYOUT / ".failed"
         trust.make_private(folder)
         return folder / f"{key.name}-{key.digest[:16]}.log"
 
     def _find(self, key: BuildKey, *, quiet: bool = False) -> Artifact | None:
-        """The entry of a key in the first store that has it whole and that can be trusted."""
+        """The entry of a key in the first store that has it, undamaged and trusted."""
         for root in (*self.search, self.root):
             entry = _entry(root, key)
             try:
@@ -151,7 +151,7 @@ class Cache:
         return None
 
     def _show(self, key: BuildKey, staging: Path, payload: str, content: bytes, seconds: float) -> None:
-        """Let an entry appear, with its marker written last and on disk before; OSError where that cannot be done."""
+        """Make an entry appear, with its marker written to disk last; OSError if that fails."""
         for extra in staging.iterdir():
             if extra.name not in {payload, LOG_NAME}:
                 shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
@@ -169,7 +169,7 @@ class Cache:
                 self._move_aside(entry)
             try:
                 staging.rename(entry)
-            except OSError:  # a file system that renames no folders
+            except OSError:  # the file system cannot rename folders
                 _copy(staging, entry)
 
     def _is_whole(self, key: BuildKey) -> bool:
@@ -179,11 +179,11 @@ class Cache:
             return False
 
     def _owner(self, root: Path) -> int | None:
-        """Whose files a store holds; an administrator's may be anybody's."""
+        """The required owner of a store's files; None if any user may own them, as in an administrator's store."""
         return os.getuid() if root == self.root else None
 
     def _move_aside(self, entry: Path) -> None:
-        """Keep a damaged entry for whoever wants to know why."""
+        """Keep a damaged entry for later inspection."""
         damaged = self.root / LAYOUT / ".damaged"
         trust.make_private(damaged)
         aside = Path(tempfile.mkdtemp(prefix=f"{entry.parent.name}-{entry.name}-", dir=damaged))
@@ -191,14 +191,14 @@ class Cache:
             entry.rename(aside / "entry")
         except OSError as error:
             aside.rmdir()
-            if isinstance(error, FileNotFoundError):  # somebody else has moved it
+            if isinstance(error, FileNotFoundError):  # another process has moved it
                 return
             raise
         LOG.warning("%s: moved to %s", entry, aside)
 
     @contextmanager
     def _staging(self, key: BuildKey) -> Iterator[Path]:
-        """A folder to build in, on the file system of the entry; gone afterwards, unless it has become the entry."""
+        """A folder to build in, on the file system of the entry; removed afterwards unless it became the entry."""
         with _explaining(self.root, key.name):
             trust.require_own(self.root)
             parent = self.root / LAYOUT / ".staging"
@@ -217,7 +217,7 @@ def _entry(root: Path, key: BuildKey) -> Path:
 
 @contextmanager
 def _explaining(root: Path, what: str) -> Iterator[None]:
-    """Turn "the cache cannot be written" into the one error that names the folder and the way out."""
+    """Turn "the cache cannot be written" into the one error that names the folder and the fix."""
     try:
         yield
     except OSError as error:
@@ -232,7 +232,7 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes of this machine left half-made. Other machines sweep their own."""
+    """Remove unfinished folders that killed processes of this machine left. Other machines remove their own."""
     prefix = f"{lock.this_machine()}-"
     for folder in parent.iterdir():
         pid = folder.name.removeprefix(prefix).partition("-")[0]
@@ -242,11 +242,11 @@ def _sweep(parent: Path) -> None:
 
 @functools.cache
 def _own_folder(pid: int) -> Path:
-    """A folder for what cannot be kept in the cache, as long as the process of this id lives."""
+    """A folder for builds that cannot be kept in the cache, for the lifetime of this process."""
     folder = Path(tempfile.mkdtemp(prefix=f"precast-{pid}-"))
 
     def remove() -> None:
-        if os.getpid() == pid:  # a forked child leaves it to its parent
+        if os.getpid() == pid:  # a forked child leaves the folder to its parent
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -254,7 +254,7 @@ def _own_folder(pid: int) -> Path:
 
 
 def _copy(staging: Path, entry: Path) -> None:
-    """Fill an entry in place, the marker last: until it is there, nobody takes the entry for one."""
+    """Fill an entry in place, with the marker last: until then no process accepts the entry."""
     entry.mkdir(mode=0o700)
     names = sorted((path.name for path in staging.iterdir()), key=lambda name: name == META)
     for name in names:

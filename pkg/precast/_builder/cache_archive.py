@@ -1,8 +1,8 @@
-"""Carrying builds to another machine: a tar with a manifest, written from whole entries and believed in nothing.
+"""Carry builds to another machine in a tar with a manifest. The export takes undamaged entries; the import trusts none.
 
-The manifest is the first member, ``precast-cache.json``; after it come the files it names, and nothing else. The import
-checks the whole archive before it writes anything, and checks each file again while it is copied. The hashes show that
-nothing was changed on the way, not that whoever made the archive meant well: import only what you would also run.
+The first member is the manifest, ``precast-cache.json``; the files that it names follow, and nothing else. The import
+checks the whole archive before it writes anything, and checks each file again while copying it. The hashes prove that
+nothing changed on the way, not that the author meant well: import only archives whose code you would run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from precast.errors import KernelError
 
 MANIFEST = "precast-cache.json"
 SCHEMA = 1
-_MANIFEST_BYTES = 8 << 20  # a manifest takes a few kilobytes for each entry
-_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the export holds the whole of a payload in memory
+_MANIFEST_BYTES = 8 << 20  # a manifest needs a few kilobytes for each entry
+_PAYLOAD_BYTES = 1 << 30  # a library takes a tenth of a megabyte; the export holds one whole payload in memory
 _MODES = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz", ".tar": "w"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*")
 _FILE = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
@@ -36,7 +36,7 @@ _FIELDS = {"name": str, "inputs": dict, "payload": str, "sha256": str, "bytes": 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of an archive, as the manifest tells it."""
+    """One entry of an archive, as described by the manifest."""
 
     key: BuildKey
     payload: str
@@ -46,12 +46,12 @@ class Item:
 
     @property
     def member(self) -> str:
-        """Its one name in the archive; it follows from the key, so a manifest cannot choose another."""
+        """Its only name in the archive. The name follows from the key, so a manifest cannot choose another."""
         return f"{self.key.name}/{self.key.digest[:16]}/{self.payload}"
 
 
 def export_cache(entries: Iterable[Entry], archive: Path) -> tuple[Item, ...]:
-    """Writes those of the entries that are whole. The archive appears when it is complete."""
+    """Write the undamaged ones of these entries. The archive appears only when it is complete."""
     mode = _MODES.get(archive.suffix)
     if mode is None:
         raise _refusal(archive, f"the suffix {archive.suffix!r}", "a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
@@ -85,7 +85,7 @@ def _write(archive: Path, mode: str, manifest: bytes, files: list[tuple[str, Pat
 
 
 def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """Takes over an archive: what was added, and what was there already. KernelError before anything is written."""
+    """Import an archive; returns the added and the existing items. A bad archive raises KernelError before writing."""
     try:
         with open_tar(archive) as tar:
             items = _checked(archive, tar)
@@ -100,7 +100,7 @@ def import_cache(archive: Path, cache: Cache) -> tuple[tuple[Item, ...], tuple[I
 
 
 def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
-    """The items of an archive in which every member is one of them, a plain file, and has the hash it should have."""
+    """The items of an archive, after checking that every member is one of them, a plain file, and has its hash."""
     members = iter(tar)
     first = next(members, None)
     if first is None or first.name != MANIFEST or not first.isreg() or first.size > _MANIFEST_BYTES:
@@ -121,7 +121,7 @@ def _checked(archive: Path, tar: Tar) -> tuple[Item, ...]:
 
 
 def _parse(archive: Path, text: bytes) -> Mapping[str, Item]:
-    """The items of a manifest by their names in the archive; inputs that no key can have, such as NaN, have none."""
+    """The items of a manifest by their names in the archive. Inputs that no key can have, such as NaN, are refused."""
     try:
         manifest = json.loads(text)
         if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
@@ -144,7 +144,7 @@ def _parse_item(entry: Any) -> Item:
         raise ValueError(f"{entry['name']!r} and {entry['payload']!r} are no names of an entry and its file")
     if entry["payload"] in {"meta.json", "build.log"} or not 0 <= entry["bytes"] <= _PAYLOAD_BYTES:
         raise ValueError(f"{entry['payload']!r} of {entry['bytes']} bytes cannot be what was built")
-    if not 0 <= entry["seconds"] < 1e9:  # refuses NaN as well
+    if not 0 <= entry["seconds"] < 1e9:  # also refuses NaN
         raise ValueError(f"seconds is {entry['seconds']}")
     key = BuildKey(entry["name"], entry["inputs"])
     return Item(key, entry["payload"], entry["sha256"], entry["bytes"], float(entry["seconds"]))
@@ -156,7 +156,7 @@ def _store(archive: Path, tar: Tar, member: tarfile.TarInfo, item: Item, cache: 
         for piece in tar.pieces(member) if member.size == item.bytes else ():
             digest.update(piece)
             copy.write(piece)
-    if digest.hexdigest() != item.sha256:  # the archive was exchanged between the two readings
+    if digest.hexdigest() != item.sha256:  # the archive was replaced between the two passes
         raise _refusal(archive, f"{item.member!r} changed while it was imported", "a file that stays as it is")
     cache.store(item.key, file, item.seconds)
     file.unlink()
@@ -170,7 +170,7 @@ def _hash(pieces: Iterable[bytes]) -> str:
 
 
 def _item(entry: Entry) -> tuple[Item, Path | None]:
-    """An entry as an item; no path for a damaged one, which is not carried on."""
+    """An entry as an item; the path is None for a damaged entry, which is not exported."""
     key = BuildKey(entry.name, entry.inputs)
     if entry.payload is None or entry.problem is not None:
         return Item(key, "", "", 0, 0.0), None

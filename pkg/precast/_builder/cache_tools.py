@@ -1,7 +1,7 @@
-"""Looking after the build cache: what is in it, whether it is whole, what may go, and how two builds differ.
+"""Maintain the build cache: list and check its entries, choose and remove old ones, and compare builds.
 
-``cache`` makes entries; this only reads them and removes them. An entry leaves as it came, by one rename, so that a
-process which looks for it at that moment sees all of it or nothing; what is mapped already stays mapped.
+``cache`` makes entries; this module only reads and removes them. An entry is removed by one rename, so a process that
+looks for it at that moment sees all of it or nothing. A mapped library stays mapped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from precast._builder.cache import LAYOUT, BuildKey
 from precast._builder.entry import META, NotWhole, check_payload, read_meta
 
 OBJECTS = "objects"
-ABANDONED_AFTER_S = 24 * 3600.0  # no build takes a day; a younger staging folder may be another host's, at work
+ABANDONED_AFTER_S = 24 * 3600.0  # no build takes a day; a younger staging folder may be in use by another host
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _STAGING, _DAMAGED, _FAILED = ".staging", ".damaged", ".failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One build that was kept. ``problem`` says why it would not be used, and is None for a whole one."""
+    """One build in the cache. ``problem`` says why it would not be used; None if it is undamaged."""
 
     name: str
     folder: Path
@@ -36,12 +36,12 @@ class Entry:
     inputs: Mapping[str, Any]
     bytes: int
     seconds: float
-    made: float  # when, in seconds since 1970
+    made: float  # seconds since 1970
     problem: str | None
 
     @property
     def label(self) -> str:
-        """``rms_norm/0123456789abcdef``, as it is written in messages."""
+        """``rms_norm/0123456789abcdef``, the name in messages."""
         return f"{self.name}/{self.folder.name}"
 
     @property
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One thing to be removed, what that frees, and why it may go."""
+    """One thing to remove, the bytes it frees, and why it may go."""
 
     path: Path
     bytes: int
@@ -62,7 +62,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One input in which two builds differ; None on the side that has it not."""
+    """One input in which two builds differ; None on a side that lacks the input."""
 
     field: str
     wanted: str | None
@@ -71,7 +71,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What :func:`plan_prune` keeps: nothing made before ``older_than``, and no more than ``most_bytes`` in all."""
+    """Limits for :func:`plan_prune`: entries older than ``older_than`` go, and at most ``most_bytes`` remain."""
 
     older_than: float | None = None
     most_bytes: int | None = None
@@ -79,7 +79,7 @@ class Limits:
 
 
 def read_entries(root: Path, *, names: Iterable[str] = ()) -> tuple[Entry, ...]:
-    """Every entry under a root, each held against its own meta.json and hash; of the given names, or of all."""
+    """Every entry under a root, checked against its meta.json and hash; only those of ``names`` if any are given."""
     wanted = set(names)
     found = []
     for folder in _folders(root):
@@ -89,12 +89,12 @@ def read_entries(root: Path, *, names: Iterable[str] = ()) -> tuple[Entry, ...]:
 
 
 def usage(root: Path) -> tuple[int, int]:
-    """How many entries there are, and the bytes of all that builds have left; no file is read, so it is quick."""
+    """The number of entries and the bytes of all that builds have left. Quick, because it reads no file."""
     return sum(1 for _ in _folders(root)), _size(root / LAYOUT) if (root / LAYOUT).is_dir() else 0
 
 
 def read_entry(folder: Path) -> Entry:
-    """One entry; whatever is wrong with it, and would keep it from being loaded, is its ``problem``."""
+    """One entry; ``problem`` says why it could not be loaded, if so."""
     name, owner = folder.parent.name, os.getuid()
     made, size = _made(folder), _size(folder)
     try:
@@ -113,7 +113,7 @@ def read_entry(folder: Path) -> Entry:
 
 
 def plan_prune(root: Path, limits: Limits, now: float) -> tuple[Removal, ...]:
-    """What goes under these limits: damaged entries and what builds left behind always do; touches nothing."""
+    """The removals under these limits; damaged entries and leftovers of builds are always included. Removes nothing."""
     removals = [*_leftovers(root, now, everything=limits.everything)]
     kept = []
     for entry in read_entries(root):
@@ -136,7 +136,7 @@ def plan_prune(root: Path, limits: Limits, now: float) -> tuple[Removal, ...]:
 
 
 def remove(root: Path, removals: Iterable[Removal]) -> int:
-    """Removes what was planned and returns the bytes freed; what another process took meanwhile is no error."""
+    """Remove what was planned and return the bytes freed. Things that another process has removed are skipped."""
     freed = 0
     for removal in removals:
         if removal.path.is_file() and not removal.path.is_symlink():
@@ -157,7 +157,7 @@ def remove(root: Path, removals: Iterable[Removal]) -> int:
 
 
 def nearest(root: Path, key: BuildKey) -> tuple[Entry, tuple[Difference, ...]] | None:
-    """The whole entry of the same kind and name that differs least from a key, and in what; None if there is none."""
+    """The undamaged entry of the same kind and name that differs least from a key, with the differences; or None."""
     best: tuple[Entry, tuple[Difference, ...]] | None = None
     for entry in read_entries(root, names=[key.name]):
         if entry.problem is None and entry.inputs.get("kind") == key.inputs.get("kind"):
@@ -168,9 +168,9 @@ def nearest(root: Path, key: BuildKey) -> tuple[Entry, tuple[Difference, ...]] |
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """The inputs in which two keys differ, each by its path, as in ``sources/csrc/rms_norm/host.cpp``.
+    """The inputs in which two keys differ, each by its path, such as ``sources/csrc/rms_norm/host.cpp``.
 
-    Of two lists, such as a compiler's options, only what the other has not is told.
+    For two lists, such as a compiler's options, only the items missing from the other list are shown.
     """
     one, other = dict(_flat(wanted)), dict(_flat(found))
     names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
@@ -210,7 +210,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _leftovers(root: Path, now: float, *, everything: bool) -> Iterator[Removal]:
-    """What builds that ended badly left. Lock files stay: a builder may hold one."""
+    """The remains of failed builds. Lock files stay, because a builder may hold one."""
     for name, why in ((_DAMAGED, "a damaged entry, moved aside"), (_FAILED, "the log of a failed build")):
         for path in sorted((root / LAYOUT / name).glob("*")):
             if everything or now - path.lstat().st_mtime > ABANDONED_AFTER_S:
@@ -221,7 +221,7 @@ def _leftovers(root: Path, now: float, *, everything: bool) -> Iterator[Removal]
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file, or of all files below a folder; what goes away meanwhile has none."""
+    """The bytes of a file, or of all files below a folder; files that vanish meanwhile count as empty."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size
     total = 0

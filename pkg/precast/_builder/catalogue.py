@@ -1,8 +1,8 @@
 """The kernel families: their sources, their ops, and the devices they serve.
 
-A family is what is compiled, shipped and loaded together. Nothing here knows one by name: they are described in
-``csrc/<folder>/family.toml``, and what walks them (build, wheel, loader, doctor) takes them from here. A wheel has all
-descriptions in one file; a checkout reads the tables themselves.
+A family is compiled, shipped and loaded as a unit. No code here names one: ``csrc/<folder>/family.toml`` describes
+them, and everything that iterates over them (build, wheel, loader, doctor) gets them from here. A wheel has all
+descriptions in one file; a checkout reads the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from precast._abi.value import value
 from precast.errors import KernelError
 
-GATHERED = Path(__file__).with_name("families.json")  # only in a wheel
+GATHERED = Path(__file__).with_name("families.json")  # exists only in a wheel
 
 
 @value(frozen=True)
@@ -28,30 +28,30 @@ class Family:
     cpu: tuple[str, ...]
     ops: tuple[str, ...]  # full schemas, without the namespace
     devices: tuple[str, ...]
-    late: bool = False  # its ops are defined at the first use of its folder in precast.ops
-    twins: tuple[str, ...] = ()  # device types on which its Triton kernels stand in for what is refused
+    late: bool = False  # its ops are defined when its folder in precast.ops is first used
+    twins: tuple[str, ...] = ()  # device types on which its Triton kernels can stand in
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every file that is handed to a compiler for this family."""
+        """Every file of this family that is given to a compiler."""
         device = () if self.device is None else (self.device,)
         return (*device, *self.host, *self.cpu)
 
 
 @value(frozen=True)
 class Offer:
-    """A kernel loader that a folder's families are in; without ``extensions`` the folder joins another's."""
+    """The kernel loader for a folder's families; without ``extensions`` the folder joins another folder's loader."""
 
     name: str
-    about: str = ""  # its docstring
-    extensions: str = ""  # what the names of its extensions begin with
-    machines: tuple[tuple[str, str], ...] = ()  # how such a name ends for CPU kernels of one machine, and the machine
+    about: str = ""  # docstring of the loader
+    extensions: str = ""  # prefix of the extensions' names
+    machines: tuple[tuple[str, str], ...] = ()  # (suffix of an extension's name, machine that its CPU kernels are for)
     aliases: tuple[tuple[str, str], ...] = ()  # former names of extensions
 
 
 @value(frozen=True)
 class Folder:
-    """The families of one folder, in ``csrc`` and ``precast/ops``, and the functions of ``precast.ops`` it gives."""
+    """The families of one folder, in ``csrc`` and ``precast/ops``, and its functions in ``precast.ops``."""
 
     name: str
     public: tuple[str, ...]
@@ -60,7 +60,7 @@ class Folder:
     families: tuple[Family, ...]
 
 
-# What every host library holds besides its families: the C interface, the adapter to torch, the launch protocol.
+# Sources of every host library besides those of its families: the C interface, the torch adapter, the launch protocol.
 COMMON_HOST: tuple[str, ...] = (
     "common/api.cpp",
     "common/torch.cpp",
@@ -70,12 +70,12 @@ COMMON_HOST: tuple[str, ...] = (
     "common/glibc_compat.cpp",
 )
 
-# And what it holds for torch's classic C++ ABI in place of torch's own functions.
+# Added for torch's classic C++ ABI, in place of torch's stable functions.
 CLASSIC_ADAPTER = "common/torch_classic.cpp"
 
 
 def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
-    """The values of descriptions, as ``descriptions.read`` and the file of a wheel have them."""
+    """Convert descriptions, from ``descriptions.read`` or the file of a wheel, to values."""
     return tuple(
         Folder(
             folder["name"],
@@ -89,7 +89,6 @@ def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
 
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The lists of JSON as the tuples of a value."""
     return {name: _tuples(given) if isinstance(given, (list, tuple)) else given for name, given in values.items()}
 
 
@@ -103,7 +102,7 @@ def _read() -> tuple[Folder, ...]:
     except FileNotFoundError:
         try:
             from precast._builder import descriptions, sources
-        except ModuleNotFoundError as error:  # tomli, on Python 3.10
+        except ModuleNotFoundError as error:  # Python 3.10 without tomli
             raise KernelError(
                 f"the kernel families of a checkout cannot be read\n"
                 f"  found   {error}\n"
@@ -119,7 +118,7 @@ FAMILIES = tuple(family for folder in FOLDERS for family in folder.families)
 
 
 def get(name: str) -> Family:
-    """Find a family by name, or raise KeyError with the names there are."""
+    """Find a family by name. The KeyError for an unknown name lists the known ones."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -127,7 +126,7 @@ def get(name: str) -> Family:
 
 
 def folder_of(name: str) -> Folder:
-    """The folder of a family, of one of its ops or of a public function; KeyError for another name."""
+    """The folder of a family, of one of its ops or of a public function; KeyError for any other name."""
     for folder in FOLDERS:
         ops = (schema.partition("(")[0] for family in folder.families for schema in family.ops)
         if name in folder.public or name in ops or any(family.name == name for family in folder.families):

@@ -1,7 +1,7 @@
-"""The headers of torch's C++ for torch 2.4 to 2.9, pinned by one digest for each minor; a wheel carries none of them.
+"""The headers of torch's C++ for torch 2.4 to 2.9, pinned by one digest per minor; no wheel carries them.
 
-A library for a release of torch is compiled against the pinned headers, read from the wheel on the package index by
-HTTP range. One that is built at run time is compiled against those of the torch that is installed.
+A library for a torch release is compiled with the pinned headers, read by HTTP range from the wheel on the package
+index. A library built at run time is compiled with the headers of the installed torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from precast.errors import KernelError
 
 PINS = Path(__file__).with_name("classic_headers.json")
 
-# What torch_classic.cpp includes of torch: all that they include themselves is pinned with them.
+# The torch headers that torch_classic.cpp includes; the headers they include are pinned with them.
 ROOTS = (
     "ATen/Parallel.h",
     "ATen/core/Tensor.h",
@@ -32,7 +32,7 @@ ROOTS = (
 
 @dataclass(frozen=True, slots=True)
 class ClassicPins:
-    """One release of torch: how many headers ROOTS lead to, and one digest over their names and contents."""
+    """One release of torch: the number of headers that ROOTS lead to, and one digest of their names and contents."""
 
     torch: str
     files: int
@@ -46,12 +46,12 @@ def load_pins(path: Path = PINS) -> Mapping[Release, ClassicPins]:
 
 
 def pin(wheel: zipfile.ZipFile, torch: str) -> ClassicPins:
-    """What the headers of one wheel are pinned by."""
+    """The pins for the headers of one wheel."""
     return _pins_of(torch, headers.closure_in(wheel, ROOTS))
 
 
 def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
-    """The include folder with the pinned headers of an ABI's minor, below ``folder``; read from the index once."""
+    """The include folder below ``folder`` with the pinned headers of an ABI's minor; read from the index only once."""
     if pins is None:
         pins = _pins_for(abi)
     dest = folder / f"torch-{pins.torch}-{pins.digest[:16]}"
@@ -81,7 +81,7 @@ def ensure(folder: Path, abi: Exact, pins: ClassicPins | None = None) -> Path:
 
 
 def complete(include: Path, pins: ClassicPins) -> bool:
-    """Whether the folder holds what is pinned, and all of it as it was."""
+    """Whether the folder holds every pinned header, unchanged."""
 
     def read(name: str) -> bytes | None:
         path = include / name

@@ -1,4 +1,4 @@
-"""The sources of somebody's extension: whether they are there, and every header that they reach, with its digest."""
+"""The sources of a user's extension: check that they exist, and collect every header that they reach."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from precast.errors import KernelUnavailable
 
 
 def assert_there(name: str, paths: Sequence[str]) -> None:
-    """Raises KernelUnavailable unless every source is there, and there is one."""
+    """Raise KernelUnavailable unless there is at least one source and all of them exist."""
     missing = [path for path in paths if not Path(path).is_file()]
     if missing or not paths:
         raise KernelUnavailable(
@@ -25,9 +25,9 @@ def assert_there(name: str, paths: Sequence[str]) -> None:
 
 
 def reachable(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str | None) -> dict[str, str]:
-    """The digest of each source, and of each header it reaches that is neither torch's nor the toolkit's.
+    """The digest of each source and of each header that it reaches, except torch's and the toolkit's.
 
-    Named from their common folder on: where that lies does not matter.
+    Names are relative to the common folder, whose location does not matter.
     """
     files = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in _reachable(paths, include_dirs, cuda_home)}
     base = os.path.commonpath([str(path.parent) for path in files])
@@ -35,7 +35,7 @@ def reachable(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str 
 
 
 def _reachable(paths: Sequence[str], include_dirs: Sequence[str], cuda_home: str | None) -> Iterator[Path]:
-    """The files that a compiler will read, those of torch and the toolkit left out: their versions stand for them."""
+    """The files that a compiler will read, without those of torch and the toolkit, whose versions stand for them."""
     foreign = [Path(place).resolve() for place in _foreign(cuda_home)]
     folders = [Path(folder).resolve() for folder in include_dirs]
     folders = [folder for folder in folders if not any(folder.is_relative_to(place) for place in foreign)]

@@ -30,7 +30,7 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
                 aot.stage_wheel(Path(self.build_lib), settings, root)
 
     class Wheel(bdist_wheel):  # type: ignore[misc]  # setuptools has no types
-        """Nothing in a wheel depends on the Python it was built by."""
+        """A wheel that does not depend on the Python it was built with."""
 
         def get_tag(self) -> tuple[str, str, str]:
             platform = super().get_tag()[2] if settings.arch is None else f"linux_{settings.arch}"
@@ -40,12 +40,12 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
         """An sdist that needs neither git nor the network."""
 
         def make_release_tree(self, base_dir: str, files: list[str]) -> None:
-            facts = provenance.of(root)  # the tree is about to lie in the checkout, and would make it a dirty one
+            facts = provenance.of(root)  # before the release tree is written into the checkout and makes it dirty
             super().make_release_tree(base_dir, files)
             aot.stage_sdist(Path(base_dir), facts, settings)
 
     class Precast(Distribution):  # type: ignore[misc]
-        """A wheel with binaries goes to platlib, though setuptools compiles none of them."""
+        """Sends a wheel with binaries to platlib, although setuptools compiles none of them."""
 
         def has_ext_modules(self) -> bool:
             return not pure
@@ -60,7 +60,7 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
 
 
 class _Build(build):  # type: ignore[misc]
-    """Build in a folder of its own, so that no file of an earlier mode or label gets into this wheel."""
+    """Builds in a private folder, so that no file of an earlier mode or label gets into this wheel."""
 
     sub_commands: ClassVar[list[Any]] = [*build.sub_commands, ("build_kernels", None)]  # a list: plugins append to it
 
@@ -70,7 +70,7 @@ class _Build(build):  # type: ignore[misc]
 
 
 class _BuildKernels(Command):  # type: ignore[misc]
-    """Headers, binaries and the manifest, beside what ``build_py`` puts into the wheel."""
+    """Adds headers, binaries and the manifest to the files that ``build_py`` puts into the wheel."""
 
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     build_lib = ""
@@ -93,7 +93,7 @@ class _BuildKernels(Command):  # type: ignore[misc]
 
 
 def _temporary() -> str:
-    """A folder for the life of this process: what a build leaves must be neither in the tree nor in the next build."""
+    """A folder for the life of this process, so that a build leaves nothing in the tree or for the next build."""
     folder = tempfile.mkdtemp(prefix="precast-build-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

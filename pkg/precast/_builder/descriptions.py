@@ -1,6 +1,6 @@
-"""The descriptions of the kernel families, ``csrc/<folder>/family.toml``, read as strictly as ``matrix.toml``.
+"""Read the descriptions of the kernel families, ``csrc/<folder>/family.toml``, as strictly as ``matrix.toml``.
 
-Only a checkout reads them, and a build, which gathers them into the one file that an installed package reads.
+Only checkouts and builds read them; a build gathers them into the one file that an installed package reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEVICES = ("cpu", "cuda", "xpu")
 
 
 def read(csrc: Path) -> list[dict[str, Any]]:
-    """Plain values of every folder that has a description, sorted by name; MatrixError names the place of a mistake."""
+    """The description of every folder as plain values, sorted by name. MatrixError names the place of a mistake."""
     found = [_folder(path) for path in sorted(csrc.glob(f"*/{NAME}"))]
     families = [family["name"] for folder in found for family in folder["families"]]
     names = [name for folder in found for name in folder["public"]]
@@ -28,7 +28,7 @@ def read(csrc: Path) -> list[dict[str, Any]]:
 
 
 def gathered(csrc: Path) -> str:
-    """All of them as the JSON of a wheel: tomllib takes longer than a first call has, and Python 3.10 has none."""
+    """All descriptions as the JSON file of a wheel. tomllib is too slow for a first call, and Python 3.10 lacks it."""
     return json.dumps(read(csrc), indent=1) + "\n"
 
 
@@ -36,7 +36,7 @@ def _folder(path: Path) -> dict[str, Any]:
     table = Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}")
     _autocast(table)
     public, late = table.texts("public"), table.maybe("late", bool) or False
-    if late and path.parent.name in public:  # the import of the module would hide the function
+    if late and path.parent.name in public:  # importing the module would hide the function
         raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
     offer = _offer(table.table("loader")) if "loader" in table.values else None
     families = table.table("family")
@@ -46,13 +46,13 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
-    """For the docs: the functions of each folder, what they do under autocast, and what torch's own do there."""
+    """For the docs: the functions of each folder, and how they and torch's own behave under autocast."""
     tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
     return [(table.texts("public"), *words) for table in tables if (words := _autocast(table))[0]]
 
 
 def _autocast(table: Table) -> tuple[str, str]:
-    """Needed where there are public functions."""
+    """The autocast table, required for a folder with public functions."""
     if not table.values.get("public", True):
         return "", ""
     inner = table.table("autocast")
@@ -77,7 +77,7 @@ def _family(name: str, table: Table, csrc: Path, late: bool) -> dict[str, Any]:
 
 
 def _offer(table: Table) -> dict[str, Any]:
-    """A folder that only joins a loader has nothing but its name."""
+    """The loader table; a folder that only joins a loader gives just its name."""
     found: dict[str, Any] = {"name": table.take("name", str)}
     if "extensions" in table.values:
         found |= {"about": table.take("about", str), "extensions": table.take("extensions", str)}

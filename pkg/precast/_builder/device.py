@@ -1,4 +1,4 @@
-"""Device code: one NVRTC program per family and target, from header-free sources; the same for a wheel and a JIT."""
+"""Build device code: one header-free NVRTC program per family and target, the same for a wheel and a JIT build."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A device source with everything it includes, under names that hold no path."""
+    """A device source with everything it includes, under names without any path."""
 
     family: str
     name: str
     source: bytes
-    headers: Mapping[str, bytes]  # what an #include says -> what it gets
+    headers: Mapping[str, bytes]  # the name in an #include -> the content of the header
     digests: Mapping[str, str]
     path: Path
-    folders: tuple[Path, ...]  # where NVRTC looks itself when no headers are handed over
+    folders: tuple[Path, ...]  # where NVRTC itself searches if no headers are passed
 
 
 def read_program(family: Family, csrc: Path | None = None) -> Program:
-    """The program of a family; KernelError when it has no device code."""
+    """The program of a family; KernelError if it has no device code."""
     if family.device is None:
         raise KernelError(f"kernel family {family.name!r} has no device code to build")
     root = sources.csrc_dir() if csrc is None else csrc
@@ -61,9 +61,9 @@ def read_program(family: Family, csrc: Path | None = None) -> Program:
 
 
 def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Program:
-    """The program of one file of anybody's, whose includes lie beside it or in ``folders``; no path enters its key.
+    """The program of a user's file, whose includes lie next to it or in ``folders``; its key contains no path.
 
-    What is found in neither is left to NVRTC, as it may stand under an ``#if`` that is never true.
+    NVRTC resolves all other includes, because they may stand under an ``#if`` that is never true.
     """
     roots = {"source": source.resolve().parent, **{f"include{i}": path.resolve() for i, path in enumerate(folders)}}
     files = sources.Tree(roots).reachable([f"source/{source.name}"])
@@ -73,7 +73,7 @@ def read_source(name: str, source: Path, folders: Sequence[Path] = ()) -> Progra
 
 
 def define_lines(defines: Mapping[str, str]) -> bytes:
-    """Parameters of a variant, as lines before the source: one-letter -D options break NVRTC's own header."""
+    """Parameters of a variant, as lines before the source: NVRTC's own header breaks on one-letter -D options."""
     for name, value in defines.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or "\n" in value:
             raise ValueError(f"not a definition: {name!r} = {value!r}")
@@ -83,7 +83,7 @@ def define_lines(defines: Mapping[str, str]) -> bytes:
 def image_key(
     program: Program, target: GpuTarget, compiler: Nvrtc, *, debug: bool, defines: Mapping[str, str]
 ) -> BuildKey:
-    """What one image is made of. What a debugger reads names the sources where they lie, so that is part of it then."""
+    """The inputs of one image. With debug they include the sources' place, because a debugger reads them there."""
     inputs = {
         "family": program.family,
         "target": str(target),
@@ -112,7 +112,7 @@ def build_images(
     defines: Mapping[str, str] | None = None,
     watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
-    """One verified image per target, in the order of ``targets``; those not in the cache are compiled in parallel."""
+    """One verified image per target, in the order of ``targets``; cache misses are compiled in parallel."""
     from precast._builder import catalogue
 
     program = read_program(catalogue.get(family) if isinstance(family, str) else family)
@@ -130,8 +130,8 @@ def build_program(
     defines: Mapping[str, str] | None = None,
     watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
-    """The same of any program."""
-    opened: list[nvrtc.Compiler | Isolated] = []  # one for all threads, and none while everything is cached
+    """Like :func:`build_images`, for any program."""
+    opened: list[nvrtc.Compiler | Isolated] = []  # shared by all threads; stays empty if everything is cached
     finished: list[GpuTarget] = []
 
     def one(target: GpuTarget) -> Artifact:
@@ -179,7 +179,7 @@ def _compile(
 
 
 def _check(image: bytes, target: GpuTarget, family: str) -> None:
-    """Hold an image against what was asked for, before anybody can load it."""
+    """Check that an image is for its target before it is published."""
     if target.kind is TargetKind.PTX:
         found = re.search(rb"^\.target\s+(\w+)", image, re.MULTILINE)
         named = found[1].decode() if found else "nothing"
@@ -188,7 +188,7 @@ def _check(image: bytes, target: GpuTarget, family: str) -> None:
             named = str(elf.read_cubin(image).target)
         except elf.ElfError as error:
             raise BuildFailed(f"{family} for {target}: NVRTC gave no usable cubin: {error}") from error
-    # A cubin's header need not tell the suffix; the number it must tell.
+    # A cubin's header may omit the suffix but must have the number.
     wanted = f"sm_{target.capability.number}"
     if named not in {wanted, wanted + target.suffix}:
         raise BuildFailed(f"{family} for {target}: NVRTC gave code for {named}")

@@ -1,9 +1,9 @@
-"""What the bytes of an ELF file say: a cubin's target, a shared library's needs. Every read is checked against the end.
+"""Read facts from the bytes of an ELF file: a cubin's target, a shared library's needs. Every read is range-checked.
 
-Damaged bytes give ElfError or a value that is really in them, never another exception: the loader asks before
-anything is mapped, and the build asks before anything is published. Layout: System V ABI; cubin headers as the CUDA 12
-and 13 toolkits write them (the two put the SM number in different bytes of ``e_flags``; 12.8 and 12.9 write those of
-sm_100 and newer as 13 does).
+For damaged bytes the result is ElfError or a value that is really in them, never another exception: the loader calls
+this before anything is mapped, and the build before anything is published. Layout: System V ABI; cubin headers as the
+CUDA 12 and 13 toolkits write them. The two put the SM number in different bytes of ``e_flags``; 12.8 and 12.9 write
+sm_100 and newer as 13 does.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _DT_NEEDED, _DT_SONAME = 1, 14
-_OVERLAP = 16  # names may share bytes: so many times the bytes of the file, and no more
+_OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
 # The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
 _ACCELERATED_12, _ACCELERATED_13 = 0x800, 0x8
 
 
 class ElfError(ValueError):
-    """The bytes are not the ELF file they should be; the message says which field is wrong."""
+    """The bytes are not the expected ELF file; the message names the wrong field."""
 
 
 @value(frozen=True)
 class CubinHeader:
-    """What a cubin says it was compiled for. The layout is the CUDA major that writes it for every GPU."""
+    """The target that a cubin states. ``layout`` is the CUDA major that writes this layout for every GPU."""
 
     target: GpuTarget
     layout: int
@@ -39,7 +39,7 @@ class CubinHeader:
 
 @value(frozen=True)
 class ElfInfo:
-    """A shared library's needs; the ceilings are the greatest symbol versions it asks for, () for none."""
+    """The needs of a shared library; ``glibc`` and ``glibcxx`` are the newest symbol versions it needs, () for none."""
 
     machine: str
     soname: str | None
@@ -75,7 +75,7 @@ class _Elf:
         self._check_segments()
 
     def unpack(self, layout: str, offset: int) -> tuple[int, ...]:
-        """Read integers at an offset, or say that the file ends before."""
+        """Read integers at an offset. ElfError if the file ends before them."""
         if offset < 0 or offset + struct.calcsize(layout) > len(self.data):
             raise ElfError(f"the file ends at byte {len(self.data)}, and a field lies at {offset}")
         return struct.unpack_from(layout, self.data, offset)
@@ -90,7 +90,7 @@ class _Elf:
 
     @cached_property
     def sections(self) -> tuple[_Section, ...]:
-        """The section table; a section outside the file is an error, whatever it holds."""
+        """The section table. A section outside the file is an error, whatever it holds."""
         start = self.unpack("<Q", 40)[0]
         size, count = self.unpack("<HH", 58)
         if not count:
@@ -106,7 +106,7 @@ class _Elf:
         return tuple(found)
 
     def string(self, table: _Section, offset: int) -> str:
-        """Read a NUL-terminated name out of a string table."""
+        """Read a NUL-terminated name from a string table."""
         end = table.offset + table.size
         start = table.offset + offset
         if not table.offset <= start < end:
@@ -117,7 +117,7 @@ class _Elf:
         return self.data[start:stop].decode("utf-8", "backslashreplace")
 
     def strings_of(self, section: _Section) -> _Section:
-        """The string table a section refers to."""
+        """The string table that a section refers to."""
         if section.link >= len(self.sections):
             raise ElfError(f"a section refers to section {section.link} of {len(self.sections)}")
         return self.sections[section.link]
@@ -128,7 +128,7 @@ class _Elf:
 
 
 def read_cubin(data: bytes) -> CubinHeader:
-    """Read the target of a cubin, in either of the two layouts there are."""
+    """Read the target of a cubin in either layout."""
     elf = _Elf(data)
     if elf.machine != EM_CUDA:
         raise ElfError(f"the machine is {elf.machine}, and a cubin has {EM_CUDA}")
@@ -150,7 +150,7 @@ def read_cubin(data: bytes) -> CubinHeader:
 
 
 def read_shared_object(data: bytes) -> ElfInfo:
-    """Read what a shared library needs and offers from its dynamic section, symbols and version needs."""
+    """Read the needs and exports of a shared library from its dynamic section, symbols and version needs."""
     elf = _Elf(data)
     if elf.kind != 3:
         raise ElfError(f"the file type is {elf.kind}, and a shared library has 3")
@@ -202,17 +202,17 @@ def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
                 raise ElfError("the names of the symbols overlap without end")
             if section == 0:
                 undefined.add(text)
-            elif info >> 4 != 0:  # a local symbol is nobody else's
+            elif info >> 4 != 0:  # a local symbol is not exported
                 exported.add(text)
     return frozenset(undefined), frozenset(exported)
 
 
 def _needed_versions(elf: _Elf) -> Iterator[str]:
-    """The names in .gnu.version_r: a list of files, each with a list of versions, both linked by relative offsets."""
+    """The names in .gnu.version_r, a list of files with a list of versions each, linked by relative offsets."""
     for table in elf.of_kind(_SHT_VERNEED):
         strings = elf.strings_of(table)
         at, end = table.offset, table.offset + table.size
-        left = table.size // 16  # no more entries than fit, however the links are bent
+        left = table.size // 16  # at most as many entries as fit, even if the links form a loop
         for _ in range(table.info):
             _check_inside(at, end)
             _, count, _, aux, step = elf.unpack("<HHIII", at)
@@ -238,7 +238,7 @@ def _check_inside(at: int, end: int) -> None:
 
 
 def _ceiling(prefix: str, versions: tuple[str, ...]) -> tuple[int, ...]:
-    """The greatest version under a prefix; GLIBC_PRIVATE and its like carry no number and are refused."""
+    """The newest version with a prefix. GLIBC_PRIVATE and similar names have no number and are refused."""
     greatest: tuple[int, ...] = ()
     for version in versions:
         if not version.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Another folder for builds, when the one in use is full, read-only or unsafe: one that was tried, not an example."""
+"""Suggest another folder for builds if the current one is full, read-only or unsafe. The suggestion was tested."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from precast._builder import trust
 
-ENOUGH_BYTES = 200_000_000  # every family built here takes 60 MB, and as much again while it is built
+ENOUGH_BYTES = 200_000_000  # all families built here take 60 MB, and as much again during the build
 
 
 def setting(taken: Path, variable: str = "PRECAST_CACHE_DIR") -> str:
-    """The command that sends builds somewhere else."""
+    """The command that moves builds to another folder."""
     folder = next((str(place) for place in _places() if _serves(place, taken)), None)
     return f"export {variable}={'$(mktemp -d)' if folder is None else shlex.quote(folder)}"
 
@@ -26,7 +26,7 @@ def _places() -> Iterator[Path]:
 
 
 def _serves(place: Path, taken: Path) -> bool:
-    """Whether builds can be kept there: it is safe, can be written and has room."""
+    """Whether builds can be kept in a folder: it is safe, writable and has room."""
     if not place.is_absolute() or place == taken or taken in place.parents or place in taken.parents:
         return False
     try:

@@ -1,8 +1,8 @@
-"""One entry of the cache: its key, its ``meta.json``, and the proof that the folder is what that file says.
+"""One entry of the cache: its key, its ``meta.json``, and the check that the folder matches that file.
 
-``meta.json`` is written last and on disk before the entry can be seen, so it marks an entry as finished. It holds the
-whole input of the key, so that two entries can be compared. Nothing in it is believed: a reader takes nothing but what
-it can check, and refuses the rest with :class:`NotWhole`.
+``meta.json`` is written to disk last, before the entry becomes visible, so it marks an entry as finished. It holds all
+inputs of the key, so that two entries can be compared. A reader trusts nothing in it that it cannot check, and raises
+:class:`NotWhole` otherwise.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from typing import Any
 from precast._abi.build_info import MAX_FILE_BYTES
 from precast._builder import files, trust
 
-# The form of meta.json and of the inputs of every key: another number makes every build a new one.
+# The form of meta.json and of the inputs of every key. A new number invalidates every build.
 SCHEMA = 1
 META, LOG_NAME = "meta.json", "build.log"
-_META_BYTES = 1 << 24  # a hundred times what the largest family needs; what is longer was not written by us
+_META_BYTES = 1 << 24  # a hundred times the need of the largest family; a longer file was not written by us
 _KEYS = {"schema", "key", "payload", "sha256", "bytes", "seconds", "inputs"}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NotWhole(Exception):
-    """A folder is no finished entry, or not that of the key; the text says in what it differs."""
+    """A folder is not a finished entry, or not the entry of the key; the text says how it differs."""
 
 
 @dataclass(frozen=True)
 class BuildKey:
-    """What a build is made of. ``inputs`` is plain JSON; equal inputs give equal keys on every machine."""
+    """The inputs of a build. ``inputs`` is plain JSON; equal inputs give equal keys on every machine."""
 
     name: str
     inputs: Mapping[str, Any]
 
     @classmethod
     def of(cls, name: str, kind: str, inputs: Mapping[str, Any]) -> BuildKey:
-        """The key of a build of one kind, under the schema of today."""
+        """The key of a build of one kind, with the current schema."""
         return cls(name, {"schema": SCHEMA, "kind": kind, **inputs})
 
     @cached_property
@@ -57,7 +57,7 @@ class BuildKey:
 
 @dataclass(frozen=True)
 class Meta:
-    """What ``meta.json`` says: the key with all of its inputs, and the one file that the entry is about."""
+    """The content of ``meta.json``: the key with all of its inputs, and the one file of the entry."""
 
     key: str
     payload: str
@@ -79,7 +79,7 @@ class Meta:
 
     @classmethod
     def from_json(cls, data: bytes) -> Meta:
-        """Reads the file; NotWhole for anything but what :meth:`to_json` writes."""
+        """Read the file; NotWhole for anything but the output of :meth:`to_json`."""
         if len(data) > _META_BYTES:
             raise NotWhole(f"{META} has {len(data)} bytes")
         try:
@@ -107,9 +107,9 @@ class Meta:
 
 
 def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] | None:
-    """The payload of an entry after every check; None if there is no such folder, NotWhole if it is something else.
+    """The payload of an entry after every check; None if there is no such folder, NotWhole if a check fails.
 
-    ``owner`` is the user that its files must belong to. None stands for a cache that somebody else fills.
+    ``owner`` is the user that its files must belong to; None for a cache that another user fills.
     """
     try:
         meta = read_meta(entry, owner=owner)
@@ -123,16 +123,16 @@ def verify(entry: Path, digest: str, *, owner: int | None) -> tuple[Path, Meta] 
 
 
 def read_meta(entry: Path, *, owner: int | None) -> Meta:
-    """What an entry says of itself; NotWhole for anything but what :meth:`Meta.to_json` writes."""
+    """The ``meta.json`` of an entry; NotWhole for anything but the output of :meth:`Meta.to_json`."""
     judge = partial(trust.why_not_one, owner=owner)
-    try:  # an administrator may have made links, which are judged with the folders
+    try:  # an administrator may have made links, which are checked with the folders
         return Meta.from_json(files.read(entry / META, _META_BYTES, links=owner is None, judge=judge))
     except OSError as error:
         raise NotWhole(f"{META}: {error.strerror or error}") from error
 
 
 def check_payload(entry: Path, meta: Meta, *, owner: int | None) -> Path:
-    """The payload of an entry, which is what its ``meta.json`` says; NotWhole if it is not."""
+    """The payload of an entry; NotWhole if it does not match its ``meta.json``."""
     payload, judge = entry / meta.payload, partial(trust.why_not_one, owner=owner)
     try:
         size, found = files.digest(payload, meta.size, links=owner is None, judge=judge)

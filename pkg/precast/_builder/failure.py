@@ -1,4 +1,4 @@
-"""The one shape of "a compiler failed": its first error, what it was run with, and where the whole log lies."""
+"""The standard error for a failed compiler: its first error, its command, and the path of the whole log."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ERROR = re.compile(
 
 
 def first_error(log: str) -> str:
-    """The first line that names an error, else the last line there is."""
+    """The first line that names an error, otherwise the last line."""
     match = _ERROR.search(log)
     lines = [line for line in log.splitlines() if line.strip()]
     return match[0].strip() if match else (lines[-1].strip() if lines else "no output at all")
 
 
 def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str) -> BuildFailed:
-    """Keep the log where the error says, and make the error; ``tool`` is what compiled, with its version."""
+    """Keep the log at the path that the error names, and make the error; ``tool`` is the compiler with its version."""
     files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))
     found = first_error(log)
     full = elsewhere.setting(log_file.parent) if "No space left" in found else ""
@@ -41,7 +41,7 @@ def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str
 
 
 def environment(tool: str) -> str:
-    """Where a build ran, in one line. A build ahead of time imports no torch, and is for none that is here."""
+    """The environment of a build, in one line. An AOT build imports no torch and is for none installed here."""
     torch = sys.modules.get("torch")
     parts = (
         f"precast {__version__}",

@@ -1,7 +1,7 @@
-"""Files that somebody else could have put there are read through here; files that nobody else may change are made here.
+"""Read files that another user could have put there, and write files that no other user may change.
 
-A FIFO blocks whoever opens it, a device never ends, and a sparse file of gigabytes costs its author nothing. So a file
-is opened without blocking, must be a regular one, and has a size limit that is checked before anything is read.
+Opening a FIFO blocks, a device never ends, and a sparse file of gigabytes costs its author nothing. So a file is opened
+without blocking, must be a regular file, and has a size limit that is checked before anything is read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 PIECE = 1 << 20
 PRIVATE = 0o600
-DIGEST = "DIGEST"  # in the csrc of a wheel: the digest of the sources, so that nobody has to read them to know it
+DIGEST = "DIGEST"  # in the csrc of a wheel: the digest of the sources, so that a reader need not hash them
 
-# Windows lacks two of them, and imports this module all the same.
+# Windows lacks some of these flags but also imports this module.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -31,11 +31,11 @@ _KINDS = {
 }
 
 Judge = Callable[[os.stat_result], str | None]
-"""Looks at an open file and says why it must not be used, or None."""
+"""Checks an open file and returns why it must not be used, or None."""
 
 
 class OddFile(OSError):
-    """A file that is not read; ``strerror`` says why."""
+    """A file that must not be read; ``strerror`` says why."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
@@ -55,7 +55,7 @@ def read(path: Path, most: int, *, links: bool = True, judge: Judge | None = Non
 
 
 def digest(path: Path, most: int, *, links: bool = True, judge: Judge | None = None) -> tuple[int, str]:
-    """The size and the sha256 of such a file, in the memory of one piece of it."""
+    """The size and sha256 of such a file, computed with one piece of it in memory at a time."""
     whole, size = hashlib.sha256(), 0
     for piece in _pieces(path, most, links, judge, PIECE):
         whole.update(piece)
@@ -64,11 +64,11 @@ def digest(path: Path, most: int, *, links: bool = True, judge: Judge | None = N
 
 
 def open_regular(path: Path, *, links: bool = True) -> tuple[int, os.stat_result]:
-    """A descriptor of a regular file, and what it is; ``links=False`` refuses a link in its place."""
+    """A descriptor of a regular file, and its status; ``links=False`` refuses a symbolic link."""
     try:
         descriptor = os.open(path, _READ if links else _READ | _NO_LINK)
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link where none may be, or one in a circle; a socket
+        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a forbidden or circular link; a socket
             raise OddFile(path, f"{_kind(path)}, not a regular file") from error
         raise
     facts = os.fstat(descriptor)
@@ -79,9 +79,9 @@ def open_regular(path: Path, *, links: bool = True) -> tuple[int, os.stat_result
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Make a file that its owner alone can read or write, whatever the umask says; its content is on disk afterwards.
+    """Write a file that only its owner can read or write, whatever the umask; its content is on disk afterwards.
 
-    One that is there is removed first: a library that is mapped keeps its bytes.
+    An existing file is removed first, so that a mapped library keeps its bytes.
     """
     path.unlink(missing_ok=True)
     descriptor = os.open(path, _WRITE, PRIVATE)
@@ -97,7 +97,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take what a compiler or a copy made away from everybody but its owner, and put it on disk."""
+    """Restrict a file that a compiler or a copy made to its owner, and write it to disk."""
     descriptor, _ = open_regular(path, links=False)
     try:
         _take(descriptor)
@@ -113,7 +113,7 @@ def _take(descriptor: int) -> None:
 
 
 def _pieces(path: Path, most: int, links: bool, judge: Judge | None, piece: int) -> Iterator[bytes]:
-    """What the file holds when it is opened; what is appended meanwhile is left out."""
+    """The content of the file at opening time; bytes appended later are left out."""
     descriptor, facts = open_regular(path, links=links)
     try:
         why = None if judge is None else judge(facts)
@@ -124,7 +124,7 @@ def _pieces(path: Path, most: int, links: bool, judge: Judge | None, piece: int)
         left = facts.st_size
         while left > 0:
             content = os.read(descriptor, min(left, piece))
-            if not content:  # it was cut meanwhile
+            if not content:  # the file was truncated meanwhile
                 break
             left -= len(content)
             yield content

@@ -1,4 +1,4 @@
-"""Every compiler option, as pure functions. What ``*_options`` return holds no path and enters the build key."""
+"""Every compiler option, as pure functions. The results of ``*_options`` contain no path and are part of the key."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from precast._abi.capability import GpuTarget
 from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
 from precast._abi.version import Release
 
-# The ceilings of manylinux_2_28 (AlmaLinux 8), which are also torch's own.
+# The ceilings of manylinux_2_28 (AlmaLinux 8), which torch also keeps.
 GLIBC_CEILING = Release(2, 28)
 GLIBCXX_CEILING = (3, 4, 22)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLevel:
-    """One instruction set that a family's ``cpu`` sources are compiled for; chosen at run time inside the library.
+    """One instruction set that a family's ``cpu`` sources are compiled for. The library chooses a level at run time.
 
-    ``features`` is what the processor must have, in the words of ``toolchain.cpu_features``. A ``small`` level is
-    compiled for size, as hardly any processor needs it. ``mark`` matches one instruction that the kernels of this level
-    are made of and those of the others are not: by it an audit finds the level in a library.
+    ``features`` are the processor features it needs, as ``toolchain.cpu_features`` names them. A ``small`` level is
+    compiled for size, because hardly any processor needs it. ``mark`` matches an instruction that the kernels of this
+    level use and those of other levels do not; an audit uses it to find the level in a library.
     """
 
     name: str
@@ -48,19 +48,19 @@ def _x86(name: str, mark: bytes, *features: str) -> CpuLevel:
 
 
 def _sve(bits: int, mark: bytes) -> CpuLevel:
-    """The mark is "all lanes of a vector of this length" (Arm ARM, PTRUE with the patterns VL16, VL32 and VL64)."""
+    """The mark is the instruction for "all lanes of a vector of this length" (Arm ARM, PTRUE with VL16, VL32, VL64)."""
     options = ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}")
     return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark)
 
 
-# C++ knows a level by csrc/common/cpu_level.h.
+# Also listed for C++ in csrc/common/cpu_level.h.
 CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
-        CpuLevel("baseline", (), (), small=True),  # of processors before 2013
+        CpuLevel("baseline", (), (), small=True),  # for processors from before 2013
         _x86("avx2", _FMA_256, "avx2", "fma", "f16c"),
         _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
-    # A processor has one of the vector lengths. NEON is part of the architecture.
+    # A processor has exactly one of the vector lengths. NEON is part of the architecture.
     "aarch64": (
         CpuLevel("neon", (), (), mark=_FMA_NEON),
         _sve(128, rb"[\x20-\x2f]\xe1\x18\x25"),
@@ -71,7 +71,7 @@ CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
 
 
 def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
-    """The levels of one machine, least first; ValueError where there are no CPU kernels."""
+    """The levels of one machine, lowest first; ValueError if it has no CPU kernels."""
     if machine not in CPU_LEVELS:
         raise ValueError(f"no CPU kernels for {machine!r}; there are some for {', '.join(CPU_LEVELS)}")
     return CPU_LEVELS[machine]
@@ -83,7 +83,7 @@ def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
 
 
 def named_level(machine: str, features: frozenset[str], name: str) -> CpuLevel:
-    """The level that somebody asked for, "sve" for whichever of these; ValueError if the processor has it not."""
+    """The requested level; "sve" means any SVE level. ValueError if the processor does not have it."""
     here = _levels_of(machine, features)
     for level in reversed(here):
         if name == level.name or (name == "sve" and level.name.startswith(name)):
@@ -97,20 +97,20 @@ def _levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
 
 
 def torch_target_version(floor: Release) -> str:
-    """The define that keeps the stable headers to what torch ``floor`` has: 0xMMmm000000000000."""
+    """The define that limits the stable headers to the functions of torch ``floor``: 0xMMmm000000000000."""
     return f"-DTORCH_TARGET_VERSION=0x{floor.major:02x}{floor.minor:02x}000000000000"
 
 
 def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
-    """What tells every unit who defines the functions of torch_c.h: torch, or the adapter of the classic ABIs."""
+    """Tells every unit whether torch or the adapter of the classic ABIs defines the functions of torch_c.h."""
     return ("-DPRECAST_TORCH_CLASSIC",) if compiled_for(abi) is None else ()
 
 
 def adapter_options(abi: TorchAbi) -> tuple[str, ...]:
-    """What the adapter to torch's C++ is compiled with besides: the one unit that knows torch's minor and C++ ABI.
+    """Extra options for the adapter to torch's C++, the only unit that depends on torch's minor and C++ ABI.
 
-    The library is linked without OpenMP: a repaired wheel would bring a runtime of its own, with a second pool of
-    threads. What -fopenmp compiles to finds the runtime of libtorch_cpu.so.
+    The library is not linked with OpenMP: a repaired wheel would then bring its own runtime, with a second pool of
+    threads. Code compiled with -fopenmp uses the runtime of libtorch_cpu.so.
     """
     if not isinstance(abi, Exact) or compiled_for(abi) is not None:
         raise ValueError(f"{abi} needs no adapter to torch's C++: it is a stable ABI")
@@ -119,29 +119,29 @@ def adapter_options(abi: TorchAbi) -> tuple[str, ...]:
 
 
 def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
-    """What every C++ unit is compiled with by a compiler of that kind ("g++", "clang++")."""
+    """The options of every C++ unit for a compiler of that kind ("g++", "clang++")."""
     common = (
         "-std=c++17",
         "-fPIC",
         "-fvisibility=hidden",
         "-fvisibility-inlines-hidden",
-        # A unique symbol would bind across libraries; only GCC makes any, and clang does not know the option.
+        # Unique symbols would bind across libraries. Only GCC makes them; clang does not know the option.
         *(("-fno-gnu-unique",) if kind == "g++" else ()),
         "-Wall",
         "-Wextra",
     )
-    # No switches in the debug information: they name folders.
+    # No compiler switches in the debug information, because they name folders.
     return (*common, "-O0", "-g", "-gno-record-gcc-switches") if debug else (*common, "-O2", "-DNDEBUG")
 
 
 def cpu_options(level: CpuLevel, *, debug: bool) -> tuple[str, ...]:
-    """What a ``cpu`` source is compiled with at one level, after ``host_options``."""
+    """Options for a ``cpu`` source at one level, in addition to ``host_options``."""
     size = ("-Os",) if level.small and not debug else ()
     return (f"-DPRECAST_CPU_LEVEL={level.name}", *size, *level.options)
 
 
 def level_defines(levels: tuple[CpuLevel, ...]) -> tuple[str, ...]:
-    """What tells a unit that the library holds one level alone, and so chooses nothing at run time."""
+    """Tells a unit that the library has only one level and chooses nothing at run time."""
     return (f"-DPRECAST_ONLY_CPU_LEVEL={levels[0].name}",) if len(levels) == 1 else ()
 
 
@@ -157,9 +157,9 @@ def host_compile_command(
     build_dir: str,
     seed: str,
 ) -> tuple[str, ...]:
-    """One compile. ``roots`` maps stable names to folders, so that no path of this machine stays in the object.
+    """The command of one compile. ``roots`` maps stable names to folders, so that no local path stays in the object.
 
-    ``system`` are the folders of headers that are not ours, about which the compiler has nothing to say.
+    ``system`` are folders of third-party headers, for which the compiler prints no warnings.
     """
     maps = (f"-ffile-prefix-map={folder}={name}" for name, folder in sorted(roots.items()))
     return (
@@ -178,7 +178,7 @@ def host_compile_command(
 
 
 def link_options(*, debug: bool) -> tuple[str, ...]:
-    """What the library is linked with; missing symbols show at load time, as ``-z now`` resolves all of them there."""
+    """The options of the link. Missing symbols show at load time, because ``-z now`` resolves all symbols then."""
     return (
         "-shared",
         "-fPIC",
@@ -200,7 +200,7 @@ def host_link_command(
     exports: str,
     stubs: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """One link. The stubs stand for torch: torch's libraries are not in the global scope, so NEEDED must name them."""
+    """The command of one link. The stubs stand for torch's libraries, which are not global, so NEEDED names them."""
     return (
         compiler,
         *options,
@@ -217,18 +217,18 @@ def host_link_command(
 
 
 def stub_command(compiler: str, soname: str, output: str) -> tuple[str, ...]:
-    """An empty library under a SONAME: all that linking against torch takes."""
+    """The command for an empty library with a SONAME, which is all that linking against torch needs."""
     return (compiler, "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{soname}", "-o", output, "-x", "c++", "/dev/null")
 
 
 def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
-    """The torch libraries a host library must name in NEEDED."""
+    """The torch libraries that a host library must name in NEEDED."""
     return ("libtorch_cpu.so",) if compiled_for(abi) is not None else ("libtorch_cpu.so", "libc10.so")
 
 
 def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:
-    """The options of one device compile. Parameters go in as #define lines, as one-letter -D break NVRTC's header.
+    """The options of one device compile. Parameters are #define lines, as NVRTC's header breaks on one-letter -D.
 
-    For a debugger the code is not optimised, and has its lines and variables: -G has no use for -lineinfo beside it.
+    A debug build (-G) is not optimised and includes line and variable information, so it needs no -lineinfo.
     """
     return (f"--gpu-architecture={target}", "--std=c++17", *(("-G",) if debug else ()))

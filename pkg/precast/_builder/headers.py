@@ -1,8 +1,8 @@
 """The headers of torch's stable ABI for extensions; precast's own library needs none (csrc/common/torch_c.h).
 
-A release wheel and an sdist carry those of one torch in ``csrc/torch_stable``, with torch's licence. Each file is
-pinned by hash, and none is committed: the job that makes the wheel or the sdist reads them from the package index.
-A precast without them, such as a checkout, takes the headers of the installed torch.
+A release wheel and an sdist carry the headers of one torch in ``csrc/torch_stable``, with torch's licence. Each file is
+pinned by hash and none is committed: the job that makes the wheel or the sdist reads them from the package index.
+A precast without them, such as a checkout, uses the headers of the installed torch.
 
 ``classic_headers`` has the headers of torch's C++, for torch 2.4 to 2.9.
 """
@@ -31,9 +31,9 @@ from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
 PINS = Path(__file__).with_name("headers.json")
-FOLDER = "torch_stable"  # in csrc
+FOLDER = "torch_stable"  # inside csrc
 
-# Before this release, an op with a std::string argument leaks a copy of it at each call. The defect is in
+# Before this release, an op with a std::string argument leaks a copy of it at each call. The bug is in
 # torch/csrc/stable/stableivalue_conversions.h, so it is compiled into the extension.
 LEAK_FIXED = Release(2, 14)
 
@@ -43,7 +43,7 @@ _VERSION = re.compile(r"^#define TORCH_VERSION_(MAJOR|MINOR) (\d+)", re.MULTILIN
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What is taken from which torch: the sha256 of each header by its path under ``include``, and of the licence."""
+    """The torch to take files from, the sha256 of each header by its path under ``include``, and of the licence."""
 
     torch: str
     headers: Mapping[str, str]
@@ -51,7 +51,7 @@ class Pins:
 
     @property
     def digest(self) -> str:
-        """One digest over all pins; names the folder they are kept in."""
+        """One digest over all pins. It names the folder of the fetched headers."""
         return hashlib.sha256(json.dumps([dict(self.headers), dict(self.notices)], sort_keys=True).encode()).hexdigest()
 
 
@@ -62,7 +62,7 @@ def load_pins(path: Path = PINS) -> Pins:
 
 
 def for_extensions() -> Path:
-    """The include folder that extensions are compiled with: the pinned headers beside our sources, else torch's own."""
+    """The include folder for compiling extensions: the pinned headers next to our sources, otherwise torch's own."""
     shipped = _shipped()
     if complete(shipped, load_pins()):
         return shipped / "include"
@@ -84,7 +84,7 @@ def for_extensions() -> Path:
 
 
 def pinned(cache: Cache) -> Path:
-    """The include folder of the pinned headers, for a release: beside our sources, in the cache, else fetched."""
+    """The include folder of the pinned headers, for a release: next to our sources, in the cache, or downloaded."""
     pins = load_pins()
     shipped, kept = _shipped(), in_cache(cache, pins)
     for place in (shipped, kept):
@@ -96,18 +96,18 @@ def pinned(cache: Cache) -> Path:
 
 
 def are_here(csrc: Path, cache: Cache) -> bool:
-    """Whether ``pinned`` would return without the network."""
+    """Whether ``pinned`` would need no network."""
     pins = load_pins()
     return complete(csrc / FOLDER, pins) or complete(in_cache(cache, pins), pins)
 
 
 def in_cache(cache: Cache, pins: Pins) -> Path:
-    """Where fetched headers are kept."""
+    """The folder for downloaded headers."""
     return cache.root / "headers" / pins.digest[:16]
 
 
 def ensure_headers(dest: Path, pins: Pins) -> Path:
-    """Fill ``dest`` with ``include/`` and the notices unless they are there, and return the include folder."""
+    """Fill ``dest`` with ``include/`` and the notices unless it is complete; return the include folder."""
     include = dest / "include"
     if complete(dest, pins):
         return include
@@ -128,7 +128,7 @@ def complete(dest: Path, pins: Pins) -> bool:
 
 
 def check(name: str, data: bytes, wanted: str) -> bytes:
-    """Refuse a file whose content is not the pinned one."""
+    """Refuse a file whose content differs from its pin."""
     found = hashlib.sha256(data).hexdigest()
     if found != wanted:
         raise KernelError(
@@ -141,7 +141,7 @@ def check(name: str, data: bytes, wanted: str) -> bytes:
 
 
 def closure(roots: Iterable[str], read: Callable[[str], bytes | None]) -> dict[str, bytes]:
-    """The headers that ``roots`` include, directly or not, conditional ones too; ``read`` gives None for no header."""
+    """The headers that ``roots`` reach, including conditional ones; ``read`` returns None for an unknown header."""
     found: dict[str, bytes] = {}
     todo = [(name, name) for name in roots]
     while todo:
@@ -158,7 +158,7 @@ def closure(roots: Iterable[str], read: Callable[[str], bytes | None]) -> dict[s
 
 
 def closure_in(wheel: zipfile.ZipFile, roots: Iterable[str]) -> dict[str, bytes]:
-    """The same out of a wheel of torch."""
+    """The same for a wheel of torch."""
     names = frozenset(wheel.namelist())
 
     def read(name: str) -> bytes | None:
@@ -172,13 +172,13 @@ def _shipped() -> Path:
 
 
 def installed_torch() -> Iterator[Path]:
-    """The folder of the installed torch, which is not imported."""
+    """The folder of the installed torch, found without importing torch."""
     spec = importlib.util.find_spec("torch")
     return map(Path, () if spec is None else (spec.submodule_search_locations or ()))
 
 
 def _release_of(include: Path) -> Release | None:
-    """The minor that the headers of a torch are of; None where there is no header."""
+    """The torch minor of a set of headers; None if they are missing."""
     path = include / "torch" / "headeronly" / "version.h"
     if not path.is_file():
         return None
@@ -186,7 +186,7 @@ def _release_of(include: Path) -> Release | None:
     return Release(int(said["MAJOR"]), int(said["MINOR"])) if len(said) == 2 else None
 
 
-@functools.cache  # once for each torch
+@functools.cache  # warns once for each torch
 def _warn_of_leak(include: Path, release: Release) -> None:
     LOG.warning(
         "the headers of torch %s leak memory: an op with a string argument keeps a copy of it at each call (%s); "
@@ -198,7 +198,6 @@ def _warn_of_leak(include: Path, release: Release) -> None:
 
 
 def _from_installed_torch(pins: Pins) -> dict[str, bytes] | None:
-    """The pinned files from the installed torch, if all of them are the same."""
     wanted = {f"include/{name}": sha for name, sha in pins.headers.items()} | dict(pins.notices)
     for place in installed_torch():
         notices = {name: _notice_of(place.parent, pins.torch, name) for name in pins.notices}
@@ -217,7 +216,6 @@ def _notice_of(site: Path, version: str, name: str) -> Path:
 
 
 def _from_index(pins: Pins) -> dict[str, bytes]:
-    """The pinned files from the wheel on the index, each compared with its pin."""
     LOG.warning("reading the headers of torch %s from the package index, once", pins.torch)
     with torch_wheel.opened(torch_wheel.find_wheel(pins.torch)) as wheel:
         licences = re.compile(rf"torch-{re.escape(pins.torch)}[^/]*\.dist-info/licenses/([^/]+)")
@@ -229,7 +227,7 @@ def _from_index(pins: Pins) -> dict[str, bytes]:
 
 
 def write(dest: Path, files: Mapping[str, bytes]) -> None:
-    """Write to a temporary folder and rename it: another process sees all of the files or none."""
+    """Write to a temporary folder and rename it, so that another process sees all of the files or none."""
     trust.make_private(dest.parent)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
@@ -238,7 +236,7 @@ def write(dest: Path, files: Mapping[str, bytes]) -> None:
             trust.make_private(path.parent)
             path.write_bytes(data)
             path.chmod(0o600)
-        if dest.exists():  # incomplete, or somebody was faster with equal files
+        if dest.exists():  # incomplete, or equal files from a faster process
             shutil.rmtree(dest)
         staging.rename(dest)
     finally:

@@ -1,7 +1,7 @@
-"""The host library: every C++ unit compiled once, linked against nothing of torch but its name.
+"""The host library: every C++ unit compiled once, linked against stubs that have only the names of torch's libraries.
 
-Ninja runs what is missing; an object is a cache entry of its own, so an edit recompiles what it reaches and nothing
-else, and two families share the objects of ``common``.
+Ninja compiles the missing objects. Each object has its own cache entry, so an edit recompiles only the units that it
+reaches, and two families share the objects of ``common``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One compile: a source under one set of options. The name is the object's."""
+    """One compile: a source with one set of options. ``name`` is the name of the object."""
 
     name: str
     source: str
@@ -54,7 +54,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a library is made of, known before anything is compiled."""
+    """All parts of a library, known before anything is compiled."""
 
     name: str
     key: BuildKey
@@ -67,15 +67,16 @@ class Plan:
 
 
 def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
-    """The include folder of the torch that a classic ABI is of: the installed one for a commit, else a pinned one.
+    """The torch include folder for a classic ABI: the installed torch's for a commit, otherwise a pinned release's.
 
-    A library for a release is the same wherever it is built; one for a commit is built beside that torch, for it alone.
+    A library for a release is the same wherever it is built. A library for a commit is built with that torch, only for
+    it.
     """
     if abi.git is not None:
         return classic_headers.installed(abi.git)
     where = lock.lock_file(cache.root, f"headers-{abi.release}")
     what = f"the C++ headers of torch {abi.release}"
-    with lock.exclusive(where, what, wait_s=cache.wait_s):  # the two C++ library ABIs of one minor have the same
+    with lock.exclusive(where, what, wait_s=cache.wait_s):  # both C++ library ABIs of a minor share these headers
         return classic_headers.ensure(cache.root / "headers", abi)
 
 
@@ -92,10 +93,10 @@ def build_host_library(
     watch: Watch = UNWATCHED,
     machine: str | None = None,
 ) -> Artifact:
-    """The library of these families for one torch ABI, verified; built if the cache has it not.
+    """The library of these families for one torch ABI, verified; builds it on a cache miss.
 
-    It is for ``machine``, by default this one, and the compiler must be one for it. It holds ``levels`` of the CPU
-    kernels; by default all that this kind of machine has.
+    ``machine`` is by default this machine; the compiler must target it. ``levels`` are the CPU levels to include; by
+    default all levels of that machine.
     """
     machine = machine or platform.machine()
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
@@ -114,7 +115,7 @@ def make_plan(
     levels: tuple[flags.CpuLevel, ...],
     machine: str | None = None,
 ) -> Plan:
-    """Read the sources and derive every key; compiles nothing."""
+    """Read the sources and derive every key. Compiles nothing."""
     machine = machine or platform.machine()
     roots = {"csrc": sources.csrc_dir()}
     adapter: tuple[str, ...] = ()
@@ -129,7 +130,7 @@ def make_plan(
     everything = {name: sha for files in closure.values() for name, sha in files.items()}
     build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
     identity = _identity(compiler, machine)
-    if debug:  # a debugger looks for the sources where they lay
+    if debug:  # a debugger looks for the sources in their original place
         identity["place"] = str(roots["csrc"])
     units = tuple(
         (unit, BuildKey.of("objects", "object", identity | _unit_inputs(unit, closure)))
@@ -171,9 +172,9 @@ def list_units(
     debug: bool,
     build_id: str,
 ) -> tuple[Unit, ...]:
-    """Every compile of a library, in link order. Only ``api.cpp`` is told the build's name and depends on it.
+    """Every compile of a library, in link order. Only ``api.cpp`` gets the build id and depends on it.
 
-    All libraries for classic ABIs share every other object but the adapter's.
+    All libraries for classic ABIs share every other object except the adapter's.
     """
     base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
     units = []
@@ -189,7 +190,7 @@ def list_units(
             for level in levels:
                 options = (*flags.host_options(kind, debug=debug), *flags.cpu_options(level, debug=debug))
                 units.append(Unit(f"{_object_name(source)}.{level.name}", source, options))
-    return tuple(dict.fromkeys(units))  # families may share sources
+    return tuple(dict.fromkeys(units))  # families can share sources
 
 
 def _start_late(unit: tuple[Unit, BuildKey]) -> tuple[bool, bool]:
@@ -215,7 +216,7 @@ def _digest(files: Mapping[str, str]) -> str:
 
 
 def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch: Watch) -> Path:
-    """Compile what is missing and link, inside ``staging``; the log of a failure outlives it."""
+    """Compile the missing units and link, inside ``staging``. The log of a failed build is kept."""
     work = staging / "work"
     work.mkdir()
     payload = staging / f"{plan.name}.so"
@@ -239,10 +240,10 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
 
 
 def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
-    """The build graph: each missing object, the stubs, the link."""
+    """The build graph: each missing object, the stubs, and the link."""
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
-    # What takes longest first, as ninja starts what comes first: the adapter to torch's C++, then the families.
+    # The slowest compiles come first, because ninja starts in this order: the torch adapter, then the families.
     for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
             lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
@@ -277,7 +278,7 @@ def _compile_command(plan: Plan, unit: Unit, work: Path) -> tuple[str, ...]:
 
 
 def compile_commands(plan: Plan) -> list[dict[str, object]]:
-    """Every compile of a plan in the form of compile_commands.json, for editors and analysers; cached or not."""
+    """Every compile of a plan, cached or not, as in compile_commands.json, for editors and analysers."""
     folder = plan.roots["csrc"]
     return [
         {
@@ -291,7 +292,7 @@ def compile_commands(plan: Plan) -> list[dict[str, object]]:
 
 
 def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
-    """Hold a linked library against what every loader relies on, before it is published."""
+    """Check a linked library for everything that the loader relies on, before it is published."""
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
@@ -313,9 +314,9 @@ def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
 def edge(
     output: str, inputs: Sequence[str], command: Sequence[str], *, rule: str = "run", implicit: Sequence[str] = ()
 ) -> list[str]:
-    """One build statement; a path is escaped for ninja, and the command for the shell and for ninja.
+    """One build statement. Paths are escaped for ninja, and the command for the shell and for ninja.
 
-    ``implicit`` are inputs that the command reads without naming them.
+    ``implicit`` are inputs that the command reads but does not name.
     """
     broken = next(
         (path for path in (output, *inputs, *implicit, *command) if any(c in path for c in LINE_BREAKS)), None
@@ -334,7 +335,7 @@ def edge(
 
 
 def failed_command(log: str) -> str:
-    """The command line that ninja prints under FAILED."""
+    """The command line that ninja prints below FAILED."""
     lines = log.splitlines()
     for index, line in enumerate(lines[:-1]):
         if line.startswith("FAILED:"):

@@ -1,6 +1,6 @@
-"""How packages are installed here, and where this copy of precast came from: what a fix needs to be right.
+"""How packages are installed here, and where this copy of precast came from, for the fixes in errors.
 
-Only errors ask. Nothing here raises: what cannot be found out is not offered.
+Used only for errors. Nothing here raises; a command that cannot be determined is not offered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from precast._abi.host import Installer
 from precast._abi.settings import Settings
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# The command of each package manager for a C++ compiler. apt-get needs its lists first: images come without them.
+# The command of each package manager for a C++ compiler. apt-get updates first, because images lack its package lists.
 _MANAGERS = {
     "apt-get": "{0}apt-get update && {0}apt-get install -y g++",
     "dnf": "{0}dnf install -y gcc-c++",
@@ -33,7 +33,7 @@ _MANAGERS = {
 
 
 def find() -> Installer:
-    """Everything about this process' environment."""
+    """All installer facts of this process's environment."""
     sources, wheel = origin("precast", PACKAGE)
     try:
         version = importlib.metadata.version("precast")
@@ -43,15 +43,15 @@ def find() -> Installer:
 
 
 def restore_command() -> str:
-    """Installs this precast again from where it came; empty if that is not known."""
+    """The command that reinstalls this precast from its origin; empty if the origin is unknown."""
     return remedy.restore(find(), Settings.from_env(os.environ, at_run=True).index_url)
 
 
 def install_command() -> str:
-    """``pip install`` if a shell would reach this Python's pip by that name, else the command that does."""
+    """``pip install`` if a shell would find this Python's pip by that name, otherwise a longer command."""
     scripts = {Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))}
     own = shlex.quote(sys.executable)
-    if PathFinder.find_spec("pip") is not None:  # setuptools has a finder that changes modules when asked about pip
+    if PathFinder.find_spec("pip") is not None:  # the finder of setuptools changes modules when it is asked about pip
         if _reached("pip", scripts):
             return "pip install"
         return f"{'python' if _reached('python', {Path(sys.executable).parent}) else own} -m pip install"
@@ -61,7 +61,7 @@ def install_command() -> str:
 
 
 def compiler_command() -> str:
-    """Installs g++, as root if need be; conda has one of its own. Empty if no package manager is known."""
+    """The command that installs g++, as root if necessary, or from conda. Empty without a known package manager."""
     conda = Path(sys.prefix, "conda-meta").is_dir() and shutil.which("conda")
     if conda:
         return f"conda install -y -p {shlex.quote(sys.prefix)} -c conda-forge gxx"
@@ -71,9 +71,9 @@ def compiler_command() -> str:
 
 
 def origin(distribution: str, package: Path) -> tuple[str | None, str | None]:
-    """The sources that pip can build ``package`` from, and the wheel it came from, as it recorded them (PEP 610).
+    """The sources that pip can build ``package`` from, and the wheel it came from, as pip recorded them (PEP 610).
 
-    Both are quoted for a shell, and None if there are none, or none any more.
+    Both are quoted for a shell. Each is None if there is none, or if it does not exist.
     """
     checkout = package.parents[1]
     if package.parent.name == "pkg" and (checkout / "setup.py").is_file():
@@ -95,7 +95,7 @@ def origin(distribution: str, package: Path) -> tuple[str | None, str | None]:
 
 
 def _recorded(distribution: str, package: Path) -> dict[str, Any]:
-    """What pip recorded of the installation that this very package belongs to."""
+    """The record of pip for the installation that this very package belongs to."""
     try:
         found = importlib.metadata.distribution(distribution)
         if Path(str(found.locate_file(package.name))).resolve() != package:

@@ -1,11 +1,11 @@
-"""One builder at a time: a lock between the threads of a process, then flock between the processes of a machine.
+"""One builder at a time: a lock between the threads of a process, and flock between the processes of a machine.
 
-The lock only saves work. What makes a build safe is its own staging folder, and that it appears in one step
-(``cache``). So no trouble with a lock is ever an error: without one, or after too long a wait, the price is a
-duplicate build.
+The lock only saves work. Builds are safe because each has its own staging folder and appears in one step (``cache``).
+So no problem with a lock is ever an error: without one, or after too long a wait, the price is a duplicate build.
 
-flock dies with its holder, so nothing can be stale; its file is never deleted, as that would split it in two; and it
-lies in memory of this machine, not in the cache, whose file system may have no locks, or hang while it asks for one.
+flock ends with its holder, so no lock can be stale. Its file is never deleted, because that would split the lock in
+two. The file lies in memory of this machine, not in the cache, whose file system may have no locks or may hang when
+asked for one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _HELD = {errno.EWOULDBLOCK, errno.EACCES, errno.EINTR}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The right to build. ``alone`` is false where somebody else may be building the same thing."""
+    """The right to build. ``alone`` is false if another process may be building the same thing."""
 
     alone: bool
     descriptor: int | None
 
     def tell(self, log: Path) -> None:
-        """Say to those who wait who builds, since when, and where they can watch."""
+        """Tell waiting processes who is building, since when, and where to watch the log."""
         if self.alone and self.descriptor is not None:
             since = time.strftime("%H:%M:%S")
             note = f"process {os.getpid()} on {socket.gethostname()}, since {since}, log {log}\n"
@@ -57,7 +57,7 @@ class Turn:
 def exclusive(
     path: Path | None, what: str, *, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Turn]:
-    """Wait for one's turn at ``path`` (None: between threads only). After ``wait_s`` it comes without the lock."""
+    """Wait for the turn at ``path`` (None: between threads only). After ``wait_s`` it is granted without the lock."""
     started = clock()
 
     def wait(attempt: Callable[[], bool], holder: Callable[[], str]) -> bool:
@@ -97,7 +97,7 @@ def _between_processes(path: Path | None, wait: _Wait) -> Iterator[Turn]:
 
 
 def lock_file(root: Path, name: str) -> Path | None:
-    """Where the processes of this machine meet for one build into one cache; None if there is no place for it."""
+    """The lock file for one build into one cache on this machine; None if there is no place for it."""
     for folder in _folders():
         try:
             return trust.private_folder(folder) / f"{name}{_suffix(root)}"
@@ -107,9 +107,9 @@ def lock_file(root: Path, name: str) -> Path | None:
 
 
 def held(root: Path) -> tuple[tuple[str, str], ...]:
-    """What is being built into one cache on this machine now, and what each builder says of itself.
+    """The builds now running into one cache on this machine, and the note of each builder.
 
-    Makes nothing and writes nothing: a lock is tried as a reader, who is in a builder's way for a moment at most.
+    Creates and writes nothing: it tries each lock as a reader, which blocks a builder only for a moment.
     """
     found = []
     for folder in _folders():
@@ -138,18 +138,18 @@ def _note_if_held(path: Path) -> str | None:
 
 
 def _folders() -> tuple[Path, ...]:
-    """Where locks may lie, the best place first."""
+    """The folders that may hold locks, the best first."""
     return tuple(Path(parent) / f"precast-locks-{os.getuid()}" for parent in ("/dev/shm", tempfile.gettempdir()))
 
 
 def _suffix(root: Path) -> str:
-    """What tells the locks of one cache from those of another."""
+    """A suffix that distinguishes the locks of different caches."""
     return f"-{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:8]}.lock"
 
 
 @functools.cache
 def this_machine() -> str:
-    """A name for all whose process ids mean the same: a boot of a kernel, and a container of it."""
+    """A name for one space of process ids: a boot of a kernel and a container in it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -159,9 +159,9 @@ def this_machine() -> str:
 
 
 class _Held:
-    """The locks of this process; a forked child starts with none, or it would wait for a thread it does not have.
+    """The locks of this process. A forked child starts with none; otherwise it would wait for a thread it lacks.
 
-    Its copies of the descriptors are closed: flock belongs to both, and would outlive the parent in the child.
+    The child closes its copies of the descriptors: they share the parent's flock and would keep it after the parent.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def _close(descriptor: int, *, unlock: bool) -> None:
     try:
         if unlock:
             os.ftruncate(descriptor, 0)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile may still have it open
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile may still have it open
     except OSError as error:
         LOG.debug("the lock is given up by closing it: %s", error)
     finally:
@@ -210,7 +210,7 @@ def _close(descriptor: int, *, unlock: bool) -> None:
 
 
 def _flock(descriptor: int, path: Path | None) -> bool:
-    """Try once, and rest a moment if it is held. True also where the file system has no locks."""
+    """Try once, and pause briefly if the lock is held. Also True if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -231,7 +231,7 @@ def _wait(
     ends: float,
     clock: Callable[[], float],
 ) -> bool:
-    """Try until it works, and say for whom we wait; False when the time is over."""
+    """Try until it works, and report the holder while waiting. False after the time limit."""
     announcements = itertools.chain((5.0, 30.0), itertools.count(60.0, 60.0))
     announce_at = next(announcements)
     while not attempt():

@@ -1,4 +1,4 @@
-"""What CUDA_EXT=1 builds for: the GPUs here, by the driver alone (no context, no torch), and the NVRTC there is."""
+"""The targets and the NVRTC of a CUDA_EXT=1 build: the GPUs here, found by the driver alone (no context, no torch)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
 def targets(settings: Settings) -> tuple[Nvrtc | None, tuple[GpuTarget, ...]]:
-    """What to compile device code with and for, here; without either the wheel holds the host library only."""
+    """The NVRTC and the targets for device code on this machine; without either the wheel has only the host library."""
     listed = settings.targets()
     visible = () if listed else visible_gpus()
     if not listed and not visible:
@@ -57,7 +57,7 @@ def _names(found: Nvrtc) -> str:
 
 
 def torch_note() -> str:
-    """One sentence on the torch that the build can see: whether the stable library serves it."""
+    """A sentence about the torch that the build can see, and whether the stable library supports it."""
     if importlib.util.find_spec("torch") is None:
         return f"no torch here (build isolation hides it): the library is for the stable ABI, torch >= {STABLE_FLOOR}"
     try:
@@ -74,12 +74,12 @@ def torch_note() -> str:
 
 
 def say(line: str) -> None:
-    """Tell whoever watches the build (pip shows it with -v)."""
+    """Print a line for the user who watches the build (pip shows it with -v)."""
     print(f"precast: {line}", file=sys.stderr, flush=True)
 
 
 def visible_gpus(library: str = "libcuda.so.1") -> tuple[ComputeCapability, ...]:
-    """The capability of each visible GPU; none without a driver or with one that finds no GPU."""
+    """The capability of each visible GPU; empty if there is no driver or it finds no GPU."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
@@ -101,7 +101,7 @@ def visible_gpus(library: str = "libcuda.so.1") -> tuple[ComputeCapability, ...]
 
 
 def target_for(gpu: ComputeCapability, known: Sequence[ComputeCapability]) -> GpuTarget:
-    """SASS for a GPU that the compiler knows, else PTX of the newest one it knows below."""
+    """SASS for a GPU that the compiler knows, otherwise PTX of the newest older capability that it knows."""
     if gpu in known:
         return GpuTarget(TargetKind.SASS, gpu)
     below = [capability for capability in known if capability < gpu]

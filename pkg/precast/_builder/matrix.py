@@ -1,4 +1,4 @@
-"""matrix.toml as values. Read when a wheel is built and by the tools; an installed precast has no such file."""
+"""matrix.toml as values. Read by wheel builds and by the tools; an installed precast does not have the file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from precast._builder.torch_releases import TorchBuild, TorchRelease, read_relea
 __all__ = ["EventSpec", "LabelSpec", "Machine", "Matrix", "MatrixError", "TorchBuild", "TorchRelease", "load", "parse"]
 
 SCHEMA = 2
-DEFAULT = "default"  # how matrix.toml calls the label of the wheel that has none
+DEFAULT = "default"  # the name in matrix.toml for the wheel without a label
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A CPU architecture: who builds for it, and in which image."""
+    """A CPU architecture, with the CI runner and the image that build for it."""
 
     name: str
     runner: str
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpec:
-    """What one label's wheels hold. Without NVRTC there is no device code, or it is taken from other labels.
+    """The content of one label's wheels. Without NVRTC there is no device code, or it is taken from other labels.
 
     ``reports`` are the GPUs that NVRTC says it compiles for; ``isa`` is the PTX ISA that it writes.
     """
@@ -54,13 +54,13 @@ class LabelSpec:
 
     @property
     def name(self) -> str:
-        """The label as a word: the wheel without one is the default."""
+        """The label as a word; the wheel without a label is "default"."""
         return self.label.text or DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """What CI covers at one kind of event; ``tests`` are the axes that test jobs multiply."""
+    """The part of the matrix that CI tests for one kind of event; ``tests`` are the axes that the jobs multiply."""
 
     name: str
     labels: tuple[Label, ...]
@@ -92,7 +92,7 @@ class Matrix:
     events: tuple[EventSpec, ...]
 
     def label(self, label: Label) -> LabelSpec:
-        """The entry of a label, or MatrixError with the labels there are."""
+        """The entry of a label; the MatrixError for an unknown label lists the known ones."""
         for spec in self.labels:
             if spec.label == label:
                 return spec
@@ -100,7 +100,7 @@ class Matrix:
         raise MatrixError(f"matrix.toml has no label {str(label)!r}; it has: {known}")
 
     def event(self, name: str) -> EventSpec:
-        """The entry of an event, or MatrixError with the events there are."""
+        """The entry of an event; the MatrixError for an unknown event lists the known ones."""
         for spec in self.events:
             if spec.name == name:
                 return spec
@@ -123,13 +123,13 @@ class Matrix:
         return Exact(release.release, build.cxx11)
 
     def abi_not_built(self, abi: TorchAbi) -> str | None:
-        """Why the build cannot make a host library of this ABI yet; None when it can."""
+        """Why the build cannot make a host library of this ABI; None if it can."""
         return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
 
     def built_abis(self, machine: str, only: Release | None = None) -> tuple[TorchAbi, ...]:
-        """The host libraries of a wheel for this architecture: one for each ABI that its builds of torch have.
+        """The host libraries of a wheel for this architecture: one for each ABI of its torch builds.
 
-        A slim wheel has those of ``only`` one minor.
+        A slim wheel has only those of the minor ``only``.
         """
         releases = [release for release in self.releases if only in (None, release.release)]
         builds = [(release, build) for release in releases for build in release.builds.get(machine, ())]
@@ -137,7 +137,7 @@ class Matrix:
         return tuple(abi for abi in found if self.abi_not_built(abi) is None)
 
     def device_sources(self, label: Label) -> tuple[tuple[LabelSpec, tuple[GpuTarget, ...]], ...]:
-        """Whose NVRTC compiles which targets of a label's device code: its own, or those that it takes from others."""
+        """The labels whose NVRTC compiles a label's device code, with the targets: itself, or those it takes from."""
         spec = self.label(label)
         if spec.take:
             return tuple((self.label(source), targets) for source, targets in spec.take)
@@ -155,7 +155,7 @@ def load(path: Path) -> Matrix:
 
 
 def parse(document: Mapping[str, Any]) -> Matrix:
-    """Check a document; anything unknown, missing or contradictory is a MatrixError."""
+    """Check a document. Unknown, missing and contradictory entries are MatrixErrors."""
     root = Table(document, "matrix.toml")
     if root.take("schema", int) != SCHEMA:
         raise MatrixError(f"matrix.toml: schema must be {SCHEMA}")
@@ -194,7 +194,7 @@ def parse(document: Mapping[str, Any]) -> Matrix:
 
 
 def _contradictions(matrix: Matrix) -> Iterator[str]:
-    """What no single table can know."""
+    """Contradictions between tables."""
     if matrix.policy != f"manylinux_{matrix.glibc.major}_{matrix.glibc.minor}":
         yield f"wheel.policy {matrix.policy} is not that of glibc {matrix.glibc}"
     known = {spec.label.text for spec in matrix.labels}

@@ -1,7 +1,7 @@
-"""NVRTC by ctypes: finding it, asking it, compiling with it. Needs no toolkit, no header and no GPU.
+"""Find, query and call NVRTC through ctypes. Needs no toolkit, no header and no GPU.
 
-One process may compile in several threads: ctypes lets go of the interpreter, and NVRTC 12.1 and 13.0 were measured to
-take half the time for eight targets on two cores, the same as two processes.
+Several threads of a process can compile at once, because ctypes releases the GIL: with two cores, NVRTC 12.1 and 13.0
+took half the time for eight targets, the same as two processes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BUILTINS = re.compile(r"libnvrtc-builtins(-[0-9a-f]+)?\.so(\.\d+)*")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What one compile left behind. ``error`` is NVRTC's own name for what went wrong, or None.
+    """The results of one compile. ``error`` is NVRTC's name for the failure, or None.
 
-    ``ptx`` comes beside a cubin as well; ``symbols`` has the symbol of each instance that was asked for.
+    ``ptx`` is also set for a cubin. ``symbols`` has the symbol of each requested instance.
     """
 
     image: bytes
@@ -46,7 +46,7 @@ class Compiled:
 
 @contextmanager
 def _locale_kept() -> Iterator[None]:
-    """Put this thread's locale back: NVRTC 12.1 leaves it at "C", where Python then reads every text as ASCII."""
+    """Restore this thread's locale: NVRTC 12.1 leaves it at "C", which makes Python read every text as ASCII."""
     uselocale = ctypes.CDLL(None).uselocale
     uselocale.argtypes, uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
     before = uselocale(None)
@@ -57,7 +57,7 @@ def _locale_kept() -> Iterator[None]:
 
 
 class Compiler:
-    """An NVRTC library in this process. Its builtins are opened first, by full path: NVRTC 13 finds them only so."""
+    """An NVRTC library in this process. Its builtins are opened first, by full path: NVRTC 13 finds them only then."""
 
     def __init__(self, library: str, builtins: str | None) -> None:
         if builtins is not None:
@@ -66,13 +66,13 @@ class Compiler:
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def version(self) -> CudaVersion:
-        """Major and minor; NVRTC does not say its patch level."""
+        """Major and minor version; NVRTC does not report its patch level."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return CudaVersion(major.value, minor.value)
 
     def targets(self) -> tuple[ComputeCapability, ...]:
-        """The GPUs it can compile for."""
+        """The GPUs that it can compile for."""
         count = ctypes.c_int()
         self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         numbers = (ctypes.c_int * count.value)()
@@ -89,9 +89,9 @@ class Compiler:
         ptx: bool,
         instances: Sequence[str] = (),
     ) -> Compiled:
-        """Compile one program. ``headers`` maps what an #include says to what it gets.
+        """Compile one program. ``headers`` maps the name in an #include to the content of the header.
 
-        ``instances`` of templates are entry points as C++ writes them, such as ``scale<float, 4>``.
+        ``instances`` are template instances to use as entry points, in C++ syntax, such as ``scale<float, 4>``.
         """
         program = ctypes.c_void_p()
         texts = (ctypes.c_char_p * len(headers))(*headers.values())
@@ -108,7 +108,7 @@ class Compiler:
             log = self._get(program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace")
             if status:
                 return Compiled(b"", log, self._name(status))
-            # PTX comes with a trailing NUL, which belongs to whoever hands it to the driver.
+            # NVRTC adds a NUL to PTX; the code that passes PTX to the driver adds its own.
             text = self._get(program, "PTX").rstrip(b"\0")
             image = text if ptx else self._get(program, "CUBIN")
             symbols = {expression: self._symbol(program, expression) for expression in instances}
@@ -138,7 +138,7 @@ class Compiler:
 
 
 def open_nvrtc(found: Nvrtc) -> Compiler | Isolated:
-    """Compile with a library that ``find_nvrtc`` has found: in children, so that it can end none but those."""
+    """Open a library that ``find_nvrtc`` has found, in child processes, so that a crash ends only those."""
     from precast._builder.nvrtc_child import Isolated
 
     return Isolated(found) if sys.executable else Compiler(found.path, found.builtins)
@@ -151,9 +151,9 @@ def find_nvrtc(
     *,
     site_dirs: Iterable[Path] | None = None,
 ) -> tuple[Nvrtc | None, tuple[str, ...]]:
-    """The NVRTC to use: torch's own, else an ``nvidia-cuda-nvrtc*`` package, else a toolkit; and where it was sought.
+    """The NVRTC to use (torch's own, an ``nvidia-cuda-nvrtc*`` package, or a toolkit's), and the places searched.
 
-    With ``exact_version`` ("13.0.88") only that very version is taken: a label's device code is compiled by it alone.
+    With ``exact_version`` ("13.0.88") only that version is accepted: a label's device code is compiled by it alone.
     """
     looked_at: list[str] = []
     for via, folder in _places(torch_lib_dir, cuda_home, site_dirs):
@@ -175,7 +175,7 @@ def find_nvrtc(
 def _places(
     torch_lib_dir: Path | None, cuda_home: str | None, site_dirs: Iterable[Path] | None
 ) -> Iterator[tuple[str, Path]]:
-    """Every folder worth a look, in order of preference, none twice."""
+    """Every folder to search, in order of preference, without duplicates."""
     seen: set[Path] = set()
     for via, folder in _all_places(torch_lib_dir, cuda_home, site_dirs):
         resolved = folder.resolve()
@@ -206,7 +206,7 @@ def _site_dirs() -> list[Path]:
 
 
 def _package_folders(site: Path) -> list[Path]:
-    """The folders of the ``nvidia-cuda-nvrtc`` (13: nvidia/cu13) and ``-cu12`` (nvidia/cuda_nvrtc) packages."""
+    """The folders of the ``nvidia-cuda-nvrtc`` (CUDA 13: nvidia/cu13) and ``-cu12`` (nvidia/cuda_nvrtc) packages."""
     newest_first = sorted(site.glob("nvidia/cu[0-9]*/lib"), reverse=True)
     return [folder for folder in (*newest_first, site / "nvidia" / "cuda_nvrtc" / "lib") if folder.is_dir()]
 
@@ -217,13 +217,13 @@ def _toolkit_of_nvcc() -> list[Path]:
 
 
 def _libraries(folder: Path) -> list[Path]:
-    """The NVRTC libraries of a folder, one name for each file."""
+    """The NVRTC libraries of a folder, with one name for each file."""
     found = {path.resolve(): path for path in sorted(folder.glob("libnvrtc*")) if _LIBRARY.fullmatch(path.name)}
     return sorted(found.values(), reverse=True)
 
 
 def _builtins(library: Path, version: CudaVersion | None) -> Path | None:
-    """The builtins beside a library; with a version, those of that version (folders of toolkits may hold several)."""
+    """The builtins next to a library; ``version`` selects among several, as toolkit folders may have."""
     found = [path for path in sorted(library.parent.glob("libnvrtc-builtins*")) if _BUILTINS.fullmatch(path.name)]
     if version is not None:
         found = [path for path in found if f".so.{version}" in path.name] or found
@@ -231,9 +231,8 @@ def _builtins(library: Path, version: CudaVersion | None) -> Path | None:
 
 
 def _ask(library: Path, via: str) -> Nvrtc | str:
-    """Open a library and ask what it is, or say why that did not work."""
     try:
-        # Without builtins first: the version says which of them belong to this library.
+        # Without builtins first, because the version tells which builtins belong to this library.
         compiler = Compiler(os.fspath(library), None)
         version = compiler.version()
         targets = compiler.targets()
@@ -250,7 +249,7 @@ def _ask(library: Path, via: str) -> Nvrtc | str:
 
 
 def _full_version(library: Path, version: CudaVersion) -> str:
-    """The version with its patch level, from the package's metadata or the toolkit's version.json; else without."""
+    """The version with its patch level, from the package's metadata or the toolkit's version.json, if found there."""
     for parent in library.resolve().parents[:4]:
         for metadata in parent.glob("nvidia_cuda_nvrtc*-*.dist-info"):
             text = metadata.name.removesuffix(".dist-info").rpartition("-")[2]
@@ -261,6 +260,6 @@ def _full_version(library: Path, version: CudaVersion) -> str:
             text = str(known["cuda_nvrtc"]["version"])
             if CudaVersion.parse(text) == version:
                 return text
-        except (OSError, ValueError, KeyError, TypeError):  # no toolkit's root, or one that does not list its parts
+        except (OSError, ValueError, KeyError, TypeError):  # not a toolkit's root, or a version.json without parts
             continue
     return str(version)

@@ -1,7 +1,7 @@
-"""NVRTC in a process of its own: it ends the process it runs in when memory runs out ("LLVM ERROR: out of memory").
+"""NVRTC in a child process, because NVRTC ends its process if memory runs out ("LLVM ERROR: out of memory").
 
-The child reads one request from its standard input and writes one answer: a length, that many bytes of JSON, and then
-the image and the PTX. It starts without site-packages, and imports nothing but this package and the standard library.
+The child reads one request from its standard input and writes one answer: a length, that many bytes of JSON, then the
+image and the PTX. It starts without site-packages, and imports only this package and the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 class Isolated:
-    """What :class:`Compiler` offers to a build, one child for each compile."""
+    """The interface of :class:`Compiler` that builds use, with one child for each compile."""
 
     def __init__(self, found: Nvrtc) -> None:
         self._found = found
@@ -45,7 +45,7 @@ class Isolated:
         ptx: bool,
         instances: Sequence[str] = (),
     ) -> Compiled:
-        """As :meth:`Compiler.compile`; a child that dies is a failed compile, with what it said at last."""
+        """Like :meth:`Compiler.compile`. A child that dies is a failed compile, with its last output as the log."""
         request = {
             "library": self._found.path,
             "builtins": self._found.builtins,
@@ -61,7 +61,7 @@ class Isolated:
             done = subprocess.run(
                 command, input=json.dumps(request).encode(), capture_output=True, check=False, start_new_session=True
             )
-        except OSError as error:  # no memory, or no processes, are left for a child
+        except OSError as error:  # not enough memory or processes for a child
             return Compiled(b"", "", f"no process for NVRTC could be started: {error}")
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip()
@@ -70,12 +70,12 @@ class Isolated:
 
 
 def answer(parent: int) -> None:
-    """In the child: compile what the standard input asks for."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG (prctl(2)): it is of no use to anybody else
+    """In the child: compile the request from the standard input."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG (prctl(2)): end with the parent
     if os.getppid() != parent:
         sys.exit("the process that asked is gone")
     out = os.dup(1)
-    os.dup2(2, 1)  # whatever NVRTC prints
+    os.dup2(2, 1)  # NVRTC's own output goes to standard error
     asked = json.load(sys.stdin.buffer)
     headers = {spelled: text.encode("latin-1") for spelled, text in asked["headers"].items()}
     source, instances = asked["source"].encode("latin-1"), asked["instances"]
@@ -85,7 +85,7 @@ def answer(parent: int) -> None:
     head = json.dumps(facts).encode()
     with os.fdopen(out, "wb") as stream:
         stream.write(_LENGTH.pack(len(head)) + head + done.image + done.ptx)
-    os._exit(0)  # nothing of NVRTC has to be taken down
+    os._exit(0)  # skips the teardown of NVRTC
 
 
 def _read(data: bytes) -> Compiled:

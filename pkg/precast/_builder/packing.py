@@ -1,22 +1,22 @@
-"""Device code as a wheel holds it: one ``.xz`` for each image, and the bounds within which it is unpacked.
+"""Device code as packed in a wheel: one ``.xz`` per image, unpacked with limits on memory and size.
 
-Deflate, the compression of wheels, leaves nearly twice what this does (docs/decisions/packed-device-code.md). A file
-for each image, because a process reads one or two of them. ``lzma`` is part of Python, but not of a Python that was
-compiled without liblzma; so it is imported where it is needed, and its ImportError is for the caller to explain.
+Deflate, the compression of wheels, makes files nearly twice as large (docs/decisions/packed-device-code.md). Each image
+has its own file because a process reads only one or two. A Python that was compiled without liblzma lacks ``lzma``, so
+it is imported on use, and the caller explains its ImportError.
 """
 
 from __future__ import annotations
 
-_DICTIONARY_BYTES = 1 << 20  # more than an image holds, so more would find nothing; the reader allocates as much
-_MEMORY_BYTES = 8 << 20  # for a reader of that dictionary; a stream that asks for more is none of ours
+_DICTIONARY_BYTES = 1 << 20  # larger than an image, so a larger one would not help; the reader allocates as much
+_MEMORY_BYTES = 8 << 20  # enough to read with that dictionary; a stream that needs more is not ours
 
 
 class NotPacked(ValueError):
-    """The bytes are not an image of the size they should have; the message says how they differ."""
+    """The bytes are not a packed image of the expected size; the message says how they differ."""
 
 
 def lzma_error() -> str | None:
-    """What ``import lzma`` says in this Python; None where it works."""
+    """The error of ``import lzma`` in this Python; None if it works."""
     try:
         import lzma  # noqa: F401
     except ImportError as error:
@@ -25,22 +25,22 @@ def lzma_error() -> str | None:
 
 
 def settings() -> dict[str, int]:
-    """All that shapes the bytes beside the image and the release of liblzma."""
+    """Every setting that affects the packed bytes, apart from the image and the release of liblzma."""
     import lzma
 
     return {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": _DICTIONARY_BYTES}
 
 
 def pack(image: bytes) -> bytes:
-    """The image as one .xz stream; ImportError in a Python without lzma."""
+    """The image as one .xz stream; ImportError if this Python lacks lzma."""
     import lzma
 
-    # The manifest's SHA-256 is what a file is held against; the check of the format is only for whoever runs `xz -t`.
+    # Files are verified with the SHA-256 of the manifest. The format's own check is only for `xz -t`.
     return lzma.compress(image, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=[settings()])
 
 
 def unpack(packed: bytes, content_bytes: int) -> bytes:
-    """The image of exactly that size, or NotPacked; never holds more than a byte above it. ImportError as above."""
+    """The image of exactly that size, or NotPacked; unpacks at most one byte more. ImportError as for ``pack``."""
     import lzma
 
     reader = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MEMORY_BYTES)

@@ -1,8 +1,8 @@
-"""Parts: what one job of a release makes and another puts into wheels, each file checked by its hash.
+"""Parts: files that one job of a release makes and another puts into wheels, each verified by its hash.
 
 A part is a folder, ``device-cu130`` or ``host-torch-stable-2.10-x86_64``, with its files side by side and a
-``parts.json``, which has the form of a wheel's own manifest. A wheel takes a part whole or refuses it; nothing that
-is missing is compiled instead.
+``parts.json`` in the form of a wheel's manifest. A wheel takes a whole part or refuses it; missing files are never
+compiled instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ B = TypeVar("B", HostFile, DeviceFile)
 
 
 class PartRefused(KernelError):
-    """A part is not what the wheel needs; the message names the file."""
+    """A part does not fit the wheel; the message names the file."""
 
 
 def device_name(spec: LabelSpec) -> str:
@@ -51,7 +51,7 @@ def host_name(abi: TorchAbi, machine: str) -> str:
 
 
 def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
-    """Put a part at ``folder``, complete or not at all; False when it already lies there, byte for byte."""
+    """Write a part to ``folder``, completely or not at all; False if the same part is already there."""
     info = manifest(made, BuildMode.RELEASE, label, root)
     if _lies_there(folder, info):
         return False
@@ -72,7 +72,7 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
 
 
 def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None) -> Made:
-    """Every part of one wheel out of ``folder``, or PartRefused; compiles nothing. ``only``: for one minor of torch."""
+    """All parts of one wheel from ``folder``, or PartRefused; compiles nothing. ``only`` selects one minor of torch."""
     abis = known.built_abis(machine, only)
     pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]
     for source, targets in known.device_sources(spec.label):
@@ -83,7 +83,6 @@ def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path,
 
 
 def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
-    """A label's whole device code, checked."""
     again = f"python -m tools device --label {spec.name} --out {folder.parent}"
     info = _read(folder, spec.label, root, again)
     with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
@@ -100,7 +99,6 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
 
 
 def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
-    """One host library, checked."""
     again = f"python -m tools host --abi {abi} --arch {machine} --out {folder.parent}"
     info = _read(folder, Label(""), root, again)
     families = tuple(family.name for family in catalogue.FAMILIES)
@@ -113,7 +111,7 @@ def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
 
 
 def _read(folder: Path, label: Label, root: Path, again: str) -> BuildInfo:
-    """The manifest of a part that was made from these very sources, and no file beside what it lists."""
+    """The manifest of a part that was made from exactly these sources, in a folder without unlisted files."""
     path = folder / MANIFEST
     try:
         info = BuildInfo.from_json(read(path, MAX_MANIFEST_BYTES).decode())
@@ -136,7 +134,6 @@ def _read(folder: Path, label: Label, root: Path, again: str) -> BuildInfo:
 
 
 def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, Path]]:
-    """Each file beside its entry, once its hash is the listed one."""
     for file in files:
         path = folder / _name(file)
         try:
@@ -149,7 +146,6 @@ def _checked(files: Iterable[B], folder: Path, again: str) -> Iterator[tuple[B, 
 
 
 def _lies_there(folder: Path, info: BuildInfo) -> bool:
-    """Whether this very part is in ``folder`` already."""
     try:
         if (folder / MANIFEST).read_text(encoding="utf-8") != info.to_json():
             return False
@@ -161,7 +157,6 @@ def _lies_there(folder: Path, info: BuildInfo) -> bool:
 
 
 def _names(info: BuildInfo) -> set[str]:
-    """What the folder of a part holds."""
     return {MANIFEST, *map(_name, info.host), *map(_name, info.device)}
 
 

@@ -1,4 +1,4 @@
-"""A compiler as a child that never outlives us: not an interrupt, not an error, not even the end by SIGKILL."""
+"""Run a compiler as a child that never outlives us, whether an interrupt, an error or SIGKILL ends this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 PRIVATE, INHERITED = 0o077, -1
 _SEARCH_PATHS = {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"}
 
-# Runs in the child before it becomes the program: PR_SET_PDEATHSIG (prctl(2)) outlives exec, and ninja, when it is
-# told to end, ends its compilers. Between fork and exec of a process with threads no Python may run, hence a child.
+# Runs in the child before it becomes the program. PR_SET_PDEATHSIG (prctl(2)) survives exec, and ninja ends its
+# compilers when it is told to end. No Python may run between fork and exec of a process with threads, so a child does.
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -23,17 +23,17 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a compiler. No search path may come from a variable, because no key holds it.
+    """The environment of a compiler, without variables that add search paths, because no key contains them.
 
-    The messages of the compiler are read, so they are in English.
+    The locale is C, because the compiler's messages are parsed.
     """
     return {**{name: value for name, value in environment.items() if name not in _SEARCH_PATHS}, "LC_ALL": "C"}
 
 
 def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str], umask: int = PRIVATE) -> tuple[int, str]:
-    """The exit status of a program and what it said, which goes into ``log`` while it runs.
+    """Run a program and return its exit status and its output, which is written to ``log`` while it runs.
 
-    By default nobody else can read or write the files that it makes; ``INHERITED`` is the umask of this process.
+    By default only this user can read or write the files it makes; ``INHERITED`` keeps the umask of this process.
     """
     shim = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())] if sys.executable else []
     with log.open("wb") as output:
@@ -44,18 +44,18 @@ def run(command: Sequence[str], *, log: Path, environment: Mapping[str, str], um
             stderr=subprocess.STDOUT,
             env=environment,
             umask=umask,
-            start_new_session=True,  # a group of its own, so that all of it can be ended at once
+            start_new_session=True,  # its own process group, so that the whole group can be ended at once
         )
         try:
             status = child.wait()
         finally:
-            if child.returncode is None:  # an interrupt; it goes on as soon as nobody writes into the folder
+            if child.returncode is None:  # interrupted; raise only once no process writes into the folder
                 _end(child)
     return status, log.read_text(encoding="utf-8", errors="replace")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask ninja to end its compilers, each of which has a group of its own; then insist."""
+    """Ask ninja to end its compilers, each of which has its own group; kill ninja's group after a timeout."""
     child.send_signal(signal.SIGTERM)
     try:
         child.wait(timeout=5)

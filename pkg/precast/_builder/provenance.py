@@ -1,4 +1,4 @@
-"""Which commit a build is made from: asked of git in a checkout, read from the sdist elsewhere."""
+"""The commit that a build is made from: asked of git in a checkout, read from its record in an sdist."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-FACTS_FILE = "source.json"  # in an sdist: what git said when it was made
+FACTS_FILE = "source.json"  # in an sdist: git's answers at the time it was made
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The commit, or None when nobody knows it; ``dirty`` when the tree differs from it, or may.
+    """The commit, or None if unknown; ``dirty`` if the tree differs from it or may differ.
 
-    ``epoch`` is the moment of the commit, in seconds since 1970: the one that every file of a release bears.
+    ``epoch`` is the time of the commit, in seconds since 1970. Every file of a release gets this time.
     """
 
     commit: str | None
@@ -24,9 +24,9 @@ class Provenance:
 
 
 def of(root: Path) -> Provenance:
-    """Ask git if ``root`` is the top of a checkout, not merely somewhere inside one; else read the sdist's record.
+    """Ask git if ``root`` is the top of a checkout, not just somewhere inside one; otherwise read the sdist's record.
 
-    An unpacked source archive has neither. Its files bear the time of its commit, as ``git archive`` writes them.
+    An unpacked source archive has neither; ``git archive`` gives its files the time of the commit.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
@@ -41,13 +41,13 @@ def of(root: Path) -> Provenance:
 
 
 def record(facts: Provenance, tree: Path) -> None:
-    """Write what is known of a checkout into the tree of its sdist."""
+    """Write the facts of a checkout into the tree of its sdist."""
     text = json.dumps({"commit": facts.commit, "dirty": facts.dirty, "epoch": facts.epoch}, indent=1) + "\n"
     (tree / FACTS_FILE).write_text(text, encoding="utf-8")
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Git's answer, or None where there is no git or no checkout."""
+    """Git's answer, or None without git or outside a checkout."""
     command = ["git", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})

@@ -1,15 +1,15 @@
-"""Child Pythons, which all start here: they import what this process can, and nothing of the current directory.
+"""Start child Pythons: they can import the same modules as this process, but nothing from the current directory.
 
-Imports only ``os`` and ``sys``, which every Python has loaded by itself: the command line calls :func:`leave_here`
-before it imports anything else.
+This module imports only ``os`` and ``sys``, which every Python has loaded already, because the command line calls
+:func:`leave_here` before it imports anything else.
 """
 
 import os
 import sys
 
-# What this process was told about its own start holds for its children.
+# The interpreter options of this process also apply to its children.
 _FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "no_site": "-S"}
-# Python 3.10 has no -P and puts the current directory first; ``sys`` is built in, so nothing is searched for before.
+# Python 3.10 has no -P and puts the current directory first. ``sys`` is built in, so importing it searches no folder.
 _START = (
     "import sys; count = int(sys.argv[1]); sys.path[:] = sys.argv[2 : 2 + count]; sys.argv[:] = sys.argv[2 + count :]; "
     "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -25,23 +25,23 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a child. Python reads PYTHONPATH before any code runs, so only absolute folders stay in it."""
+    """The environment of a child. Only absolute folders stay in PYTHONPATH, which Python reads before any code runs."""
     kept = dict(os.environ)
     named = _absolute(kept.pop("PYTHONPATH", "").split(os.pathsep))
     return {**kept, "PYTHONPATH": os.pathsep.join(named)} if named else kept
 
 
 def leave_here() -> None:
-    """Takes the current directory off the path of this process."""
+    """Remove the current directory from the path of this process."""
     sys.path[:] = child_path()
 
 
 def child_path() -> list[str]:
-    """The path of this process without the current directory, every entry absolute."""
+    """The path of this process without the current directory, with every entry absolute."""
     path = list(sys.path)
     try:
         here = os.getcwd()  # noqa: PTH109 - pathlib is not loaded yet
-    except FileNotFoundError:  # deleted: relative entries lead nowhere
+    except FileNotFoundError:  # deleted, so relative entries lead nowhere
         return _absolute(path)
     named = [] if sys.flags.ignore_environment else _absolute(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
@@ -50,12 +50,12 @@ def child_path() -> list[str]:
 
 
 def without_here(path: list[str], here: str, *, named: list[str], library: str) -> list[str]:
-    """``path`` without what Python itself adds for the current directory; everything else stays, and absolute.
+    """``path`` without the entries that Python adds for the current directory; all others stay, made absolute.
 
-    A relative entry for the directory itself goes. An absolute one goes if it comes before the standard ``library``:
-    only -m, the folder of a script and PYTHONPATH put it there. It stays if it is ``named``: in PYTHONPATH by its whole
-    name, or as the folder that this package was imported from. Behind the library an installation has put it, such as
-    an editable one.
+    A relative entry for the directory is removed. An absolute one is removed if it comes before the standard
+    ``library``, where only -m, the folder of a script and PYTHONPATH can put it. It stays if it is ``named``: in
+    PYTHONPATH as an absolute path, or as the folder that this package was imported from. An entry after the library
+    comes from an installation, such as an editable one.
     """
     place = os.path.realpath(here)
     allowed = {os.path.realpath(folder) for folder in named}

@@ -1,4 +1,4 @@
-"""Which caches there are: the one that is written, and the read-only ones that are searched first."""
+"""The folders of the build caches: the one that is written, and the read-only ones that are searched first."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LOG = logging.getLogger("precast")
 
 
 def search_path(settings: Settings) -> tuple[Path, ...]:
-    """The caches of PRECAST_CACHE_PATH, in its order: filled by somebody else, never written here."""
+    """The caches of PRECAST_CACHE_PATH, in its order; other users fill them, and they are never written here."""
     named = (settings.cache_path or "").split(os.pathsep)
     return tuple(_named("PRECAST_CACHE_PATH", name) for name in named if name)
 
 
 def default_root(settings: Settings) -> Path:
-    """Where builds go: PRECAST_CACHE_DIR, else XDG_CACHE_HOME, else ~/.cache, else a private folder in the temp dir.
+    """The folder for builds: PRECAST_CACHE_DIR, XDG_CACHE_HOME, ~/.cache, or a private folder in the temp directory.
 
-    What the user named is taken as it is, even if it cannot be written: the error then says so. The others are taken
-    only if they can be. Only the last resort makes a folder, because its owner and mode must be proved.
+    PRECAST_CACHE_DIR is used even if it cannot be written; the error then says so. The others are used only if they
+    are writable. Only the last resort is created here, because its owner and mode must be checked.
     """
     planned = planned_root(settings)
     if planned is not None:
@@ -35,7 +35,7 @@ def default_root(settings: Settings) -> Path:
 
 
 def planned_root(settings: Settings) -> Path | None:
-    """The same without the last resort, for who only looks: None where builds go there."""
+    """Like ``default_root`` but without the last resort, for read-only callers: None if builds would go there."""
     if settings.cache_dir:
         return _named("PRECAST_CACHE_DIR", settings.cache_dir)
     places = (home / "precast" for home in _homes(settings) if home.is_absolute())
@@ -48,10 +48,10 @@ def _homes(settings: Settings) -> list[Path]:
 
 
 def _named(variable: str, name: str) -> Path:
-    """The folder a user named. A tilde that belongs to no user is part of the name, as it is for a shell."""
+    """The folder that a user named. As in a shell, a tilde stays if it matches no user."""
     try:
         return Path(os.path.expanduser(name)).absolute()  # noqa: PTH111 - expanduser of pathlib raises RuntimeError
-    except FileNotFoundError as error:  # the current directory was deleted
+    except FileNotFoundError as error:  # the current directory is gone
         raise KernelError(
             f"{variable}={name} names no folder\n"
             f"  found   {error}\n"
@@ -61,12 +61,12 @@ def _named(variable: str, name: str) -> Path:
 
 
 def _can_hold(path: Path) -> bool:
-    """Whether ``path`` is, or could be made, a folder that this user can write; ninja cannot write a line break."""
+    """Whether ``path`` is, or could become, a folder that this user can write. ninja cannot write a line break."""
     if any(character in str(path) for character in LINE_BREAKS):
         return False
     try:
         there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
-    except OSError:  # a name that is too long for any folder
+    except OSError:  # the name is too long
         return False
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

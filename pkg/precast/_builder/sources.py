@@ -1,4 +1,4 @@
-"""Where csrc lies, which files a source reaches, and what they hold: the content half of every build key."""
+"""Find csrc, the files that a source reaches, and their contents: the content half of every build key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTI
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file under a stable name (``csrc/rms_norm/host.cpp``) that is the same wherever the package is installed."""
+    """One file with a name (``csrc/rms_norm/host.cpp``) that is the same wherever the package is installed."""
 
     name: str
     path: Path
@@ -25,18 +25,18 @@ class SourceFile:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the content; neither the path nor the time of the file enters a key."""
+        """The digest of the content. The file's path and time are not part of any key."""
         return hashlib.sha256(self.data).hexdigest()
 
 
 def csrc_candidates() -> tuple[Path, Path]:
-    """The installed copy first, then the checkout that this package lies in."""
+    """The installed copy first, then the checkout that contains this package."""
     package = Path(__file__).resolve().parents[1]
     return package / "csrc", package.parents[1] / "csrc"
 
 
 def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
-    """Find the sources, told from an unrelated folder of that name by a marker file."""
+    """Find the sources. A marker file distinguishes them from an unrelated folder of the same name."""
     looked_at = csrc_candidates() if candidates is None else tuple(candidates)
     for candidate in looked_at:
         if (candidate / MARKER).is_file():
@@ -51,7 +51,7 @@ def csrc_dir(candidates: Iterable[Path] | None = None) -> Path:
 
 
 class Tree:
-    """Files under named roots, each read and searched for includes once.
+    """Files under named roots, each read and scanned for includes once.
 
     ``roots`` maps a prefix (``csrc``) to a folder; a file's name is ``prefix/relative path``.
     """
@@ -61,11 +61,11 @@ class Tree:
         self._read: dict[str, tuple[SourceFile, tuple[str, ...]]] = {}
 
     def reachable(self, entries: Iterable[str]) -> tuple[SourceFile, ...]:
-        """The files that ``entries`` include, directly or not, sorted by name, ``entries`` among them.
+        """All files that ``entries`` include, directly or not, and ``entries`` themselves, sorted by name.
 
-        An include is looked for beside the file that has it, then in each root; what is found in neither belongs to the
-        system and is the compiler's share of the key. Conditional includes count: a key may hold a file too many, never
-        one too few.
+        An include is looked for in the folder of the including file, then in each root. A file found in neither belongs
+        to the system, and the compiler's part of the key covers it. Conditional includes count: a key may cover a file
+        too many, but never one too few.
         """
         found: dict[str, SourceFile] = {}
         todo = list(entries)
@@ -77,7 +77,7 @@ class Tree:
         return tuple(found[name] for name in sorted(found))
 
     def resolve(self, includer: str, spelled: str) -> str | None:
-        """Find an include: the name of the file it means, or None for one of the system's."""
+        """The name of an included file, or None for a system header."""
         prefix, _, relative = includer.partition("/")
         beside = _normalised(f"{relative.rpartition('/')[0]}/{spelled}")
         if beside is not None and (self.roots[prefix] / beside).is_file():
@@ -99,12 +99,12 @@ class Tree:
 
 
 def digest_of(files: Iterable[SourceFile]) -> str:
-    """One digest over names and contents, whatever the order they come in."""
+    """One digest over names and contents, independent of their order."""
     return digest_of_pairs((file.name, file.sha256) for file in files)
 
 
 def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """The same digest from names and digests already known."""
+    """The same digest, from known names and digests."""
     whole = hashlib.sha256()
     for name, sha256 in sorted(pairs):
         whole.update(f"{name}\0{sha256}\n".encode())
@@ -112,11 +112,11 @@ def digest_of_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def source_digest(csrc: Path) -> str:
-    """The digest of everything that is ours under ``csrc``: what a manifest names the sources by.
+    """The digest of our own sources under ``csrc``, by which a manifest identifies them.
 
-    That is what compilers read. The descriptions (``family.toml``) stay out of it: a wheel has them in another form,
-    which could not be compared, the families that a binary holds are in the manifest by name, and a new comment or a
-    new public function makes no binary stale.
+    It covers the files that compilers read, but not the descriptions (``family.toml``). A wheel has those in another
+    form, which could not be compared; the manifest names the families of a binary; and a new comment or a new public
+    function makes no binary stale.
     """
     known = [path for path in csrc.rglob("*") if path.is_file() and path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
     ours = [path for path in known if path.relative_to(csrc).parts[0] != "torch_stable"]
@@ -133,13 +133,13 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _restore() -> str:
-    from precast._builder import installer  # only an error asks
+    from precast._builder import installer  # needed only for an error
 
     return installer.restore_command() or "install precast again, from where it came"
 
 
 def _normalised(relative: str) -> str | None:
-    """Take ``..`` out of a relative path; None when it climbs above its root."""
+    """Resolve ``..`` in a relative path; None if it climbs above its root."""
     parts: list[str] = []
     for part in relative.split("/"):
         if part in {"", "."}:

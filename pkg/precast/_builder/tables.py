@@ -1,4 +1,4 @@
-"""Reading TOML tables strictly: every key is taken once, and what nobody has taken is an error that names its place."""
+"""Read TOML tables strictly: each key is taken once, and a key that was not taken is an error that names its place."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class MatrixError(KernelError):
-    """matrix.toml says something that cannot be; the message names the place."""
+    """matrix.toml or a description has an invalid entry; the message names the place."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A file as plain values; MatrixError when it cannot be read."""
+    """A file as plain values; MatrixError if it cannot be read."""
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -31,23 +31,23 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class Table:
-    """One table being read; ``where`` is how messages call it."""
+    """One table being read; ``where`` is its name in messages."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = dict(values)
         self.where = where
 
     def take(self, key: str, kind: type[T]) -> T:
-        """The value of a key that must be there, of exactly that type."""
+        """The value of a required key, of exactly that type."""
         if key not in self.values:
             raise MatrixError(f"{self.where}: {key} is missing")
         value = self.values.pop(key)
-        if type(value) is not kind:  # a bool is no int here
+        if type(value) is not kind:  # exact, so that a bool is not an int
             raise MatrixError(f"{self.where}.{key}: wanted {kind.__name__}, found {value!r}")
         return value
 
     def maybe(self, key: str, kind: type[T]) -> T | None:
-        """The value of a key, or None where it is not there."""
+        """The value of a key, or None if it is missing."""
         return self.take(key, kind) if key in self.values else None
 
     def table(self, key: str) -> Table:
@@ -55,7 +55,7 @@ class Table:
         return Table(self.take(key, dict), f"{self.where}.{key}")
 
     def tables(self, key: str, name: str) -> tuple[Table, ...]:
-        """A list of tables, each called by its own value of ``name``."""
+        """A list of tables, each identified by its value of ``name``."""
         found = self.take(key, list)
         if not all(isinstance(values, dict) for values in found):
             raise MatrixError(f"{self.where}.{key}: wanted a list of tables, found {found!r}")
@@ -69,21 +69,21 @@ class Table:
         return tuple(values)
 
     def parsed(self, key: str, parser: Callable[[str], T]) -> T:
-        """A text, through a parser."""
+        """A text, parsed."""
         return self.parse(key, self.take(key, str), parser)
 
     def all_parsed(self, key: str, parser: Callable[[str], T]) -> tuple[T, ...]:
-        """A list of texts, each through a parser."""
+        """A list of texts, each parsed."""
         return tuple(self.parse(key, text, parser) for text in self.texts(key))
 
     def parse(self, key: str, text: str, parser: Callable[[str], T]) -> T:
-        """What a parser makes of a text that lies under this key; its ValueError gets the place."""
+        """The parsed text of this key; a ValueError of the parser becomes a MatrixError with the place."""
         try:
             return parser(text)
         except ValueError as error:
             raise MatrixError(f"{self.where}.{key}: {error}") from error
 
     def finish(self) -> None:
-        """Nothing may be left over."""
+        """Raise MatrixError if a key was not taken."""
         if self.values:
             raise MatrixError(f"{self.where}: nobody reads {', '.join(sorted(self.values))}")

@@ -1,4 +1,4 @@
-"""Finding a C++ compiler and ninja. Looks at files and asks for versions and targets; compiles nothing."""
+"""Find a C++ compiler and ninja. Looks at files and asks for versions and targets; compiles nothing."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from precast._abi.host import Compiler
 from precast._abi.settings import Settings
 
 _COMPILERS = ("g++", "c++", "clang++")
-_USABLE = 0.85  # of the free memory; the rest is for whoever else wakes up
-COMPILE_BYTES = 400_000_000  # the largest compile of ours took 243 MB (g++ 12.2, the adapter to torch)
+_USABLE = 0.85  # share of the free memory; the rest is for other processes
+COMPILE_BYTES = 400_000_000  # our largest compile took 243 MB (g++ 12.2, the adapter to torch)
 _PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # linux/prctl.h
-_WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them superfluous
+_WRAPPERS = ("ccache", "sccache", "distcc")  # may precede the compiler in CXX; our own cache makes them unnecessary
 
 
 def target_machine(settings: Settings) -> str:
-    """The architecture to build for: PRECAST_ARCH, else that of this machine."""
+    """The architecture to build for: PRECAST_ARCH, otherwise that of this machine."""
     return settings.arch or platform.machine()
 
 
 def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compiler | None, tuple[str, ...]]:
-    """CXX alone when it is set (a setting is verified, never replaced), else the first of PATH that answers.
+    """CXX if it is set (a setting is verified, never replaced), otherwise the first working compiler on PATH.
 
-    For another ``machine`` than this one it is the cross compiler under its Debian name, and it must say that it
-    compiles for it. Also returns one line for every place looked at.
+    For another ``machine`` it is the cross compiler with the Debian name, and it must report that machine as its
+    target. Also returns one line for every place that was searched.
     """
     looked_at: list[str] = []
     cxx = settings.cxx
@@ -62,7 +62,7 @@ def find_compiler(settings: Settings, machine: str | None = None) -> tuple[Compi
 
 
 def launcher() -> tuple[str, ...]:
-    """What goes before a compile of somebody else's sources: ccache or sccache where there is one.
+    """A prefix for compiles of user sources: ccache or sccache if installed.
 
     Our own sources need none: each of their objects is an entry of our cache.
     """
@@ -71,9 +71,9 @@ def launcher() -> tuple[str, ...]:
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor has and the kernel lets programs use, in the words of /proc/cpuinfo; nothing without it.
+    """The features that the processor has and the kernel enables, as in /proc/cpuinfo; empty without that file.
 
-    An ARM processor with SVE has its vector length beside it, such as "sve256".
+    For an ARM processor with SVE this includes its vector length, such as "sve256".
     """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
@@ -84,7 +84,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def _sve() -> tuple[str, ...]:
-    """The vector length of this process, which cpuinfo does not tell; none without SVE, where Linux knows no length."""
+    """The SVE vector length of this process, which cpuinfo does not show; empty without SVE or outside aarch64."""
     if platform.machine() != "aarch64":
         return ()
     length: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL)
@@ -99,7 +99,7 @@ def package_for(machine: str) -> str:
 
 
 def libc_version(compiler: Compiler, machine: str) -> str:
-    """The C library that a compiler links with, such as "glibc 2.36": a cross compiler brings one of its own."""
+    """The C library that a compiler links with, such as "glibc 2.36". A cross compiler brings its own."""
     if machine == platform.machine():
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown libc"
     library = Path(_said(compiler.path, "-print-file-name=libc.so.6"))
@@ -113,7 +113,7 @@ def _said(path: str, option: str) -> str:
 
 
 def ask_compiler(path: str) -> Compiler | None:
-    """Kind and version of a compiler by its own words; None for anything that does not answer like one."""
+    """Kind and version that a compiler reports; None if the program does not answer like a compiler."""
     try:
         answers = [
             subprocess.run([path, *option], capture_output=True, text=True, timeout=30, check=False).stdout
@@ -128,11 +128,11 @@ def ask_compiler(path: str) -> Compiler | None:
 
 
 def find_ninja() -> tuple[str | None, tuple[str, ...]]:
-    """The ninja of the ``ninja`` package, else of PATH; with one line for every place looked at."""
+    """The ninja of the ``ninja`` package, otherwise the one on PATH; with one line for every place searched."""
     looked_at: list[str] = []
     spec = importlib.util.find_spec("ninja")
     for folder in () if spec is None else (spec.submodule_search_locations or ()):
-        # The package keeps it in data/bin up to 1.11 and in the environment's bin folder since.
+        # The package keeps it in data/bin up to 1.11, and in the environment's bin folder after that.
         for candidate in (Path(folder) / "data" / "bin" / "ninja", *_scripts_beside(Path(folder))):
             if os.access(candidate, os.X_OK):
                 return str(candidate), (f"ninja: {candidate}",)
@@ -145,7 +145,7 @@ def find_ninja() -> tuple[str | None, tuple[str, ...]]:
 
 
 def find_triton() -> tuple[str | None, tuple[str, ...]]:
-    """The version of the installed Triton, under any of the names it is distributed by; it is not imported."""
+    """The version of the installed Triton, under any of its distribution names; Triton is not imported."""
     if importlib.util.find_spec("triton") is None:
         return None, ("triton: the triton package: not there",)
     for name in ("triton", "triton-rocm", "triton-xpu", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu"):
@@ -158,13 +158,13 @@ def find_triton() -> tuple[str | None, tuple[str, ...]]:
 
 
 def _scripts_beside(package: Path) -> tuple[Path, ...]:
-    """Where pip puts the programs of a package that lies in this site-packages: a prefix, or a --target folder."""
+    """Where pip puts the programs of a package in this site-packages: in a prefix or in a --target folder."""
     site = package.parent
     return (site / "bin" / "ninja", *(parent / "bin" / "ninja" for parent in site.parents[1:3]))
 
 
 def default_jobs(settings: Settings) -> int:
-    """MAX_JOBS wins; else as many as have a CPU and memory, by affinity and by the limits of the cgroup."""
+    """MAX_JOBS, otherwise as many jobs as CPUs and memory allow, by affinity and by the limits of the cgroup."""
     if settings.max_jobs:
         return settings.max_jobs
     groups = cgroups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
@@ -174,35 +174,35 @@ def default_jobs(settings: Settings) -> int:
 
 
 def cgroups(membership: Path, root: Path) -> tuple[Path, ...]:
-    """The folders of this process' cgroup (v2) and of those around it: a batch job may have its limit in any."""
+    """The folders of this process's cgroup (v2) and its parents; a batch job may have its limit in any of them."""
     try:
         match = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
-    except OSError:  # no cgroups here
+    except OSError:  # no cgroups
         return ()
     own = root / (match[1] if match else "")
     return tuple(folder for folder in (own, *own.parents) if folder == root or root in folder.parents)
 
 
 def free_memory(meminfo: Path, groups: Sequence[Path]) -> int | None:
-    """The bytes that may still be used, by the machine and by its cgroups; None where nobody says."""
+    """The bytes that the machine and its cgroups leave free; None if neither is known."""
     found = [_cgroup_memory(group) for group in groups]
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
         found.append(int(match[1]) * 1024 if match else None)
-    except OSError:  # no /proc: the cgroups alone decide
+    except OSError:  # no /proc, so only the cgroups count
         pass
     return min((max(0, free) for free in found if free is not None), default=None)
 
 
 def _cgroup_memory(group: Path) -> int | None:
-    """What is left of the limit of one cgroup (v2); None without one."""
+    """The free memory under the limit of one cgroup (v2); None without a limit."""
     try:
-        most = int((group / "memory.max").read_text())  # "max" where there is none
+        most = int((group / "memory.max").read_text())  # "max" if there is no limit
         used = int((group / "memory.current").read_text())
         cache = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
     except (OSError, ValueError):
         return None
-    return most - used + (int(cache[1]) if cache else 0)  # files are given up when it gets tight
+    return most - used + (int(cache[1]) if cache else 0)  # cached files are dropped under memory pressure
 
 
 def _jobs_in_memory(free_bytes: int | None) -> int | None:
@@ -210,9 +210,9 @@ def _jobs_in_memory(free_bytes: int | None) -> int | None:
 
 
 def _cgroup_cpus(path: Path) -> int | None:
-    """The quota of cgroup v2, rounded up to whole CPUs; None without one."""
+    """The CPU quota of a cgroup (v2), rounded up to whole CPUs; None without a quota."""
     try:
         quota, _, period = path.read_text().strip().partition(" ")
         return None if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError):  # no cgroup v2, or another format: the affinity alone decides
+    except (OSError, ValueError):  # no cgroup v2, or another format; only the affinity counts
         return None

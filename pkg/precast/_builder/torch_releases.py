@@ -1,4 +1,4 @@
-"""The releases of torch in matrix.toml: for which Python and CUDA each was built, and in which C++ ABI."""
+"""The torch releases in matrix.toml: the Python and CUDA versions of their builds, and their C++ ABI."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _CXX_STANDARDS = (17, 20)
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """One build of a release, named as torch's index names it: ``cpu`` or ``cu126``."""
+    """One build of a release, with its name on torch's index: ``cpu`` or ``cu126``."""
 
     name: str
     cxx11: bool
 
     @property
     def cuda(self) -> CudaVersion | None:
-        """The CUDA it was built with."""
+        """The CUDA version it was built with."""
         return Label.parse(self.name).cuda
 
 
 @dataclass(frozen=True, slots=True)
 class TorchRelease:
-    """One minor of torch at its newest patch release; builds and Pythons by architecture, ``pypi`` the build there."""
+    """One torch minor at its newest patch. ``builds``, ``pythons`` and ``pypi`` (PyPI's build) are by architecture."""
 
     version: str
     cxx_standard: int
@@ -38,12 +38,12 @@ class TorchRelease:
 
     @property
     def release(self) -> Release:
-        """Its minor, ``2.6``."""
+        """The minor, ``2.6``."""
         return TorchVersion.parse(self.version).release
 
 
 def read_releases(torch: Table, pythons: tuple[Release, ...], machines: tuple[str, ...]) -> tuple[TorchRelease, ...]:
-    """Every release, oldest first; a Python that the project does not support is left out."""
+    """Every release, oldest first, without the Pythons that the project does not support."""
     found = tuple(_release(table, pythons, machines) for table in torch.tables("releases", "version"))
     minors = [release.release for release in found]
     for before, after in itertools.pairwise(minors):
@@ -85,7 +85,7 @@ def _builds(table: Table) -> tuple[TorchBuild, ...]:
 
 
 def _pythons(table: Table, known: tuple[Release, ...], machines: tuple[str, ...]) -> Mapping[str, tuple[Release, ...]]:
-    """A range for every architecture, or one for each."""
+    """The Pythons of each architecture, from one range for all or one for each."""
     if type(table.values.get("python")) is dict:
         ranges = table.table("python")
         found = {machine: _range(ranges, machine, known) for machine in machines}

@@ -1,7 +1,8 @@
-"""Reads single files of a torch release from the package index, by HTTP range requests.
+"""Read single files of a torch release from the package index, with HTTP range requests.
 
-pip finds the wheel, because pip knows how to reach the user's index. Of the user's configuration it sees that alone: a
-constraint, a folder of wheels or ``no-index`` says which torch to install, and here a fixed release is only read.
+pip finds the wheel, because pip knows how to reach the user's index. It sees only that part of the user's
+configuration: a constraint, a folder of wheels or ``no-index`` controls which torch is installed, but here a fixed
+release is only read.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from precast._builder import python
 BLOCK_BYTES = 1 << 18
 PYPI = "https://pypi.org/simple"
 
-# One wheel for every machine: the headers do not differ between platforms, and their hashes would show it.
+# One wheel serves every machine: the headers do not differ between platforms, and their hashes would show it.
 _WHEEL_OPTIONS = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312")
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux1_x86_64")  # torch 2.4 to 2.6 have the latter in their names
-# pip's options that say where an index is and how to reach it. Everything else in its configuration is left out.
+_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux1_x86_64")  # the latter is in the names of torch 2.4 to 2.6
+# pip's options for the location of an index and the way to reach it. The rest of its configuration is left out.
 _REACH = (
     "index-url",
     "extra-index-url",
@@ -42,7 +43,7 @@ _REACH = (
     "default-timeout",
     "retries",
 )
-_SECTIONS = ("global", "install", ":env:")  # the later one wins, as in pip
+_SECTIONS = ("global", "install", ":env:")  # later ones win, as in pip
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -55,18 +56,18 @@ class Reach:
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """The indexes, the main one first; they may hold a password."""
+        """The indexes, the main one first. Their URLs may contain a password."""
         return (self.options.get("index-url", PYPI), *self.options.get("extra-index-url", "").split())
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables for a pip that reads no configuration but this."""
+        """The environment for a pip that reads only this configuration."""
         kept = {name: value for name, value in environ.items() if not name.upper().startswith("PIP_")}
         own = {f"PIP_{name.upper().replace('-', '_')}": value for name, value in self.options.items()}
         return {**kept, **own, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def find_wheel(torch: str, run: Run = subprocess.run) -> str:
-    """The URL of the wheel of a torch release, which is not downloaded; OSError says which indexes lack it."""
+    """The URL of the wheel of a torch release, without downloading it; an OSError says which indexes lack it."""
     with tempfile.TemporaryDirectory() as folder:
         reach = _configured(folder, run)
         report = Path(folder) / "report.json"
@@ -85,7 +86,7 @@ def find_wheel(torch: str, run: Run = subprocess.run) -> str:
 
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[zipfile.ZipFile]:
-    """The wheel at a URL as an archive that is read piece by piece. Any failure is an OSError that names the URL."""
+    """The wheel at a URL as an archive that is read in blocks. Any failure is an OSError that names the URL."""
     try:
         with open_url(url) as file, zipfile.ZipFile(file) as wheel:
             yield wheel
@@ -94,8 +95,8 @@ def opened(url: str) -> Iterator[zipfile.ZipFile]:
 
 
 def open_url(url: str) -> io.BufferedReader:
-    """A seekable file over a URL: a local one is opened, another is read block by block."""
-    import urllib.request  # takes longer than a rebuild after an edit, which needs no URL
+    """A seekable file for a URL: a local file is opened, a remote one is read block by block."""
+    import urllib.request  # slower than a rebuild after an edit, which needs no URL
 
     if url.startswith("file:"):
         return Path(urllib.request.url2pathname(url.removeprefix("file://"))).open("rb")
@@ -103,12 +104,12 @@ def open_url(url: str) -> io.BufferedReader:
 
 
 def without_secret(text: str) -> str:
-    """A text without the names and passwords in its URLs, for messages."""
+    """The text with user names and passwords removed from its URLs, for messages."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def _configured(folder: str, run: Run) -> Reach:
-    """What the user's pip is told about indexes: files and PIP_* variables, in pip's own order."""
+    """The user's pip settings about indexes, from files and PIP_* variables, in pip's own order."""
     command = python.command("pip", "config", "list")
     done = run(command, cwd=folder, env=python.environment(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -126,7 +127,7 @@ def _configured(folder: str, run: Run) -> Reach:
 
 
 def _with_password(url: str, indexes: tuple[str, ...]) -> str:
-    """Put the name and password of an index back into the URL of its file: pip's report leaves them out."""
+    """Restore the user name and password of an index in the URL of its file; pip's report omits them."""
     place = urllib.parse.urlsplit(url)
     for index in map(urllib.parse.urlsplit, indexes):
         user, at, host = index.netloc.rpartition("@")
@@ -136,7 +137,7 @@ def _with_password(url: str, indexes: tuple[str, ...]) -> str:
 
 
 class _RangeReader(io.RawIOBase):
-    """Reads a remote file in aligned blocks, each fetched once by an HTTP range request."""
+    """Reads a remote file in aligned blocks, each fetched once with an HTTP range request."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -175,7 +176,7 @@ class _RangeReader(io.RawIOBase):
         if index not in self._blocks:
             first = index * BLOCK_BYTES
             wanted = {"Range": f"bytes={first}-{first + BLOCK_BYTES - 1}"}
-            request = urllib.request.Request(self._url, headers=wanted)  # the scheme is pip's
+            request = urllib.request.Request(self._url, headers=wanted)  # the scheme comes from pip
             if self._password is not None:
                 request.add_unredirected_header("Authorization", f"Basic {self._password}")
             with urllib.request.urlopen(request, timeout=60) as answer:

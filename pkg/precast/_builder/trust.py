@@ -1,8 +1,8 @@
-"""Folders that libraries are loaded from: only this user can have put anything there.
+"""Check folders that libraries are loaded from: only this user may have put files there.
 
-Whoever can write into the cache, or can put another folder in its place, runs code in every process that uses it. So
-folders are made with mode 0700, and :func:`why_not` judges a folder before it is used. Files are judged while they are
-open, by :func:`why_not_one`.
+Anyone who can write into the cache, or replace its folder, runs code in every process that uses it. So folders are made
+with mode 0700, and :func:`why_not` checks a folder before it is used. :func:`why_not_one` checks files while they are
+open.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from precast.errors import KernelError
 
-_LINKS = 40  # as many as the kernel follows: ELOOP of path_resolution(7)
+_LINKS = 40  # the kernel's own limit: ELOOP of path_resolution(7)
 
 
 def private_folder(path: Path) -> Path:
-    """Make, or check, a folder that only this user can enter; for places where everybody can make folders."""
+    """Make or check a folder that only this user can enter, in a place where everybody can make folders."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -37,7 +37,7 @@ def private_folder(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Make a folder with all its parents, those that are missing for this user alone, whatever the umask says."""
+    """Make a folder and its missing parents, for this user alone, whatever the umask."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -50,18 +50,18 @@ def make_private(path: Path) -> None:
 
 
 def require_own(root: Path, entry: Path | None = None) -> None:
-    """Refuse a cache that somebody else could write into, or could exchange: its root, and the way to an entry."""
+    """Refuse a cache that another user could write into or replace: checks its root, and the way to an entry."""
     reason = why_not(root, entry, owner=os.getuid())
     if reason is not None:
         raise _unsafe(root, reason)
 
 
 def why_not(root: Path, place: Path | None = None, *, owner: int | None) -> str | None:
-    """What makes a folder unsafe to load libraries from; None if nothing does, or if it is not there yet.
+    """Why it is unsafe to load libraries from a folder; None if it is safe or does not exist yet.
 
-    It belongs to ``owner`` (None: to whom is not asked, as for a cache that an administrator filled), nobody
-    else may write into it, and on the way to it there is no folder where everybody can rename and no link of another
-    user. The same is asked of ``place``, a folder or a file below it, and of each folder between them.
+    The folder must belong to ``owner`` (None skips this, as for a cache that an administrator filled), and no other
+    user may write into it. The path to it must contain no folder where everybody can rename, and no link of another
+    user. The same is checked for ``place``, a folder or a file below it, and for each folder between them.
     """
     deepest = root if place is None else place
     steps = [step for step in reversed(deepest.parents) if step == root or root in step.parents]
@@ -69,7 +69,7 @@ def why_not(root: Path, place: Path | None = None, *, owner: int | None) -> str 
         absolute = _absolute(step)
         try:
             facts = absolute.stat()
-        except (FileNotFoundError, NotADirectoryError):  # it cannot be written either, and that error says it better
+        except (FileNotFoundError, NotADirectoryError):  # it cannot be written either; that error explains it better
             break
         except OSError as error:
             return f"{absolute}: {error.strerror}"
@@ -80,7 +80,7 @@ def why_not(root: Path, place: Path | None = None, *, owner: int | None) -> str 
 
 
 def why_not_one(facts: os.stat_result, *, owner: int | None) -> str | None:
-    """What makes one file or folder unsafe by itself: its owner, or who else may write it."""
+    """Why one file or folder is unsafe by itself: its owner, or its write permissions."""
     if owner is not None and facts.st_uid != owner:
         return f"it belongs to user {facts.st_uid}"
     if facts.st_mode & (0o022 if owner is not None else 0o002):
@@ -93,12 +93,12 @@ def _absolute(path: Path) -> Path:
 
 
 def _why_not_the_way(path: Path, links: int) -> str | None:
-    """Judge each step from / to ``path``, and the way that each link on it leads to."""
+    """Check each step from / to ``path``, and the target of each link on the way."""
     for step in (*reversed(path.parents), path):
         try:
             facts = step.lstat()
         except OSError:
-            return None  # from here on nothing is there, or nothing can be reached: that is for the caller to find
+            return None  # nothing below exists or can be reached; the caller finds that out
         if stat.S_ISLNK(facts.st_mode):
             if facts.st_uid not in {0, os.getuid()}:
                 return f"{step}: a link of user {facts.st_uid}"
@@ -125,6 +125,6 @@ def _unsafe(path: Path, found: str) -> KernelError:
 
 
 def _another(path: Path) -> str:
-    from precast._builder import elsewhere  # which asks this module about folders
+    from precast._builder import elsewhere  # here because it imports this module
 
     return elsewhere.setting(path)

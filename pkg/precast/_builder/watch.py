@@ -1,4 +1,4 @@
-"""How a build tells whoever waits for it how far it is."""
+"""The interface through which a build reports its progress."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class Watch:
-    """Somebody who watches a build; this one does not look. May be called from any thread."""
+    """Receives the progress of a build; this base class ignores it. Methods may be called from any thread."""
 
     def log(self, path: Path) -> None:
-        """What ninja says is written to this file while it says it."""
+        """Ninja writes its output to this file while it runs."""
 
     def step(self, done: int, total: int) -> None:
-        """So many of so many steps are done, where there is no such file."""
+        """Report that ``done`` of ``total`` steps are finished, for builds without a log file."""
 
 
 UNWATCHED = Watch()

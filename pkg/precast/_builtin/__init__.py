@@ -1,1 +1,1 @@
-"""The extensions that come with the package, as the loaders begin with them."""
+"""The extensions that come with the package, which the loaders start with."""

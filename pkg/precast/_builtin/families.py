@@ -1,4 +1,4 @@
-"""What the built-in extensions do: each stands for kernel families of the catalogue on one kind of device."""
+"""The classes of the built-in extensions: each serves kernel families of the catalogue on one kind of device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class FamilyExtension(Extension):
-    """Families on a device type; the rows of the table say which. ``load`` loads the first, a call the others."""
+    """Families on a device type, as given by a row of the table. ``load`` loads the first, a call loads the others."""
 
     extension_name: ClassVar[str]
     families: ClassVar[tuple[catalogue.Family, ...]] = ()
     device: ClassVar[str] = "cpu"
-    machine: ClassVar[str | None] = None  # as platform.machine() says it; None for any
+    machine: ClassVar[str | None] = None  # from platform.machine(); None for any
     members: ClassVar[Mapping[str, Any]] = {}
-    place: ClassVar[int] = 1  # its priority
+    place: ClassVar[int] = 1  # the priority
 
     def __init__(self) -> None:
-        # The class beside this one says the rest.
+        # The other base class of each subclass supplies the remaining arguments.
         super().__init__(self.extension_name, priority=self.place)  # type: ignore[call-arg]
 
     def is_available(self) -> bool:
-        """Whether this machine is here, and a GPU that torch can use, or for the CPU none of another maker."""
+        """Whether the machine matches and torch can use the GPU; CPU kernels yield to another maker's accelerator."""
         if self.machine not in (None, platform.machine()):
             return False
         if self.device != "cpu":
@@ -46,28 +46,28 @@ class FamilyExtension(Extension):
         return not (for_gpus and backends.has_other_accelerator())
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable with every candidate and why it was passed over; loads and builds nothing."""
+        """Raise KernelUnavailable with every candidate and why it was rejected; loads and builds nothing."""
         if self.machine not in (None, platform.machine()):
             raise verdict.wrong_machine(self.name, self.machine, platform.machine())
         for family in self.families:
             verdict.assert_served(family, self.device)
 
     def assert_build_compatible(self) -> None:
-        """The same: what is missing is built by the one builder, which looks for its own tools."""
+        """The same as ``assert_compatible``: the builder of missing pieces finds its own tools."""
         self.assert_compatible()
 
     def build_aot(self) -> SetuptoolsExtension:
-        """A ``setuptools.Extension``, its objects compiled now: the host code and the CPU kernels of the families."""
+        """A ``setuptools.Extension`` with objects compiled now: host code and CPU kernels of the families."""
         from precast.extension import aot
 
         return aot.build_extension(f"precast._C.{self.name}", self.families)
 
     def build_jit(self) -> KernelModule:
-        """The same as ``load``: what fits is loaded, and only what is missing is built."""
+        """The same as ``load``, which builds only the missing pieces."""
         return self.load()
 
     def load(self) -> KernelModule:
-        """Loads the family for the device type and returns its functions under the names they always had."""
+        """Load the first family for the device type and return its functions under their established names."""
         self.assert_compatible()
         loaded = _loading.ensure(self.families[0].name, self.device)
         return KernelModule(self.name, self.members, loaded.host, loaded.images)
@@ -83,12 +83,12 @@ class HostExtension(FamilyExtension, CppExtension):
     absent: ClassVar[str] = "it is for another CPU, or torch has an accelerator that is not NVIDIA's"
 
     def sources_files(self) -> list[str]:
-        """The C++ of the families: host code, and CPU kernels, which are compiled once per instruction set."""
+        """The C++ of the families: host code, and CPU kernels, which are compiled once per CPU level."""
         names = (name for family in self.families for name in (*family.host, *family.cpu))
         return [str(sources.csrc_dir() / name) for name in dict.fromkeys(names)]
 
     def cxx_flags(self) -> list[str]:
-        """What every source is compiled with by g++."""
+        """The g++ options of every source."""
         return list(flags.host_options("g++", debug=False))
 
 
@@ -115,7 +115,7 @@ class ReferenceExtension(TorchExtension):
 
 
 class UnwrittenExtension(Extension):
-    """A module that is known by name, and whose kernels are not written yet: it says so, and never pretends."""
+    """A module whose name is known but whose kernels are not written yet. Using it raises an error that says so."""
 
     backend: ClassVar[str] = "none"
     extension_name: ClassVar[str]
@@ -128,7 +128,7 @@ class UnwrittenExtension(Extension):
         super().__init__(self.extension_name, support_aot=False, support_jit=False, priority=0)
 
     def is_available(self) -> bool:
-        """Whether the hardware is here is not the question."""
+        """Always true; ``assert_compatible`` raises."""
         return True
 
     def assert_compatible(self) -> None:

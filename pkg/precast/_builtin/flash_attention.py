@@ -1,7 +1,7 @@
-"""Attention through what others have: flash-attn, torch's scaled_dot_product_attention, torch_npu.
+"""Attention through other packages: flash-attn, torch's scaled_dot_product_attention, torch_npu.
 
-``load()`` gives one function. ``q``, ``k`` and ``v`` are ``(batch, heads, length, width)``, and so is the result.
-``attention_mask`` is what torch takes: bool, true where a column takes part, or numbers that are added to the scores.
+``load()`` returns one function. ``q``, ``k``, ``v`` and the result are ``(batch, heads, length, width)``.
+``attention_mask`` is as in torch: bool, true where a column takes part, or numbers that are added to the scores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AttentionExtension(Extension):
-    """Attention of an installed package: nothing is built here."""
+    """Attention of an installed package; nothing is built here."""
 
     extension_name: ClassVar[str]
     package: ClassVar[str] = "torch"
@@ -34,11 +34,11 @@ class AttentionExtension(Extension):
         super().__init__(self.extension_name, support_aot=False, support_jit=False, priority=self.priority)
 
     def is_available(self) -> bool:
-        """Whether the hardware is here."""
+        """Whether torch sees an NVIDIA GPU."""
         return verdict.sees_cuda_gpu()
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable without the package."""
+        """Raise KernelUnavailable if the package is not installed."""
         if not backends.has_package(self.package):
             name = self.package.replace("_", "-")
             raise KernelUnavailable(
@@ -47,7 +47,7 @@ class AttentionExtension(Extension):
             )
 
     def build_aot(self) -> Any:
-        """Nothing: the package has what is built."""
+        """Raise KernelUnavailable, because the package is already built."""
         raise KernelUnavailable(f"{self.name} is not built here: it calls the package {self.package}")
 
     def build_jit(self) -> Any:
@@ -55,7 +55,7 @@ class AttentionExtension(Extension):
         return self.load()
 
     def load(self) -> Callable[..., Tensor]:
-        """The function; its ``source`` says whose it is."""
+        """The function; its ``source`` names the package."""
         self.assert_compatible()
         module = importlib.import_module(self.package)
         function: Any = self.function()
@@ -65,12 +65,12 @@ class AttentionExtension(Extension):
         return attention
 
     def function(self) -> Callable[..., Tensor]:
-        """The function, made anew."""
+        """Make a new function."""
         raise NotImplementedError
 
 
 class FlashAttentionNpuExtension(AttentionExtension):
-    """``torch_npu.npu_fusion_attention``, on Ascend."""
+    """``torch_npu.npu_fusion_attention`` on Ascend."""
 
     backend: ClassVar[str] = "npu"
     absent: ClassVar[str] = "torch_npu is not installed"
@@ -79,11 +79,11 @@ class FlashAttentionNpuExtension(AttentionExtension):
     loaders = ("FlashAttentionLoader", "FlashAttentionWithCustomMaskLoader")
 
     def is_available(self) -> bool:
-        """Whether torch_npu is installed; the function is asked for when it is loaded."""
+        """Whether torch_npu is installed; ``load`` checks for the function."""
         return backends.has_package(self.package)
 
     def function(self) -> Callable[..., Tensor]:
-        """A function over ``npu_fusion_attention``."""
+        """A function that calls ``npu_fusion_attention``."""
         import torch
 
         npu = importlib.import_module("torch_npu")
@@ -98,12 +98,12 @@ class FlashAttentionNpuExtension(AttentionExtension):
             is_causal: bool = False,
             **padding: Any,
         ) -> Tensor:
-            """Scaled dot-product attention; ``attention_mask`` is needed, and holds the causal part as well."""
+            """Scaled dot-product attention; requires an ``attention_mask`` that includes the causal part."""
             if attention_mask is None:
                 raise ValueError("attention_mask is None; npu_fusion_attention needs one, with the causal part in it")
             factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
             keep = 1.0 - dropout_p
-            mask = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0  # true: left out
+            mask = ~attention_mask if attention_mask.dtype == torch.bool else attention_mask != 0  # true: masked out
             result = npu.npu_fusion_attention(
                 q, k, v, q.shape[1], "BNSD", atten_mask=mask, scale=factor, keep_prob=keep
             )
@@ -114,7 +114,7 @@ class FlashAttentionNpuExtension(AttentionExtension):
 
 
 class FlashAttentionDaoCudaExtension(AttentionExtension):
-    """flash-attn, where it is installed."""
+    """flash-attn, if it is installed."""
 
     backend: ClassVar[str] = "flash-attn"
     absent: ClassVar[str] = "flash-attn is not installed, or there is no NVIDIA GPU"
@@ -124,11 +124,11 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
     priority = 10
 
     def is_available(self) -> bool:
-        """Whether a GPU and the package are here."""
+        """Whether there is an NVIDIA GPU and the package is installed."""
         return backends.has_package(self.package) and verdict.sees_cuda_gpu()
 
     def function(self) -> Callable[..., Tensor]:
-        """A function over ``flash_attn_func``, and over its variant for rows of unlike length."""
+        """A function that calls ``flash_attn_func``, or its variant for rows of different lengths."""
         flash = importlib.import_module("flash_attn")
 
         def attention(
@@ -146,7 +146,7 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
             q_indices: Tensor | None = None,
             kv_indices: Tensor | None = None,
         ) -> Tensor:
-            """Scaled dot-product attention, causal or of padded rows; a mask says nothing that these do not say."""
+            """Scaled dot-product attention, causal or of padded rows; ``attention_mask`` adds nothing and is unused."""
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, length, heads, width)
             how = {"dropout_p": dropout_p, "softmax_scale": scale, "causal": is_causal}
             if cu_seqlens_q is None:
@@ -165,7 +165,7 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
 
 
 class FlashAttentionSdpaCudaExtension(AttentionExtension):
-    """torch's ``scaled_dot_product_attention`` on NVIDIA GPUs."""
+    """``scaled_dot_product_attention`` of torch on NVIDIA GPUs."""
 
     backend: ClassVar[str] = "torch"
     absent: ClassVar[str] = "torch sees no NVIDIA GPU"
@@ -177,7 +177,7 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
     )
 
     def function(self) -> Callable[..., Tensor]:
-        """A function over it."""
+        """A function that calls ``scaled_dot_product_attention``."""
         import torch
 
         def attention(
@@ -191,7 +191,7 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
             cu_seqlens_q: Tensor | None = None,
             **padding: Any,
         ) -> Tensor:
-            """Scaled dot-product attention; a mask that is given holds the causal part and the padding as well."""
+            """Scaled dot-product attention; an explicit mask must include the causal part and the padding."""
             if cu_seqlens_q is not None and attention_mask is None:
                 raise ValueError("rows of unlike length need an attention_mask here: cu_seqlens_q says too little")
             causal = is_causal and attention_mask is None
@@ -204,7 +204,7 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
 
 
 class FlashAttentionTorchExtension(FlashAttentionSdpaCudaExtension):
-    """The same on whatever device torch has."""
+    """The same on any device of torch."""
 
     reference: ClassVar[bool] = True
     extension_name = "flash_attention_torch"
@@ -224,5 +224,5 @@ ALL: tuple[type[AttentionExtension], ...] = (
 
 
 def of(loader: str) -> list[type[Extension]]:
-    """The extensions of a loader; the reference is not flash-attn's."""
+    """The extensions of a loader. Only the loader of flash-attn has no reference."""
     return [cls for cls in ALL if loader in cls.loaders]

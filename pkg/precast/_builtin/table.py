@@ -1,7 +1,7 @@
-"""The extensions that come with the package: one table of rows, and a class for each.
+"""The extensions that come with the package: one table of rows, and one class for each row.
 
-A row says which loader an extension belongs to, its name, and what it is made of. Rows follow from what the families
-offer in their descriptions, and from what the older package's modules are.
+A row gives an extension's loader, its name, and its content. Rows are derived from the families' descriptions and from
+the modules of the older package.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Builtin: TypeAlias = (
     | type[ReferenceExtension]
     | type[UnwrittenExtension]
 )
-_AFTER_A_TWIN = -1  # where a GPU has only Triton kernels, those come before the CPU's
+_AFTER_A_TWIN = -1  # on GPUs with only Triton kernels, those come before the CPU kernels
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One extension. ``machine`` is as platform.machine() says it, None for any."""
+    """One extension. ``machine`` is a value of platform.machine(), None for any."""
 
     loader: str
     name: str
     kind: Builtin
     families: tuple[Family, ...] = ()
-    folders: tuple[str, ...] = ()  # those of precast.ops that offer members
+    folders: tuple[str, ...] = ()  # folders of precast.ops that provide members
     machine: str | None = None
-    place: int = 1  # its priority
+    place: int = 1  # the priority
 
     @functools.cached_property
     def members(self) -> Members:
-        """What the folders offer, then the older package's; imported by what is loaded, as it needs torch."""
+        """Members of the folders, then of the older package. Imported only on load, because they need torch."""
         from precast.ops import _folders
 
         plain = self.kind is ReferenceExtension
@@ -62,7 +62,7 @@ class Row:
 
 
 def _rows(offer: Offer, families: tuple[Family, ...], folders: tuple[str, ...] = ()) -> Iterator[Row]:
-    """The kernels on the GPU, their Triton twins, the kernels on the CPU, as far as there are any, and plain torch."""
+    """Rows for the GPU kernels, their Triton twins and the CPU kernels, as far as they exist, and for plain torch."""
     name, stem = offer.name, offer.extensions
     if all("cuda" in family.devices for family in families):
         yield Row(name, f"{stem}_cuda", DeviceExtension, families, folders)
@@ -77,7 +77,7 @@ def _rows(offer: Offer, families: tuple[Family, ...], folders: tuple[str, ...] =
 
 
 def _of_families() -> Iterator[Row]:
-    """What the families offer. A folder that joins a loader comes after the one that describes it."""
+    """The rows of the families. A folder that joins a loader comes after the folder that describes the loader."""
     offering = [(folder, folder.loader) for folder in catalogue.FOLDERS if folder.loader is not None]
     for folder, offer in offering:
         if offer.extensions:
@@ -90,14 +90,13 @@ def _of_families() -> Iterator[Row]:
 _OFFERED = tuple(_of_families())
 TABLE: tuple[Row, ...] = (
     *_OFFERED,
-    # The modules of the package that this one stands in for, with its functions.
+    # The modules of the older package that precast replaces, with its functions.
     *(row for offer, names in older.OFFERS for row in _rows(offer, tuple(map(catalogue.get, names)))),
     Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
 )
 
 
 def _make(row: Row) -> Builtin:
-    """The class of a row."""
     words = "".join(part.title() for part in row.name.split("_"))
     attributes = {
         "__module__": __name__,
@@ -116,23 +115,23 @@ BUILTIN: tuple[Builtin, ...] = tuple(_make(row) for row in TABLE)
 
 
 def get(name: str) -> Builtin:
-    """The class of the extension of this name; KeyError if it is none of ours."""
+    """The class of the extension with this name; KeyError if it is not built in."""
     return {extension.extension_name: extension for extension in BUILTIN}[name]
 
 
 def of(loader: str) -> list[type[Extension]]:
-    """What a loader begins with, in the order of the table."""
+    """The built-in extensions of a loader, in the order of the table."""
     ours: list[type[Extension]] = [cls for row, cls in zip(TABLE, BUILTIN, strict=True) if row.loader == loader]
     return ours + flash_attention.of(loader)
 
 
 def names_of(loader: str) -> list[str]:
-    """The names of what a loader begins with."""
+    """The names of the built-in extensions of a loader."""
     rows = [row.name for row in TABLE if row.loader == loader]
     return rows + [cls.extension_name for cls in flash_attention.ALL if loader in cls.loaders]
 
 
 def main_rows() -> tuple[type[FamilyExtension], ...]:
-    """The extensions that have kernels, of the loaders that families offer to: each kernel once."""
+    """The extensions with kernels, for the loaders that families describe, so that each kernel appears once."""
     offered = BUILTIN[: len(_OFFERED)]
     return tuple(cls for cls in offered if issubclass(cls, FamilyExtension))

@@ -1,4 +1,4 @@
-"""The twins as extensions: the Triton kernels of a family, after its own and before those for the CPU."""
+"""The twins as extensions: the Triton kernels of a family, between its own kernels and those for the CPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from precast.extension.triton import TritonExtension
 
 
 class TwinExtension(TritonExtension):
-    """Families whose own kernels are refused on every GPU here; it can be loaded only then, by name too.
+    """Families whose own kernels are refused on every GPU here; it can be loaded only then, even by name.
 
-    One device type has one set of kernels: the twin of a family that is served would take the place of its own. Its
-    members lead through the dispatcher, where the twin's kernels then are.
+    A device type has only one set of kernels, so a twin would replace the kernels of a family that is served. The
+    members call the ops through the dispatcher, which then finds the twin's kernels.
     """
 
     extension_name: ClassVar[str]
@@ -36,7 +36,7 @@ class TwinExtension(TritonExtension):
         return bool(self._device())
 
     def assert_compatible(self) -> None:
-        """Raises KernelUnavailable with the reasons against the twin, or because the family's own kernels serve."""
+        """Raise KernelUnavailable with the reasons against the twin, or because the family's own kernels are used."""
         device = self._device() or "cuda"
         for family in self.families:
             choice = _choice(family, device)
@@ -52,13 +52,13 @@ class TwinExtension(TritonExtension):
             )
 
     def build_jit(self) -> KernelModule:
-        """Registers the Triton kernels; Triton compiles them at their first launch."""
+        """Register the Triton kernels, which Triton compiles at their first launch."""
         device = self._device() or "cuda"
         loaded = [_loading.ensure(family.name, device) for family in self.families]
         return KernelModule(self.name, self.members, loaded[0].host)
 
     def _device(self) -> str:
-        """What torch calls the GPUs here: "cuda", AMD's too, or "xpu"; empty for none."""
+        """The device type of the GPUs here as torch names it: "cuda", also for AMD, or "xpu"; empty without a GPU."""
         from precast.extension import backends
 
         kinds = backends.gpu_kinds()

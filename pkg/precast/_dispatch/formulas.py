@@ -1,14 +1,14 @@
-"""How an op's formulas enter the dispatcher, above the kernels, so that no way of calling an op is silently wrong.
+"""Register an op's formulas with the dispatcher, above the kernels, so that no way of calling it is silently wrong.
 
-Three kernels per op, all registered right after the schema and before any call (a call in between leaves a stale
-dispatch table behind):
+Each op gets three kernels, all registered right after the schema and before any call, because a call in between leaves
+a stale dispatch table behind:
 
-- ``Meta``, and the fake one: the checks and the result's metadata, for ``torch.compile`` and ``torch.export``;
-- ``Autograd``: what happens when a tensor could carry a gradient or a tangent;
-- ``FuncTorchDynamicLayerFrontMode``: what happens under ``torch.func``: jvp, vmap, grad.
+- ``Meta`` and the fake kernel: the checks and the result's metadata, for ``torch.compile`` and ``torch.export``;
+- ``Autograd``: calls with a tensor that could carry a gradient or a tangent;
+- ``FuncTorchDynamicLayerFrontMode``: calls under ``torch.func``: jvp, vmap, grad.
 
-``torch.library.register_autograd`` is not used: measured on torch 2.13, an op with such a formula returns a zero
-tangent under ``torch.func.jvp``, and its gradient cannot be differentiated again, both without a word.
+``torch.library.register_autograd`` is not used. In torch 2.13, an op with such a formula silently returns a zero
+tangent under ``torch.func.jvp``, and its gradient silently cannot be differentiated again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from precast._load.handover import NAMESPACE
 if TYPE_CHECKING:
     from precast._dispatch.sharding import Rule
 
-# The key that stands for "autograd wants to see this call". A wrapper that knows that nothing can ask for a gradient
-# excludes it for one call: that costs 0.25 us, the Python kernel registered there 3 us.
+# The key for "autograd handles this call". A wrapper that knows that no gradient can be needed excludes the key for one
+# call: that costs 0.25 us; the Python kernel registered there costs 3 us.
 AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
 
-# Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
+# Bound once: a call on a small input takes a few microseconds, and each attribute lookup a few hundredths of one.
 _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def _bumps_many() -> bool:
-    """Whether ``increment_version`` takes several tensors at once; one after the other costs 0.1 us more for each."""
+    """Whether ``increment_version`` takes several tensors at once; one by one they cost 0.1 us more each."""
     try:
         torch.autograd.graph.increment_version(())
     except (RuntimeError, TypeError):  # "increment_version expect a Tensor as input"
@@ -51,18 +51,18 @@ def _bumps_many() -> bool:
 
 _BUMPS_MANY = _bumps_many()  # torch 2.4 does not
 
-RULES: dict[str, Rule] = {}  # of each op: how it is split over a device mesh
+RULES: dict[str, Rule] = {}  # op name -> how the op is split over a device mesh
 
 
 def refused(*_: Any) -> Any:
-    """The sharding rule of an op that has none: an error says so."""
+    """The sharding rule of an op that cannot be sharded; an error says so."""
 
 
 def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
-    """The sharding rule of an op over rows; ``sharding.over_rows`` says what it means."""
+    """The sharding rule of an op over rows; see ``sharding.over_rows``."""
 
     def rule(x: Any, *args: Any) -> Any:
-        from precast._dispatch import sharding  # only for a DTensor
+        from precast._dispatch import sharding  # needed only for a DTensor
 
         return sharding.over_rows(x, kept, args, results, sums)
 
@@ -70,7 +70,7 @@ def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
 
 
 def late(module: Callable[[], ModuleType], name: str) -> Callable[..., Any]:
-    """A function of a module that is imported when the function is called: a first call needs no reference."""
+    """A function whose module is imported when it is first called; a first call of an op needs no reference."""
 
     def call(*args: Any) -> Any:
         return getattr(module(), name)(*args)
@@ -87,12 +87,12 @@ def register(
     gradient: Callable[..., Any] | None = None,
     sharding: Rule | None = refused,
 ) -> torch._ops.OpOverload:
-    """Registers the formulas of one op, each called with the arguments of its schema, and returns the op.
+    """Register the formulas of one op, each called with the arguments of its schema, and return the op.
 
-    ``check`` raises on inputs that no kernel takes; ``result`` makes an uninitialised result; ``reference`` computes it
-    in differentiable torch ops, and answers wherever a tangent or a transform is present; ``gradient`` records reverse
-    mode (it is called with what computes below autograd first), or is None when the reference does that too.
-    ``sharding`` is the rule for DTensors; with None torch's own error names the op.
+    ``check`` raises on inputs that no kernel accepts. ``result`` makes an uninitialised result. ``reference`` computes
+    the result in differentiable torch ops, and is used if there is a tangent or a transform. ``gradient`` records
+    reverse mode; its first argument computes the op below autograd. It is None if the reference does that too.
+    ``sharding`` is the rule for DTensors; if it is None, torch's own error names the op.
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
@@ -102,7 +102,7 @@ def register(
     written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
 
     def fake(*args: Any) -> Any:
-        if "torch.distributed.tensor" in sys.modules:  # a DTensor may be behind this call
+        if "torch.distributed.tensor" in sys.modules:  # this call may come from a DTensor
             from precast._dispatch.sharding import register_once
 
             register_once(name)
@@ -114,7 +114,7 @@ def register(
         return reference(*args)
 
     def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-        # An open forward-mode level is asked for, not a tangent: it costs nothing, and the reference is right anyway.
+        # Checks for an open forward-mode level instead of a tangent: this is free, and the reference is always right.
         if forward_ad._current_level >= 0:
             return by_reference(*args)
         if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args)):
@@ -132,10 +132,10 @@ def register(
 
 
 def _register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:
-    """``torch.library.register_fake`` without its search through the modules of the process for the one that called.
+    """``torch.library.register_fake`` without its search for the calling module.
 
-    The search takes 2 ms when there is only torch, more in a larger program, and gives a line for an error we never
-    raise. Where torch keeps fake kernels in another way than 2.13 does, its own function is called.
+    The search through all modules of the process takes 2 ms with only torch, more in a larger program, and only
+    serves an error that we never raise. If torch keeps fake kernels differently from 2.13, its own function is called.
     """
     try:
         holder = torch._library.simple_registry.singleton.find(name).fake_impl
@@ -145,13 +145,13 @@ def _register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:
 
 
 def below_autograd(op: torch._ops.OpOverload, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-    """Hands a call that reached the ``Autograd`` key on to the kernel beneath."""
+    """Pass a call that reached the ``Autograd`` key on to the kernel below it."""
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
 def without_autograd(entry: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls an op's entry point under autograd, from where the ``Autograd`` key has not been passed yet."""
+    """A function that calls an op's entry point below autograd, for callers above the ``Autograd`` key."""
 
     def call(*args: Any) -> Any:
         torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOGRAD_KEY, True)
@@ -164,12 +164,12 @@ def without_autograd(entry: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether nothing can ask for a tangent, a transform or a graph: then a call passes under autograd's Python kernel.
+    """Whether no tangent, transform or graph can be needed, so that a call may skip autograd's Python kernel.
 
-    What that would have done is done by the caller. Every other call leads through it, as does a direct call of the op.
+    The caller then does the work of that kernel. Every other call passes through it, as does a direct call of the op.
     """
     return (
-        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
         and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function(tensors)
@@ -178,15 +178,15 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 
 def are_bare(tensors: Sequence[Tensor]) -> bool:
-    """Whether the dispatcher would hand over these very tensors: a kernel may then take them from elsewhere as well."""
+    """Whether the dispatcher would pass on exactly these tensors, so that a kernel may also get them another way."""
     return means_its_memory(*tensors) and not has_torch_function(tuple(tensors))
 
 
 def means_its_memory(*tensors: Tensor) -> bool:
-    """Whether the memory of each tensor is all there is to it.
+    """Whether each tensor is fully described by its memory.
 
     It is not if the tensor is of a subclass with ``__torch_dispatch__`` or of a transform, if it has no memory (zero
-    tensor), or if its elements are not what the memory says (negative bit).
+    tensor), or if its elements differ from its memory (negative bit).
     """
     keys_of, others = torch._C._dispatch_keys, ~_plain_keys()
     return not any(keys_of(tensor).raw_repr() & others for tensor in tensors)
@@ -201,15 +201,15 @@ def _plain_keys() -> int:
 
 
 def mark_written(tensors: Iterable[Tensor]) -> None:
-    """Bumps version counters, so that a later backward through a tensor we wrote over raises instead of being wrong.
+    """Increment version counters, so that a later backward through a tensor that we overwrote raises an error.
 
-    The dispatcher does not do it: it falls through ``ADInplaceOrView`` for ops that are not torch's own.
+    The dispatcher does not do this: ops outside torch fall through ``ADInplaceOrView``.
     """
     if _BUMPS_MANY:
         torch.autograd.graph.increment_version(tensors)
         return
     for tensor in tensors:
-        if not tensor.is_inference():  # it has no counter, and an old torch raises
+        if not tensor.is_inference():  # such a tensor has no counter, and an old torch raises
             torch.autograd.graph.increment_version(tensor)
 
 

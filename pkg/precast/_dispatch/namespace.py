@@ -1,8 +1,8 @@
-"""The operator namespace ``precast``: each family's schemas defined once, before anything of it is loaded.
+"""The operator namespace ``precast``: defines each family's schemas once, before any kernel of it is loaded.
 
-An op has a kernel from the moment its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family
-for the device of the arguments and dispatches again. The dispatcher prefers the loaded kernel from then on, so the stub
-runs once per family and device. ``torch.compile`` and ``torch.export`` see a plain operator all along.
+An op has a kernel as soon as its schema exists: a stub on ``CompositeExplicitAutograd``, which loads the family for the
+device of the arguments and dispatches again. The dispatcher prefers the loaded kernel after that, so the stub runs once
+per family and device. ``torch.compile`` and ``torch.export`` always see a plain operator.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
     import torch
 
-CHECKS: dict[str, Callable[..., None]] = {}  # of each op, for kernels that have none of their own
+CHECKS: dict[str, Callable[..., None]] = {}  # op name -> its checks, for kernels without checks of their own
 
 _lock = threading.Lock()
 _made: list[
     torch.library.Library
-] = []  # at most one; kept for the life of the process, as its end would undefine the ops
+] = []  # at most one; kept for the life of the process, because deleting it would undefine the ops
 _running = threading.local()
 
 
 def library() -> torch.library.Library:
-    """The library that owns the namespace; made at the first call."""
+    """The library that owns the namespace; the first call makes it."""
     require_linux()
     with _lock:
         if not _made:
@@ -45,11 +45,11 @@ def library() -> torch.library.Library:
 
 @contextmanager
 def family(name: str, twins: Callable[[], ModuleType] | None = None) -> Iterator[None]:
-    """Defines the ops of a family, around the formulas that are registered for them; after it kernels may be loaded.
+    """Define the ops of a family; its formulas are registered inside the block, and its kernels may be loaded after it.
 
     Args:
-        name: the family, as its description says it.
-        twins: imports the module of its Triton kernels, which have the ops' names; None where there are none.
+        name: the family's name, as in its description.
+        twins: imports the module of its Triton kernels, which have the ops' names; None if there are none.
     """
     known = catalogue.get(name)
     owner = library()
@@ -60,7 +60,7 @@ def family(name: str, twins: Callable[[], ModuleType] | None = None) -> Iterator
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """The default overload of one op, for example ``overload("rms_norm")``; its family has been defined."""
+    """The default overload of one op, for example ``overload("rms_norm")``; its family must be defined."""
     import torch
 
     packet = getattr(getattr(torch.ops, NAMESPACE), name)
@@ -69,7 +69,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def twin(op: str) -> Callable[..., Any]:
-    """The Triton kernel of one op, with the checks that the op has everywhere; imports Triton."""
+    """The Triton kernel of one op, with the same checks as the op; imports Triton."""
     from precast._load import loader
 
     family = loader.family_of(op)
@@ -84,7 +84,7 @@ def _twins(module: ModuleType) -> handover.Twins:
 
 
 def _checked(op: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A Triton kernel with the checks that its op has everywhere; a plan has none, it checks what it is made of."""
+    """A Triton kernel with the checks of its op; a plan has no checks, because it checks its inputs when it is made."""
     check = CHECKS.get(op)
     if check is None:
         return kernel
@@ -105,7 +105,7 @@ def _own() -> torch.library.Library:
 
 @contextmanager
 def _refusing_others() -> Iterator[None]:
-    """Names the one owner of a namespace that is there already, or somebody's fragment of it that has an op of ours."""
+    """Name the owner if the namespace is already taken, or if another library's fragment of it has one of our ops."""
     try:
         yield
     except RuntimeError as error:
@@ -134,16 +134,16 @@ def _occupied(what: str) -> KernelIncompatible:
 
 
 def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., Any]:
-    """The kernel of last resort of one op: loads, then hands the very same call back to the dispatcher."""
+    """The fallback kernel of one op: loads the family, then passes the same call back to the dispatcher."""
 
     def load_and_redispatch(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        # The import of the ops does not wait for the loader, which takes as long.
+        # Imported here because importing the loader would double the time to import the ops.
         from precast._load import loader
 
         device = _first_device((*args, *kwargs.values()))
-        if device is None:  # empty tensor lists only: there is nothing to compute, and the CPU kernel says so
+        if device is None:  # only empty tensor lists: there is nothing to compute, and the CPU kernel handles that
             device, keyset = "cpu", torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
         if getattr(_running, "op", None) is op:
             raise KernelUnavailable(
@@ -163,7 +163,7 @@ def _stub(op: torch._ops.OpOverload, family: catalogue.Family) -> Callable[..., 
 
 
 def _first_device(values: Iterable[Any]) -> str | None:
-    """The device type of the first tensor among the arguments, looking into lists."""
+    """The device type of the first tensor among the arguments, including tensors in lists."""
     import torch
 
     for value in values:

@@ -1,12 +1,12 @@
-"""How the ops are split over a device mesh when their tensors are DTensors: rules, handed to torch when first asked.
+"""Rules for splitting the ops over a device mesh when their tensors are DTensors; torch gets them on first use.
 
-A rule says, for one dimension of the mesh, which placements of the results go with which placements of the arguments;
-torch chooses among them, and redistributes what is placed otherwise. Norms, activations and softmax work on rows, so
-every dimension but the last may be sharded; what is the same for all rows is replicated, and its gradient is a partial
-sum. Ops that write into their arguments are refused: torch could give them a redistributed copy to write into.
+For one dimension of the mesh, a rule lists which placements of the results go with which placements of the arguments.
+torch chooses among them and redistributes tensors that are placed otherwise. Norms, activations and softmax work on
+rows, so every dimension but the last may be sharded; an argument shared by all rows is replicated, and its gradient is
+a partial sum. Ops that write into their arguments are refused: torch could pass a redistributed copy to write into.
 
-torch asks the fake kernel of an op for the shape of its result before it looks for a rule, and that is where its rule
-is registered (``formulas.register``): at the first call on a DTensor, at no cost to anybody else.
+Before torch looks for an op's rule, it calls the fake kernel for the shape of the result. The rule is registered there
+(``formulas.register``), at the first call on a DTensor, so other calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from precast._dispatch import formulas, namespace
 
 Placements = list[Any]
-Choices = list[tuple[Placements, Placements]]  # of results and arguments
+Choices = list[tuple[Placements, Placements]]  # pairs of the results' and the arguments' placements
 Rule = Callable[..., Choices]
 
 
 @functools.cache
 def register_once(name: str) -> bool:
-    """Registers the rule of an op; False where there is none, or this torch takes none: its own error names the op."""
+    """Register the rule of an op. False if there is none or torch supports no rules; torch's error names the op."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch 2.4 and 2.5
@@ -37,10 +37,11 @@ def register_once(name: str) -> bool:
 
 
 def over_rows(x: Any, kept: int, args: Sequence[Any], results: int, sums: int) -> Choices:
-    """Everything replicated, or one dimension of ``x`` but the last ``kept`` sharded.
+    """All tensors replicated, or one dimension of ``x`` sharded, except the last ``kept``.
 
-    ``args`` are the other arguments: one with ``x``'s shape follows it, as far as it is not broadcast; other tensors
-    are replicated. The first ``results`` results follow ``x``, the next ``sums`` are sums over what is sharded.
+    ``args`` are the other arguments. An argument of ``x``'s shape is sharded like ``x`` where it is not broadcast;
+    other tensors are replicated. The first ``results`` results are sharded like ``x``; the next ``sums`` results are
+    sums over the sharded dimension.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -62,7 +63,7 @@ def over_rows(x: Any, kept: int, args: Sequence[Any], results: int, sums: int) -
 
 
 def _is_tensor(arg: Any) -> bool:
-    """Whether torch has put the description of a tensor here; those have a shape, and numbers have none."""
+    """Whether this is torch's description of a tensor, which has a shape; numbers have none."""
     return hasattr(arg, "shape")
 
 

@@ -1,4 +1,4 @@
-"""What the build cache has for a piece that would be built: the entry, or how the nearest one differs."""
+"""Look up in the build cache the pieces that a decision would build, and explain each cache miss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def describe(family: Family, choice: Choice) -> list[Json]:
-    """For each piece that a decision would build: its key, whether that is in the cache, and the nearest if not."""
+    """For each piece that a decision would build: its key, hit or miss, and on a miss the nearest entry."""
     decision = choice.decision
     if isinstance(decision, Refuse):
         return []
@@ -48,7 +48,7 @@ def _look(cache: Cache, key: BuildKey) -> Json:
 def _key(
     family: Family, what: BuildHost | BuildImage, builders: Builders, settings: Settings, cache: Cache
 ) -> BuildKey:
-    """The key a build would have. A build at run time fetches nothing, so the key can be told without the network."""
+    """The key that a build would have. Needs no network, because a build at run time downloads nothing."""
     if isinstance(what, BuildImage):
         from precast._builder import device
 

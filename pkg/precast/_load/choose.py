@@ -1,4 +1,4 @@
-"""From the world to one decision whose files are known to be intact; the loader acts on it, the doctor prints it."""
+"""Make one decision whose files are known to be intact. The loader acts on it; the doctor prints it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @value(frozen=True)
 class Choice:
-    """What to do, the facts it was decided from, and the verified content of each prebuilt file it uses, by path."""
+    """A decision, the facts behind it, and the verified content of each prebuilt file it uses, by path."""
 
     need: Need
     settings: Settings
@@ -32,25 +32,25 @@ class Choice:
     decision: Decision
     contents: Mapping[str, bytes]
     bad: Mapping[str, str]
-    twin: Twin | None = None  # what stands in where the decision is to refuse
+    twin: Twin | None = None  # stands in if the decision is to refuse
 
     @property
     def builders(self) -> Builders:
-        """What builds here; a decision to build is only made once they have been looked for."""
+        """The builders found on this host. A decision to build is made only after the builders have been probed."""
         if self.host.builders is None:
             raise AssertionError(f"{self.decision} was decided without a look at the builders")
         return self.host.builders
 
 
 def need_of(family: str, device: str) -> Need:
-    """A family on a device type, as torch calls it."""
+    """The need for a family on a device type as torch names it."""
     return Need(family, "cuda" if device == "cuda" else "xpu" if device == "xpu" else "cpu")
 
 
 def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: bool) -> Choice:
-    """Probe, decide, verify. ``certain`` allows to initialise torch.cuda where nothing less tells one GPU from another.
+    """Probe, decide, verify. ``certain`` allows torch.cuda to be initialised if nothing cheaper can order the GPUs.
 
-    Builders are looked for only when something has to be built.
+    The builders are probed only if something has to be built.
     """
     info = None if settings.jit is JitMode.JIT else prebuilt.load_build_info()
     host = prebuilt.judged(probe.probe_host(settings, gpus=need.device == "cuda", certain=certain), info)
@@ -60,13 +60,13 @@ def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: b
 def choose_on(
     host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str] = MappingProxyType({})
 ) -> Choice:
-    """Decide for a host that has been probed; KernelUnavailable for a CPU level that it does not have.
+    """Decide for a host that has been probed. Raises KernelUnavailable for a CPU level that the host lacks.
 
-    What reading the files shows is one more fact for the next decision: a file that is damaged (``bad``), a Python that
-    cannot unpack any.
+    Reading the files adds facts for the next decision: a damaged file (``bad``), or a Python that cannot unpack
+    device files.
     """
     bad = dict(bad)
-    while True:  # ends: every turn after the first has a shipped file more in `bad`, or device files no more
+    while True:  # ends: each later turn has one more shipped file in `bad`, or has ruled out all device files
         decision, twin = _decide(host, info, settings, need, bad)
         if host.builders is None and needs_builders(decision):
             host = replace(host, builders=probe.probe_builders(settings))
@@ -88,12 +88,12 @@ def choose_on(
 
 
 def _wants_fix(decision: Decision) -> bool:
-    """Whether an error will be raised: then the fixes it offers must be right, whatever it costs to find out."""
+    """Whether an error will be raised. Its fixes must then be right, whatever the probes cost."""
     return isinstance(decision, Refuse) or bool(decision.refused)
 
 
 def require_level(name: str) -> CpuLevel:
-    """The CPU level of PRECAST_CPU_LEVEL; KernelUnavailable if this machine has no such level, whatever is loaded."""
+    """The CPU level of PRECAST_CPU_LEVEL. Raises KernelUnavailable if this machine lacks it, whatever is loaded."""
     from precast._builder import flags, toolchain
 
     machine = platform.machine()
@@ -106,11 +106,11 @@ def require_level(name: str) -> CpuLevel:
 def _decide(
     host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str]
 ) -> tuple[Decision, Twin | None]:
-    """The decision, and after a refusal the twin; a twin that cannot stand in adds its reasons to the refusal's."""
+    """The decision and, after a refusal, the twin. A twin that cannot stand in adds its reasons to the refusal."""
     decision = decide(host, info, settings, need, bad)
     if not isinstance(decision, Refuse) or need.device not in catalogue.get(need.family).twins:
         return decision, None
-    from precast._abi import twin  # a call that something serves never asks
+    from precast._abi import twin  # imported here because most calls are served without a twin
 
     found = twin.stand_in(host, settings, need, decision)
     return Refuse((*decision.rejections, *found.rejections)), found.chosen

@@ -1,7 +1,7 @@
-"""Implementations without an op: a misspelt ``m.impl("wav")`` is found as its library is loaded, not at a first call.
+"""Catch implementations without an op: a misspelt ``m.impl("wav")`` fails when its library is loaded, not when called.
 
-torch lets a library register an implementation before the schema is defined, because the schema may come later from
-Python. So a name is refused only if its namespace has an op that was probably meant.
+torch lets a library register an implementation before its schema is defined, because the schema may come later from
+Python. So a name is refused only if its namespace has an op with a similar name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACE = re.compile(r"registered at (.+?:\d+) ::")
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Refuses what the library that is loaded here registers for an op that does not exist."""
+    """Raise KernelIncompatible if the library loaded in this context registers kernels for an undefined op."""
     known = _dangling()
     yield
     for name, place in _dangling().items():
@@ -41,7 +41,7 @@ def _judge(op: str, place: str, path: Path) -> None:
 
 
 def _dangling() -> dict[str, str]:
-    """The ops that have an implementation and no schema, each with the source line that registers the first."""
+    """The ops that have an implementation but no schema, each with the source line of its first registration."""
     import torch
 
     found = {}

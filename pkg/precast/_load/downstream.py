@@ -1,7 +1,7 @@
-"""What somebody else's wheel holds prebuilt: proved to fit this process before it is opened, or refused with reasons.
+"""Load the prebuilt files of another package: each is proved to fit this process before it is opened, or is refused.
 
-The wheel was made by ``precast.build``. Its package has a folder ``_C`` like ours, with the same manifest, and the same
-pure functions judge it. Nothing is built here: a wheel that does not fit is to be built again by its ``setup.py``.
+The other wheel was made by ``precast.build``. Its package has a folder ``_C`` like ours with the same manifest, and the
+same pure functions judge it. Nothing is built here: a wheel that does not fit must be rebuilt with its ``setup.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = "_C"
 
 @value(frozen=True)
 class Image:
-    """The device code that serves one GPU, as it was read and verified."""
+    """The device code that serves one GPU, read and verified."""
 
     target: GpuTarget
     content: bytes
@@ -41,7 +41,7 @@ class Image:
 
 @value(frozen=True)
 class _Wheel:
-    """What one package says of its prebuilt files, and the folder they lie in."""
+    """The manifest of one package, and the folder of its prebuilt files."""
 
     package: str
     folder: Path
@@ -49,15 +49,15 @@ class _Wheel:
 
 
 def inside(package: str) -> tuple[str, ...]:
-    """The folder of the manifest below the folder of a package; a package called ``_C`` is that folder itself."""
+    """The manifest folder relative to the package folder. A package named ``_C`` is itself that folder."""
     return () if package.rpartition(".")[2] == FOLDER else (FOLDER,)
 
 
 def guard(module: str) -> None:
-    """Put the compiled module in the place of the Python module of this name, which called this with ``__name__``.
+    """Replace the calling Python module, which passes its ``__name__``, with the compiled module of the same name.
 
-    A library without ``PyInit_<name>`` is no Python module: it registers its ops, and the caller stays, with
-    ``library``, the file, in it. Raises PrebuiltRefused, an ImportError with the reasons, if the library does not fit.
+    A library without ``PyInit_<name>`` is not a Python module: it registers its ops, and the calling module stays, with
+    the library's path as ``library``. Raises PrebuiltRefused, an ImportError with the reasons, if it does not fit.
     """
     package, _, name = module.rpartition(".")
     fitting = _fitting(_wheel_of(package), name)
@@ -83,12 +83,12 @@ def load_library(package: str, name: str) -> Path:
 
 
 def library_file(package: str, name: str) -> Path:
-    """The library behind a guard, known to fit this process and intact, for who reads it without opening it."""
+    """The library behind a guard, verified and known to fit this process, for callers that read it without opening."""
     return _fitting(_wheel_of(package), name).path
 
 
 def images(package: str, name: str) -> Mapping[int, Image]:
-    """The device code of a DeviceExtension for each visible GPU, by its index; PrebuiltRefused where none is served.
+    """The device code of a DeviceExtension for each visible GPU, by index. PrebuiltRefused if it serves none of them.
 
     Creates no CUDA context.
     """
@@ -99,7 +99,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
     refused: list[Rejection] = []
     bad: dict[str, str] = {}
     for gpu in host.gpus:
-        while gpu.index not in found:  # ends: every turn has a file more in `bad`
+        while gpu.index not in found:  # ends: each turn adds a file to `bad`
             choice = choose_image(gpu, host, wheel.info, settings, Need(name, "cuda"), bad)
             if not isinstance(choice.chosen, DeviceFile):
                 refused += choice.rejections
@@ -128,7 +128,7 @@ class _Fitting:
 
 
 def _fitting(wheel: _Wheel, name: str) -> _Fitting:
-    """The library of that name, which fits this process and is what the manifest says; or PrebuiltRefused."""
+    """The library of that name, verified and known to fit this process. Raises PrebuiltRefused otherwise."""
     settings = _settings()
     host = probe.probe_host(settings, gpus=False)
     what = f"{wheel.package}.{name}"
@@ -146,12 +146,12 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         wanted = "the library that was built"
         damaged = Rejection("host", choice.chosen.path, Reason.DAMAGED, wanted, str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    # The table of its names has an exported function between two zeros.
+    # An exported function's name stands between two NUL bytes in the ELF string table.
     return _Fitting(wheel.folder / choice.chosen.path, f"\0PyInit_{name}\0".encode() in content)
 
 
 def _wheel_of(package: str) -> _Wheel:
-    """The manifest of a package that is importable, wherever on its path it lies."""
+    """The manifest of an importable package, from whichever of its path entries has one."""
     spec = importlib.util.find_spec(package) if package else None
     if spec is None:
         raise KernelError(f"there is no package {package!r}\n  needed  an installed one that precast.build has built")
@@ -159,7 +159,7 @@ def _wheel_of(package: str) -> _Wheel:
     for folder in folders:
         try:
             info = prebuilt.load_build_info(folder)
-        except KernelIncompatible as error:  # of another schema, or damaged: its package is to be built again, not ours
+        except KernelIncompatible as error:  # other schema, or damaged: that package must be rebuilt, not precast
             raise PrebuiltRefused(
                 f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
                 f"  found   {folder / prebuilt.MANIFEST}: {error.__cause__}\n"
@@ -177,7 +177,7 @@ def _wheel_of(package: str) -> _Wheel:
 
 
 def _settings() -> Settings:
-    """A wheel of somebody else is prebuilt or nothing: PRECAST_JIT speaks of what precast itself builds."""
+    """The settings without JIT: another package is prebuilt or refused; PRECAST_JIT governs precast's own builds."""
     return replace(probe.read_settings(), jit=JitMode.AOT)
 
 
@@ -188,7 +188,7 @@ def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Reje
 
 
 def _again(package: str) -> str:
-    from importlib.metadata import packages_distributions  # 5 ms, and only an error asks
+    from importlib.metadata import packages_distributions  # takes 5 ms, and only an error needs it
 
     from precast._builder import installer
 
@@ -204,7 +204,7 @@ def _again(package: str) -> str:
 
 
 def _sources_of(distribution: str, package: str) -> str | None:
-    """Where pip got the package from, if it recorded that."""
+    """Where pip got the package from, if pip recorded it."""
     from precast._builder import installer
 
     spec = importlib.util.find_spec(package.partition(".")[0])
@@ -239,7 +239,7 @@ def _import(path: Path, module: str) -> ModuleType:
 
 
 def _cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
-    """Every claim of the manifest holds here, and the dynamic linker refuses the file all the same."""
+    """The error for a file that matches its manifest and should fit here, but that the dynamic linker refuses."""
     return PrebuiltRefused(
         f"{what} cannot be opened, though it is what its manifest says and all of that fits\n"
         f"  found   {path}: {error}\n"

@@ -1,7 +1,7 @@
-"""The GPUs and the driver of this machine, asked without creating a CUDA context, so that a process can still fork.
+"""Find this machine's GPUs and driver without creating a CUDA context, so that the process can still fork.
 
-NVML forecasts what CUDA will show; the device itself is checked by the host library at its first use. Both libraries
-belong to the driver: https://docs.nvidia.com/deploy/nvml-api and ``cuDriverGetVersion``, which needs no ``cuInit``.
+NVML forecasts what CUDA will show; the host library checks the device itself at its first use. Both libraries belong to
+the driver: https://docs.nvidia.com/deploy/nvml-api and ``cuDriverGetVersion``, which needs no ``cuInit``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFF
 
 @value(frozen=True)
 class Forecast:
-    """What CUDA is expected to show. ``certain`` is false where only CUDA itself could tell; ``note`` says why."""
+    """The GPUs that CUDA is expected to show. ``certain`` is false if only CUDA itself can tell; ``note`` says why."""
 
     gpus: tuple[Gpu, ...]
     certain: bool
@@ -30,28 +30,28 @@ class Forecast:
 
 
 def driver_version() -> CudaVersion | None:
-    """The newest CUDA version the installed driver serves; None when there is no driver."""
+    """The newest CUDA version that the installed driver supports; None without a driver."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL(_CUDA).cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):  # AttributeError: a file of that name that is no driver
+    except (OSError, AttributeError):  # AttributeError: a file of that name that is not the driver
         return None
     return None if failed or number.value <= 0 else CudaVersion.from_driver(number.value)
 
 
 def of_driver() -> tuple[Gpu, ...] | None:
-    """The GPUs of a process in which somebody has started CUDA, as CUDA numbers them; None where nobody has.
+    """The GPUs in CUDA's numbering if CUDA is initialised in this process; None if it is not.
 
-    From then on only the driver knows: it has read the environment, which may have changed since. torch.cuda counts by
-    NVML and the environment even then (device_count, torch 2.11).
+    After initialisation only the driver knows: it has read the environment, which may have changed since. torch.cuda
+    counts by NVML and the environment even then (device_count, torch 2.11).
     """
     try:
         cuda = ctypes.CDLL(_CUDA)
         count = ctypes.c_int()
-        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:  # CUDA_ERROR_NOT_INITIALIZED, in a forked child too
+        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:  # CUDA_ERROR_NOT_INITIALIZED; also in a forked child
             return None
         found = tuple(_gpu_of_driver(cuda, index) for index in range(count.value))
-    except (OSError, AttributeError):  # no driver, or one too old to have a function
+    except (OSError, AttributeError):  # no driver, or a driver too old for one of the functions
         return None
     return None if None in found else tuple(gpu for gpu in found if gpu is not None)
 
@@ -74,17 +74,17 @@ def _gpu_of_driver(cuda: ctypes.CDLL, index: int) -> Gpu | None:
 
 
 def forecast(visible_devices: str | None, device_order: str | None) -> Forecast:
-    """The GPUs a CUDA process would see under CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, in its order."""
+    """The GPUs that a CUDA process would see under CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, in CUDA's order."""
     try:
         with _nvml() as nvml:
             physical, partitioned = _physical(nvml)
-    except (_NvmlError, AttributeError) as error:  # AttributeError: an NVML without a function
+    except (_NvmlError, AttributeError) as error:  # AttributeError: this NVML lacks a function
         return Forecast((), certain=False, note=str(error))
     if partitioned:
         return Forecast((), certain=False, note="GPUs partitioned by MIG are only known to CUDA itself")
     chosen = select_visible(visible_devices, [gpu.uuid or "" for gpu in physical])
     gpus = tuple(_renumber(physical[old], new) for new, old in enumerate(chosen))
-    # By default CUDA sorts by speed, which NVML does not know; among equal GPUs that is the PCI order NVML uses.
+    # By default CUDA sorts by speed, which NVML does not know. Equal GPUs keep the PCI order that NVML uses.
     unlike = len({gpu.capability for gpu in physical}) > 1
     certain = device_order == "PCI_BUS_ID" or not unlike
     note = "" if certain else "unlike GPUs in an order only CUDA knows; CUDA_DEVICE_ORDER=PCI_BUS_ID settles it"
@@ -92,7 +92,7 @@ def forecast(visible_devices: str | None, device_order: str | None) -> Forecast:
 
 
 def select_visible(text: str | None, uuids: Sequence[str]) -> list[int]:
-    """The physical indices CUDA_VISIBLE_DEVICES selects, in order: as in CUDA, the first bad entry ends the list."""
+    """The physical indices that CUDA_VISIBLE_DEVICES selects, in order. As in CUDA, a bad entry ends the list."""
     if text is None:
         return list(range(len(uuids)))
     chosen: list[int] = []
@@ -100,7 +100,7 @@ def select_visible(text: str | None, uuids: Sequence[str]) -> list[int]:
         index = _index_of(token, uuids)
         if index is None:
             break
-        if index in chosen:  # CUDA refuses the whole list
+        if index in chosen:  # on a duplicate CUDA refuses the whole list
             return []
         chosen.append(index)
     return chosen
@@ -110,7 +110,7 @@ def _index_of(token: str, uuids: Sequence[str]) -> int | None:
     if token.isascii() and token.isdigit():
         return int(token) if int(token) < len(uuids) else None
     matches = [i for i, uuid in enumerate(uuids) if token.startswith("GPU-") and uuid.startswith(token)]
-    return matches[0] if len(matches) == 1 else None  # an abbreviated UUID must name one GPU only
+    return matches[0] if len(matches) == 1 else None  # an abbreviated UUID must be unambiguous
 
 
 def _renumber(gpu: Gpu, index: int) -> Gpu:
@@ -135,14 +135,14 @@ def _nvml() -> Iterator[ctypes.CDLL]:
 
 
 def _physical(nvml: ctypes.CDLL) -> tuple[list[Gpu], bool]:
-    """Every GPU this process may use, in PCI order, and whether one of them is partitioned."""
+    """Every GPU that this process may use, in PCI order, and whether any is partitioned by MIG."""
     count = ctypes.c_uint()
     _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
     gpus, partitioned = [], False
     for index in range(count.value):
         handle = ctypes.c_void_p()
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-            continue  # not accessible from here (a container, a lost device): CUDA does not show it either
+            continue  # not accessible (container, lost device); CUDA does not show it either
         major, minor = ctypes.c_int(), ctypes.c_int()
         status = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
         _check(status, f"nvmlDeviceGetCudaComputeCapability of GPU {index}")

@@ -1,6 +1,6 @@
-"""What the ops hand down to the loader when they are defined; without it no kernel of a family is registered.
+"""What ``precast.ops`` gives the loader when it defines a family's ops. No kernel is registered before that.
 
-Gradients would be silently missing, and formulas that come after a first call are not seen by the dispatcher.
+Otherwise gradients would be silently missing: the dispatcher does not see formulas registered after a first call.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 NAMESPACE = "precast"
 
-Define = Callable[[str], object]  # defines the ops of a family, by its name, if nobody has yet
+Define = Callable[[str], object]  # defines the ops of the named family unless they are already defined
 
 
 @value(frozen=True)
 class Twins:
-    """The Triton kernels of a family, and the file that has them."""
+    """The Triton kernels of a family, and the file that contains them."""
 
     path: Path
-    kernel: Callable[[str], Callable[..., Any]]  # by the name of the op
+    kernel: Callable[[str], Callable[..., Any]]  # returns a kernel by the name of its op
 
 
 @value(frozen=True)
 class Formulas:
-    """Of one family: the library that owns its ops, and what imports their Triton kernels, if there are any."""
+    """The library that owns one family's ops, and a function that imports their Triton kernels, if there are any."""
 
     library: torch.library.Library
     twins: Callable[[], Twins] | None
@@ -41,12 +41,12 @@ _given: dict[str, Formulas] = {}
 
 
 def give(family: str, formulas: Formulas) -> None:
-    """The family's ops are defined, with all that belongs above their kernels."""
+    """Record that the family's ops are defined, with their checks and gradient formulas."""
     _given[family] = formulas
 
 
 def formulas_of(family: Family) -> Formulas:
-    """What was given for a family; raises KernelUnavailable if its ops have not been defined."""
+    """The formulas given for a family. Raises KernelUnavailable if its ops have not been defined."""
     if family.name not in _given:
         raise KernelUnavailable(
             f"the kernels of {family.name} cannot be registered before its ops are defined\n"
@@ -63,7 +63,7 @@ def op_name(schema: str) -> str:
 
 
 def refuse_foreign_kernels(family: Family, key: str) -> None:
-    """Raises if something else has already registered kernels for this family: the last of two would silently win."""
+    """Raise if something else has registered kernels for this family: torch silently keeps the last of two."""
     import torch
 
     for schema in family.ops:

@@ -1,4 +1,4 @@
-"""Building at run time the one piece that nothing prebuilt serves, and saying so while it happens."""
+"""Build at run time a piece for which no prebuilt file fits, and report the progress."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def build_host(family: str, piece: BuildHost, builders: Builders, settings: Settings, why: str) -> Source:
-    """The host library of one family, for the torch of this process."""
+    """Build the host library of one family for the torch of this process."""
     from precast._builder import host, toolchain
 
     compiler, ninja = builders.compiler, builders.ninja
-    if compiler is None or ninja is None:  # decide() has refused this already
+    if compiler is None or ninja is None:  # decide() refuses this case
         raise AssertionError(f"a build of {family} was decided without a compiler or ninja: {builders}")
     with_what = f"{Path(compiler.path).name} {compiler.version}"
     with Progress(f"the host library of {family}", with_what, why, quiet=settings.quiet) as said:
@@ -46,7 +46,7 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
 
 
 def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
-    """The one CPU level this machine uses. The key of a build holds it, so that unlike machines may share a cache."""
+    """The one CPU level that this machine uses. It is part of the key, so different machines can share a cache."""
     from precast._builder import flags, toolchain
 
     if settings.cpu_level is not None:
@@ -57,11 +57,11 @@ def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
 def build_images(
     family: str, targets: Sequence[GpuTarget], builders: Builders, settings: Settings, why: str
 ) -> Mapping[GpuTarget, Source]:
-    """The device code of one family, one image per target, compiled in parallel."""
+    """Build the device code of one family, one image per target, compiled in parallel."""
     from precast._builder import device, toolchain
 
     nvrtc = builders.nvrtc
-    if nvrtc is None:  # decide() has refused this already
+    if nvrtc is None:  # decide() refuses this case
         raise AssertionError(f"a device build of {family} was decided without NVRTC: {builders}")
     names = " ".join(str(target) for target in targets)
     what = f"the device code of {family} for {names}"
@@ -81,7 +81,7 @@ def build_images(
 
 
 class AnnouncingCache(Cache):
-    """A cache that tells when it has to build."""
+    """A cache that announces when it has to build."""
 
     def __init__(self, settings: Settings, announce: Callable[[], None]) -> None:
         super().__init__(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)

@@ -1,4 +1,4 @@
-"""A host library and its C interface (csrc/common/api.cpp), with every failure turned into an exception."""
+"""A host library and its C interface (csrc/common/api.cpp). Every failure becomes an exception."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES_BYTES = 1 << 16
 
 
 class CannotOpen(Exception):
-    """The dynamic linker refused a file; the text is the linker's own."""
+    """The dynamic linker refused a file; the text is the linker's message."""
 
 
 class HostLibrary:
@@ -23,24 +23,24 @@ class HostLibrary:
         try:
             self._c = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
             self._c.precast_build_id.restype = self._c.precast_families.restype = ctypes.c_char_p
-        except (OSError, AttributeError) as error:  # AttributeError: it opens, and is no library of ours
+        except (OSError, AttributeError) as error:  # AttributeError: it opens, but is not one of our libraries
             raise CannotOpen(str(error)) from error
         self.path = path
 
     def build_id(self) -> str:
-        """Package version, torch ABI and source digest this library was compiled from."""
+        """Package version, torch ABI and source digest that this library was compiled from."""
         return _text(self._c.precast_build_id())
 
     def families(self) -> tuple[str, ...]:
-        """The kernel families in it."""
+        """The kernel families in this library."""
         return tuple(_text(self._c.precast_families()).split())
 
     def register(self, family: str, key: str) -> None:
-        """Gives the family's ops their kernels for a dispatch key, "CPU" or "CUDA"; again is a no-op."""
+        """Register the family's kernels for a dispatch key, "CPU" or "CUDA"; a second call is a no-op."""
         self._call("precast_register", family, key)
 
     def use_level(self, name: str) -> None:
-        """Makes the CPU kernels of this library use one level, all threads at once."""
+        """Make the CPU kernels of this library use one CPU level, in all threads at once."""
         try:
             self._call("precast_set_cpu_level", name)
         except KernelIncompatible as error:
@@ -49,18 +49,18 @@ class HostLibrary:
     def set_image(
         self, family: str, device: int, image: bytes, target: GpuTarget, capability: ComputeCapability
     ) -> None:
-        """Hands over a device's cubin or PTX; the library copies it, and loads it at the first launch there."""
+        """Hand over a device's cubin or PTX. The library copies it, and loads it at the first launch on the device."""
         where = (str(target), capability.major, capability.minor)
         self._call("precast_set_image", family, device, image, ctypes.c_size_t(len(image)), *where)
 
     def refuse(self, family: str, device: int, message: str) -> None:
-        """Makes every launch of the family on this device raise the message."""
+        """Make every launch of the family on this device raise the message."""
         status = self._c.precast_refuse(family.encode(), device, _bytes(message))
         if status != 0:
             raise KernelError(f"{self.path}: precast_refuse({family}, {device}) failed with {status}")
 
     def prepare(self, family: str, device: int) -> None:
-        """Resolves the family's kernels in the device's context now, so that a captured launch has nothing to load."""
+        """Load the family's kernels into the device's context now, so that a captured launch has nothing to load."""
         self._call("precast_prepare", family, device)
 
     def entries(self, family: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def wrong_level(name: str, why: str) -> KernelUnavailable:
 
 
 def _bytes(text: str) -> bytes:
-    """As C takes it; a file name that is no UTF-8 is what it was."""
+    """Encode for C; file names that are not valid UTF-8 keep their bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -1,9 +1,9 @@
-"""``ensure``: one pass from a family and a device to registered kernels. Probe, decide, build what is missing, load.
+"""``ensure``: from a family and a device to registered kernels. Probe, decide, build what is missing, load.
 
-Once per family and device; a process that forks afterwards keeps what is loaded. Whoever asks while another thread
-loads the same family waits for it. Nothing is loaded before its bytes have been checked against the manifest.
+This happens once per family and device; a forked process keeps what its parent has loaded. A thread that asks for a
+family waits while another thread loads it. Every file is checked against the manifest before it is loaded.
 
-A first call that a prebuilt file serves is to be quick: what only a build or an error needs is imported there.
+A first call that a prebuilt file serves must be quick, so modules needed only by builds or errors are imported there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("precast")
 
 
 class TorchDevice(Protocol):
-    """A ``torch.device``: its text is its type and, after a colon, its index."""
+    """A ``torch.device``. Its text is its type, optionally followed by a colon and its index."""
 
     @property
     def type(self) -> str:
@@ -43,7 +43,7 @@ class TorchDevice(Protocol):
 
 
 class _State:
-    """What this process has loaded. The dictionaries only ever grow; each family has a lock of its own."""
+    """What this process has loaded. The dictionaries only grow; each family has its own lock."""
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[str, str], Loaded] = {}
@@ -54,13 +54,13 @@ class _State:
         self.renew_locks()
 
     def renew_locks(self) -> None:
-        """Also runs in a forked child, where the thread that holds a lock does not exist any more."""
+        """Also runs in a forked child, where the thread that held a lock does not exist."""
         self.locks = {family.name: threading.RLock() for family in catalogue.FAMILIES}
         self.library_lock = threading.Lock()
 
 
 def _defined(_: str) -> None:
-    """For an op that is called: it is there."""
+    """Do nothing: an op that is being called is already defined."""
 
 
 _state = _State()
@@ -68,9 +68,9 @@ after_fork_in_child(_state.renew_locks)
 
 
 def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
-    """Kernels of the family are registered for the device type ("cpu", "cuda") when this returns; else KernelError.
+    """Make sure that the family's kernels are registered for the device type ("cpu", "cuda"); else raise KernelError.
 
-    ``define`` is called by the family's name right before, to define its ops; a call of an op needs none.
+    ``define`` is called with the family's name just before, to define its ops. A call of an op needs no ``define``.
     """
     done = _state.loaded.get((family, device))
     if done is not None:
@@ -92,7 +92,7 @@ def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
 
 
 def _replaced(error: ImportError) -> Exception:
-    """A part of ours that is imported when it is first needed, and is gone or another one since this process began."""
+    """The error for a module of precast that was removed or replaced after this process started."""
     if not (error.name or "").startswith("precast."):
         return error
     return KernelUnavailable(
@@ -104,20 +104,20 @@ def _replaced(error: ImportError) -> Exception:
 
 
 def load(op: str, device: str | TorchDevice | None = None, define: Define = _defined) -> Loaded:
-    """``precast.load``, for which ``define`` defines the ops of a family."""
+    """``precast.load``; ``define`` defines the ops of a family."""
     family = family_of(op)
     kind, index = _split_device(device)
     if kind == "cuda" and "cuda" in family.devices:
         index = probe.current_gpu() if index is None else index
     loaded = ensure(family.name, kind, define)
-    serving = _state.serving.get((family.name, kind))  # none where a twin stands in: Triton compiles at a launch
+    serving = _state.serving.get((family.name, kind))  # None for a twin: Triton compiles at the first launch
     if kind == "cuda" and index is not None and serving is not None:
         serving.prepare(family.name, index)
     return loaded
 
 
 def family_of(op: str) -> catalogue.Family:
-    """The family of an op ("rms_norm", "precast::rms_norm") or of its own name; a typo lists the names."""
+    """The family of an op ("rms_norm", "precast::rms_norm") or of a family name. A typo's error lists the names."""
     name = op.removeprefix(f"{handover.NAMESPACE}::")
     names: list[str] = []
     for family in catalogue.FAMILIES:
@@ -144,7 +144,7 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
     started = time.perf_counter()
     settings = probe.read_settings()
     need = need_of(family.name, device)
-    while True:  # ends: every turn after the first has a shipped file more in `bad`
+    while True:  # ends: each later turn has one more shipped file in `bad`
         choice = choose(need, settings, _state.bad, certain=True)
         _state.bad.update(choice.bad)
         decision = choice.decision
@@ -174,7 +174,6 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
 
 
 def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
-    """The host library a decision names, built now if it has to be."""
     if isinstance(decision.host, HostFile):
         return Source("prebuilt", prebuilt.C_DIR / decision.host.path, str(decision.host.abi))
     from precast._abi import explain
@@ -185,7 +184,7 @@ def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
 
 
 def _open(path: Path, level: str | None) -> HostLibrary:
-    """The library of a file, mapped once for all families it holds."""
+    """The library of a file, mapped once for all its families."""
     with _state.library_lock:
         if path not in _state.libraries:
             library = HostLibrary(path)
@@ -198,7 +197,7 @@ def _open(path: Path, level: str | None) -> HostLibrary:
 def _set_images(
     library: HostLibrary, choice: Choice, decision: UsePrebuilt | BuildJit
 ) -> tuple[tuple[int, Source], ...]:
-    """Hands over the device code of every visible GPU at once, and the refusal of each that nothing serves."""
+    """Hand over the device code of every visible GPU, and the refusal for each GPU without any."""
     family = choice.need.family
     capabilities = {gpu.index: gpu.capability for gpu in choice.host.gpus}
     targets = list(dict.fromkeys(image.target for _, image in decision.images if isinstance(image, BuildImage)))
@@ -227,7 +226,7 @@ def _set_images(
 
 
 def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
-    """Registers the kernels. A library built here is searched for misspelt names; a wheel was, when it was made."""
+    """Register the kernels. A library built here is checked for misspelt names; a wheel was checked at its build."""
     handover.formulas_of(family)
     handover.refuse_foreign_kernels(family, key)
     if not built:
@@ -240,7 +239,7 @@ def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built
 
 
 def _warn(choice: Choice) -> None:
-    """What a user should read once: files that are not what they should be, GPUs left out, costs to expect."""
+    """Warn once about damaged or stale files, GPUs that are left out, and costs to expect."""
     for rejection in all_rejections(choice.decision):
         if rejection.reason is Reason.DAMAGED:
             _log.warning(

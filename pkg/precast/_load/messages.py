@@ -1,8 +1,8 @@
-"""The one channel for messages at run time: the logger ``precast``.
+"""The only channel for messages at run time: the logger ``precast``.
 
-An application that configures logging gets each message once, by its own handlers and at its own level. Where no
-application does, a handler of ours writes to standard error: warnings, and what is built at run time. A message may
-hold any file name, so one that is no valid text is escaped here, for every handler.
+An application that configures logging gets each message once, through its own handlers and at its own level. Without
+such an application, our handler writes to standard error: warnings, and what is built at run time. A message may
+contain any file name, so text that is not valid UTF-8 is escaped here, for every handler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = "precast"
 
 
 class _Fallback(logging.Handler):
-    """Writes to standard error, and only if no application listens."""
+    """Writes to standard error, but only if no application listens."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not application_listens():
@@ -23,7 +23,7 @@ class _Fallback(logging.Handler):
 
 
 def install() -> None:
-    """Adds the escape and the handler to the logger; again is a no-op."""
+    """Add the escape and the handler to the logger; a second call is a no-op."""
     if all(handler.name != _NAME for handler in log.handlers):
         fallback = _Fallback()
         fallback.name = _NAME
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def application_listens() -> bool:
-    """Whether a handler of somebody else gets the messages of this logger."""
+    """Whether a handler other than ours receives the messages of this logger."""
     logger: logging.Logger | None = log
     while logger is not None:
         if any(handler.name != _NAME for handler in logger.handlers):
@@ -42,18 +42,18 @@ def application_listens() -> bool:
 
 
 def tell(text: str, *arguments: object, quiet: bool) -> None:
-    """Says what is being built, at level INFO; with ``quiet`` (PRECAST_QUIET) to an application alone."""
+    """Report what is being built, at level INFO. With ``quiet`` (PRECAST_QUIET) only an application is told."""
     if application_listens():
         log.info(text, *arguments)
     elif not quiet:
-        # Not by log.info: without a configuration the level of every logger is WARNING.
+        # Not log.info: without a configuration the level of every logger is WARNING.
         record = log.makeRecord(log.name, logging.INFO, __file__, 0, text, arguments, None)
         _escape(record)
         write(record)
 
 
 def write(record: logging.LogRecord) -> None:
-    """One line on standard error. Where that is closed or full nobody reads, and the build goes on."""
+    """Write one line to standard error. If that is closed or full, the message is dropped and the build goes on."""
     if sys.stderr is None:
         return
     try:
@@ -64,7 +64,7 @@ def write(record: logging.LogRecord) -> None:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    """Escapes what UTF-8 cannot hold, such as a byte of a file name; a handler would raise, and lose the message."""
+    """Escape text that UTF-8 cannot encode, such as a byte of a file name. Otherwise a handler would raise instead."""
     text = record.getMessage()
     if not text.isascii():
         record.msg, record.args = text.encode("utf-8", "backslashreplace").decode(), None

@@ -1,15 +1,15 @@
-"""Names that are probably misspelt: an implementation is registered for an op that nobody has defined."""
+"""Find the op that a misspelt registration probably meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_LIKE = 0.7  # of difflib: "wav" and "wave" have 0.86, "scale" and "scale_backward" 0.53
+_LIKE = 0.7  # ratio of difflib: 0.86 for "wav" and "wave", 0.53 for "scale" and "scale_backward"
 
 
 def near_miss(name: str, defined: Iterable[str]) -> str | None:
     """The op that was probably meant. ``wave`` and its in-place form ``wave_`` are two ops, not a mistake."""
-    import difflib  # only asked when something is wrong
+    import difflib  # needed only for an error
 
     others = [other for other in defined if other.rstrip("_") != name.rstrip("_")]
     return next(iter(difflib.get_close_matches(name, others, n=1, cutoff=_LIKE)), None)

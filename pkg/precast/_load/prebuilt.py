@@ -1,4 +1,4 @@
-"""The files that came with the installation: the manifest, and the bytes it speaks of, verified before any use."""
+"""The files that came with the installation: the manifest, and the bytes it describes, verified before any use."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DIGEST_BYTES = 100
 
 
 class Damaged(Exception):
-    """A file is not what the manifest says; the text says how it differs."""
+    """A file does not match the manifest; the text says how it differs."""
 
 
 class NoLzma(Exception):
-    """An intact device file cannot be unpacked by this Python; the text is what it says to ``import lzma``."""
+    """This Python cannot unpack an intact device file; the text is the error of ``import lzma``."""
 
 
 def load_build_info(folder: Path | None = None) -> BuildInfo | None:
-    """The manifest of this installation; None for a pure wheel and a checkout, which have no such file."""
+    """The manifest of this installation; None for a pure wheel and for a checkout, which have no manifest."""
     path = (folder or C_DIR) / MANIFEST
     try:
         text = files.read(path, MAX_MANIFEST_BYTES).decode()
@@ -47,10 +47,10 @@ def load_build_info(folder: Path | None = None) -> BuildInfo | None:
 
 
 def judged(host: Host, info: BuildInfo | None) -> Host:
-    """The host, and whether its prebuilt files were made from the code beside them; otherwise they are not used.
+    """The host, marked stale if its prebuilt files were not made from the installed code; they are then not used.
 
-    They were not after ``git pull`` in a checkout that holds some, after one version was copied over another, and in a
-    process that outlives an upgrade: ops and arguments may have changed.
+    This happens after ``git pull`` in a checkout with prebuilt files, after one version was copied over another, and in
+    a process that outlives an upgrade. Ops and arguments may then have changed.
     """
     if info is None or info.mode is BuildMode.PURE:
         return host
@@ -64,9 +64,9 @@ def judged(host: Host, info: BuildInfo | None) -> Host:
 
 @functools.cache
 def _sources_here() -> str | None:
-    """The digest of the sources as this process met them; None for an installation without any.
+    """The digest of the sources when this process first asked; None for an installation without sources.
 
-    A wheel states it, so that a first call need not read a hundred files.
+    A wheel states the digest, so that a first call need not read a hundred files.
     """
     try:
         return files.read(C_DIR.parent / "csrc" / files.DIGEST, _DIGEST_BYTES).decode("ascii", "replace").strip()
@@ -77,9 +77,9 @@ def _sources_here() -> str | None:
 
 
 def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
-    """The file's content, read once, or Damaged: size and hash, then what a device file holds, then its own header.
+    """The file's verified content, read once: checks size and hash, then a device file's content and header.
 
-    Nothing is unpacked whose hash is not in order, and never to more than the manifest says. NoLzma where nothing is.
+    Raises Damaged or NoLzma. A file is unpacked only if its hash is right, and only up to the size in the manifest.
     """
     path = (folder or C_DIR) / file.path
     try:
@@ -96,14 +96,14 @@ def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> b
     if digest != file.sha256:
         raise Damaged("checksum mismatch")
     if not isinstance(file, DeviceFile):
-        return content  # a host library's header is read by the dynamic linker before anything runs
+        return content  # the dynamic linker reads a host library's header before any of its code runs
     image = _unpacked(content, file)
     _check_target(file.target, image)
     return image
 
 
 def _unpacked(content: bytes, file: DeviceFile) -> bytes:
-    from precast._builder import packing  # a first call on the CPU is to be quick
+    from precast._builder import packing  # imported here to keep a first call on the CPU quick
 
     try:
         return packing.unpack(content, file.content_bytes)
@@ -114,7 +114,7 @@ def _unpacked(content: bytes, file: DeviceFile) -> bytes:
 
 
 def _check_target(target: GpuTarget, content: bytes) -> None:
-    """What device code says of itself against the manifest: a manifest can lie with every hash in order."""
+    """Compare the target that device code states with the manifest, which can be wrong even if every hash is right."""
     if target.kind is TargetKind.SASS:
         found, wanted = _cubin_target(content), str(target)
     else:
@@ -124,7 +124,7 @@ def _check_target(target: GpuTarget, content: bytes) -> None:
 
 
 def _same_target(found: str, wanted: str) -> bool:
-    # A cubin's header holds the number only: "sm_90a" and "sm_90" look alike in it.
+    # A cubin's header holds only the number, the same for "sm_90a" and "sm_90".
     return found == wanted or (found.startswith("sm_") and found == wanted.rstrip("af"))
 
 

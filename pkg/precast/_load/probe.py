@@ -1,6 +1,6 @@
-"""The only place that looks at the world: system, torch, driver, GPUs, compilers. Everyone else takes its ``Host``.
+"""The only module that looks at the outside world: system, torch, driver, GPUs, compilers. Others use its ``Host``.
 
-Nothing here creates a CUDA context, writes a file or raises for what is missing: a missing thing is a fact of the host.
+Nothing here creates a CUDA context, writes a file, or raises for a missing thing: that is a fact of the host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from precast.errors import KernelError
 
 _GLIBCXX = rb"\0GLIBCXX_(3\.4(?:\.\d+)?)(?=\0)"
 _RTLD_DI_LINKMAP = 2  # dlinfo(3)
-# What the import of a broken torch raises: a missing library, a file cut short, the empty folder of an old one, parts
-# of two versions, a version string nobody can read, a check of its own that fails.
+# The errors that the import of a broken torch raises: a missing library, a truncated file, the empty folder left by an
+# old torch, a mix of two versions, an unreadable version string, or a failed check of torch's own.
 _BROKEN = (
     *(ImportError, OSError, AttributeError, SyntaxError, ValueError, RuntimeError, TypeError, NameError, LookupError),
     *(AssertionError, ArithmeticError, EOFError, SystemError, BufferError),
@@ -35,13 +35,13 @@ _SHT_STRTAB, _SHF_ALLOC = 3, 2  # elf(5)
 
 
 class _LinkMap(ctypes.Structure):
-    """The head of what the dynamic linker knows of a mapped file: ``struct link_map`` of link.h."""
+    """The first fields of ``struct link_map`` (link.h), the dynamic linker's record of a mapped file."""
 
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
 def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = False) -> Settings:
-    """The settings of this process; a bad value is an error that names it. Those of a build only count in one."""
+    """The settings of this process; a bad value is an error that names it. Only ``building`` reads build settings."""
     try:
         return Settings.from_env(os.environ if environ is None else environ, at_run=not building)
     except ValueError as error:
@@ -49,7 +49,7 @@ def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = 
 
 
 def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host:
-    """The host as it is now, builders not looked for. ``certain`` initialises torch.cuda where NVML cannot tell."""
+    """The current host, without its builders. ``certain`` may initialise torch.cuda where NVML cannot tell."""
     torch, torch_info, torch_error = _probe_torch()
     driver, found = _probe_gpus(torch, settings, certain) if gpus else (None, ())
     return Host(
@@ -67,8 +67,8 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
 
 
 def probe_builders(settings: Settings) -> Builders:
-    """What could build here: a C++ compiler, ninja, NVRTC, Triton; and where each was looked for."""
-    from precast._builder import nvrtc, toolchain  # not needed, and not imported, while a prebuilt fits
+    """The tools that can build here (C++ compiler, ninja, NVRTC, Triton), and where each was looked for."""
+    from precast._builder import nvrtc, toolchain  # not needed while a prebuilt file fits
 
     compiler, compiler_places = toolchain.find_compiler(settings)
     ninja, ninja_places = toolchain.find_ninja()
@@ -79,14 +79,14 @@ def probe_builders(settings: Settings) -> Builders:
 
 
 def probe_installer() -> Installer:
-    """How packages get into this environment, and where this precast came from."""
-    from precast._builder import installer  # only an error asks
+    """How packages are installed in this environment, and where this precast came from."""
+    from precast._builder import installer  # needed only for an error
 
     return installer.find()
 
 
 def current_gpu() -> int | None:
-    """The current GPU of torch, which this initialises; None where torch can use none."""
+    """The current GPU of torch, which this call initialises; None if torch can use no GPU."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
@@ -114,16 +114,16 @@ def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
 
 def _glibc() -> Release | None:
     try:
-        text = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"; musl and other systems do not know the name
+        text = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"; unknown to musl and to other systems
         return Release(*dotted((text or "").removeprefix("glibc "))[:2])
     except (ValueError, OSError, AttributeError):
         return None
 
 
 def _glibcxx() -> str | None:
-    """The newest GLIBCXX version of the libstdc++ mapped here, the one a library of ours would bind to.
+    """The newest GLIBCXX version of the mapped libstdc++, to which a library of ours would bind.
 
-    It is not opened when it is not mapped: whichever libstdc++ comes first stays, and torch may bring its own.
+    libstdc++ is not opened if it is not mapped: the first one that is opened stays, and torch may bring its own.
     """
     path = _mapped_from("libstdc++.so.6")
     if path is None:
@@ -131,13 +131,13 @@ def _glibcxx() -> str | None:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             versions = re.compile(_GLIBCXX).findall(content, *_dynamic_names(content))
-    except (OSError, ValueError, struct.error):  # replaced by something shorter, or empty, since it was mapped
+    except (OSError, ValueError, struct.error):  # the file was emptied or replaced by a shorter one after the mapping
         return None
     return max((version.decode() for version in versions), key=dotted, default=None)
 
 
 def _mapped_from(soname: str) -> Path | None:
-    """The file that a library of this process was mapped from; None where it is not mapped, and then it stays so."""
+    """The file that a library of this process was mapped from; None, without mapping it, if it is not mapped."""
     if sys.platform != "linux":
         return None
     try:
@@ -151,9 +151,9 @@ def _mapped_from(soname: str) -> Path | None:
 
 
 def _dynamic_names(content: mmap.mmap) -> tuple[int, int]:
-    """Where a 64-bit ELF file has the names of its dynamic symbols and versions (elf(5)): a seventh of a libstdc++.
+    """The range of the dynamic string table in a 64-bit ELF file (elf(5)), which names its symbols and versions.
 
-    To search the whole file takes 1 ms.
+    It is a seventh of a libstdc++; searching the whole file takes 1 ms.
     """
     (table,) = struct.unpack_from("<Q", content, 40)  # e_shoff
     size, count = struct.unpack_from("<HH", content, 58)  # e_shentsize, e_shnum
@@ -200,7 +200,7 @@ def _gpus_of_torch(torch: ModuleType) -> tuple[Gpu, ...]:
 
 
 def torch_lib_dir() -> Path | None:
-    """The folder of torch's own libraries, found without importing it."""
+    """The folder of torch's own libraries, found without importing torch."""
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return Path(folders[0]) / "lib" if folders else None

@@ -1,8 +1,8 @@
-"""What a person sees of a build at run time.
+"""Show the progress of a build at run time.
 
-Nothing for a cache hit. One message when a build is done. A build that takes more than a second also says what is
-built, why, and where its log is: on a terminal as a line that is kept up to date (by rich, if it is installed),
-elsewhere as one message. Messages go through :mod:`precast._load.messages`, so each is read once.
+A cache hit shows nothing. A finished build gives one message. A build that takes more than a second also says what is
+being built, why, and where its log is: on a terminal as a line that is kept up to date (by rich, if installed),
+elsewhere as one message. Messages go through :mod:`precast._load.messages`, so each appears once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from precast._load import messages
 
 PATIENCE_S = 1.0
 _REFRESH_S = 0.2
-_SHORT = 40  # columns, for how far it is
+_SHORT = 40  # columns, for the progress count
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
 
 
 class Display(Protocol):
-    """A place for a line that changes."""
+    """A line that changes."""
 
     def show(self, text: str, done: int, total: int) -> None:
-        """Replaces what was shown."""
+        """Replaces the text that was shown before."""
 
     def close(self) -> None:
-        """Leaves nothing of it behind."""
+        """Removes the line."""
 
 
 @final
 class Progress(Watch):
-    """One build. Call ``start`` once it is known that something has to be built, and ``end`` afterwards.
+    """One build. Call ``start`` once it is known that something must be built, and ``end`` afterwards.
 
-    ``quiet``: no progress line, and no message unless the application handles it.
+    ``quiet``: no progress line, and no message unless an application handles it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Progress(Watch):
     ) -> None:
         self._what, self._with, self._why, self._quiet = what, with_what, why, quiet
         given: TextIO | None = sys.stderr if stream is None else stream
-        self._stream = io.StringIO() if given is None or given.closed else given  # closed: nobody watches
+        self._stream = io.StringIO() if given is None or given.closed else given  # nobody reads a closed stream
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -59,7 +59,7 @@ class Progress(Watch):
         self._told = False
 
     def start(self) -> None:
-        """From now on a second is counted; again is a no-op."""
+        """Start counting the time; a second call is a no-op."""
         with self._lock:
             if self._ticker is None:
                 self._started = time.monotonic()
@@ -67,28 +67,28 @@ class Progress(Watch):
                 self._ticker.start()
 
     def log(self, path: Path) -> None:
-        """The log to name; of several, the first."""
+        """Name the log file; the first of several is kept."""
         with self._lock:
             self._log_file = self._log_file or path
 
     def step(self, done: int, total: int) -> None:
-        """How far it is; an older count that comes late is not taken."""
+        """Report the progress; an older count that arrives late is ignored."""
         with self._lock:
             self._steps = max(self._steps, (done, total))
 
     def _read_log(self) -> None:
-        """The last step in ninja's log; each finished one is a line such as ``[3/9] g++ ...``."""
+        """Read the last step in ninja's log. Each finished step is a line such as ``[3/9] g++ ...``."""
         if self._log_file is None:
             return
         try:
             found = _STEP.findall(self._log_file.read_text(encoding="utf-8", errors="replace"))
-        except OSError:  # not begun, or already where a finished build is kept
+        except OSError:  # the build has not begun, or has already moved to the cache
             return
         if found:
             self.step(int(found[-1][0]), int(found[-1][1]))
 
     def end(self, *artifacts: Artifact) -> None:
-        """Says what was built; of a cache hit only a log at level INFO is told."""
+        """Report what was built; a cache hit is only logged at level INFO."""
         self._stop()
         built = [artifact for artifact in artifacts if not artifact.cached]
         if not built:
@@ -125,7 +125,6 @@ class Progress(Watch):
             messages.log.info("how far %s is cannot be shown: %s", self._what, error)
 
     def _show(self, display: Display) -> None:
-        """Keeps a line up to date until the build is over."""
         try:
             while True:
                 text = f"building {self._what} with {self._with} ({self._why}){self._where()}"
@@ -149,12 +148,12 @@ class Progress(Watch):
 
 
 def open_display(stream: TextIO) -> Display:
-    """The best line that can be had on this terminal."""
+    """The best display for this terminal."""
     return RichDisplay(stream) if importlib.util.find_spec("rich") is not None else PlainDisplay(stream)
 
 
 class PlainDisplay:
-    """The whole text once, as a line of its own, and below it a short one that a carriage return takes back."""
+    """Writes the text once, on its own line, and below it a short line that a carriage return overwrites."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -162,7 +161,7 @@ class PlainDisplay:
         self._text = ""
 
     def show(self, text: str, done: int, total: int) -> None:
-        """Only how far it is changes; what has been read stays."""
+        """Update only the progress count, unless the text has changed."""
         if text != self._text:
             self._text = text
             self._stream.write(f"\rprecast: {text}\n")
@@ -171,13 +170,13 @@ class PlainDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """Blanks the short line."""
+        """Blank the short line."""
         self._stream.write("\r" + " " * _SHORT + "\r")
         self._stream.flush()
 
 
 class RichDisplay:
-    """A bar and the time, and the whole text under them, as many lines as it takes."""
+    """A bar and the time, with the whole text below, on as many lines as it needs."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -191,7 +190,7 @@ class RichDisplay:
         self._live.start()
 
     def show(self, text: str, done: int, total: int) -> None:
-        """Rich draws it again by itself."""
+        """Update the bar; rich redraws it by itself."""
         from rich.console import Group
         from rich.text import Text
 
@@ -199,5 +198,5 @@ class RichDisplay:
         self._live.update(Group(self._bars, Text(text)), refresh=True)
 
     def close(self) -> None:
-        """Takes it off the screen."""
+        """Remove the bar from the screen."""
         self._live.stop()

@@ -1,7 +1,7 @@
-"""What the doctor knows: this host, this installation, and for a kernel family what the loader would do, and why.
+"""Gather what the doctor prints: this host, this installation, and the loader's choice for each kernel family.
 
-Everything is gathered without building or loading anything, and whatever is missing or broken is part of the answer.
-The values are plain JSON; docs/reference/doctor.md describes them.
+Nothing is built or loaded, and anything missing or broken is part of the answer. The values are plain JSON;
+docs/reference/doctor.md describes them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from precast.errors import KernelError, KernelUnavailable
 
 Json = dict[str, Any]
 
-# Of a kernel for another kind of machine.
+# The answer for a kernel of another kind of machine.
 NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
 TWIN_NOTE = "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
-# Bytes that a build takes at least: the objects and the library of rms_norm are 316 kB.
+# The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
 _LEAST = 256 << 10
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_PLACES = ("home", "xdg_cache_home")  # everybody has them set; what follows from them is under `cache`
+_PLACES = ("home", "xdg_cache_home")  # always set; the folders derived from them are under `cache`
 
 
 class Examination:
-    """One look at the world, shared by everything that is reported."""
+    """One examination of the host, shared by all parts of the report."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @cached_property
     def host(self) -> Host:
-        """The host, with its GPUs and what could build here."""
+        """The host, with its GPUs and its builders."""
         host = prebuilt.judged(probe.probe_host(self.settings, gpus=True), self.manifest[0])
         return replace(host, builders=probe.probe_builders(self.settings)) if host.system == "Linux" else host
 
@@ -64,12 +64,12 @@ class Examination:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the CUDA kernels should work here: a GPU is visible, and torch is not a build for other GPUs."""
+        """Whether CUDA kernels should work here: a GPU is visible, and torch is not a ROCm build."""
         torch = self.host.torch
         return bool(self.host.gpus) and (torch is None or torch.hip is None)
 
     def choice(self, family: Family, device: str) -> Choice | str:
-        """What the loader would choose for a family on a device type, or the error it would raise before choosing."""
+        """The loader's choice for a family on a device type, or the error it would raise before it chooses."""
         info, error = self.manifest
         if self.settings.jit is JitMode.JIT:
             info = None
@@ -77,7 +77,7 @@ class Examination:
             return error
         try:
             return choose_on(self.host, info, self.settings, need_of(family.name, device))
-        except KernelUnavailable as refused:  # a setting that rules out every file
+        except KernelUnavailable as refused:  # a setting rules out every file
             return str(refused)
 
 
@@ -121,7 +121,7 @@ def describe_host(examination: Examination) -> Json:
 
 
 def describe_build(examination: Examination) -> Json:
-    """This installation: what its manifest says, or why there is none."""
+    """This installation: the content of its manifest, or why it has none."""
     info, error = examination.manifest
     if info is None:
         mode, note = None, "" if error else "no manifest: a checkout, or an installation that was never built"
@@ -147,7 +147,7 @@ def describe_build(examination: Examination) -> Json:
 
 
 def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
-    """What to know about an installation with a manifest, and the command that helps."""
+    """A note about an installation with a manifest, and the command that helps."""
     if info.mode is BuildMode.PURE:
         return _pure_note(), verdict.prebuilt_fix(info)
     stale = examination.host.stale
@@ -157,7 +157,7 @@ def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
 
 
 def _pure_note() -> str:
-    """Why nothing is prebuilt. With CUDA_EXT=1 in force this is what a wheel kept by pip or uv looks like."""
+    """Why nothing is prebuilt. If CUDA_EXT=1 is set now, pip or uv has probably reused an older wheel."""
     note = "pure wheel: CUDA_EXT was not seen at build time"
     if not is_on(describe_variables().get("CUDA_EXT", "")):
         return note
@@ -165,19 +165,19 @@ def _pure_note() -> str:
 
 
 def describe_settings(settings: Settings) -> Json:
-    """The settings that are not at their default."""
+    """The settings that differ from their defaults."""
     default = Settings()
     changed = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in _PLACES}
     return {name: _plain(value) for name, value in changed.items() if value != getattr(default, name)}
 
 
 def describe_variables() -> Json:
-    """The environment variables that are read here and are set, as they are."""
+    """The environment variables that precast reads and that are set, with their raw values."""
     return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field not in _PLACES}
 
 
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
-    """The source of each piece, every candidate that was passed over, and the error a call would raise, if any."""
+    """The source of each piece, every rejected candidate, and the error that a call would raise, if any."""
     choice = examination.choice(family, device)
     if isinstance(choice, str):
         return {"verdict": "refused", "pieces": [], "rejections": [], "notes": [], "error": choice}
@@ -200,14 +200,14 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
-    """The error of a build that would fail for want of sources or of a cache; None if nothing is known against it."""
+    """The error of a build that would fail because sources or a cache are missing; None if no obstacle is known."""
     from precast._builder import elsewhere, roots, sources, trust
     from precast._load import cached
 
     try:
         sources.csrc_dir()
         root = roots.planned_root(examination.settings)
-        if root is None:  # the last resort is made, and judged, by the first build
+        if root is None:  # the first build creates and checks the last resort
             return None
         trust.require_own(root)
     except KernelError as error:
@@ -224,10 +224,10 @@ def _cannot_build(examination: Examination, family: Family, choice: Choice) -> s
 
 
 def _why_not_written(root: Path) -> str | None:
-    """What keeps builds from being written below a folder, or below what would hold it; None if nothing does.
+    """Why builds cannot be written below a folder, or below its nearest existing parent; None if they can.
 
-    A file without a name is made and given as much room as a build needs. It is gone when it is closed. File systems
-    that have no such files (NFS, overlays before Linux 6.1) are asked for the mode alone.
+    Makes an unnamed file with the space that a build needs; closing it removes it. On file systems without such files
+    (NFS, overlays before Linux 6.1) only the mode is checked.
     """
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     if not there.is_dir():
@@ -268,9 +268,9 @@ def _describe_rejection(rejection: Rejection) -> Json:
 
 
 def _describe_cache(settings: Settings, system: str) -> Json:
-    """Where builds go, what is there, and who builds now. Makes nothing: the folder is made by the first build."""
+    """The cache folder, its content, and the builds in progress. Creates nothing: the first build makes the folder."""
     nothing: Json = {"path": None, "writable": False, "entries": 0, "bytes": 0, "locks": []}
-    if system != "Linux":  # nothing is built elsewhere, and what looks into a cache needs Linux
+    if system != "Linux":  # nothing is built elsewhere, and the code that reads a cache needs Linux
         return nothing
     from precast._builder import cache_tools, lock, roots
 

@@ -1,4 +1,4 @@
-"""Where a loaded kernel came from: the values that ``precast.load`` returns and ``.source`` shows."""
+"""The origin of a loaded kernel: the values that ``precast.load`` returns and ``.source`` shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["prebuilt", "cache", "jit", "torch", "package", "triton"]
 
 @value(frozen=True)
 class Source:
-    """One file, and how it came to be: shipped, built by an earlier process or this one; or who else brings it."""
+    """One file and its origin: prebuilt, from the build cache, built by this process, or from another provider."""
 
     kind: Kind
     path: Path
@@ -24,7 +24,7 @@ class Source:
 
 @value(frozen=True)
 class Loaded:
-    """One family on one device type: its host library, the device code of each GPU, and the seconds it took."""
+    """One family on one device type: its host library, the device code of each GPU, and the load time in seconds."""
 
     family: str
     device: str

@@ -1,4 +1,4 @@
-"""What is wrong with prebuilt files that were not made from the code beside them, and what helps."""
+"""Explain prebuilt files that were not made from the installed code, and how to fix them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from precast._version import __version__
 from precast.errors import KernelError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SMALL = 10_000  # bytes of a file with one line
-_SHOWN = 12  # digits of a digest
+_SMALL = 10_000  # bytes; for a file with one line
+_SHOWN = 12  # digits of a digest in a message
 
 
 def sources_on_disk() -> str | None:
-    """The digest of the sources as they are now: the one that a wheel states, else that of the files themselves."""
+    """The current digest of the sources: the one that a wheel states, otherwise computed from the files."""
     try:
         csrc = sources.csrc_dir()
     except KernelError:
@@ -33,20 +33,20 @@ def sources_on_disk() -> str | None:
 
 
 def describe(info: BuildInfo, here: str | None) -> Stale:
-    """Prebuilt files of another version, or of other sources than ``here``, those of this process."""
+    """Describe prebuilt files of another version, or of sources other than ``here``, those of this process."""
     if info.version != __version__:
         wanted, found = f"files of precast {__version__}", f"those of precast {info.version}"
     else:
         wanted, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
     if info.version == _version_on_disk() and sources_on_disk() in {info.source_digest, None}:
         return Stale(wanted, f"{found}: precast was upgraded while this process ran", "restart this process")
-    settings = replace(probe.read_settings(), jit=JitMode.AOT)  # the fix brings prebuilt files
+    settings = replace(probe.read_settings(), jit=JitMode.AOT)  # the fix must bring prebuilt files
     host = replace(probe.probe_host(settings, gpus=False), installer=probe.probe_installer())
     return Stale(wanted, found, remedy.reinstall(host, replace(info, version=__version__), settings))
 
 
 def _version_on_disk() -> str | None:
-    """The version that the files have now; this process has the one from when it started."""
+    """The version that the installed files have now; this process keeps the version it started with."""
     try:
         text = files.read(_PACKAGE / "_version.py", _SMALL)
     except OSError:

@@ -1,4 +1,4 @@
-"""The systems there are kernels for, and what must not be taken for granted on the others."""
+"""Supported systems, and guards for features that other systems lack."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _NO_SUBINTERPRETER = (
 
 
 def only_linux(platform: str) -> str:
-    """The sentence for every other system: there is no build for it, and none can be made there."""
+    """The error text for every other system: it has no prebuilt files, and none can be built there."""
     return f"precast has kernels for Linux only, and this is {platform!r}; nothing was loaded"
 
 
 def require_linux(platform: str = sys.platform) -> None:
-    """Raises that sentence on anything but Linux."""
+    """Raise KernelUnavailable on anything but Linux."""
     if platform != "linux":
         raise KernelUnavailable(only_linux(platform))
 
 
 def after_fork_in_child(renew: Callable[[], None]) -> None:
-    """Calls ``renew`` in every forked child. Systems without fork need none of it, and can still run the doctor."""
+    """Call ``renew`` in every forked child. Systems without fork do not need this, and can still run the doctor."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
 
 
 def require_main_interpreter() -> None:
-    """Raises in a subinterpreter: torch exists once in a process, and its import in a second one hangs or crashes."""
+    """Raise in a subinterpreter: torch exists once per process, and importing it in a second one hangs or crashes."""
     if sys.platform != "linux":
         return
     try:
         import ctypes
-    except ImportError as error:  # with a lock of its own (PEP 684) a subinterpreter refuses it
+    except ImportError as error:  # a subinterpreter with its own GIL (PEP 684) cannot import ctypes
         raise KernelUnavailable(_NO_SUBINTERPRETER) from error
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p

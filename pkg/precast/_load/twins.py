@@ -1,4 +1,4 @@
-"""Puts a family's Triton twin in its place, for a choice that says so; nothing of it is imported before."""
+"""Register a family's Triton twin for a choice that requires it. The twin is not imported before that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("precast")
 
 
 def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
-    """Registers the Triton kernels of every op of the family for the device type, and warns for what they stand in."""
+    """Register the Triton kernels of all ops of the family for the device type, and warn why they stand in."""
     started = time.perf_counter()
     formulas = handover.formulas_of(family)
     handover.refuse_foreign_kernels(family, device.upper())

@@ -1,4 +1,4 @@
-"""A choice in words and as exceptions: what failed, what was found, what was needed, and how to fix it."""
+"""Turn a choice into text and exceptions: what failed, what was found, what was needed, and how to fix it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORBIDDEN = {Reason.AOT_ONLY, Reason.JIT_OFF}
 
 
 def assert_served(family: Family, device: str) -> None:
-    """Raises what ``loader.ensure`` would raise for reasons of this host; builds and loads nothing."""
+    """Raise the error that ``loader.ensure`` would raise for reasons of this host; builds and loads nothing."""
     if device not in family.devices:
         raise wrong_device(family, device)
     need = Need(family.name, "cuda" if device == "cuda" else "cpu")
@@ -39,7 +39,7 @@ def sees_cuda_gpu() -> bool:
 
 
 def assert_not_pure() -> None:
-    """Raises KernelUnavailable if this installation has nothing prebuilt."""
+    """Raise KernelUnavailable if this installation has nothing prebuilt."""
     info = prebuilt.load_build_info()
     if info is not None and info.mode is not BuildMode.PURE:
         return
@@ -52,7 +52,7 @@ def assert_not_pure() -> None:
 
 
 def prebuilt_fix(info: BuildInfo | None) -> str:
-    """The command that brings prebuilt files to an installation without any; empty if none is known to."""
+    """The command that installs prebuilt files where there are none; empty if no such command is known."""
     settings = replace(probe.read_settings(), jit=JitMode.AOT)
     host = probe.probe_host(settings, gpus=True)
     host = replace(host, builders=probe.probe_builders(settings), installer=probe.probe_installer())
@@ -60,12 +60,12 @@ def prebuilt_fix(info: BuildInfo | None) -> str:
 
 
 def is_refusal(choice: Choice) -> bool:
-    """Whether none of a family's own kernels can be had."""
+    """Whether none of a family's own kernels is available."""
     return isinstance(choice.decision, Refuse)
 
 
 def refusal(choice: Choice) -> KernelError:
-    """The exception of a decision to refuse; JitDisabled where only a setting stands in the way."""
+    """The exception for a decision to refuse; JitDisabled if a setting forbids the build."""
     rejections = all_rejections(choice.decision)
     need = choice.need
     text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
@@ -74,7 +74,7 @@ def refusal(choice: Choice) -> KernelError:
 
 
 def twin_refusal(choice: Choice) -> KernelError:
-    """The exception of a twin that cannot stand in: the reasons against it, or those it could do nothing about."""
+    """The exception for a twin that cannot stand in: the reasons against it, or else those of the refusal."""
     rejections = all_rejections(choice.decision)
     own = tuple(rejection for rejection in rejections if rejection.candidate == TRITON_CANDIDATE)
     need = choice.need
@@ -83,12 +83,12 @@ def twin_refusal(choice: Choice) -> KernelError:
 
 
 def gpu_refusal(choice: Choice, index: int, rejections: Sequence[Rejection]) -> str:
-    """What a launch on a GPU that nothing serves raises, while other GPUs of the machine are served."""
+    """The error of a launch on a GPU that no device code serves, while other GPUs of the machine are served."""
     return _explain(f"{choice.need.family} cannot run on cuda:{index}", choice, rejections)
 
 
 def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
-    """The exception for a library that was built here and that the dynamic linker refuses all the same."""
+    """The exception for a library that was built here but that the dynamic linker refuses."""
     env = explain.environment(choice.host, choice.build_info, __version__)
     actions = (f"report this, with the output of: {_DOCTOR} --json",)
     headline = (
@@ -98,7 +98,7 @@ def cannot_open(choice: Choice, host: Source, what: str) -> KernelIncompatible:
 
 
 def wrong_device(family: Family, device: str) -> KernelUnavailable:
-    """The exception for a device type that a family has no kernels for, whatever the machine."""
+    """The exception for a device type that a family has no kernels for, on any machine."""
     return KernelUnavailable(
         f"{family.name} has no {device} kernels\n"
         f"  found   tensors on, or a request for, {device}\n"
@@ -108,7 +108,7 @@ def wrong_device(family: Family, device: str) -> KernelUnavailable:
 
 
 def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable:
-    """The exception for an op that does not exist, with the one that was probably meant."""
+    """The exception for an op that does not exist, with the name that was probably meant."""
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)
@@ -117,7 +117,7 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
 
 
 def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:
-    """The exception for a build ahead of time that lacks something; ``places`` says where it was looked for."""
+    """The exception for an AOT build that lacks something; ``places`` says where it was looked for."""
     found = "\n          ".join(places)
     return KernelUnavailable(f"{what} cannot be built\n  found   {found}\n  needed  {wanted}\n  fix     1) {_DOCTOR}")
 
