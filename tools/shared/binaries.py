@@ -1,8 +1,8 @@
 """Read the facts of shared libraries, cubins and PTX with pyelftools, without code from the build.
 
-Only the mark of a CPU level is data that the build has too (``flags``).
+Only the marks of CPU levels are shared with the build (``flags``).
 
-The audit compares these facts with what the build claimed; a bug in the build's own parser must not hide itself.
+The audit compares these facts with the build's claims, so that a bug in the build's own parser cannot hide itself.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Ninja records which headers each compile read, and compiles again if the command differs. So a debug build after a
 release build, or one with another compiler, reuses no stale object. Two inputs do not show in a command: a compiler
-that was replaced in place, and torch's headers, whose folder differs in each isolated build. The file ``tools``
-therefore holds a digest of both, and every object depends on it.
+that was replaced in place, and torch's headers, whose folder differs in each isolated build. So the file ``tools``
+holds the compiler's version and a digest of the headers, and every object depends on it.
 """
 
 from __future__ import annotations

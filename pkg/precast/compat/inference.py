@@ -147,7 +147,8 @@ def _attention(find: Find) -> Callable[..., None]:
         """Write to ``out`` the attention of one token of each sequence; ``query`` is ``(sequences, heads, width)``.
 
         ``mid_output``, ``exp_sums`` and ``max_logits`` are not used: the op allocates its own partial results.
-        ``max_seq_len_in_batch`` is not used either, because the kernel reads the lengths on the device.
+        ``block_size`` must be that of the caches. ``max_seq_len_in_batch`` is not used, because the op reads the
+        lengths themselves on their device.
         """
         import torch
 

@@ -41,7 +41,7 @@ class Numbers(NamedTuple):
     extra: float = 0.0  # SGD: the momentum; Adagrad: the decay of the learning rate
 
 
-@dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is no longer used
+@dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is unused
 class Plan:
     """A plan on the C++ side, and the data that Python passes with it."""
 
