@@ -1,1 +1,1 @@
-"""What builds are checked with. Not shipped; ``python -m tools`` lists the verbs."""
+"""The tools that build and check releases. Not shipped; ``python -m tools`` lists the verbs."""

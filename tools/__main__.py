@@ -54,6 +54,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # The tools work on the checkout they lie in, whichever precast is installed.
+    # The tools use the precast of their own checkout, not an installed one.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pkg"))
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""Run precast's CPU kernels from one prebuilt library beside the torch of this interpreter, and say what was compared.
+"""Run precast's CPU kernels from one prebuilt library, compare them with this interpreter's torch, and report it.
 
-A program of its own: it runs in an environment that has a torch and one host library, and nothing else of the checkout.
-Prints one JSON object: the torch, the checks, what two threads gain, and the OpenMP runtimes of the process.
+A separate program: it runs in an environment with torch and one host library, but without the rest of the checkout.
+It prints one JSON object: the torch, the checks, the speedup by two threads, and the OpenMP runtimes of the process.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from precast import ops
 from precast.ops.layer_norm import layer_norm as our_layer_norm
 from precast.ops.rms_norm import rms_norm as our_rms_norm
 
-_SECONDS = 60.0  # of tries for the ratio on a machine that others use as well
+_SECONDS = 60.0  # limit for repeated measurements of the ratio, because the machine may be shared
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
-    """Near enough for the dtype."""
+    """Assert that two tensors are equal within the tolerance of the dtype."""
     loose = found.dtype != torch.float32
     torch.testing.assert_close(found, wanted, rtol=2e-2 if loose else 1e-4, atol=2e-2 if loose else 1e-5)
 
 
 def both(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Values and gradients of the two, from the same inputs."""
+    """Compare values and gradients of two functions on the same inputs."""
     results, gradients = [], []
     for function in (ours, theirs):
         leaves = [t.detach().clone().requires_grad_() for t in inputs]
@@ -48,7 +48,7 @@ def both(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], *inputs: Te
 
 
 def rms_norm(dtype: torch.dtype) -> None:
-    """Alone, fused and in place."""
+    """Check RMS norm alone, fused and in place."""
     x, weight = torch.randn(37, 96, dtype=dtype), torch.rand(96, dtype=dtype) + 0.5
 
     def plain(x: Tensor, weight: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def rms_norm(dtype: torch.dtype) -> None:
 
 
 def layer_norm(dtype: torch.dtype) -> None:
-    """With weight and bias, and without. Beside float32: torch adds up the half-precision gradients less exactly."""
+    """Check with and without weight and bias, against float32: torch sums half-precision gradients less exactly."""
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(x.float(), (64,), weight.float(), bias.float()).to(x.dtype)
@@ -81,7 +81,7 @@ def layer_norm(dtype: torch.dtype) -> None:
 
 
 def softmax(dtype: torch.dtype) -> None:
-    """Scaled, masked, causal."""
+    """Check the scaled, masked and causal softmax."""
     x = torch.randn(2, 3, 24, 24, dtype=dtype)
     both(lambda x: ops.scaled_softmax(x, 0.5), lambda x: torch.softmax(x.float() * 0.5, -1).to(dtype), x)
     mask = torch.rand(2, 1, 24, 24) < 0.3
@@ -93,7 +93,7 @@ def softmax(dtype: torch.dtype) -> None:
 
 
 def activations(dtype: torch.dtype) -> None:
-    """The gated ones."""
+    """Check the gated activations."""
     x = torch.randn(11, 64, dtype=dtype)
     both(ops.silu_and_mul, lambda x: functional.silu(x[..., :32]) * x[..., 32:], x)
     both(ops.gelu_and_mul, lambda x: functional.gelu(x[..., :32]) * x[..., 32:], x)
@@ -101,7 +101,7 @@ def activations(dtype: torch.dtype) -> None:
 
 
 def adam(_: torch.dtype) -> None:
-    """Twenty steps beside torch's own."""
+    """Compare twenty Adam steps with torch's."""
     from precast.optim import CPUAdam
 
     start = [torch.randn(33, 17), torch.randn(5)]
@@ -119,7 +119,7 @@ def adam(_: torch.dtype) -> None:
 
 
 def refusal(_: torch.dtype) -> None:
-    """A bad input is one clear error, and a traced call sees plain operators."""
+    """Check that a bad input raises one clear error, and that a trace records plain operators."""
     try:
         our_rms_norm(torch.randn(3, 4), torch.randn(5))
     except RuntimeError as error:
@@ -130,7 +130,7 @@ def refusal(_: torch.dtype) -> None:
 
 
 def ratio(enough: float) -> float:
-    """How much faster two threads are: the best of each, interleaved, until it is ``enough`` or a minute is over."""
+    """The speedup by two threads, from the best interleaved runs, until it is ``enough`` or a minute is over."""
     x = torch.randn(4096, 512)
     out: dict[int, list[float]] = {1: [], 2: []}
     end = time.monotonic() + _SECONDS
@@ -147,7 +147,7 @@ def ratio(enough: float) -> float:
 
 
 def main() -> int:
-    """Run every check; the first that fails ends the program with its error."""
+    """Run every check; the first failure ends the program with its error."""
     torch.manual_seed(0)
     done = []
     for check in (rms_norm, layer_norm, softmax, activations):

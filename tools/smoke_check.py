@@ -1,6 +1,6 @@
-"""Run one op from the prebuilt files of whichever precast is installed, and compare it with torch.
+"""Run one op from the prebuilt files of the installed precast, and compare it with torch.
 
-A program of its own: it runs in a fresh environment that has the wheel and a torch, and nothing of the checkout.
+A separate program: it runs in a fresh environment with the wheel and torch, but without the checkout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Compare on the CPU, and on the GPU where torch sees one; nothing may be built."""
+    """Compare on the CPU, and on the GPU if torch sees one; nothing may be built."""
     os.environ["PRECAST_JIT"] = "aot"
     import torch
 

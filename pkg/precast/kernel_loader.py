@@ -1,8 +1,8 @@
-"""The public loaders: each holds its extensions, and loads the best one that fits this machine.
+"""The public loaders. Each has several extensions and loads the best one for this machine.
 
-``CPUAdamLoader().load()`` gives a module-like object; its ``source`` says where it came from. Which extension that is,
-is decided once and remembered until one is registered or unregistered. A named extension, ``load(ext_name=...)``, goes
-through the very same checks. Installed packages announce extensions of theirs by entry points.
+``CPUAdamLoader().load()`` returns a module-like object; its ``source`` says where it came from. The choice of an
+extension is cached until one is registered or unregistered. A named extension, ``load(ext_name=...)``, goes through the
+same checks. Installed packages can announce extensions by entry points.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from precast.extension.judge import BROKEN, Candidate, judge
 _OFFERS = [folder.loader for folder in FOLDERS if folder.loader is not None]
 _OFFERED = {offer.name: offer for offer in _OFFERS if offer.about}
 
-# The loaders that families offer to are made at the end of this file, the others are written in it.
+# These loaders are written in this file. The loaders that families offer are created at its end.
 _WRITTEN = (
     "FlashAttentionDaoLoader",
     "FlashAttentionForFloatAndCustomMaskLoader",
@@ -39,7 +39,7 @@ _WRITTEN = (
     "ScaledUpperTriangleMaskedSoftmaxLoader",
     "assert_not_pure",
 )
-__all__ = sorted((*_WRITTEN, *_OFFERED))  # noqa: PLE0605 - a part follows from the descriptions
+__all__ = sorted((*_WRITTEN, *_OFFERED))  # noqa: PLE0605 - partly derived from the descriptions
 
 ExtensionClass = Callable[[], Extension]
 _log = logging.getLogger("precast")
@@ -48,10 +48,10 @@ _OURS = "precast"
 
 
 class KernelLoader:
-    """Base of the loaders. Every subclass starts with a copy of its parent's registry; later changes stay its own."""
+    """Base of the loaders. A subclass starts with a copy of its parent's registry, and later changes affect only it."""
 
     REGISTRY: ClassVar[list[ExtensionClass]] = []
-    ALIASES: ClassVar[Mapping[str, str]] = {}  # names that extensions had before
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # former names of extensions
     _memory: ClassVar[dict[str | None, Any]] = {}
     _origins: ClassVar[dict[str, str]] = {}
     _broken: ClassVar[list[Candidate]] = []
@@ -66,14 +66,14 @@ class KernelLoader:
 
     @classmethod
     def register_extension(cls, extension: ExtensionClass) -> None:
-        """Adds a class of extensions to this loader alone.
+        """Add an extension class to this loader only.
 
         Args:
-            extension: a class of :mod:`precast.extension`, or one with its methods.
+            extension: a class of :mod:`precast.extension`, or one with the same methods.
 
         Raises:
-            TypeError: it is no class of extensions, or leaves a method out.
-            ValueError: this loader has an extension of that name.
+            TypeError: it is not an extension class, or a method is missing.
+            ValueError: this loader already has an extension with that name.
         """
         _check_interface(cls, extension)
         name = extension().name
@@ -88,7 +88,7 @@ class KernelLoader:
 
     @classmethod
     def unregister_extension(cls, extension: str | ExtensionClass) -> None:
-        """Removes an extension from this loader; what it has loaded stays loaded.
+        """Remove an extension from this loader; modules that it has loaded stay loaded.
 
         Args:
             extension: the name or the class of the extension.
@@ -113,41 +113,41 @@ class KernelLoader:
 
     @classmethod
     def extensions(cls) -> list[Extension]:
-        """One of each registered class, in the order of registration; installed packages are asked for theirs."""
+        """An instance of each registered class, in the order of registration, including those of installed packages."""
         with cls._lock:
             cls._ask_packages()
             return [extension() for extension in cls.REGISTRY]
 
     @classmethod
     def candidates(cls) -> list[Candidate]:
-        """Every extension as ``load()`` would look at it, best first, with the reason of each that would not do."""
+        """Every extension in the order in which ``load()`` tries them, with the reason for each that cannot be used."""
         mode = probe.read_settings().jit
         judged = [judge(extension, cls.origin(extension.name), mode)[0] for extension in cls._by_priority()]
         return [*judged, *cls.broken()]
 
     @classmethod
     def broken(cls) -> list[Candidate]:
-        """What installed packages announce for this loader, and what cannot be used, with the reason."""
+        """The unusable extensions that installed packages announce for this loader, with the reasons."""
         with cls._lock:
             cls._ask_packages()
             return list(cls._broken)
 
     @classmethod
     def origin(cls, name: str) -> str:
-        """Where an extension comes from: this package, another one, or the module that registered it."""
+        """The origin of an extension: this package, another one, or the module that registered it."""
         return cls._origins.get(name, _OURS)
 
     def load(self, ext_name: str | None = None) -> Any:
-        """The kernels of an extension as a module-like object; its ``source`` says where they came from.
+        """Return the kernels of an extension as a module-like object; its ``source`` says where they came from.
 
-        Plain torch comes last. It is used with a warning if the hardware of a kernel is here, and never under
-        ``PRECAST_JIT=aot`` or ``jit``, which ask for a kernel.
+        Plain torch is the last fallback. Using it logs a warning if this machine has the hardware for a kernel. It is
+        never used under ``PRECAST_JIT=aot`` or ``jit``, which require a kernel.
 
         Args:
-            ext_name: an extension of :meth:`names`; None: the one of highest priority that can be loaded here.
+            ext_name: a name from :meth:`names`. None: the extension with the highest priority that can be loaded here.
 
         Raises:
-            KernelUnavailable: there is no such extension, or none can be loaded here; the message has each reason.
+            KernelUnavailable: there is no such extension, or none can be loaded here; the message lists the reasons.
             KernelIncompatible: a file of the installation is damaged or does not fit.
 
         Example::
@@ -180,7 +180,7 @@ class KernelLoader:
         )
 
     def _load_best(self) -> Any:
-        """In order of priority, ties by registration; an extension that cannot be loaded gives way to the next."""
+        """Try the extensions by priority, then by registration, until one can be loaded."""
         cls, mode = type(self), probe.read_settings().jit
         refusals: list[Candidate] = []
         causes: list[Exception] = []
@@ -196,14 +196,14 @@ class KernelLoader:
         raise KernelUnavailable("\n".join([what, *lines])) from (causes[0] if causes else None)
 
     def _say_stand_in(self, taken: Candidate, refused: list[Candidate]) -> None:
-        """A slower extension in the place of one whose hardware is here is never taken in silence."""
+        """Warn if a slower extension replaces one whose hardware is present."""
         for other in refused:
             _log.warning(
                 "%s: %s is used, as %s cannot be: %s", type(self).__name__, taken.name, other.name, other.first_line
             )
 
     def _remembered(self, extension: Extension) -> Any:
-        """One object per extension, whether it was asked for by name or not."""
+        """Return the same object for an extension, whether it was requested by name or chosen."""
         memory = type(self)._memory
         if extension.name not in memory:
             memory[extension.name] = extension.load()
@@ -215,7 +215,7 @@ class KernelLoader:
 
     @classmethod
     def _ask_packages(cls) -> None:
-        """Registers what installed packages announce for this loader, once; one that is broken is told, not taken."""
+        """Register, once, the extensions that installed packages announce; report broken ones and skip them."""
         if cls._asked:
             return
         cls._asked = True
@@ -243,7 +243,7 @@ def _indented(reason: str) -> str:
 
 
 def _renew_locks(loader: type[KernelLoader] = KernelLoader) -> None:
-    """In a forked child the thread that held a lock does not exist any more."""
+    """Replace the locks in a forked child, because the thread that held one may not exist there."""
     loader._lock = threading.RLock()
     for subclass in loader.__subclasses__():
         _renew_locks(subclass)
@@ -263,35 +263,35 @@ def _check_interface(loader: type[KernelLoader], extension: object) -> None:
         raise TypeError(f"{extension.__name__} leaves {', '.join(abstract)} open, so it cannot be registered")
 
 
-# The modules of the package that this one stands in for; the loaders of the families follow.
+# The loaders of the package that this one replaces. Those of the families follow.
 
 
 class ScaledMaskedSoftmaxLoader(KernelLoader):
-    """The softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
+    """Softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
 
     REGISTRY = [*builtin.of("ScaledMaskedSoftmaxLoader")]  # noqa: RUF012
 
 
 class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
-    """The causal softmax: ``forward``, ``backward``."""
+    """Causal softmax: ``forward``, ``backward``."""
 
     REGISTRY = [*builtin.of("ScaledUpperTriangleMaskedSoftmaxLoader")]  # noqa: RUF012
 
 
 class InferenceOpsLoader(KernelLoader):
-    """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches. Attention is others'."""
+    """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
 
     REGISTRY = [*builtin.of("InferenceOpsLoader")]  # noqa: RUF012
 
 
 class MoeLoader(KernelLoader):
-    """Dispatch and combine of a mixture of experts: not written yet, so ``load`` raises until one is registered."""
+    """Dispatch and combine for a mixture of experts. It has no extension, so ``load`` raises until you register one."""
 
     REGISTRY = [*builtin.of("MoeLoader")]  # noqa: RUF012
 
 
 class FlashAttentionLoader(KernelLoader):
-    """Attention by whatever is here: flash-attn, torch_npu, torch."""
+    """Attention by the best available of flash-attn, torch_npu and torch."""
 
     REGISTRY = [*builtin.of("FlashAttentionLoader")]  # noqa: RUF012
 
@@ -303,19 +303,19 @@ class FlashAttentionDaoLoader(KernelLoader):
 
 
 class FlashAttentionWithCustomMaskLoader(KernelLoader):
-    """Attention with a mask of one's own."""
+    """Attention with a custom mask."""
 
     REGISTRY = [*builtin.of("FlashAttentionWithCustomMaskLoader")]  # noqa: RUF012
 
 
 class FlashAttentionForFloatAndCustomMaskLoader(KernelLoader):
-    """Attention with a mask of one's own, in float32 as well."""
+    """Attention with a custom mask, in float32 as well."""
 
     REGISTRY = [*builtin.of("FlashAttentionForFloatAndCustomMaskLoader")]  # noqa: RUF012
 
 
 def _made(offer: Offer) -> type[KernelLoader]:
-    """The loader that a family's description asks for."""
+    """Create the loader that a family's description defines."""
     attributes = {
         "__doc__": offer.about,
         "__module__": __name__,
@@ -328,10 +328,10 @@ def _made(offer: Offer) -> type[KernelLoader]:
 
 globals().update({name: _made(offer) for name, offer in _OFFERED.items()})
 
-if TYPE_CHECKING:  # a wheel has a stub with a class for each
+if TYPE_CHECKING:  # a wheel has a stub with a class for each of these loaders
 
     def __getattr__(name: str) -> type[KernelLoader]:
-        """The loaders that families offer to."""
+        """A loader that a family's description defines."""
 
 
 def loaders() -> tuple[type[KernelLoader], ...]:
@@ -343,7 +343,7 @@ def loaders() -> tuple[type[KernelLoader], ...]:
 
 
 def home_of(name: str) -> type[KernelLoader] | None:
-    """The loader that has a built-in extension of this name, its former one included."""
+    """The loader that has a built-in extension with this name or former name."""
     for loader in loaders():
         if name in shipped_names(loader):
             return loader
@@ -351,5 +351,5 @@ def home_of(name: str) -> type[KernelLoader] | None:
 
 
 def shipped_names(loader: type[KernelLoader]) -> list[str]:
-    """The names, former ones too, of the extensions that a loader of this package begins with."""
+    """The names, including former ones, of the built-in extensions of a loader."""
     return [*builtin.names_of(loader.__name__), *loader.ALIASES]

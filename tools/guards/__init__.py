@@ -1,4 +1,4 @@
-"""The guards of a release: each one promise, by name, and a check that refuses what breaks it."""
+"""The guards of a release. Each has a name, a promise, and a check that refuses a wheel that breaks it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tools.shared.wheel import MANIFEST, Wheel
 
 def _unless_repaired(audited: Audited) -> str | None:
     if audited.wheel.below(f"{audited.wheel.dist_info}/sboms/"):
-        return None  # whatever the wheel says of itself has to be true
+        return None  # the wheel's claims about itself must be true
     return unless_released(audited) if audited.asked.repaired else "comes with `python -m tools repair`"
 
 
@@ -65,17 +65,17 @@ WORKFLOWS_PROMISE = "the workflows name no version, runner, image or label that 
 
 
 def judge_wheel(wheel: Wheel, known: Matrix, asked: Asked) -> tuple[Result, ...]:
-    """Ask every guard of wheels."""
+    """Run every guard for wheels."""
     try:
         manifest = BuildInfo.from_json(wheel.files[MANIFEST].decode("utf-8"))
     except (KeyError, ManifestError, UnicodeDecodeError):
-        manifest = None  # the guard of the manifest says why
+        manifest = None  # the manifest guard reports why
     audited = Audited(wheel, manifest, known, _libraries(wheel), asked)
     return tuple(judge(guard, audited) for guard in GUARDS)
 
 
 def judge_checkout(root: Path, known: Matrix) -> Result:
-    """Ask the guard of the workflows."""
+    """Run the guard for workflows."""
     folder = root / ".github" / "workflows"
     if not folder.is_dir():
         return Result(WORKFLOWS, Verdict.NOT_ASKED, "no workflows here, as in an sdist", ())
@@ -84,12 +84,12 @@ def judge_checkout(root: Path, known: Matrix) -> Result:
 
 
 def _libraries(wheel: Wheel) -> dict[str, binaries.LibraryFacts]:
-    """What can be read of the host libraries, listed in the manifest or not."""
+    """The facts of all readable host libraries, even those that the manifest does not list."""
     found = {}
     for name, data in wheel.below("precast/_C/").items():
         if name.startswith("host/"):
             try:
                 found[name] = binaries.read_library(data)
-            except binaries.Unreadable:  # the guard of the manifest reads it again and says why
+            except binaries.Unreadable:  # the manifest guard reads it again and reports why
                 continue
     return found

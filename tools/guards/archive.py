@@ -1,4 +1,4 @@
-"""The guards of the wheel as an archive: its metadata, its RECORD, its size, and the one form it is written in."""
+"""The guards of the wheel as an archive: its metadata, its RECORD, its size and its canonical form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TWINE = logging.getLogger("twine")
 
 
 def check_metadata(a: Audited) -> Iterator[Violation]:
-    """RECORD, file name, WHEEL and METADATA agree, with the matrix too; an index would take the wheel."""
+    """RECORD, file name, WHEEL, METADATA and the matrix agree, and an index would accept the wheel."""
     for where, wanted, found in record_errors(a.wheel):
         yield Violation("record", where, wanted, found)
     metadata = a.wheel.metadata("METADATA")
@@ -37,7 +37,7 @@ def check_metadata(a: Audited) -> Iterator[Violation]:
 
 
 def _index_takes_it(a: Audited) -> Iterator[Violation]:
-    """What `twine check --strict` and the rules of the core metadata say."""
+    """The violations of `twine check --strict` and of the core metadata rules."""
     try:
         Metadata.from_email(a.wheel.files.get(f"{a.wheel.dist_info}/METADATA", b""), validate=True)
     except ExceptionGroup as group:
@@ -61,7 +61,7 @@ def _index_takes_it(a: Audited) -> Iterator[Violation]:
 
 
 def _tags(a: Audited) -> Iterator[Violation]:
-    """File name and WHEEL name the same tags, and those of the mode and the policy."""
+    """File name and WHEEL have the same tags, which match the mode and the policy."""
     python, abi, platform = a.wheel.tag
     tags = sorted(a.wheel.metadata("WHEEL").get_all("Tag", []))
     yield from same("tag", "WHEEL", sorted(f"{python}-{abi}-{part}" for part in platform.split(".")), tags)
@@ -77,7 +77,7 @@ def _tags(a: Audited) -> Iterator[Violation]:
 
 
 def check_size(a: Audited) -> Iterator[Violation]:
-    """The wheel stays within its budget; a release within that of its label."""
+    """The wheel stays within its size budget; a release has the budget of its label."""
     label = a.info.label
     row = f"labels.{label.text or 'default'}.max_bytes" if a.released else "wheel.max_bytes"
     budget = a.matrix.max_bytes_of(label) if a.released else a.matrix.max_bytes
@@ -89,12 +89,12 @@ def check_size(a: Audited) -> Iterator[Violation]:
 
 
 def check_reproducible(a: Audited) -> Iterator[Violation]:
-    """Nothing in the archive tells two builds apart; with a second build at hand, the two are the same bytes."""
+    """The archive has the canonical form; if a second build is given, both have the same bytes."""
     if a.asked.repaired:
         for entry, wanted in zip(a.wheel.entries, expected_entries(a.wheel), strict=False):
             if entry != wanted:
                 yield Violation("form", entry.name, _told(wanted, entry), _told(entry, wanted))
-                break  # one entry in a wrong place moves all that follow
+                break  # one misplaced entry shifts all later ones
         else:
             yield from same("form", a.wheel.path.name, len(a.wheel.files), len(a.wheel.entries))
     if a.asked.twin is not None:
@@ -102,13 +102,13 @@ def check_reproducible(a: Audited) -> Iterator[Violation]:
 
 
 def _told(entry: Entry, other: Entry) -> str:
-    """What of an entry is unlike the other."""
+    """The fields of an entry that differ from the other entry."""
     parts = {name: (getattr(entry, name), getattr(other, name)) for name in Entry.__slots__}
     return ", ".join(f"{name} {mine}" for name, (mine, theirs) in parts.items() if mine != theirs)
 
 
 def differences(first: Path, second: Path) -> Iterator[Violation]:
-    """What tells two builds of one wheel apart: the first bytes of each file that differs, else the archive's own."""
+    """The differences of two builds of a wheel: the first bytes of each file that differs, else of the archive."""
     yield from same("twin", "file name", first.name, second.name)
     if first.read_bytes() == second.read_bytes():
         return

@@ -1,4 +1,4 @@
-"""The guards of host libraries as ELF files: no Python, nothing bundled, too new or soft, no build path."""
+"""The guards of host libraries as ELF files: Python, bundled libraries, glibc, hardening and build paths."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from precast._builder import packing
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
 
-# What a host library may need: torch, the C++ runtime, the C library. CUDA is found at run time, never linked.
+# A host library may need only torch, the C++ runtime and the C library. CUDA is found at run time, never linked.
 _NEEDED = {
     *("libtorch_cpu.so", "libc10.so"),
     *("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libdl.so.2", "libpthread.so.0"),
     *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
 }
-# Names of Python's C interface, and of the bridges between it and C++.
+# Names of Python's C API, and of its C++ bindings.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*|_ZN?K?\d*pybind11\w*|THP\w+")
-# Whose libraries come with torch, or with the system; a copy of our own would be a second one in the process.
+# Libraries that come with torch or the system. A bundled copy would be a second one in the same process.
 _FOREIGN = re.compile(r"lib(torch|c10|shm|cu[a-z]|nv|nccl|gomp|omp|iomp|mkl|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.]*")
 
 
@@ -38,7 +38,7 @@ def check_python(a: Audited) -> Iterator[Violation]:
 
 
 def check_bundled(a: Audited) -> Iterator[Violation]:
-    """The wheel holds our libraries alone, and they need nothing but torch and the system."""
+    """The wheel holds only our libraries, and they need only torch and the system."""
     for name in sorted(a.wheel.files):
         folder = name.partition("/")[0]
         if folder.endswith(".libs"):
@@ -51,7 +51,7 @@ def check_bundled(a: Audited) -> Iterator[Violation]:
         for needed in sorted(set(facts.needed) - _NEEDED):
             yield Violation("needed", path, "torch, the C++ runtime and the C library alone", needed)
         if "libtorch_cpu.so" not in facts.needed:
-            # torch's libraries are not in the global scope: without this no symbol of them is found
+            # torch's libraries are not in the global scope, so their symbols are found only if this is needed
             yield Violation("needed", path, "libtorch_cpu.so", ", ".join(facts.needed))
 
 
@@ -77,7 +77,7 @@ def _newer(version: str | None, space: str, ceiling: tuple[int, ...]) -> bool:
 
 
 def check_hardening(a: Audited) -> Iterator[Violation]:
-    """No run path, text relocation or executable stack; our own names exported alone; no debug information."""
+    """No run path, text relocation, executable stack or debug information; only our own names are exported."""
     for path, facts in a.libraries.items():
         yield from same("run path", path, None, facts.run_path)
         yield from same("text relocations", path, False, facts.text_relocations)
@@ -89,7 +89,7 @@ def check_hardening(a: Audited) -> Iterator[Violation]:
 
 
 def check_paths(a: Audited) -> Iterator[Violation]:
-    """No binary names a folder of the machine that built it."""
+    """No binary contains a path of the machine that built it."""
     for name, data in _binaries(a):
         paths = binaries.absolute_paths(data)
         if paths:
@@ -97,7 +97,7 @@ def check_paths(a: Audited) -> Iterator[Violation]:
 
 
 def _binaries(a: Audited) -> Iterator[tuple[str, bytes]]:
-    """Every file of the binary folders, device code unpacked; the guard of targets says what cannot be."""
+    """Every file of the binary folders, with device code unpacked; the targets guard reports files that cannot be."""
     images = {file.path: file for file in a.info.device}
     for name, data in a.wheel.below("precast/_C/").items():
         if name in images:

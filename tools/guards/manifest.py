@@ -1,4 +1,4 @@
-"""The guard of the manifest: each claim is derived again, from the bytes of the wheel."""
+"""The guard of the manifest: it derives each claim again from the bytes of the wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 
 
 def check_manifest(a: Audited) -> Iterator[Violation]:
-    """The manifest can be read, and files, libraries and sources are what it says."""
+    """The manifest can be read, and files, libraries and sources match it."""
     if a.manifest is None:
         yield _unreadable(a)
         return
@@ -30,7 +30,7 @@ def check_manifest(a: Audited) -> Iterator[Violation]:
 
 
 def check_origin(a: Audited) -> Iterator[Violation]:
-    """Whoever has the wheel can have the sources: they are those of a commit, with nothing changed beside it."""
+    """The sources of the wheel can be found: they are those of a commit, without local changes."""
     if a.info.commit is None:
         yield Violation("commit", MANIFEST, "the commit that it was made from", "unknown: made outside of a checkout")
     if a.info.dirty:
@@ -49,7 +49,7 @@ def _unreadable(a: Audited) -> Violation:
 
 
 def _files(a: Audited) -> Iterator[Violation]:
-    """What lies in the binary folders is what the manifest lists, byte for byte."""
+    """The files in the binary folders are those that the manifest lists, byte for byte."""
     listed: dict[str, HostFile | DeviceFile] = {file.path: file for file in a.info.host}
     listed |= {file.path: file for file in a.info.device}
     there = a.wheel.below("precast/_C/")
@@ -68,7 +68,7 @@ def _libraries(a: Audited) -> Iterator[Violation]:
     for file in a.info.host:
         data = a.wheel.files.get(f"precast/_C/{file.path}")
         if data is None:
-            continue  # _files has said so
+            continue  # _files reports it
         if file.path not in a.libraries:
             try:
                 binaries.read_library(data)
@@ -79,7 +79,7 @@ def _libraries(a: Audited) -> Iterator[Violation]:
 
 
 def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterator[Violation]:
-    """A host library against its manifest entry."""
+    """Compare a host library with its manifest entry."""
     yield from same("machine", file.path, file.machine, facts.machine)
     yield from same("needed", file.path, file.needed, facts.needed)
     yield from same("glibc", file.path, str(file.glibc), ".".join(map(str, facts.glibc[:2])))
@@ -93,9 +93,10 @@ def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterat
 
 
 def _sources(a: Audited) -> Iterator[Violation]:
-    """The sources are those the manifest names, and the headers for extensions are the pinned ones.
+    """The sources match the manifest's digest, and the headers for extensions are the pinned ones.
 
-    A release has all of the headers; another wheel has all or none, as it was built from an sdist or from a checkout.
+    A release has all headers. Another wheel has all or none, depending on whether it was built from an sdist or from a
+    checkout.
     """
     ours = a.wheel.below("precast/csrc/")
     digest = sources.digest_of_pairs(

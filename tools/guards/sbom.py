@@ -1,6 +1,6 @@
-"""The guard of the bill of materials: valid CycloneDX, and each row of it true of this wheel.
+"""The guard of the bill of materials: it is valid CycloneDX, and each row is true for this wheel.
 
-It reads the document as plain JSON and derives the rows a second time, from the manifest and the pins.
+The guard reads the document as plain JSON and derives the rows again from the manifest and the pins.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ FILE = "precast.cdx.json"
 _VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 _STABLE = "precast/csrc/torch_stable"
 
-# What a row says of a component: version, sha256, licence, scope. An empty text stands for what it does not say.
+# A row for a component: version, sha256, licence, scope. An empty string means that the row lacks the field.
 Row = tuple[str, str, str, str]
 
 
 def check_sbom(a: Audited) -> Iterator[Violation]:
-    """One valid document, which lists what is in the wheel and what compiled it, no more and no less."""
+    """There is one valid document. It lists exactly the wheel's contents and the tools that compiled it."""
     folder = f"{a.wheel.dist_info}/{FOLDER}/"
     for name in sorted(a.wheel.below(folder)):
         if name != FILE:
-            # auditwheel describes what it grafts, and nothing may be grafted
+            # auditwheel describes grafted libraries here, and nothing may be grafted
             yield Violation("sbom", f"{folder}{name}", f"{FILE} alone", "another document")
     data = a.wheel.files.get(f"{folder}{FILE}")
     if data is None:
@@ -69,13 +69,13 @@ def check_sbom(a: Audited) -> Iterator[Violation]:
 
 
 def _moment(a: Audited, document: dict[str, Any]) -> Iterator[Violation]:
-    """The moment of the document is that of the archive; neither is the one at which somebody happened to build."""
+    """The document's timestamp is that of the archive, and not the time of the build."""
     archive = datetime(*a.wheel.entries[0].moment, tzinfo=timezone.utc).isoformat()
     yield from same("timestamp", f"{FILE} $.metadata.timestamp", archive, document.get("metadata", {}).get("timestamp"))
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str, Row]]:
-    """Every component by its package URL or path, those inside another one too."""
+    """Every component, including nested ones, with its package URL or path."""
     todo = [document.get("metadata", {}).get("component", {"name": "no component"}), *document.get("components", ())]
     for component in todo:
         todo += component.get("components", ())
@@ -91,7 +91,7 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 
 
 def _wanted(a: Audited) -> dict[str, Row]:
-    """The rows that follow from the manifest, the matrix and, if the wheel has them, the pinned headers."""
+    """The rows derived from the manifest, the matrix and, if the wheel has them, the pinned headers."""
     info, pins = a.info, headers.load_pins()
     version = a.wheel.version
     rows: dict[str, Row] = {_purl("precast", version): (version, "", "Apache-2.0", "")}
@@ -118,5 +118,5 @@ def _wanted(a: Audited) -> dict[str, Row]:
 
 
 def _purl(name: str, version: str) -> str:
-    """The package URL of something on PyPI; a version's plus sign is escaped there."""
+    """The package URL of a PyPI project; the plus sign of a version is escaped."""
     return f"pkg:pypi/{name}@{re.sub('[+]', '%2B', version)}"

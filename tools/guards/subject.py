@@ -1,4 +1,4 @@
-"""What a guard is, what it looks at, and what it says."""
+"""The types of a guard, its subject and its result."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TORCH_LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
 
 
 class NoManifest(ValueError):
-    """A guard asked for the manifest of a wheel that has none; the guard of the manifest has said so."""
+    """A guard needs the manifest of a wheel that has none; the manifest guard reports this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a wheel is held against besides the matrix.
+    """The requirements for a wheel besides the matrix.
 
-    ``repaired`` asks for the policy's platform tag and for what ``repair`` adds. ``twin`` is a second build of it,
-    ``torch_lists`` the folder with the symbols of each torch that has a classic library, ``only_torch`` the minor that
-    a slim wheel serves. ``publishing`` asks for what only matters once others get it: where it comes from.
+    ``repaired`` requires the policy's platform tag and the additions of ``repair``. ``twin`` is a second build of the
+    wheel. ``torch_lists`` is the folder with the symbols of each torch that has a classic library. ``only_torch`` is
+    the minor release that a slim wheel serves. ``publishing`` requires a known origin, for a wheel that others get.
     """
 
     repaired: bool = True
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One wheel and what it is held against. ``libraries`` are its host libraries that could be read, by path."""
+    """One wheel and its requirements. ``libraries`` are the readable host libraries, by path."""
 
     wheel: Wheel
     manifest: BuildInfo | None
@@ -49,18 +49,18 @@ class Audited:
 
     @property
     def info(self) -> BuildInfo:
-        """The manifest, or NoManifest."""
+        """The manifest; raises NoManifest if there is none."""
         if self.manifest is None:
             raise NoManifest
         return self.manifest
 
     def image(self, file: DeviceFile) -> bytes:
-        """The device code in one file of the manifest; NotPacked when it is none of the size that it should have."""
+        """The device code in one file of the manifest; raises NotPacked if it does not have the recorded size."""
         return packing.unpack(self.wheel.files[f"precast/_C/{file.path}"], file.content_bytes)
 
     @property
     def released(self) -> bool:
-        """Whether this is a labelled wheel, for whoever installs it and not for the machine that built it."""
+        """Whether this is a release wheel, for any machine and not only for the one that built it."""
         return self.info.mode is BuildMode.RELEASE
 
     @property
@@ -70,7 +70,7 @@ class Audited:
 
 
 class Verdict(str, Enum):
-    """What a guard says: ``blocked`` when it could not look, ``not asked`` when there is nothing to look at."""
+    """A guard's verdict: ``blocked`` if it could not check, ``not asked`` if there is nothing to check."""
 
     PASSED = "passed"
     REFUSED = "refused"
@@ -82,7 +82,7 @@ class Verdict(str, Enum):
 class Guard:
     """One promise, and the check that refuses a wheel that breaks it.
 
-    ``spared`` gives the reason why the promise is not made for a wheel, and None where it is.
+    ``spared`` returns the reason why the promise does not apply to a wheel, or None if it applies.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one guard said of one wheel, or of the checkout."""
+    """The result of one guard for one wheel or for the checkout."""
 
     guard: str
     verdict: Verdict
@@ -102,7 +102,7 @@ class Result:
 
 
 def judge(guard: Guard, audited: Audited) -> Result:
-    """Ask one guard."""
+    """Run one guard."""
     found: list[Violation] = []
     try:
         reason = guard.spared(audited)
@@ -116,11 +116,11 @@ def judge(guard: Guard, audited: Audited) -> Result:
 
 
 def unless_released(audited: Audited) -> str | None:
-    """The reason to spare what is not published."""
+    """The reason to spare a wheel that is not published."""
     return None if audited.released else f"a {audited.info.mode.value} wheel is not published"
 
 
 def same(check: str, where: str, wanted: object, found: object) -> Iterator[Violation]:
-    """A violation unless both are equal."""
+    """Yield a violation unless both values are equal."""
     if wanted != found:
         yield Violation(check, where, str(wanted), str(found))

@@ -1,8 +1,7 @@
-"""The guard of undefined symbols: whatever a host library takes from torch is there in every torch that it claims.
+"""The guard of undefined symbols: every torch that a host library claims has the symbols that the library needs.
 
-A stable library may ask for the C functions that its own header of torch's interface declares for its floor, and for
-no other symbol of torch. A classic library is compared with the symbols that its torch exports: of an installed torch,
-or recorded.
+A stable library may use only the C functions that precast's header of torch's C interface declares for its floor. A
+classic library is compared with the symbols of its torch, either of an installed torch or from a recorded list.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from tools.shared import binaries
 
 DECLARATIONS = "precast/csrc/common/torch_c.h"
 _DECLARED = re.compile(r"^PRECAST_(?:WEAK_|(CUDA_))?SINCE\((\d+), (\d+)\)[^;(]*?(\w+)\(", re.MULTILINE)
-# Weak references that the C runtime's start files make in every library; nobody has to define them.
+# Weak references from the C runtime's start files, which every library has and which need no definition.
 _RUNTIME = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
 _VERSIONED = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+")
-# What of an installed torch a classic library may resolve against; its OpenMP runtime lies beside them.
+# The libraries of an installed torch that a classic library may link, including torch's OpenMP runtime.
 LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
 
 
 def check_symbols(a: Audited) -> Iterator[Violation]:
-    """Each library by its torch ABI."""
+    """Check each library by the rules of its torch ABI."""
     functions = declared(a.wheel.files.get(DECLARATIONS, b"").decode("utf-8"))
     for file in a.info.host:
         facts = a.libraries.get(file.path)
         if facts is None:
-            continue  # the guard of the manifest has said so
+            continue  # the manifest guard reports it
         asked = asked_of_torch(facts)
         if isinstance(file.abi, Stable):
             yield from _stable(file.path, file.abi, asked, functions)
@@ -42,12 +41,12 @@ def check_symbols(a: Audited) -> Iterator[Violation]:
 
 
 def asked_of_torch(facts: binaries.LibraryFacts) -> list[binaries.Undefined]:
-    """What a library takes from elsewhere that the system does not define."""
+    """The undefined symbols that the system does not define."""
     return [symbol for symbol in facts.undefined if not _of_the_system(symbol)]
 
 
 def _of_the_system(symbol: binaries.Undefined) -> bool:
-    """What the C and C++ runtimes define; the guard of glibc judges their versions."""
+    """Whether the C or C++ runtime defines the symbol; the glibc guard checks its version."""
     if symbol.version is not None:
         return _VERSIONED.fullmatch(symbol.version) is not None
     return symbol.weak and symbol.name in _RUNTIME
@@ -56,7 +55,7 @@ def _of_the_system(symbol: binaries.Undefined) -> bool:
 def _stable(
     path: str, abi: Stable, asked: Iterable[binaries.Undefined], functions: Mapping[str, Release | None]
 ) -> Iterator[Violation]:
-    """A weak reference may be to a newer function, as the code then asks whether it is there."""
+    """A weak reference may name a newer function, because the code then checks whether it exists."""
     for symbol in asked:
         if symbol.name not in functions:
             yield Violation("symbol", path, f"functions that {DECLARATIONS} declares", str(symbol))
@@ -80,7 +79,7 @@ def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: 
 
 
 def declared(header: str) -> dict[str, Release | None]:
-    """Each C function that torch_c.h declares, and the torch it came with; None for one of torch's CUDA library."""
+    """Each C function of torch_c.h with the torch that introduced it; None for a function of torch's CUDA library."""
     return {
         name: None if cuda else Release(int(major), int(minor))
         for cuda, major, minor, name in _DECLARED.findall(header)
@@ -89,7 +88,7 @@ def declared(header: str) -> dict[str, Release | None]:
 
 @functools.cache
 def exported_by(abi: TorchAbi, lists: Path) -> frozenset[str] | None:
-    """The symbols of one torch: a list ``<abi>.txt`` in that folder, or ``<abi>/`` with torch's own libraries in it."""
+    """The symbols of one torch, from a list ``<abi>.txt`` in the folder or from torch's libraries in ``<abi>/``."""
     recorded = lists / f"{abi}.txt"
     if recorded.is_file():
         lines = recorded.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The guard of what a wheel holds: what matrix.toml says for its label and its architecture, and nothing else."""
+"""The guard of a wheel's contents: exactly what matrix.toml lists for its label and architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.shared.binaries import DeviceFacts
 
 
 def check_targets(a: Audited) -> Iterator[Violation]:
-    """Device code by its own headers, then the whole of it against the plan."""
+    """Check the device code by its headers, then all contents against the plan."""
     yield from _device_files(a)
     families = sorted(family.name for family in catalogue.FAMILIES)
     for file in a.info.host:
@@ -25,12 +25,12 @@ def check_targets(a: Audited) -> Iterator[Violation]:
 
 
 def _device_files(a: Audited) -> Iterator[Violation]:
-    """Each device file against its manifest entry and its compiler; all of a family hold the same kernels."""
+    """Compare each device file with its manifest entry and compiler; all files of a family have the same kernels."""
     isa = {spec.label.cuda: spec.isa for spec in a.matrix.labels}
     entries: dict[str, tuple[str, frozenset[str]]] = {}
     for file in a.info.device:
         if f"precast/_C/{file.path}" not in a.wheel.files:
-            continue  # the guard of the manifest has said so
+            continue  # the manifest guard reports it
         try:
             image = a.image(file)
             facts = binaries.read_ptx(image) if file.target.kind is TargetKind.PTX else binaries.read_cubin(image)
@@ -47,14 +47,14 @@ def _device_files(a: Audited) -> Iterator[Violation]:
 
 
 def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iterator[Violation]:
-    """A device file against its manifest entry."""
+    """Compare a device file with its manifest entry."""
     toolkit = ".".join(file.nvrtc.split(".")[:2])
     major = int(toolkit.split(".")[0])
     yield from same("target", file.path, str(file.target), facts.target)
     suffix = "ptx" if facts.isa is not None else "cubin"
     yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}.xz", file.path)
     if facts.layout is not None:
-        # CUDA 12 writes Blackwell's cubins in the layout that CUDA 13 writes all of them in (seen with 12.8 and 12.9).
+        # CUDA 13 writes all cubins in a newer layout; CUDA 12 does so only for Blackwell (seen with 12.8 and 12.9).
         newer = major >= 13 or file.target.capability.major >= 10
         yield from same("layout", file.path, 13 if newer else 12, facts.layout)
     if facts.nvrtc is not None:
@@ -66,7 +66,7 @@ def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iter
 
 
 def _plan(a: Audited) -> Iterator[Violation]:
-    """Every family for every target of the label, by its compiler; every host library that can be built."""
+    """The wheel has every family for every target of the label, by its compiler, and every host library in the plan."""
     spec = a.matrix.label(a.info.label)
     plan = cells.expand(a.matrix, a.matrix.event("release"), a.asked.only_torch)
     cell = next((cell for cell in plan.wheel if (cell.label, cell.machine) == (spec.name, a.machine)), None)

@@ -1,7 +1,7 @@
-"""The guard of the workflows: they name no version, runner, image or label that matrix.toml does not.
+"""The guard of the workflows: they name no version, runner, image or label that matrix.toml does not have.
 
-Workflows take what they do from the plan. Where one names something all the same, a change of the matrix must not leave
-it behind. Comments are not read; the commit of an action is pinned beside its version there.
+Workflows read their work from the plan. If one names a version or the like itself, it must not go stale when the
+matrix changes. Comments are not read, because they hold the versions of pinned actions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CUDA = re.compile(r"\bcuda[-_ :=v]*(\d+[._]\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a kind of name looks like, and which of them matrix.toml has."""
+    """A kind of name: its pattern, and the names that matrix.toml has."""
 
     kind: str
     pattern: re.Pattern[str]
@@ -40,7 +40,7 @@ class Rule:
 
 
 def check_workflows(folder: Path, known: Matrix) -> Iterator[Violation]:
-    """Every text of every workflow, by every rule."""
+    """Check every string of every workflow against every rule."""
     rules = tuple(rules_of(known))
     for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
         try:
@@ -80,7 +80,7 @@ def rules_of(known: Matrix) -> Iterator[Rule]:
 
 
 def texts(node: yaml.Node | None, key: str = "") -> Iterator[tuple[str, int, str]]:
-    """Every scalar of a document, with the key it stands under and its line; an item of a list has the list's key."""
+    """Every scalar of a document, with its key and line; an item of a list has the list's key."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             yield from texts(value, name.value if isinstance(name, yaml.ScalarNode) else "")

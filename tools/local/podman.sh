@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Set up what cibuildwheel needs on a machine without a container registry: podman with runc, and an image made here, from
-# Debian's packages. Run as root; prints the variables for the runs that follow.
+# Set up a machine without a container registry for cibuildwheel: podman with runc, and an image that is built here from
+# Debian's packages. Run this as root; it prints the variables for the next commands.
 #
 #   tools/local/podman.sh > engine.env && set -a && . ./engine.env && set +a
 #   python -m tools build --label cu121 --out wheelhouse --driver cibuildwheel
 #
-# What differs from one machine to the next comes from the environment:
+# Environment variables adapt it to the machine:
 #   FOLDER         where image and configuration are kept (~/.cache/precast-podman)
 #   MIRROR         the Debian mirror (the one that apt uses here, else deb.debian.org)
-#   SSL_CERT_FILE  a bundle of certificates that containers have to trust, if they need one of their own
-#   PIP_CONFIG_FILE, PIP_FIND_LINKS  a pip configuration, and a folder of wheels, that containers get to see
+#   SSL_CERT_FILE  a certificate bundle that containers must trust, if they need a special one
+#   PIP_CONFIG_FILE, PIP_FIND_LINKS  a pip configuration, and a folder of wheels, that containers can read
 set -euo pipefail
 
 FOLDER=${FOLDER:-${XDG_CACHE_HOME:-$HOME/.cache}/precast-podman}
@@ -27,7 +27,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 mkdir -p "$FOLDER"
 
-# A file or folder of this machine that containers see at the same place, read-only.
+# Mounts a file or folder of this machine in containers, read-only and at the same path.
 volumes=()
 env=('"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')
 share() { [ -e "$1" ] && volumes+=("\"$1:$1:ro\"") || { say "$1 is not there"; exit 1; }; }
@@ -39,8 +39,8 @@ if [ -n "${PIP_CONFIG_FILE:-}" ]; then share "$PIP_CONFIG_FILE" && env+=("\"PIP_
 if [ -n "${PIP_FIND_LINKS:-}" ]; then share "$PIP_FIND_LINKS" && env+=("\"PIP_FIND_LINKS=$PIP_FIND_LINKS\""); fi
 list() { local IFS=,; echo "[$*]"; }
 
-# runc, because crun refuses mixed cgroups; the host's network, because it needs no other; limits, because podman would
-# ask for more than a process without CAP_SYS_RESOURCE may have.
+# runc, because crun refuses mixed cgroups; the host's network, because no other is needed; limits, because podman would
+# request more than a process without CAP_SYS_RESOURCE may have.
 cat > "$CONF" <<END
 [containers]
 netns = "host"
@@ -68,7 +68,7 @@ if ! podman image exists "$IMAGE:$SUITE"; then
     fi
     say "podman import"
     podman import -q "$FOLDER/$SUITE.tar" "$IMAGE-base:$SUITE" >&2
-    # What cibuildwheel asks of an image: interpreters where manylinux images have them. Nothing is compiled in it.
+    # cibuildwheel needs interpreters at the paths of manylinux images. Nothing is compiled in the image.
     podman build -q -t "$IMAGE:$SUITE" - >&2 <<END
 FROM $IMAGE-base:$SUITE
 RUN python3 -m venv /opt/python/cp311-cp311 && ln -s cp311-cp311 /opt/python/cp39-cp39 && \

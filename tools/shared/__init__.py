@@ -1,1 +1,1 @@
-"""What several verbs, guards or tests share. A verb is a module of ``tools.verbs``."""
+"""Code that several verbs, guards or tests share. A verb is a module of ``tools.verbs``."""

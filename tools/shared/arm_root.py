@@ -1,6 +1,6 @@
-"""A folder in which ARM programs run under qemu-user: Debian's Python for arm64, and torch's own wheel for aarch64.
+"""A folder for running ARM programs under qemu-user: Debian's Python for arm64, and torch's wheel for aarch64.
 
-Nothing is installed here: packages are unpacked, and apt keeps its lists in that folder too.
+Nothing is installed on this machine: packages are only unpacked, and apt keeps its lists in that folder too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from precast.errors import KernelError
 
 MACHINE = "aarch64"
-# What the interpreter and torch link with; apt adds what these depend on.
+# The interpreter and the libraries that torch links; apt adds their dependencies.
 _PACKAGES = ("python3", "libstdc++6", "libgomp1")
-# What importing torch imports. pip would judge the markers of torch's own list by the machine it runs on.
+# The packages that torch imports. pip would evaluate the markers of torch's own list for the machine it runs on.
 _BESIDE_TORCH = ("filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions")
 # pip matches platform tags exactly.
 _PLATFORMS = [f"--platform=manylinux_2_{minor}_{MACHINE}" for minor in range(17, 37)]
@@ -32,11 +32,11 @@ class Root:
 
     @property
     def version(self) -> str:
-        """The interpreter's, such as 3.11."""
+        """The interpreter's version, such as 3.11."""
         return self.python.name.removeprefix("python")
 
     def command(self, processor: str, *arguments: str, env: dict[str, str]) -> list[str]:
-        """A Python program of this system on an emulated processor; it sees torch and what ``env`` adds."""
+        """The command for a Python program on an emulated processor, with torch and the variables of ``env``."""
         path = ":".join(filter(None, (env.get("PYTHONPATH", ""), str(self.site))))
         passed = {**env, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         options = [word for name, value in passed.items() for word in ("-E", f"{name}={value}")]
@@ -44,7 +44,7 @@ class Root:
 
 
 def prepare(work: Path, torch: str) -> Root:
-    """Fetch what is missing below ``work``; a folder that is there is complete, as each gets its name at the end."""
+    """Fetch the missing folders below ``work``; each gets its name at the end, so existing ones are complete."""
     system, site = work / "system", work / f"torch-{torch}"
     if not system.is_dir():
         _unpack_system(work, system)

@@ -1,8 +1,8 @@
-"""What shared libraries, cubins and PTX say of themselves, by pyelftools: nothing here shares code with the build.
+"""Read the facts of shared libraries, cubins and PTX with pyelftools, without code from the build.
 
-Only the mark of a CPU level is data that the build has too (``flags``).
+Only the marks of CPU levels are shared with the build (``flags``).
 
-The audit compares these facts with what the build claimed; a bug in the build's own parser must not hide itself.
+The audit compares these facts with the build's claims, so that a bug in the build's own parser cannot hide itself.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from precast._builder import flags
 T = TypeVar("T")
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _FAMILY_TABLE = "precast_families"
-_ENOUGH = 16  # chance alone gives a handful in a library of this size
+_ENOUGH = 16  # a library of this size has a handful by chance
 _TOOLS = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
 _ABSOLUTE = re.compile(rb"(?<![\w.:/<])/(?:[\w.+@-]+/)+[\w.+@-]+")
-# Places every Linux has; a library may name them.
+# Folders that every Linux has; a library may name them.
 _EVERYWHERE = ("/lib/", "/lib64/", "/proc/", "/sys/", "/dev/")
 
 
 _COMPRESSED = 0x800  # SHF_COMPRESSED of elf(5)
-_OVERLAP = 16  # names may share bytes: so many times the bytes of the file, and no more
+_OVERLAP = 16  # names may share bytes: limit of their total size, as a multiple of the file size
 _MOST_FAMILIES = 1024
 
 
 class Unreadable(ValueError):
-    """The bytes are not what their name says."""
+    """The bytes do not have the format that the file name claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undefined:
-    """A symbol that a library takes from elsewhere; ``version`` is such as ``GLIBC_2.14``, None where it names none."""
+    """A symbol that a library needs from another one; ``version`` is for example ``GLIBC_2.14``, or None."""
 
     name: str
     version: str | None
@@ -76,7 +76,7 @@ class LibraryFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device file as the audit sees it; ``nvrtc`` and ``isa`` are None where the format does not tell."""
+    """A device file as the audit sees it; ``nvrtc`` and ``isa`` are None if the format does not record them."""
 
     target: str
     layout: int | None
@@ -86,7 +86,7 @@ class DeviceFacts:
 
 
 def read_library(data: bytes) -> LibraryFacts:
-    """Read a shared library; anything pyelftools stumbles over is Unreadable."""
+    """Read a shared library; raise Unreadable for any error of pyelftools."""
     try:
         return _library(ELFFile(io.BytesIO(data)), data)
     except (ELFError, KeyError, ValueError, TypeError, AttributeError, IndexError, UnicodeDecodeError) as error:
@@ -132,7 +132,7 @@ def read_ptx(data: bytes) -> DeviceFacts:
 
 
 def absolute_paths(data: bytes) -> list[str]:
-    """Every absolute path inside a binary, but for those that every Linux has."""
+    """Every absolute path inside a binary, except those that every Linux has."""
     found = {match.decode() for match in _ABSOLUTE.findall(data)}
     return sorted(path for path in found if not path.startswith(_EVERYWHERE))
 
@@ -169,7 +169,7 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
 
 
 def _bounded(named: Iterable[tuple[str, T]], data: bytes) -> Iterator[tuple[str, T]]:
-    """The same, or Unreadable where the names of one megabyte would take gigabytes, as each begins inside the last."""
+    """The same items; Unreadable if overlapping names would expand a megabyte to gigabytes."""
     left = _OVERLAP * len(data)
     for name, what in named:
         left -= len(name)
@@ -179,7 +179,7 @@ def _bounded(named: Iterable[tuple[str, T]], data: bytes) -> Iterator[tuple[str,
 
 
 def _content(section: Any, data: bytes) -> bytes:
-    """What a section holds. pyelftools makes zeros of any number, and unpacks without a bound."""
+    """The bytes of a section. pyelftools alone would create any number of zeros, and decompress without a limit."""
     if section["sh_type"] == "SHT_NOBITS" or section["sh_flags"] & _COMPRESSED or section["sh_size"] > len(data):
         raise Unreadable(f"section {section.name}: {section['sh_type']} of {section['sh_size']} bytes, or compressed")
     found: bytes = section.data()
@@ -207,7 +207,7 @@ def _exports(sections: Iterable[Any]) -> Iterator[str]:
 
 
 def _undefined(sections: dict[str, Any]) -> Iterator[Undefined]:
-    """Each name of the dynamic symbol table that is defined elsewhere, with the version that is asked of it."""
+    """The undefined names of the dynamic symbol table, with the versions that they require."""
     versions = {
         entry["vna_other"]: entry.name
         for section in sections.values()
@@ -223,7 +223,7 @@ def _undefined(sections: dict[str, Any]) -> Iterator[Undefined]:
 
 
 def symbols_of(path: Path) -> Iterator[str]:
-    """The names that a shared library on disk exports: an installed torch's, which may be large."""
+    """The exported names of a shared library on disk, such as a library of an installed torch, which may be large."""
     with path.open("rb") as file:
         try:
             yield from _exports(ELFFile(file).iter_sections())
@@ -232,10 +232,10 @@ def symbols_of(path: Path) -> Iterator[str]:
 
 
 def _families(elf: Any, sections: dict[str, Any]) -> Iterator[str]:
-    """The names in the table that registration walks: pointer -> family -> its first field -> text, by relocations."""
+    """The names in the registration table, by relocations: pointer -> family -> its first field -> text."""
     table = sections.get(_FAMILY_TABLE)
     if table is None:
-        return  # no family at all, which the claims of the manifest contradict
+        return  # no family at all, which contradicts the manifest
     if table["sh_size"] > 8 * _MOST_FAMILIES:
         raise Unreadable(f"a table of families of {table['sh_size']} bytes")
     points_to = {
@@ -258,14 +258,14 @@ def _text_at(elf: Any, address: int) -> str:
 
 
 def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
-    """The levels whose mark is there often enough; one without a mark is in every library."""
+    """The levels whose mark occurs often enough; a level without a mark is in every library."""
     levels = flags.cpu_levels(_MACHINES[machine])
     marked = (level.name for level in levels if level.mark is None or len(re.findall(level.mark, code)) >= _ENOUGH)
     return tuple(marked)
 
 
 def _noted_suffix(elf: Any, data: bytes) -> str:
-    """A CUDA 13 cubin tells `sm_90a` from `sm_90` in a note only."""
+    """The suffix from a note: the only place where a CUDA 13 cubin distinguishes `sm_90a` from `sm_90`."""
     for section in elf.iter_sections():
         if section.name == ".note.nv.tkinfo":
             noted = re.search(rb"-arch sm_\d+([af]?)\b", _content(section, data))

@@ -1,4 +1,4 @@
-"""Who runs the hooks of [tool.cibuildwheel]: cibuildwheel in a container, or we ourselves, here.
+"""The drivers that run the hooks of [tool.cibuildwheel]: cibuildwheel in a container, or this program itself.
 
 Both unpack the same sdist, build it with the same environment, and repair and audit the wheel with the same commands.
 """
@@ -26,11 +26,11 @@ MOUNT = Path("/host")
 
 
 class BuildStopped(KernelError):
-    """A step of a wheel's build failed; the message holds what it said."""
+    """A step of a wheel's build failed; the message holds its output."""
 
 
 def environment(label: str, machine: str, parts_dir: Path, work: Path, epoch: int | None) -> dict[str, str]:
-    """What a build is told. The build cache is a folder that is not there: everything comes from the parts."""
+    """The environment of a build. The build cache is a missing folder, so that everything comes from the parts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "CUDA_", "PYTHON"))}
     return {
         **kept,
@@ -39,12 +39,12 @@ def environment(label: str, machine: str, parts_dir: Path, work: Path, epoch: in
         "PRECAST_ARCH": machine,
         "PRECAST_PARTS": str(parts_dir),
         "PRECAST_CACHE_DIR": str(work / "no-cache"),
-        "SOURCE_DATE_EPOCH": str(max(epoch or 0, 315532800)),  # a zip file knows no moment before 1980
+        "SOURCE_DATE_EPOCH": str(max(epoch or 0, 315532800)),  # zip files have no dates before 1980
     }
 
 
 def by_hooks(sdist: Path, machine: str, known: Matrix, work: Path, env: Mapping[str, str]) -> Path:
-    """Run the hooks here, without a container: no glibc but this machine's stands behind the result."""
+    """Run the hooks here, without a container, and so with this machine's glibc."""
     del machine, known
     with tarfile.open(sdist) as archive:
         archive.extractall(work / "source", filter="data")
@@ -59,7 +59,7 @@ def by_hooks(sdist: Path, machine: str, known: Matrix, work: Path, env: Mapping[
 
 
 def by_cibuildwheel(sdist: Path, machine: str, known: Matrix, work: Path, env: Mapping[str, str]) -> Path:
-    """Let cibuildwheel run them, in the image of matrix.toml or in the one that its own variable names."""
+    """Let cibuildwheel run the hooks, in the image of matrix.toml or of cibuildwheel's own variable."""
     if machine != platform.machine():
         raise BuildStopped(
             f"cibuildwheel builds for the machine it runs on\n"
@@ -95,13 +95,13 @@ def by_cibuildwheel(sdist: Path, machine: str, known: Matrix, work: Path, env: M
 
 
 def repair_hooks(tree: Path) -> list[str]:
-    """The commands that make what is published of what was built, and audit it."""
+    """The commands that repair and audit a built wheel."""
     found: list[str] = read_toml(tree / "pyproject.toml")["tool"]["cibuildwheel"]["repair-wheel-command"]
     return found
 
 
 def run(command: list[str], cwd: Path, env: Mapping[str, str]) -> None:
-    """Run one step; what it says goes to the log, and is the message when it fails."""
+    """Run one step; its output goes to the log and, on failure, into the error."""
     done = subprocess.run(
         command, cwd=cwd, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

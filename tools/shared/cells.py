@@ -14,7 +14,7 @@ from precast.errors import KernelError
 
 # "A matrix will generate a maximum of 256 jobs per workflow run" (GitHub Actions, workflow syntax, jobs.<id>.strategy).
 MAX_JOBS = 256
-# Device code does not depend on the CPU, and the NVRTC packages of all seven CUDA versions exist for this one.
+# Device code does not depend on the CPU, and this architecture has NVRTC packages of all seven CUDA versions.
 DEVICE_MACHINE = "x86_64"
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class PlanError(KernelError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCell:
-    """All device code of one label, compiled by its NVRTC. ``not_built``: why the build cannot make it yet."""
+    """All device code of one label, compiled by its NVRTC. ``not_built``: why the build cannot make it."""
 
     name: str
     label: str
@@ -38,7 +38,7 @@ class DeviceCell:
 
 @dataclass(frozen=True, slots=True)
 class HostCell:
-    """One host library: a torch ABI on one architecture. ``headers`` is the torch whose headers it is compiled with."""
+    """One host library: a torch ABI on one architecture. ``headers`` is the torch whose headers it uses."""
 
     name: str
     abi: str
@@ -51,7 +51,7 @@ class HostCell:
 
 @dataclass(frozen=True, slots=True)
 class WheelCell:
-    """One wheel, from the device and host cells it names. ``lacks`` are host cells it will have once they are built."""
+    """One wheel, from the named device and host cells. ``lacks`` are the planned host cells that cannot be built."""
 
     name: str
     label: str
@@ -68,9 +68,9 @@ class WheelCell:
 
 @dataclass(frozen=True, slots=True)
 class TestCell:
-    """One installation of a wheel beside one torch and one Python. ``index`` is where that build of torch lies."""
+    """One installation of a wheel with one torch and one Python. ``index`` has that build of torch."""
 
-    __test__ = False  # pytest takes classes by their name
+    __test__ = False  # pytest collects classes by name
 
     name: str
     wheel: str
@@ -89,7 +89,7 @@ Cell = DeviceCell | HostCell | WheelCell | TestCell
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything one event builds and tests. The sdist is always one more, made on ``sdist_runner``.
+    """Everything that one event builds and tests, plus the sdist, which is made on ``sdist_runner``.
 
     ``gpu_runner`` is the label of our own machine with a GPU.
     """
@@ -105,11 +105,11 @@ class Plan:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell, in the order in which they need each other."""
+        """Every cell, in the order of their dependencies."""
         return (*self.device, *self.host, *self.wheel, *self.test)
 
     def matrices(self) -> dict[str, tuple[Cell, ...]]:
-        """The cells as one GitHub matrix for each kind of job; tests in one for each architecture."""
+        """The cells as one GitHub matrix for each kind of job; tests have one for each architecture."""
         found: dict[str, tuple[Cell, ...]] = {"device": self.device, "host": self.host, "wheel": self.wheel}
         for machine in dict.fromkeys(cell.machine for cell in self.test):
             found[f"test-{machine}"] = tuple(cell for cell in self.test if cell.machine == machine)
@@ -117,7 +117,7 @@ class Plan:
 
 
 def expand(matrix: Matrix, event: EventSpec, only_torch: str | None = None) -> Plan:
-    """All cells of an event; with ``only_torch`` ("2.6"), slim wheels that serve that minor alone."""
+    """All cells of an event; with ``only_torch`` ("2.6"), slim wheels for only that minor release."""
     releases = _releases(matrix, only_torch)
     specs = [matrix.label(label) for label in event.labels]
     host = _host_cells(matrix, releases)
@@ -133,7 +133,7 @@ def expand(matrix: Matrix, event: EventSpec, only_torch: str | None = None) -> P
 
 
 def check(plan: Plan) -> None:
-    """No cell twice, nothing named that is not there, and no matrix larger than GitHub runs; else PlanError."""
+    """Raise PlanError for a duplicate cell, an unknown name, or a matrix that is too large for GitHub."""
     names: set[str] = set()
     for cell in plan.cells:
         if cell.name in names:
@@ -176,7 +176,7 @@ def _device_cell(matrix: Matrix) -> Callable[[LabelSpec], DeviceCell | None]:
 
 
 def _host_cells(matrix: Matrix, releases: Sequence[TorchRelease]) -> tuple[HostCell, ...]:
-    """One for each ABI that a build of these torches has, on each architecture that has such a build."""
+    """One cell for each ABI of these torch releases, on each architecture that has such a build."""
     found: dict[str, HostCell] = {}
     for machine in matrix.machine_specs:
         for release in releases:
@@ -227,13 +227,13 @@ def _tests(
     releases: Sequence[TorchRelease],
     wheels: Sequence[WheelCell],
 ) -> Iterable[TestCell]:
-    """The axes that the event names multiply; the others turn, the value met least often coming next."""
+    """Multiply the axes that the event names; on the other axes, take the least used value next."""
     here = [cell for cell in wheels if cell.machine == machine.name]
     pythons, labels = _Turns(), _Turns()
     for release in releases:
         builds = _builds_to_test(matrix, release, machine)
         for build in builds:
-            # A build beside the first is there for its ABI: one job shows it.
+            # Another build is only tested for its ABI, so one job is enough.
             first = build is builds[0]
             all_pythons = event.tests == "torch, python" and first
             all_labels = event.tests == "torch, label" and first
@@ -254,7 +254,7 @@ def _tests(
 
 
 def _builds_to_test(matrix: Matrix, release: TorchRelease, machine: Machine) -> tuple[TorchBuild, ...]:
-    """The CPU build, which is small, and for each ABI that it does not have the first build that does."""
+    """The CPU build, which is small, and the first build for each other ABI."""
     found: dict[TorchAbi, TorchBuild] = {}
     for build in sorted(release.builds[machine.name], key=lambda build: build.cuda is not None):
         found.setdefault(matrix.abi_of(release, build), build)
@@ -289,7 +289,7 @@ def _test_cell(
 
 
 class _Turns:
-    """Hands out the candidate that was handed out least; of equals, the first."""
+    """Returns the least used candidate; of equals, the first."""
 
     def __init__(self) -> None:
         self._met: dict[Hashable, int] = {}
@@ -301,5 +301,5 @@ class _Turns:
 
 
 def label_of(name: str) -> Label:
-    """The label of a cell that calls the wheel without one the default."""
+    """The label for the name in a cell, where "default" means the wheel without a label."""
     return Label("" if name == "default" else name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
-    """The rows, each column as wide as its widest cell; no line ends in spaces."""
+    """The rows as aligned columns, without trailing spaces."""
     listed = list(rows)
     widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""What a release shows while it runs: live bars on a terminal, one plain line for each finished step elsewhere."""
+"""The progress of a release: live bars on a terminal, elsewhere one plain line for each finished step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.shared.wheelhouse import Record
 
 
 class Display(Protocol):
-    """Told of each step's start and end."""
+    """Gets the start and the end of each step."""
 
     def start(self, step: Step) -> None:
         """A step begins."""
@@ -32,17 +32,17 @@ class Lines:
         self._total, self._count = len(steps), 0
 
     def start(self, step: Step) -> None:
-        """Nothing: a line says how a step ended."""
+        """Print nothing, because lines are for finished steps."""
 
     def end(self, outcome: Outcome) -> None:
-        """One line."""
+        """Print one line."""
         self._count += 1
         how = "FAILED" if outcome.status else "reused" if outcome.reused else "made"
         print(f"[{self._count:>3}/{self._total}] {outcome.seconds:6.1f} s  {how:6}  {outcome.said}", flush=True)
 
 
 class Bars:
-    """For people: a bar for each kind of step, and what is at work below."""
+    """For terminals: a bar for each kind of step, and the running steps below."""
 
     def __init__(self, steps: Sequence[Step], progress: Progress) -> None:
         self._progress = progress
@@ -51,11 +51,11 @@ class Bars:
         self._at_work: dict[str, TaskID] = {}
 
     def start(self, step: Step) -> None:
-        """A line below the bars."""
+        """Add a line below the bars."""
         self._at_work[step.name] = self._progress.add_task(f"  [dim]{step.name}", total=None)
 
     def end(self, outcome: Outcome) -> None:
-        """The line goes, its bar grows, and what was made stays above."""
+        """Remove the line, advance its bar, and print a line for a new file or a failure above."""
         self._progress.remove_task(self._at_work.pop(outcome.step.name))
         self._progress.advance(self._kinds[outcome.step.kind])
         if outcome.status or not outcome.reused:
@@ -65,7 +65,7 @@ class Bars:
 
 @contextmanager
 def display(steps: Sequence[Step], console: Console) -> Iterator[Display]:
-    """The one that suits the console."""
+    """The display that suits the console."""
     if not console.is_terminal:
         yield Lines(steps)
         return
@@ -81,7 +81,7 @@ def display(steps: Sequence[Step], console: Console) -> Iterator[Display]:
 
 
 def summary(outcomes: Sequence[Outcome], records: dict[str, Record], seconds: float, console: Console) -> None:
-    """A row for each finished file, then one for each other kind of step, then the whole."""
+    """Print a row for each finished file, then one for each other kind of step, then the total."""
     table = Table(box=None, pad_edge=False)
     for title in ("file", "bytes", "seconds", ""):
         table.add_column(title, justify="right" if title in ("bytes", "seconds") else "left", no_wrap=True)

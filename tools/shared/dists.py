@@ -1,4 +1,4 @@
-"""Distributions as an index lists them: read from finished files, refused by name when they do not belong there."""
+"""Distributions as an index lists them, read from finished files; files that do not belong there are refused."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MOST_METADATA = 4 << 20
 
 
 class IndexRefused(KernelError):
-    """Something that an index must not say; the message names the file."""
+    """An index must not have this content; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dist:
-    """One file. ``machines`` is empty for an sdist, which also promises no metadata (PEP 658) before it is built."""
+    """One file. ``machines`` is empty for an sdist, which also has no final metadata (PEP 658) before it is built."""
 
     source: Path
     version: Version
@@ -43,17 +43,17 @@ class Dist:
 
     @property
     def filename(self) -> str:
-        """Its name, here and on the index."""
+        """The file name, here and on the index."""
         return self.source.name
 
     @property
     def label(self) -> str:
-        """The label as text, empty for what has none: the folder of the index that it lies in."""
+        """The label as text, which is also the folder on the index; empty if there is none."""
         return self.version.local or ""
 
 
 def read_dist(path: Path) -> Dist:
-    """Read a wheel or an sdist; IndexRefused for anything else, and for what contradicts its own name."""
+    """Read a wheel or an sdist; IndexRefused for any other file, and for one that contradicts its own name."""
     if path.name.endswith(".tar.gz"):
         version, machines, metadata = _read_sdist(path)
     else:
@@ -116,7 +116,7 @@ def _read_sdist(path: Path) -> tuple[Version, frozenset[str], bytes]:
 
 
 def _pkg_info(path: Path, name: str) -> bytes:
-    """The metadata of an sdist, which comes once."""
+    """The metadata of an sdist, which must occur once."""
     found: list[bytes] = []
     with open_tar(path) as archive:
         for member in archive:
@@ -146,7 +146,7 @@ def _normal(name: str) -> str:
 
 
 def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tuple[Dist, ...]:
-    """Every wheel and sdist below a folder: all of one version and of known labels, none twice, each as recorded."""
+    """Every wheel and sdist below a folder; all must have one version and known labels, be unique and match records."""
     there = sorted(path for path in folder.rglob("*") if path.is_file())
     records = [path for path in there if path.suffix == ".json"]
     paths = [path for path in there if path not in records]
@@ -166,7 +166,7 @@ def read_wheelhouse(folder: Path, version: Version, labels: Sequence[str]) -> tu
 
 
 def _hold_against_records(dists: Sequence[Dist], folders: Sequence[Path]) -> None:
-    """Where `tools build` left records, each file is still what its record says, and none came without one."""
+    """If `tools build` left records, every file must have a record and match it."""
     recorded = {
         folder / record.file: record.sha256 for folder in folders for record in wheelhouse.read(folder).values()
     }
@@ -179,7 +179,7 @@ def _hold_against_records(dists: Sequence[Dist], folders: Sequence[Path]) -> Non
 
 
 def refuse_twice(dists: Sequence[Dist]) -> None:
-    """Refuse two files between which an installer would have to guess: of one name, or for one version and machine."""
+    """Refuse files that an installer could not choose between: with one name, or for one version and machine."""
     taken: dict[tuple[Version, str], Dist] = {}
     for dist in dists:
         for machine in dist.machines or {"every machine, as sources"}:

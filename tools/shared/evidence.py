@@ -1,7 +1,7 @@
-"""What was really executed: the files of docs/evidence as values, held against the matrix.
+"""The files of docs/evidence as values, checked against the matrix: they record what was really executed.
 
-A run names one way to have torch (version, build, Python, architecture) and says what of precast ran there. It
-counts for it and for no other way, and for a CUDA build only if a GPU took part.
+A run names one torch installation (version, build, Python, architecture) and the parts of precast that ran there. It
+counts only for that installation, and for a CUDA build only if it used a GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 
 
 class EvidenceError(KernelError):
-    """A file of evidence that says what cannot be; the message names file, run and key."""
+    """A file of evidence has an impossible claim; the message names file, run and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution. ``host`` is the library that was mapped, ``wheel`` the label it came in; None: it came alone."""
+    """One execution. ``host`` is the mapped library, ``wheel`` the label of its wheel, None if there was no wheel."""
 
     torch: TorchVersion
     build: str
@@ -44,12 +44,12 @@ class Run:
     checks: tuple[str, ...]
 
     def is_of(self, cell: TorchCell) -> bool:
-        """Whether it was this way to have torch: the same minor, for a patch release changes no ABI."""
+        """Whether the run used this torch installation; patch releases count as equal, because they keep the ABI."""
         ours = (self.torch.release, self.build, self.python, self.machine)
         return ours == (TorchVersion.parse(cell.torch).release, cell.build.name, cell.python, cell.machine)
 
     def executes(self, cell: TorchCell) -> bool:
-        """Whether all that such a torch is installed for ran: a CUDA build is there for its GPU."""
+        """Whether the run covers this torch installation; a CUDA build must have used a GPU."""
         return self.is_of(cell) and (cell.build.cuda is None or self.device == "cuda")
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One file: runs of one command on one state of the sources; ``commit`` is None where nobody wrote it down."""
+    """One file: runs of one command on one state of the sources; ``commit`` is None if it was not recorded."""
 
     path: Path
     title: str
@@ -69,12 +69,12 @@ class Evidence:
 
 
 def load(folder: Path, matrix: Matrix) -> tuple[Evidence, ...]:
-    """Every file of a folder, by name, each checked against the matrix."""
+    """Read every file of a folder, in the order of names, and check it against the matrix."""
     return tuple(read(path, matrix) for path in sorted(folder.glob("*.json")))
 
 
 def read(path: Path, matrix: Matrix) -> Evidence:
-    """One file; EvidenceError for anything unknown, missing or impossible."""
+    """Read one file; EvidenceError for anything unknown, missing or impossible."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -141,7 +141,7 @@ def _commit(text: str) -> str:
 
 
 def _contradictions(evidence: Evidence, matrix: Matrix) -> Iterator[str]:
-    """What a run says against the matrix, or against the other runs of its file."""
+    """The contradictions of a run to the matrix or to the other runs of its file."""
     cells = torch_cells(matrix)
     releases = {release.release: release for release in matrix.releases}
     labels = [spec.name for spec in matrix.labels]
@@ -172,13 +172,13 @@ Found = dict[TorchCell, tuple[Evidence, ...]]
 
 
 def executed(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> Found:
-    """The cells that some run executes, each with the files that say so."""
+    """The cells that some run executes, each with its files of evidence."""
     found = {cell: tuple(e for e in evidence if any(run.executes(cell) for run in e.runs)) for cell in cells}
     return {cell: files for cell, files in found.items() if files}
 
 
 def without_gpu(evidence: Sequence[Evidence], cells: Sequence[TorchCell]) -> Found:
-    """The CUDA builds of which only the CPU kernels ran, each with the files that say so."""
+    """The CUDA builds on which only the CPU kernels ran, each with its files of evidence."""
     done = executed(evidence, cells)
     found = {cell: tuple(e for e in evidence if any(run.is_of(cell) for run in e.runs)) for cell in cells}
     return {cell: files for cell, files in found.items() if files and cell not in done}

@@ -1,4 +1,4 @@
-"""Results of kernels as files, and how far two of them are apart; for processors that cannot be asked side by side.
+"""Results of kernels as files, and the distance of two results; for processors that cannot run in one process.
 
 A file is a run of records: a line "name format count", then that many numbers, little-endian.
 """
@@ -15,7 +15,7 @@ Results = dict[str, tuple[str, list[int]]]
 
 
 def read(path: Path) -> Results:
-    """The bits of every result, by name. Every NaN is a 0: architectures differ in the bits of one they make."""
+    """The bits of every result, by name. Every NaN becomes 0, because the bits of a NaN depend on the architecture."""
     data, at, found = path.read_bytes(), 0, {}
     while at < len(data):
         end = data.index(b"\n", at)
@@ -29,7 +29,7 @@ def read(path: Path) -> Results:
 
 
 def furthest(ours: Results, theirs: Results) -> dict[str, int]:
-    """The greatest distance in units of the last place for each result, where there is any."""
+    """The greatest distance in units of the last place, for each result that differs."""
     if ours.keys() != theirs.keys():
         raise ValueError(f"not the same results: {sorted(ours.keys() ^ theirs.keys())[:5]}")
     far = {}
@@ -44,5 +44,5 @@ def furthest(ours: Results, theirs: Results) -> dict[str, int]:
 
 
 def _place(bits: int, magnitude: int) -> int:
-    """Where a number stands among all of its format."""
+    """The position of a number among all numbers of its format."""
     return -(bits & magnitude) if bits > magnitude else bits

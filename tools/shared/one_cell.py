@@ -1,4 +1,4 @@
-"""One cell of a plan with all that belongs to it: what a rerun of a single cell, or a trial on one machine, runs."""
+"""Narrow a plan to one cell and the cells that belong to it, to run a single cell again or to try it on one machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.shared.cells import Plan, PlanError, TestCell, WheelCell
 
 
 def narrow(plan: Plan, name: str) -> Plan:
-    """Keep the cell ``name``, what it is made of and, of a wheel, what tests it. PlanError when it cannot be built."""
+    """Keep the cell ``name``, its parts and, for a wheel, its tests. PlanError if it cannot be built."""
     cells = {cell.name: cell for cell in plan.cells}
     cell = cells.get(name)
     if cell is None:
@@ -27,7 +27,7 @@ def narrow(plan: Plan, name: str) -> Plan:
         plan,
         device=tuple(found for found in plan.device if found.name in kept),
         host=tuple(found for found in plan.host if found.name in kept),
-        # What a wheel will have some day is no part of the plan for today.
+        # Parts that cannot be built are not part of the narrowed plan.
         wheel=tuple(dataclasses.replace(found, lacks=()) for found in plan.wheel if found.name in kept),
         test=tuple(found for found in plan.test if found.name in kept),
     )

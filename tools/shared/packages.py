@@ -1,4 +1,4 @@
-"""Programs and libraries that a step takes from packages: installed once by pip into folders of the build cache."""
+"""Programs and libraries from packages, which pip installs once into folders of the build cache."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from precast.errors import KernelError
 
 
 def folder_of(requirement: str, cache: Cache) -> Path:
-    """The folder that holds an exact requirement (``nvidia-cuda-nvrtc==13.0.88``), without what it depends on."""
+    """The folder that holds an exact requirement (``nvidia-cuda-nvrtc==13.0.88``), without its dependencies."""
     if not re.fullmatch(r"[\w.-]+==[\w.]+", requirement):
         raise ValueError(f"not an exact requirement: {requirement!r}")
     return _kept(kept(requirement, cache), ["--no-deps", "--only-binary=:all:", requirement])
 
 
 def kept(requirement: str, cache: Cache) -> Path:
-    """Where the folder of an exact requirement lies, once it is there."""
+    """The path for the folder of an exact requirement, which may not exist."""
     return cache.root / "packages" / requirement.replace("==", "-")
 
 
 def environment(requirements: Sequence[str], cache: Cache, options: Sequence[str]) -> Path:
-    """The folder that holds requirements and all they depend on, for this Python."""
+    """The folder that holds requirements and their dependencies, for this Python."""
     asked = [*options, "--only-binary=:all:", *requirements]
     digest = hashlib.sha256("\n".join([sys.version, *asked]).encode()).hexdigest()
     return _kept(cache.root / "environments" / f"{requirements[-1].replace('==', '-')}-{digest[:12]}", asked)
 
 
 def _kept(folder: Path, asked: list[str]) -> Path:
-    """The folder, which appears by one rename, so that one that is there is whole."""
+    """The folder, installed first if it is missing. It appears by one rename, so an existing folder is complete."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def _kept(folder: Path, asked: list[str]) -> Path:
                 f"  fix     1) python -m pip download {' '.join(asked)}"
             )
         staging.chmod(0o755)
-        if not folder.exists():  # else another process was faster
+        if not folder.exists():  # otherwise another process was faster
             staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The pages of an index as text: PEP 503 HTML, PEP 691 JSON, and the page for people. One state of files, one text."""
+"""The pages of an index as text: PEP 503 HTML, PEP 691 JSON and the landing page. The same files give the same text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TEMPLATES.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the selector'
 
 
 def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[str, Any]) -> dict[str, str]:
-    """Path -> text. Each label is an index of its own below its folder; the root has what carries no label.
+    """Path -> text. Each label is a separate index in its own folder; the root has the files without a label.
 
-    A version with a label sorts above the one without: on one page, ``==1.0`` would give everybody the greatest label.
+    A version with a label sorts above the one without: on one page, ``==1.0`` would always select the greatest label.
     """
     found = {"index.html": _render("landing.html", selector=selector), "selector.json": _json(selector)}
     labels = sorted({dist.label for dist in dists} - {""})
@@ -53,12 +53,12 @@ def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[st
 
 
 def folder_of(dist: Dist) -> str:
-    """Where a file lies, below the root of the site."""
+    """The folder of a file, relative to the root of the site."""
     return f"{dist.label}/{PROJECT}" if dist.label else PROJECT
 
 
 def _entry(dist: Dist, reason: str | None) -> dict[str, Any]:
-    """One file, in the words of PEP 691; the HTML is made from the same."""
+    """One file as an entry of PEP 691; the HTML is made from the same entry."""
     entry: dict[str, Any] = {
         "filename": dist.filename,
         "url": quote(dist.filename),
@@ -69,7 +69,7 @@ def _entry(dist: Dist, reason: str | None) -> dict[str, Any]:
         entry["requires-python"] = dist.requires_python
     if dist.core_metadata is not None:
         digest = {"sha256": hashlib.sha256(dist.core_metadata).hexdigest()}
-        entry |= {"core-metadata": digest, "dist-info-metadata": digest}  # PEP 714: the new name and the old
+        entry |= {"core-metadata": digest, "dist-info-metadata": digest}  # PEP 714: new and old name
     if reason is not None:
         entry["yanked"] = reason
     return entry

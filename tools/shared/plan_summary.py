@@ -1,4 +1,4 @@
-"""How much a plan is: its jobs and wheels, the ways to have torch that they serve, and what of that was executed."""
+"""The size of a plan: its jobs and wheels, the torch installations that they serve, and those that were executed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Cells = tuple[TorchCell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The ways to have torch by how far precast is: ``built`` and ``declared`` are all, ``executed`` is of ``built``.
+    """The torch installations by state: ``planned`` is ``built`` plus ``declared``; ``executed`` is part of ``built``.
 
-    ``without_gpu`` are CUDA builds of torch of which only the CPU kernels ran: built, and not executed.
+    ``without_gpu`` are CUDA builds of torch on which only the CPU kernels ran: built, but not executed.
     """
 
     cells: Cells
@@ -35,13 +35,13 @@ class Split:
 
     @property
     def declared(self) -> Cells:
-        """What only the plan serves."""
+        """The planned cells that are not built."""
         return tuple(cell for cell in self.planned if cell not in self.built)
 
 
 @dataclass(frozen=True, slots=True)
 class Wheelhouse:
-    """Finished wheels: how many, how large together, and whom they serve by their own manifests."""
+    """Finished wheels: their number, their total size, and the cells that their manifests serve."""
 
     count: int
     bytes: int
@@ -49,7 +49,7 @@ class Wheelhouse:
 
 
 def split(plan: Plan, known: Matrix, found: Sequence[Evidence]) -> Split:
-    """Count; EvidenceError when something was executed that, by the matrix, nobody can build."""
+    """Count the cells; EvidenceError for an executed cell that cannot be built according to the matrix."""
     cells = served.torch_cells(known, plan.only_torch)
     built = served.built(plan, known, cells)
     executed = evidence.executed(found, cells)
@@ -64,7 +64,7 @@ def split(plan: Plan, known: Matrix, found: Sequence[Evidence]) -> Split:
 
 
 def wheelhouse(folder: Path, cells: Cells) -> Wheelhouse:
-    """The wheels of a folder; NotAWheel for a file that has no manifest of ours, or when there is none."""
+    """Read the wheels of a folder; NotAWheel for a file without our manifest, or if there is no wheel."""
     paths = sorted(folder.glob("*.whl"))
     if not paths:
         raise NotAWheel(f"{folder}: no wheel in it; python -m tools build makes one")
@@ -112,7 +112,7 @@ def _ways(counted: Split) -> list[tuple[str, str, str]]:
 
 
 def _files(indent: str, found: Found) -> list[tuple[str, str, str]]:
-    """Each file of evidence, with how many cells it speaks for."""
+    """Each file of evidence with the number of its cells."""
     names = sorted({file.path.name for files in found.values() for file in files})
     count = {name: sum(name in (file.path.name for file in files) for files in found.values()) for name in names}
     return [(f"{indent}{name}", "", str(count[name])) for name in names]

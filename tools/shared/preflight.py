@@ -1,6 +1,6 @@
-"""What a release needs of this machine, all of it looked at before the first job: minutes later is too late.
+"""Check, before the first job, everything that a release needs from this machine.
 
-Only cells that are still to be made count, so a finished folder asks for nothing.
+Only unfinished cells count, so a finished folder needs nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Missing:
 
 
 def check(plan: Plan, out: Path, settings: Settings, cache: Cache, root: Path) -> None:
-    """Refuse a release that could not be finished here, with everything that is missing."""
+    """Refuse a release that cannot be finished here, and list everything that is missing."""
     devices = [cell for cell in plan.device if _to_make(cell, out)]
     hosts = [cell for cell in plan.host if _to_make(cell, out)]
     absent = [cell.requirement for cell in devices if not packages.kept(cell.requirement, cache).is_dir()]
@@ -54,7 +54,7 @@ def check(plan: Plan, out: Path, settings: Settings, cache: Cache, root: Path) -
 
 
 def refuse(out: Path, lacking: list[Missing]) -> None:
-    """One error for everything, each thing with what was found, what is needed, and its fix."""
+    """Raise one error for everything, with found, needed and fix of each item."""
     found = "".join(f"  found   {one.found}\n  needed  {one.needed}\n" for one in lacking)
     fixes = "\n".join(f"  {'fix' if number == 1 else '':8}{number}) {one.fix}" for number, one in enumerate(lacking, 1))
     things = "1 thing is" if len(lacking) == 1 else f"{len(lacking)} things are"
@@ -62,7 +62,7 @@ def refuse(out: Path, lacking: list[Missing]) -> None:
 
 
 def compilers(machines: Sequence[str], settings: Settings) -> Iterator[Missing]:
-    """A C++ compiler for each architecture whose host libraries are to be compiled, and ninja."""
+    """Need ninja, and a C++ compiler for each architecture whose host libraries must be compiled."""
     answers = {machine: toolchain.find_compiler(settings, machine) for machine in machines}
     lacks = {machine: looked_at for machine, (found, looked_at) in answers.items() if found is None}
     if lacks:
@@ -75,7 +75,7 @@ def compilers(machines: Sequence[str], settings: Settings) -> Iterator[Missing]:
 
 
 def space(wanted: Mapping[Path, int], free: Callable[[Path], int] | None = None) -> Iterator[Missing]:
-    """Room for the build cache and for the release, added up where they share a file system."""
+    """Need space for the build cache and for the release, and for the sum if they share a file system."""
     free = free or (lambda folder: shutil.disk_usage(folder).free)
     needs: dict[int, tuple[Path, int]] = {}
     for folder, size in wanted.items():
@@ -90,7 +90,7 @@ def space(wanted: Mapping[Path, int], free: Callable[[Path], int] | None = None)
 
 
 def index(requirements: Sequence[str], ask: Callable[[str], str | None] | None = None) -> Iterator[Missing]:
-    """Each NVRTC, by a dry run of pip; ``ask`` returns what pip said if it does not find one."""
+    """Need each NVRTC, checked with a dry run of pip; ``ask`` returns pip's output if it finds none."""
     with ThreadPoolExecutor(max_workers=8) as pool:
         answers = dict(zip(requirements, pool.map(ask or _ask_pip, requirements), strict=True))
     absent = {requirement: said for requirement, said in answers.items() if said is not None}
@@ -101,7 +101,7 @@ def index(requirements: Sequence[str], ask: Callable[[str], str | None] | None =
 
 
 def torch_headers(root: Path, cache: Cache) -> Iterator[Missing]:
-    """The headers that a wheel carries for extensions: here already, or in a wheel of torch that an index has."""
+    """Need the headers for extensions: here already, or in a wheel of torch on an index."""
     torch = headers.load_pins().torch
     if headers.are_here(root / "csrc", cache):
         return
@@ -114,7 +114,7 @@ def torch_headers(root: Path, cache: Cache) -> Iterator[Missing]:
 
 
 def moment(root: Path) -> Iterator[Missing]:
-    """The moment of the sources, which every file in a wheel is dated by."""
+    """Need the time of the sources, which becomes the date of every file in a wheel."""
     try:
         epoch_of(root)
     except KernelError as error:
@@ -123,7 +123,7 @@ def moment(root: Path) -> Iterator[Missing]:
 
 
 def _to_make(cell: DeviceCell | HostCell, out: Path) -> bool:
-    """Whether a part is planned and not there yet."""
+    """Whether a part is planned and missing."""
     return not cell.not_built and not (out / "parts" / cell.name / parts.MANIFEST).is_file()
 
 

@@ -1,4 +1,4 @@
-"""What an index has published, and the rule that nothing of it changes: files are added and yanked, no more."""
+"""The published files of an index, which never change: files can only be added and yanked."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ else:
     import tomli as tomllib
 
 SUFFIXES = (".whl", ".tar.gz")
-LABELS = "_labels"  # of the root page; PEP 691 leaves such keys of its meta to us
+LABELS = "_labels"  # a key of the root page; PEP 691 allows own keys with an underscore in its meta
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The files of an index that is there already, and those of them that it calls yanked, with the reason."""
+    """The files of an existing index, and the reasons for those that it marks as yanked."""
 
     dists: tuple[Dist, ...]
     yanked: Mapping[str, str]
 
 
 def read_site(site: Path) -> Published:
-    """An index as this program wrote it; IndexRefused for a file that is gone, changed or no longer listed."""
+    """Read an index that this program wrote; IndexRefused for a file that is missing, changed or not listed."""
     pages = sorted([*site.glob(f"{PROJECT}/index.json"), *site.glob(f"*/{PROJECT}/index.json")])
     if not pages:
         raise IndexRefused(f"{site}: not an index: it has no {PROJECT}/index.json")
@@ -58,7 +58,7 @@ def read_site(site: Path) -> Published:
 
 
 def _all_folders(site: Path, pages: Sequence[Path]) -> None:
-    """The root names the labels that have a folder, so that a whole one cannot go unnoticed."""
+    """Check the folders against the labels that the root lists, so that a missing folder is noticed."""
     root = site / PROJECT / "index.json"
     for label in _page(root).get("meta", {}).get(LABELS, []) if root in pages else []:
         page = site / str(label) / PROJECT / "index.json"
@@ -81,7 +81,7 @@ def _entries(page: Path) -> list[dict[str, Any]]:
 
 
 def _html_agrees(page: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """The page that installers read says what the JSON says; a copy made for the next index may lack it."""
+    """Check that the HTML page lists the same files as the JSON; a copy for the next index may lack the page."""
     if not page.is_file():
         return
     linked = set(re.findall(r'<a href="([^"#]*)#sha256=([^"]*)"', page.read_text(encoding="utf-8")))
@@ -103,7 +103,7 @@ def _published(page: Path, entry: Mapping[str, Any]) -> Dist:
 
 
 def joined(before: Sequence[Published], new: Sequence[Dist]) -> tuple[Dist, ...]:
-    """All that was published, and what is new; IndexRefused when a published name comes with other bytes."""
+    """The published and the new files; IndexRefused if a published name has different bytes."""
     by_name: dict[str, Dist] = {}
     for dist in (*(dist for site in before for dist in site.dists), *new):
         known = by_name.setdefault(dist.filename, dist)
@@ -121,7 +121,8 @@ def joined(before: Sequence[Published], new: Sequence[Dist]) -> tuple[Dist, ...]
 def read_yanks(path: Path, dists: Sequence[Dist], before: Sequence[Published]) -> dict[str, str]:
     """File name -> reason, from a TOML file: by version, by version and label, or by file name.
 
-    IndexRefused for an entry that names nothing, and for one that is gone: installers may have passed the file over.
+    IndexRefused for an entry that matches nothing, and for a removed entry, because installers may have skipped the
+    file.
     """
     try:
         table = Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name).table("yanked")
@@ -140,5 +141,5 @@ def read_yanks(path: Path, dists: Sequence[Dist], before: Sequence[Published]) -
 
 
 def in_order(dists: Sequence[Dist]) -> list[Dist]:
-    """Oldest version first, then by file name: the order of every page."""
+    """Sort by version, oldest first, then by file name: the order of every page."""
     return sorted(dists, key=lambda dist: (Version(dist.version.public), dist.filename))

@@ -1,7 +1,7 @@
-"""The bill of materials of a wheel: what is in it, what compiled it, and under which licences. CycloneDX 1.6, PEP 770.
+"""The bill of materials of a wheel: its contents, its compilers and their licences. CycloneDX 1.6, PEP 770.
 
-It follows from the manifest, the pinned headers, the matrix and one moment: no random number, and nothing asked of the
-machine. The audit holds it against the same manifest, by a reader of its own (``guards/sbom.py``).
+It depends only on the manifest, the pinned headers, the matrix and one time: not on the machine, and on no random
+number. The audit compares it with the same manifest, with a separate reader (``guards/sbom.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from precast._builder.headers import Pins
 from precast._builder.matrix import Matrix
 
 NAME = "sboms/precast.cdx.json"  # below .dist-info
-# SPDX identifiers; a name where SPDX has none.
+# SPDX identifiers, or a name if SPDX has none.
 LICENCES = {
     "precast": "Apache-2.0",
     "torch": "BSD-3-Clause",
@@ -36,7 +36,7 @@ _LICENCE = LicenseFactory()
 
 
 def sbom(info: BuildInfo, pins: Pins | None, matrix: Matrix, moment: datetime) -> bytes:
-    """The document of one wheel; ``pins`` are those of the headers in it, None if it has none."""
+    """The document of one wheel; ``pins`` are those of its headers, None if it has no headers."""
     version = f"{info.version}{info.label.local}"
     whole = _component("precast", version, ComponentType.LIBRARY, "precast", purl=("precast", version))
     files: tuple[HostFile | DeviceFile, ...] = (*info.host, *info.device)
@@ -52,12 +52,12 @@ def sbom(info: BuildInfo, pins: Pins | None, matrix: Matrix, moment: datetime) -
 
 
 def _serial(info: BuildInfo) -> uuid.UUID:
-    """One number for one manifest: two builds of the same wheel are the same thing."""
+    """The serial number, derived from the manifest, so that two builds of the same wheel have the same one."""
     return uuid.UUID(bytes=hashlib.sha256(info.to_json().encode("utf-8")).digest()[:16], version=5)
 
 
 def _headers(pins: Pins) -> Component:
-    """The headers that the wheel ships for extensions, as the part of torch they are."""
+    """The headers that the wheel ships for extensions, as a part of torch."""
     torch = _component("torch", pins.torch, ComponentType.LIBRARY, "torch", purl=("torch", pins.torch))
     folder = "precast/csrc/torch_stable"
     torch.components.update(_file(f"{folder}/include/{name}", sha) for name, sha in pins.headers.items())
@@ -66,13 +66,13 @@ def _headers(pins: Pins) -> Component:
 
 
 def _compilers(info: BuildInfo, matrix: Matrix) -> Iterator[Component]:
-    """What compiled the wheel, and is not in it: the C++ compiler, NVRTC, the headers of torch's classic ABI."""
+    """Build inputs that are not in the wheel: the C++ compiler, NVRTC, the headers of torch's classic ABI."""
     for name, version in info.compilers:
         if name != "nvrtc":
             yield _component(name, version, ComponentType.APPLICATION, name, scope=ComponentScope.EXCLUDED)
     packages = {spec.nvrtc: spec.package for spec in matrix.labels if spec.package is not None}
     for nvrtc in sorted({file.nvrtc for file in info.device}):
-        package = packages.get(nvrtc, "nvrtc")  # a build for one machine may use another than the matrix names
+        package = packages.get(nvrtc, "nvrtc")  # a build for one machine may use an NVRTC that the matrix lacks
         purl = (package, nvrtc) if nvrtc in packages else None
         yield _component(package, nvrtc, ComponentType.APPLICATION, "nvrtc", purl=purl, scope=ComponentScope.EXCLUDED)
     classic = {file.abi.release for file in info.host if isinstance(file.abi, Exact)}

@@ -1,4 +1,4 @@
-"""Steps that need each other, run as processes of their own, as many at once as there are cores."""
+"""Run dependent steps as separate processes, as many at once as there are cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precast.errors import KernelError
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verb of ``python -m tools`` with its arguments; it writes ``product`` only when something changed."""
+    """One verb of ``python -m tools`` with its arguments; it writes ``product`` only if something changed."""
 
     name: str
     kind: str
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a step ended: the last line that it said, and whether its product was there before, as it is now."""
+    """The result of a step: the last line of its output, and whether its product existed before, unchanged."""
 
     step: Step
     status: int
@@ -38,12 +38,12 @@ class Outcome:
 
 
 class StepFailed(KernelError):
-    """A step ended badly; the message holds the end of its log."""
+    """A step failed; the message holds the end of its log."""
 
 
 @dataclass(slots=True)
 class Runner:
-    """Starts steps, and ends those it started when it is left early."""
+    """Starts steps, and ends the running ones if it is left early."""
 
     root: Path
     logs: Path
@@ -51,7 +51,7 @@ class Runner:
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, step: Step) -> Outcome:
-        """Run one step to its end, everything it says going to its log."""
+        """Run one step to its end, with its output in its log."""
         log = self.logs / f"{step.name}.log"
         before, started = _stamp(step.product), time.perf_counter()
         with log.open("wb") as file:
@@ -72,7 +72,7 @@ class Runner:
 
     @contextmanager
     def leaving_nothing_behind(self) -> Iterator[None]:
-        """End what still runs when the block is left early; at its end nothing does."""
+        """End the steps that still run if the block is left early; at its normal end, none does."""
         try:
             yield
         finally:
@@ -87,7 +87,7 @@ def run_all(
     on_start: Callable[[Step], None],
     on_end: Callable[[Outcome], None],
 ) -> tuple[Outcome, ...]:
-    """Run all steps, each after those it needs; the first that fails is raised once what runs beside it has ended."""
+    """Run all steps, each after those it needs; raise the first failure once the other running steps have ended."""
     waiting, done = list(steps), dict[str, Outcome]()
     at_work: dict[Future[Outcome], Step] = {}
     failed: Outcome | None = None
@@ -113,7 +113,7 @@ def run_all(
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes whenever a file is written anew."""
+    """A value that changes whenever the file is replaced."""
     try:
         facts = path.stat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Ask NVIDIA's own tools what a cubin is code for: the check of our reading of its header that shares nothing with it.
+"""Ask NVIDIA's own tools for the target of a cubin, as an independent check of our reading of its header.
 
 The tools come from PyPI, at the versions that matrix.toml names; they need no GPU and no toolkit. cuobjdump of CUDA 13
-says nothing of what CUDA 12.1 compiled for sm_90; nvdisasm reads that, and refuses sm_70.
+prints nothing for sm_90 code that CUDA 12.1 compiled; nvdisasm reads that code, but refuses sm_70.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from precast._builder.cache import Cache
 from precast.errors import KernelError
 from tools.shared import packages
 
-# What cuobjdump lists is the file's own name with the architecture that it found put before the suffix.
+# cuobjdump lists the file name with the architecture that it found inserted before the suffix.
 _LISTED = re.compile(r"^ELF file +\d+: .*\.(sm_\d+[af]?)\.cubin$", re.MULTILINE)
 _FLAGS = re.compile(r'^\s*\.headerflags\s+@"[^"]*\bEF_CUDA_SM(\d+)', re.MULTILINE)
 
 
 def fetch(requirements: Sequence[str], cache: Cache) -> tuple[Path, Path]:
-    """Cuobjdump and nvdisasm, of exactly these packages."""
+    """Fetch cuobjdump and nvdisasm from exactly these packages."""
     found = {}
     for requirement in requirements:
         for program in packages.folder_of(requirement, cache).glob("nvidia/cu*/bin/*"):
@@ -31,7 +31,7 @@ def fetch(requirements: Sequence[str], cache: Cache) -> tuple[Path, Path]:
 
 
 def check(programs: tuple[Path, Path], cubins: Iterable[tuple[Path, str]]) -> int:
-    """Hold each cubin against its target; KernelError names the first that is for another. Returns how many."""
+    """Compare each cubin with its target and return their number; KernelError names the first mismatch."""
     count = 0
     for path, target in cubins:
         found = ask(programs, path)
@@ -47,7 +47,7 @@ def check(programs: tuple[Path, Path], cubins: Iterable[tuple[Path, str]]) -> in
 
 
 def ask(programs: tuple[Path, Path], path: Path) -> list[str]:
-    """The targets that a file holds code for, by the first tool that has an answer."""
+    """The targets of the code in a file, from the first tool that has an answer."""
     cuobjdump, nvdisasm = programs
     done = subprocess.run([str(cuobjdump), "-lelf", str(path)], capture_output=True, text=True, check=False)
     listed = _LISTED.findall(done.stdout) if done.returncode == 0 else []
@@ -55,7 +55,7 @@ def ask(programs: tuple[Path, Path], path: Path) -> list[str]:
 
 
 def _flags(nvdisasm: Path, path: Path) -> list[str]:
-    """The header flags are in the first lines of a disassembly, which is not waited for."""
+    """The targets from the header flags in the first lines of a disassembly, without waiting for the rest."""
     with subprocess.Popen(
         [str(nvdisasm), "-c", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as running:

@@ -1,6 +1,6 @@
-"""What the landing page asks and answers: from the machine, the torch and the GPU to the label that serves them.
+"""The data of the landing page's selector: for a machine, a torch and a GPU, the label to install.
 
-Nothing is decided on the page: each answer is what ``decide`` says of the manifest that a label's wheel carries.
+The page decides nothing itself: each answer is the decision of ``decide`` about the manifest of a label's wheel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.shared.published import in_order
 from tools.shared.served import TorchCell
 
 SCHEMA = 1
-# One GPU that people know for each compute capability (NVIDIA, "CUDA GPU Compute Capability").
+# A well-known GPU for each compute capability (NVIDIA, "CUDA GPU Compute Capability").
 GPUS = {
     "7.0": "V100",
     "7.5": "T4, RTX 20",
@@ -34,13 +34,13 @@ GPUS = {
     "12.0": "RTX 50, RTX PRO 6000",
     "12.1": "GB10 (DGX Spark)",
 }
-# What an answer says of the device code: there for this GPU, for its generation, for the driver to compile, or not.
+# The device code of an answer: for this GPU, for its major version, PTX for the driver, or none, so it must be built.
 SASS, SAME_MAJOR, PTX, JIT = "exact", "same major", "PTX", "built at first use"
 _RANK = (SASS, SAME_MAJOR, PTX, JIT)
 
 
 def data(matrix: Matrix, dists: Sequence[Dist]) -> dict[str, Any]:
-    """Everything the page needs, as plain values, for the newest version: a release if there is one."""
+    """The data of the page as plain values, for the newest release, or the newest version if there is no release."""
     ordered = in_order([dist for dist in dists if dist.machines])
     releases = [dist for dist in ordered if not dist.version.is_prerelease] or ordered
     version = releases[-1].version.public if releases else None
@@ -82,7 +82,7 @@ def _labels_for(machine: str, files: Iterable[Dist]) -> frozenset[str]:
 
 
 def _choices(matrix: Matrix, machine: str, labels: frozenset[str]) -> dict[str, dict[str, list[str]]]:
-    """For each build of torch on this machine and each GPU, the label to take and what it brings."""
+    """For each build of torch on this machine and each GPU, the label to install and its kind of device code."""
     plan = expand(matrix, matrix.event("release"))
     infos = {
         cell.label: served.manifest(matrix, cell, declared=True)
@@ -103,7 +103,7 @@ def _choices(matrix: Matrix, machine: str, labels: frozenset[str]) -> dict[str, 
 
 
 def best(cell: TorchCell, gpu: ComputeCapability, infos: Mapping[str, BuildInfo]) -> tuple[str, str] | None:
-    """The label with the most to offer for this GPU under the driver that torch's CUDA asks for."""
+    """The best label for this GPU with the driver that torch's CUDA needs."""
     driver = max(cell.build.cuda or CudaVersion(0, 0), CudaVersion(12, 0))
     offers = []
     for label, info in infos.items():

@@ -1,4 +1,4 @@
-"""Which hosts a planned release serves: each planned wheel as the manifest it will carry, judged by ``decide``."""
+"""The hosts that a planned release serves: ``decide`` judges each planned wheel by its future manifest."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from precast._builder.matrix import Matrix, TorchBuild
 from tools.shared.cells import Plan, WheelCell, label_of
 
 _FAMILY = next(family.name for family in catalogue.FAMILIES if family.device is not None)
-_SHA256 = "0" * 64  # nobody has built the files yet, and decide reads none of them
-# What counts as a GPU of a host where only its torch matters: every CUDA label has code for it.
+_SHA256 = "0" * 64  # the files do not exist yet, and decide reads none of them
+# The GPU of a host for which only torch matters: every CUDA label has code for it.
 _ANY_GPU = ComputeCapability(8, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchCell:
-    """One way to have torch: the unit in which projects with a wheel for each count."""
+    """One torch installation: the unit of projects that have one wheel for each."""
 
     torch: str
     build: TorchBuild
@@ -46,7 +46,7 @@ def torch_cells(matrix: Matrix, only_torch: str | None = None) -> tuple[TorchCel
 
 
 def manifest(matrix: Matrix, cell: WheelCell, *, declared: bool) -> BuildInfo:
-    """What a wheel's build_info.json will say; with ``declared`` it has the host libraries it still lacks."""
+    """The future build_info.json of a wheel; with ``declared``, including the host libraries that it still lacks."""
     names = (*cell.host, *cell.lacks) if declared else cell.host
     families = tuple(family.name for family in catalogue.FAMILIES)
     levels = tuple(level.name for level in flags.cpu_levels(cell.machine))
@@ -107,7 +107,7 @@ def judge(cell: TorchCell, info: BuildInfo, gpu: ComputeCapability | None, drive
 
 
 def served_target(decision: Decision) -> GpuTarget | None:
-    """The prebuilt device code that the decision is for; None when anything is to be built, or refused."""
+    """The target of the prebuilt device code in the decision; None if anything is built or refused."""
     if not isinstance(decision, UsePrebuilt) or not decision.images:
         return None
     return decision.images[0][1].target
@@ -119,17 +119,17 @@ def planned(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[Tor
 
 
 def built(plan: Plan, matrix: Matrix, cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
-    """The cells that those wheels serve which can be built today."""
+    """The cells that the wheels that can be built serve from prebuilt files."""
     return serving([manifest(matrix, cell, declared=False) for cell in plan.wheel if not cell.not_built], cells)
 
 
 def serving(wheels: Sequence[BuildInfo], cells: Sequence[TorchCell]) -> tuple[TorchCell, ...]:
-    """The cells to which at least one of these wheels brings every file."""
+    """The cells for which at least one of these wheels has every file."""
     return tuple(cell for cell in cells if any(isinstance(_on_any_gpu(cell, w), UsePrebuilt) for w in wheels))
 
 
 def _on_any_gpu(cell: TorchCell, wheel: BuildInfo) -> Decision:
-    """A CPU build by its CPU kernels; a CUDA build by device code too, under the driver that its CUDA brings along."""
+    """Judge a CPU build by its CPU kernels, and a CUDA build by its device code too, with the driver of its CUDA."""
     if cell.build.cuda is None:
         return judge(cell, wheel, None, None)
     return judge(cell, wheel, _ANY_GPU, max(cell.build.cuda, CudaVersion(12, 0)))

@@ -1,7 +1,7 @@
-"""What a host library takes from torch, held against what a torch exports: of an installed one, or as it was recorded.
+"""Compare the symbols that a host library needs with those that a torch exports, installed or recorded.
 
-``tools/torch_symbols/<abi>.txt`` holds, for each classic ABI, the symbols that the library for it asks for and that the
-real libraries of a torch of that minor were seen to define.
+``tools/torch_symbols/<abi>.txt`` holds, for each classic ABI, the symbols that its library needs and that the real
+libraries of a torch of that minor release were seen to define.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from precast._abi.torch_abi import TorchAbi
 from precast.errors import KernelError
 
 LISTS = Path(__file__).resolve().parents[1] / "torch_symbols"
-# What a classic library names in NEEDED, and the OpenMP runtime that lies beside it.
+# The torch libraries in a classic library's NEEDED, and torch's OpenMP runtime next to them.
 _LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libgomp*.so*")
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """The dynamic symbols of one library: those it defines, and those it asks of libraries without symbol versions."""
+    """The dynamic symbols of a library: those it defines, and those it needs from libraries without symbol versions."""
 
     defined: frozenset[str]
     asked: frozenset[str]
 
 
 def read(path: Path) -> Symbols:
-    """The dynamic symbol table of a file; weak references are left out of ``asked``, as nobody has to answer them."""
+    """Read the dynamic symbol table of a file; ``asked`` omits weak references, which need no definition."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         table, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
@@ -50,7 +50,7 @@ def read(path: Path) -> Symbols:
 
 
 def of_torch(folder: Path) -> frozenset[str]:
-    """What the libraries of an installed torch define, ``folder`` being its ``torch/lib``."""
+    """The symbols that the libraries of an installed torch define; ``folder`` is its ``torch/lib``."""
     files = [path for pattern in _LIBRARIES for path in sorted(folder.glob(pattern))]
     if len(files) < len(_LIBRARIES):
         found = ", ".join(path.name for path in files) or "none of them"
@@ -59,7 +59,7 @@ def of_torch(folder: Path) -> frozenset[str]:
 
 
 def recorded(abi: TorchAbi, folder: Path = LISTS) -> frozenset[str] | None:
-    """What was seen in a torch of that ABI; None where none has been looked at."""
+    """The recorded symbols of a torch with that ABI, or None if there is no record."""
     path = folder / f"{abi}.txt"
     if not path.is_file():
         return None
@@ -68,7 +68,7 @@ def recorded(abi: TorchAbi, folder: Path = LISTS) -> frozenset[str] | None:
 
 
 def record(abi: TorchAbi, torch: str, names: Iterable[str], folder: Path = LISTS) -> Path:
-    """Keep what was seen in a torch."""
+    """Record the symbols that were seen in a torch."""
     head = f"# What the host library {abi} asks of torch: of libtorch_cpu.so, libc10.so and libgomp in {torch}"
     path = folder / f"{abi}.txt"
     path.write_text("\n".join([head, *sorted(names), ""]), encoding="utf-8")
@@ -76,7 +76,7 @@ def record(abi: TorchAbi, torch: str, names: Iterable[str], folder: Path = LISTS
 
 
 def check(library: Path, offered: frozenset[str], where: str) -> frozenset[str]:
-    """What the library asks of torch, all of which is offered; KernelError names what is not."""
+    """The symbols that the library needs from torch; KernelError names those that torch does not define."""
     asked = read(library).asked
     missing = sorted(asked - offered)
     if missing:
@@ -90,7 +90,7 @@ def check(library: Path, offered: frozenset[str], where: str) -> frozenset[str]:
 
 
 def _unversioned(versions: object, index: int) -> bool:
-    """Torch's libraries have no symbol versions, those of the system all have."""
+    """Whether a symbol has no version: torch's libraries have none, those of the system all have."""
     if not isinstance(versions, GNUVerSymSection):
         return True
     return versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")

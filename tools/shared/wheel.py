@@ -1,7 +1,7 @@
-"""A wheel as it lies on disk: its name, its metadata, its files; and the one form in which wheels are written.
+"""Read a wheel from disk (name, metadata, files), and write wheels in one canonical form.
 
-Nothing that is read is believed yet. The form depends on the files, their names and one
-moment: not on who wrote them, where, when, in which order or under which umask.
+Reading does not verify any claim. The form depends only on the files, their names and one timestamp: not on the user,
+place, time, order or umask.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from precast._builder.archives import BadArchive, open_zip
 MANIFEST = "precast/_C/build_info.json"
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
-_EARLIEST = 315532800  # 1980-01-01: a zip archive knows no earlier moment, and none between two even seconds
+_EARLIEST = 315532800  # 1980-01-01: zip archives have no earlier time, and only even seconds
 _UNIX = 3
-_PERMISSIONS = 0o100644 << 16  # a plain file; no file of a wheel of ours is run as a program
-_MOST_BYTES = 256 << 20  # of a wheel, and of what is in it; ours have 5 MB, and 20 unpacked
-_MOST_TEXT = 4 << 20  # of one file that is parsed as a whole: metadata, a manifest; ours have 100 kB
-_LEVEL = 9  # 2 % fewer bytes than level 6, for two seconds more of a wheel
+_PERMISSIONS = 0o100644 << 16  # a plain file; our wheels have no executable programs
+_MOST_BYTES = 256 << 20  # limit for a wheel, packed and unpacked; ours have 5 MB and 20 MB
+_MOST_TEXT = 4 << 20  # limit for a file that is parsed as a whole: metadata, a manifest; ours have 100 kB
+_LEVEL = 9  # 2 % smaller than level 6, for two more seconds per wheel
 
 
 class NotAWheel(ValueError):
@@ -39,7 +39,7 @@ class NotAWheel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the archive says of one file besides its content."""
+    """The archive's metadata of one file."""
 
     name: str
     moment: tuple[int, int, int, int, int, int]
@@ -66,16 +66,16 @@ class Wheel:
         return f"{self.name}-{self.version}.dist-info"
 
     def metadata(self, file: str) -> Message:
-        """METADATA or WHEEL, parsed; empty when it is missing, which the audit reports."""
+        """METADATA or WHEEL, parsed; empty if it is missing, which the audit reports."""
         return message_from_bytes(self.files.get(f"{self.dist_info}/{file}", b""))
 
     def below(self, folder: str) -> dict[str, bytes]:
-        """The files below a folder, by their path inside it."""
+        """The files below a folder, by their relative paths."""
         return {name.removeprefix(folder): data for name, data in self.files.items() if name.startswith(folder)}
 
 
 def read_wheel(path: Path) -> Wheel:
-    """Read a wheel whole: they are small. NotAWheel for what is damaged, or unpacks to far more than a wheel has."""
+    """Read a whole wheel into memory. NotAWheel if it is corrupted, or unpacks to far more than a wheel should."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise NotAWheel(f"{path.name}: not the name of a wheel")
@@ -95,7 +95,7 @@ def read_wheel(path: Path) -> Wheel:
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:
-    """BadArchive for a file too large to be parsed, or of a moment that there is not."""
+    """Raise BadArchive for a file that is too large to parse, or has an invalid date."""
     if entry.file_size > _MOST_TEXT and (".dist-info/" in entry.filename or entry.filename == MANIFEST):
         raise BadArchive(f"{entry.filename} has {entry.file_size} bytes, more than the {_MOST_TEXT} that are parsed")
     try:
@@ -130,19 +130,19 @@ def record_errors(wheel: Wheel) -> Iterator[tuple[str, str, str]]:
 
 
 def moment_of(epoch: int) -> datetime:
-    """The moment that a zip archive can hold for a SOURCE_DATE_EPOCH."""
+    """The nearest time that a zip archive can hold for a SOURCE_DATE_EPOCH."""
     return datetime.fromtimestamp(max(epoch - epoch % 2, _EARLIEST), timezone.utc)
 
 
 def expected_entries(wheel: Wheel) -> tuple[Entry, ...]:
-    """The entries of this wheel in the one form, at the moment of its first entry."""
+    """The entries of this wheel in canonical form, with the time of its first entry."""
     moment = wheel.entries[0].moment if wheel.entries else (1980, 1, 1, 0, 0, 0)
     names = _ordered(wheel.files, f"{wheel.dist_info}/RECORD")
     return tuple(Entry(name, moment, _UNIX, _PERMISSIONS, zipfile.ZIP_DEFLATED, b"") for name in names)
 
 
 def write_wheel(path: Path, dist_info: str, files: Mapping[str, bytes], epoch: int) -> None:
-    """Write a wheel in the one form, with a RECORD of these files; a reader sees the whole of it or nothing."""
+    """Write a wheel in canonical form, with a RECORD of these files, atomically."""
     record = f"{dist_info}/RECORD"
     names = _ordered({*files, record}, record)
     rows = io.StringIO()
@@ -158,12 +158,12 @@ def write_wheel(path: Path, dist_info: str, files: Mapping[str, bytes], epoch: i
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 data = rows.getvalue().encode("utf-8") if name == record else files[name]
                 archive.writestr(entry, data, compresslevel=_LEVEL)
-        staged.chmod(0o644)  # under any umask
+        staged.chmod(0o644)  # independent of the umask
         staged.replace(path)
 
 
 def _ordered(names: Iterable[str], record: str) -> list[str]:
-    """The package, its metadata after it and RECORD last of all (as the binary distribution format recommends)."""
+    """The package first, then its metadata, RECORD last (as the binary distribution format recommends)."""
     return sorted(names, key=lambda name: (name == record, name.partition("/")[0].endswith(".dist-info"), name))
 
 

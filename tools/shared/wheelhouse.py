@@ -1,7 +1,7 @@
 """A folder of finished files, each with a record of the cell that made it: ``wheel-cu130-x86_64.json``.
 
-A record is written before its file appears, and the file appears by one rename. So a file without a record is a
-stranger's, a file with another hash was changed afterwards, and a record without a file was an interruption.
+A record is written before its file appears, and the file appears by one rename. So a file without a record comes from
+elsewhere, a file with another hash was changed later, and a record without a file means an interruption.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAGING = ".staging-"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One finished file. ``key`` is the digest of everything it was made from, ``seconds`` what that took."""
+    """One finished file. ``key`` is the digest of all its inputs, ``seconds`` the time that it took to make."""
 
     cell: str
     file: str
@@ -44,7 +44,7 @@ def read(folder: Path) -> dict[str, Record]:
 
 
 def finished(folder: Path, cell: str, key: str) -> Record | None:
-    """The record of a file that was made from these very inputs and is still what it was."""
+    """The record of a file that was made from exactly these inputs and is unchanged, or None."""
     path = folder / f"{cell}.json"
     if not path.is_file():
         return None
@@ -55,7 +55,7 @@ def finished(folder: Path, cell: str, key: str) -> Record | None:
 
 
 def put(folder: Path, cell: str, key: str, made: Path, seconds: float) -> Record:
-    """Put a finished file into the folder, in the place of what the cell made before."""
+    """Put a finished file into the folder, and remove the cell's previous file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{cell}.json"
     if path.is_file():
@@ -74,15 +74,15 @@ def put(folder: Path, cell: str, key: str, made: Path, seconds: float) -> Record
 
 
 def clear_staging(folder: Path) -> None:
-    """Forget what an interruption left behind; for whoever knows that nobody else is at work here."""
+    """Remove leftovers of an interruption; the caller must know that no other process uses the folder."""
     for left in folder.glob(f"{STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def problems(folder: Path, expected: Mapping[str, str], *, complete: bool) -> Iterator[str]:
-    """What keeps a folder from being exactly the expected files (cell -> file name), each line naming one file.
+    """The differences of a folder from the expected files (cell -> file name), each line naming one file.
 
-    Without ``complete`` it may lack some of them: a release that is under way.
+    Without ``complete``, files may be missing, as in an unfinished release.
     """
     records = read(folder)
     for cell in sorted(set(records) - set(expected)):

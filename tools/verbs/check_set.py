@@ -19,7 +19,7 @@ from tools.verbs.build import wheel_name
 
 
 def expected(plan: Plan, known: Matrix) -> dict[str, str]:
-    """What a plan promises: the file of each cell."""
+    """The file that a plan promises for each cell."""
     wheels = {
         cell.name: wheel_name(known, known.label(label_of(cell.label)), cell.machine)
         for cell in plan.wheel
@@ -29,7 +29,7 @@ def expected(plan: Plan, known: Matrix) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check one folder; the exit status is 1 when a file is missing, changed or not expected."""
+    """Check one folder; the exit status is 1 if a file is missing, changed or unexpected."""
     parser = argparse.ArgumentParser(prog="python -m tools check-set", description=__doc__)
     parser.add_argument("wheelhouse", type=Path)
     parser.add_argument("--event", default="release", help="pr, main, nightly or release (the default)")

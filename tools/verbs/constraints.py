@@ -21,26 +21,26 @@ from typing import Any
 from precast.errors import KernelError
 
 ROOT = Path(__file__).resolve().parents[2]
-# The keys of `pip config list` under which pip looks for constraints, and how it quotes their values.
+# The keys for constraints in the output of `pip config list`, with their quoted values.
 _SETTING = re.compile(r"^(global|install|:env:)\.constraint=(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """One line of a constraint file that pip is told to obey on this machine."""
+    """One line of a constraint file that pip must obey on this machine."""
 
     name: str
     text: str
     source: str
-    requirement: Any  # of packaging, which a fresh environment has only inside pip
+    requirement: Any  # a class of packaging, which a fresh environment has only inside pip
 
     def allows(self, version: str) -> bool:
-        """Whether pip would accept this version; a constraint by URL accepts none but its own file."""
+        """Whether pip would accept this version; a constraint by URL accepts only its own file."""
         return self.requirement.url is None and bool(self.requirement.specifier.contains(version, prereleases=True))
 
 
 def parse(text: str, source: str) -> Iterator[Theirs]:
-    """The named requirements of a constraint file that apply to this Python. Options are left to pip."""
+    """The named requirements of a constraint file that apply to this Python. Options are ignored."""
     try:
         requirements = importlib.import_module("packaging.requirements")
     except ModuleNotFoundError:  # a fresh environment
@@ -52,13 +52,13 @@ def parse(text: str, source: str) -> Iterator[Theirs]:
         try:
             requirement = requirements.Requirement(line)
         except requirements.InvalidRequirement:
-            continue  # pip itself will say what is wrong with it
+            continue  # pip itself reports the error
         if requirement.marker is None or requirement.marker.evaluate():
             yield Theirs(_normal(requirement.name), line, source, requirement)
 
 
 def of_this_machine() -> tuple[Theirs, ...]:
-    """Every constraint that pip would add by itself, from variables and configuration files."""
+    """Every constraint that pip would apply on its own, from variables and configuration files."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     files = [word for _, value in _SETTING.findall(said) for word in str(ast.literal_eval(value)).split()]
@@ -69,9 +69,9 @@ def of_this_machine() -> tuple[Theirs, ...]:
 
 
 def merged(ours: str, theirs: Sequence[Theirs], torch: str = "") -> tuple[str, tuple[str, ...]]:
-    """Our lines without those that theirs exclude, and one sentence for each that is left out.
+    """Our lines without those that their constraints exclude, and one sentence for each omitted line.
 
-    ``torch`` replaces the pin of torch. Triton is pinned for the pinned torch, so with another torch its pin goes too.
+    ``torch`` replaces the pin of torch. Triton is pinned for the pinned torch, so another torch drops its pin as well.
     """
     kept, said = [], []
     another_torch = bool(torch)

@@ -27,7 +27,7 @@ COMMANDS = "compile_commands.json"
 
 
 def main(arguments: list[str]) -> int:
-    """Build the named families, by default all."""
+    """Build the named families; by default, all."""
     parser = argparse.ArgumentParser(prog="python -m tools dev", description=__doc__)
     parser.add_argument("family", nargs="*", help="such as rms_norm, which also means rms_norm_backward")
     parser.add_argument("--commands", type=Path, default=ROOT / COMMANDS, help=argparse.SUPPRESS)
@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> int:
 
 
 def chosen(names: Sequence[str]) -> tuple[catalogue.Family, ...]:
-    """The families of these names, each with its backward; all for none."""
+    """The families with these names, each with its backward; without names, all families."""
     wanted = {*names, *(f"{name}_backward" for name in names)}
     return tuple(family for family in catalogue.FAMILIES if not names or family.name in wanted)
 
 
 def write_commands(path: Path, settings: Settings, cache: Cache) -> None:
-    """The compiles of every host source, whichever family was asked for: an editor has all of them open."""
+    """Write the compile commands of every host source, because an editor needs those of all families."""
     compiler, _ = host_tools(settings)
     levels = flags.cpu_levels(platform.machine())
     abi = Stable(STABLE_FLOOR)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(label: str, out: Path, settings: Settings) -> str:
-    """Make the part, or leave it as it is; says what was done."""
+    """Make the part unless it is up to date; return a line that says what was done."""
     known = matrix.load(ROOT / "matrix.toml")
     spec = known.label(label_of(label))
     if spec.requirement is None:
@@ -47,7 +47,7 @@ def make(label: str, out: Path, settings: Settings) -> str:
 
 
 def _read_again(made: Made, programs: tuple[Path, Path]) -> int:
-    """Each cubin, as whoever unpacks the part will have it, held against its target by NVIDIA's tools."""
+    """Unpack each cubin, as a user of the part would, and check its target with NVIDIA's tools."""
     with tempfile.TemporaryDirectory(prefix="precast-cubins-") as folder:
         cubins = []
         for file, packed in made.device:

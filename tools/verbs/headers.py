@@ -11,7 +11,7 @@ from dataclasses import asdict
 from precast._abi.version import TorchVersion
 from precast._builder import classic_headers, headers, torch_wheel
 
-# What host code may include of the stable ABI, whatever it includes today.
+# The headers of the stable ABI that host code may include, whether it uses them or not.
 ROOTS = (
     "torch/csrc/stable/accelerator.h",
     "torch/csrc/stable/c/shim.h",
@@ -24,7 +24,7 @@ NOTICES = ("LICENSE", "NOTICE")
 
 
 def pin(wheel: zipfile.ZipFile, torch: str) -> dict[str, object]:
-    """The closure of ROOTS inside one wheel, with its notices, as headers.json holds it."""
+    """The closure of ROOTS inside one wheel, with its notices, in the format of headers.json."""
     names = frozenset(wheel.namelist())
     found = headers.closure_in(wheel, ROOTS)
     licences = f"torch-{torch}.dist-info/licenses"

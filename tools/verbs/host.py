@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(abi_text: str, machine: str, out: Path, settings: Settings) -> str:
-    """Make the part, or leave it as it is; says what was done."""
+    """Make the part unless it is up to date; return a line that says what was done."""
     abi = parse_torch_abi(abi_text)
     known = matrix.load(ROOT / "matrix.toml")
     if abi not in known.built_abis(machine):

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def build(
     wheelhouse: Path, out: Path, before: Sequence[Published], known: matrix.Matrix, version: Version, yanks: Path
 ) -> tuple[Dist, ...]:
-    """Check everything, then write the site beside ``out`` and put it in place; returns what it serves."""
+    """Check everything, write the site next to ``out``, then put it in place; return the served files."""
     labels = [spec.label.text for spec in known.labels]
     dists = joined(before, read_wheelhouse(wheelhouse, version, labels))
     yanked = read_yanks(yanks, dists, before)
@@ -41,7 +41,7 @@ def build(
         site, old = Path(folder) / "site", Path(folder) / "old"
         write(site, dists, texts)
         if out.exists():
-            out.rename(old)  # it goes with the temporary folder: what it served is in the new one
+            out.rename(old)  # deleted with the temporary folder; the new site has all of its files
         try:
             site.rename(out)
         except OSError:
@@ -52,17 +52,17 @@ def build(
 
 
 def published(previous: Path | None, out: Path, *, fresh: bool) -> list[Published]:
-    """What the new index must hold as well: the previous one, and the one in its place unless that was a trial."""
+    """The indexes that the new one must include: the previous one, and the one at ``out`` unless it was a trial."""
     if previous is not None and not previous.is_dir():
         raise IndexRefused(f"{previous}: no such folder; without --previous the index starts anew")
     empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    there = None if empty else read_site(out)  # read though it may be a trial: nothing but an index is ever replaced
+    there = None if empty else read_site(out)  # read even if it may be a trial: only an index is ever replaced
     before = [] if previous is None or previous.resolve() == out.resolve() else [read_site(previous)]
     return before if there is None or fresh else [*before, there]
 
 
 def write(site: Path, dists: Sequence[Dist], texts: dict[str, str]) -> None:
-    """The pages, and each file beside its page with its metadata."""
+    """Write the pages, and next to each page its files with their metadata."""
     for name, text in texts.items():
         path = site / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from precast._builder import matrix
 
 
 def as_json(known: matrix.Matrix) -> dict[str, object]:
-    """The matrix as plain values; a label's targets as one list."""
+    """The matrix as plain values, with the targets of a label as one list."""
     return {
         "python": [str(python) for python in known.pythons],
         "torch": {

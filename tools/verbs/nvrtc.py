@@ -23,7 +23,7 @@ MATRIX = Path(__file__).resolve().parents[2] / "matrix.toml"
 
 
 def ask(spec: matrix.LabelSpec) -> tuple[ComputeCapability, ...]:
-    """What the label's very NVRTC reports, fetched for this question."""
+    """Fetch the label's exact NVRTC, and return the GPUs that it reports."""
     with tempfile.TemporaryDirectory() as site:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--target", site]
         subprocess.run([*command, str(spec.requirement)], check=True)
@@ -34,7 +34,7 @@ def ask(spec: matrix.LabelSpec) -> tuple[ComputeCapability, ...]:
 
 
 def main(arguments: list[str]) -> int:
-    """Ask all of them; write the answers, or compare them."""
+    """Ask the NVRTC of each label; write the answers, or compare them."""
     parser = argparse.ArgumentParser(prog="python -m tools nvrtc", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the answers that are kept")
     options = parser.parse_args(arguments)
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def with_answers(text: str, asked: Mapping[str, Sequence[ComputeCapability]]) -> str:
-    """matrix.toml with other answers in the tables of labels."""
+    """The text of matrix.toml with new answers in the labels' tables."""
     for label, gpus in asked.items():
         table = rf"(\[labels\.{label}\]\n(?:[^\[\n].*\n)*?reports = )\[.*\]"
         text, count = re.subn(table, rf"\g<1>{_words(gpus)}", text)

@@ -22,7 +22,7 @@ from tools.shared.wheel import NotAWheel
 
 
 def as_json(plan: Plan) -> str:
-    """The plan for a workflow, one cell a line: ``fromJSON(plan).matrices.wheel`` is the value of ``matrix``."""
+    """The plan for a workflow, one cell per line: ``fromJSON(plan).matrices.wheel`` is the value of ``matrix``."""
     names = list(plan.matrices())
     built = {name: [_document(cell) for cell in cells if not cell.not_built] for name, cells in plan.matrices().items()}
     lines = ["{", f' "event": {json.dumps(plan.event)},', f' "only_torch": {json.dumps(plan.only_torch)},']
@@ -44,7 +44,7 @@ def _joined(documents: list[dict[str, object]]) -> list[str]:
 
 
 def as_outputs(plan: Plan, known: matrix.Matrix) -> str:
-    """The matrices and runners as outputs of a workflow step, one a line; each matrix is there, if only empty."""
+    """The matrices and runners as outputs of a workflow step, one per line; every matrix is listed, even if empty."""
     matrices = {f"test-{machine}": () for machine in known.machines} | plan.matrices()
     lines = [f"sdist={plan.sdist_runner}\n", f"gpu={plan.gpu_runner}\n"]
     for name, cells in matrices.items():
@@ -58,7 +58,7 @@ def _document(cell: Cell) -> dict[str, object]:
 
 
 def table(plan: Plan) -> str:
-    """The plan for people: one row a cell, a dash before what is not built, the reasons below."""
+    """The plan as readable text: one row per cell, a dash before cells that are not built, the reasons below."""
     only = "" if plan.only_torch is None else f" for torch {plan.only_torch} only"
     parts = [f"plan for {plan.event}{only}\n"]
     for title, cells in plan.matrices().items():
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         known = matrix.load(options.matrix)
-        # A workflow passes on what its form left empty.
+        # A workflow passes an empty string for an empty field of its form.
         plan = expand(known, known.event(options.event), options.only_torch or None)
         if options.cell:
             plan = narrow(plan, options.cell)

@@ -34,7 +34,7 @@ from tools.shared import torch_symbols
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 CHECK = ROOT / "tools" / "classic_check.py"
-NEEDED_RATIO = 1.5  # of one thread's time to that of two
+NEEDED_RATIO = 1.5  # time of one thread / time of two threads
 _ASK = (
     "import torch, json; print(json.dumps([torch.__version__, torch.compiled_with_cxx11_abi(), torch.__file__,"
     " torch.version.cuda]))"
@@ -42,7 +42,7 @@ _ASK = (
 
 
 def prove(python: str, settings: Settings, *, record: bool) -> str:
-    """Everything about the torch of one interpreter; one line of what held."""
+    """Prove everything for the torch of one interpreter; return one line with the results."""
     said, cxx11, place, cuda = json.loads(_run([python, "-c", _ASK], Path.cwd()))
     torch = TorchVersion.parse(said)
     if torch.release >= STABLE_FLOOR or torch.is_prerelease:
@@ -68,7 +68,7 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
 
 
 def hold_against(abi: TorchAbi, folder: Path, torch: str, settings: Settings) -> str:
-    """The symbols alone, of a torch that does not run here: ``folder`` has its libraries."""
+    """Check only the symbols, for a torch that does not run here; ``folder`` has its libraries."""
     (_, library), *_ = make_host(abi, settings, Cache(default_root(settings))).host
     asked = torch_symbols.check(library, torch_symbols.of_torch(folder), f"torch {torch}")
     torch_symbols.record(abi, torch, asked)
@@ -76,7 +76,7 @@ def hold_against(abi: TorchAbi, folder: Path, torch: str, settings: Settings) ->
 
 
 def _site(made: Made, folder: Path) -> Path:
-    """A package folder as a wheel would install it, with this one library."""
+    """A package folder as a wheel would install it, with only this library."""
     package = folder / "precast"
     shutil.copytree(ROOT / "pkg" / "precast", package, ignore=shutil.ignore_patterns("__pycache__", "build_info.json"))
     (package / "_builder" / catalogue.GATHERED.name).write_text(descriptions.gathered(ROOT / "csrc"), encoding="utf-8")
@@ -89,7 +89,7 @@ def _site(made: Made, folder: Path) -> Path:
 
 
 def _write(torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, Any], symbols: int, sha256: str) -> None:
-    """The record of one torch, as docs/evidence/README.md describes it."""
+    """Write the record of one torch in the format of docs/evidence/README.md."""
     release = f"{torch.release}.{torch.patch}"
     run = {
         "torch": release,
@@ -127,7 +127,7 @@ def _processor() -> str:
 
 
 def _run(command: list[str], site: Path) -> str:
-    """Run with ``site`` as the only place of precast and none of its settings; a failure is shown whole."""
+    """Run with precast from ``site`` and without its settings; an error shows the whole output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "PYTHON"))}
     done = subprocess.run(
         command, env={**env, "PYTHONPATH": str(site)}, cwd=site, capture_output=True, text=True, check=False
@@ -138,7 +138,7 @@ def _run(command: list[str], site: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Prove each; all are tried, and one that fails makes the status 1."""
+    """Prove each interpreter's torch; all are tried, and any failure makes the status 1."""
     parser = argparse.ArgumentParser(prog="python -m tools prove-classic", description=__doc__)
     parser.add_argument("python", nargs="*", default=[sys.executable], help="interpreters with a torch below 2.10")
     parser.add_argument(

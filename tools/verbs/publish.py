@@ -25,18 +25,18 @@ from tools.shared import wheelhouse
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "precast"
-LABELS = "_labels"  # where the root page names the folders; as published.py says, which needs more than Python
+LABELS = "_labels"  # the root page's key for the folders, as in published.py, which needs more than Python
 SUMS = "SHA256SUMS"
-NONE = "none"  # what to say instead of an address, before anything was ever published
+NONE = "none"  # given instead of an address before the first publication
 TIMEOUT_S = 60
 
 
 class NotPublished(KernelError):
-    """A step that cannot be taken; the message names the file, the release or the address."""
+    """A step cannot be done; the message names the file, the release or the address."""
 
 
 def stage(folder: Path, out: Path) -> list[Path]:
-    """Copy what PyPI takes: the sdist, and the wheels whose version has no label."""
+    """Copy the files for PyPI: the sdist, and the wheels whose version has no label."""
     chosen = [path for path in _files(folder) if "+" not in path.name]
     if not any(path.name.endswith(".tar.gz") for path in chosen):
         raise NotPublished(f"{folder}: no sdist, without which nothing goes to PyPI")
@@ -45,7 +45,7 @@ def stage(folder: Path, out: Path) -> list[Path]:
 
 
 def draft(folder: Path, tag: str) -> str:
-    """Make the draft of a release, or put the files into the one that an earlier try left behind."""
+    """Create the draft of a release, or add the files to the draft of an earlier attempt."""
     if tag != f"v{__version__}":
         raise NotPublished(f"the tag is {tag!r}, and this is version {__version__}: it must be v{__version__}")
     files = _files(folder)
@@ -63,7 +63,7 @@ def draft(folder: Path, tag: str) -> str:
 
 
 def publish(tag: str) -> str:
-    """Make the draft public; of a release that is public already, say so."""
+    """Make the draft public; if the release is public already, say so."""
     state = _state(tag)
     if state is None:
         raise NotPublished(f"{tag} has no draft: python -m tools publish draft WHEELHOUSE --tag {tag}")
@@ -73,7 +73,7 @@ def publish(tag: str) -> str:
 
 
 def previous(index: str, out: Path) -> int:
-    """Copy the public index as far as the next one is held against it: pages and files. How many files there are."""
+    """Copy the pages and files of the public index that the next one is compared with; return the number of files."""
     if index == NONE:
         _write(out / PROJECT / "index.json", json.dumps({"files": []}).encode())
         return 0
@@ -94,7 +94,7 @@ def previous(index: str, out: Path) -> int:
 
 
 def fetch(folder: Path, index: str, out: Path) -> list[Path]:
-    """Take every wheel of a folder back from the public index; the bytes must be the same."""
+    """Download every wheel of a folder from the public index; the bytes must be the same."""
     found = []
     for record in wheelhouse.read(folder).values():
         if not record.file.endswith(".whl"):
@@ -111,7 +111,7 @@ def fetch(folder: Path, index: str, out: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The finished files, each still what its record says."""
+    """The finished files, each checked against its record."""
     records = list(wheelhouse.read(folder).values())
     if not records:
         raise NotPublished(f"{folder}: no finished files; `python -m tools build` makes them")
@@ -129,7 +129,7 @@ def _state(tag: str) -> str | None:
 
 
 def _gh(*arguments: str) -> str:
-    """GitHub's own program, which takes its rights from GH_TOKEN."""
+    """Run GitHub's CLI, which authenticates with GH_TOKEN."""
     try:
         done = subprocess.run(["gh", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -177,7 +177,7 @@ def _entries(page: bytes, place: str) -> list[dict[str, Any]]:
 
 
 def _lies_beside(url: str, name: str) -> bool:
-    """Whether a file has the name of a distribution and no path: a page may not say where its copy is written."""
+    """Whether a URL is a plain file name of a distribution, so that a page cannot choose where its copy is written."""
     return url == quote(name, safe="") and name[:1].isalnum() and name.endswith((".whl", ".tar.gz"))
 
 
@@ -196,7 +196,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Take one step."""
+    """Do one step."""
     parser = argparse.ArgumentParser(prog="python -m tools publish", description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     for name, needed in {

@@ -33,7 +33,7 @@ from tools.shared.wheel import NotAWheel, Wheel, read_wheel
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = ROOT / "tests" / "qemu" / "check.py"
 MANIFEST = "precast/_C/build_info.json"
-# The level that the library must choose by itself, and an ARM processor that has it: a vector of SVE is vq * 128 bits.
+# The level that the library must choose on its own, and an ARM processor that has it. An SVE vector has vq * 128 bits.
 PROCESSORS = {
     level.name: f"max,sve-max-vq={int(level.name[3:]) // 128}" if level.name.startswith("sve") else "neoverse-n1"
     for level in flags.cpu_levels("aarch64")
@@ -43,12 +43,12 @@ REFERENCE = "avx2"
 
 
 class RanWrong(KernelError):
-    """A processor did not do what it was emulated for."""
+    """A run on an emulated processor did not give the expected result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One processor: what the check said there, and how far any result is from the reference, in its last places."""
+    """One processor: the facts that the check reported, and the largest error of a result in ULP."""
 
     processor: str
     level: str
@@ -64,7 +64,7 @@ class Ran:
 
 
 def run(arm: Wheel, x86: Wheel, work: Path) -> list[Ran]:
-    """Everything, on every processor, told as it ends."""
+    """Run everything on every processor, and report each when it ends."""
     missing = [program for program in ("qemu-aarch64", "qemu-x86_64") if shutil.which(program) is None]
     if missing:
         raise KernelError(f"{missing[0]} is not on PATH\n  needed  qemu-user\n  fix     1) apt-get install qemu-user")
@@ -80,8 +80,8 @@ def run(arm: Wheel, x86: Wheel, work: Path) -> list[Ran]:
     print(ran[-1], flush=True)
     arm_env = {"PYTHONPATH": str(unpacked(arm, work / "aarch64")), "PRECAST_JIT": "aot"}
     for level, processor in PROCESSORS.items():
-        # The level is named so that the library refuses if it were another; that it is the first choice, too, is tested
-        # without torch (tests/unit/csrc_cpu/test_qemu.py).
+        # The level is set explicitly, so that the library refuses to run if it lacks it. A test without torch checks
+        # that it is also the library's own choice (tests/unit/csrc_cpu/test_qemu.py).
         env = {**arm_env, "PRECAST_CPU_LEVEL": level}
         command = root.command(processor, str(CHECK), "cpu_adam_arm", env=env)
         ran.append(_check(processor, level, command, work / "results", {}, reference))
@@ -119,13 +119,13 @@ def _check(
 
 
 def newest_cpu_torch() -> str:
-    """The newest torch whose wheel for ARM on PyPI is a CPU build: the others want libraries of CUDA to be imported."""
+    """The newest torch whose ARM wheel on PyPI is a CPU build; importing other builds needs CUDA libraries."""
     known = matrix.load(ROOT / "matrix.toml")
     return [release.version for release in known.releases if release.pypi[arm_root.MACHINE] == "cpu"][-1]
 
 
 def unpacked(wheel: Wheel, folder: Path) -> Path:
-    """The files of a wheel, nothing older beside them."""
+    """The unpacked files of a wheel, in a folder without older files."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, data in wheel.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def unpacked(wheel: Wheel, folder: Path) -> Path:
 
 
 def mapped_abi(info: BuildInfo, library: str) -> TorchAbi:
-    """The torch ABI of the host library that a run says it has mapped; RanWrong if the wheel has no such file."""
+    """The torch ABI of the host library that a run has mapped; RanWrong if the wheel has no such file."""
     for host in info.host:
         if Path(library).parts[-2:] == Path(host.path).parts[-2:]:
             return host.abi
@@ -142,7 +142,7 @@ def mapped_abi(info: BuildInfo, library: str) -> TorchAbi:
 
 
 def evidence(arm: Wheel, ran: Sequence[Ran], command: str) -> str:
-    """The record of the ARM wheel, in the form of docs/evidence."""
+    """The record of the ARM wheel, in the format of docs/evidence."""
     info = BuildInfo.from_json(arm.files[MANIFEST].decode("utf-8"))
     emulated = [one for one in ran if one.facts["machine"] == arm_root.MACHINE]
     facts = emulated[0].facts

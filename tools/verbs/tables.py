@@ -45,19 +45,19 @@ def main(arguments: list[str]) -> int:
 
 
 def written(root: Path) -> Mapping[str, str]:
-    """Each file below ``root`` that repeats its matrix.toml, as it should be."""
+    """The wanted text of each file below ``root`` that repeats its matrix.toml."""
     known = matrix.load(root / "matrix.toml")
     return {name: write(known, (root / name).read_text(encoding="utf-8")) for name, write in FILES.items()}
 
 
 def readme(known: Matrix, text: str) -> str:
-    """The labels, for someone who chooses one."""
+    """The table of labels, for choosing one."""
     rows = [(f"`{spec.name}`", _serves(known, spec), _gpus(spec)) for spec in known.labels if spec.label.text]
     return _with_rows(text, "| Label | For | Machine code for compute capability |", rows)
 
 
 def install(known: Matrix, text: str) -> str:
-    """The labels, with the driver that each needs."""
+    """The table of labels with the driver that each needs."""
     rows = []
     for spec in known.labels:
         if spec.label.cuda is not None:
@@ -70,7 +70,7 @@ def install(known: Matrix, text: str) -> str:
 
 
 def wheels(known: Matrix, text: str) -> str:
-    """How many files a release is made of, and how many hosts they serve."""
+    """The number of files in a release, and of hosts that they serve."""
     release = expand(known, known.event("release"))
     one_each: dict[str, tuple[str, Sequence[DeviceCell | HostCell | WheelCell]]] = {
         "device code": ("CUDA label", release.device),
@@ -93,13 +93,13 @@ def wheels(known: Matrix, text: str) -> str:
 
 
 def settings(_known: Matrix, text: str) -> str:
-    """The environment variables, which the package has in one list."""
+    """The table of environment variables, from the package's list."""
     header, _, *rows = settings_table().splitlines()
     return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
 
 
 def toolkits(known: Matrix, _text: str) -> str:
-    """What the package must know when it has no matrix.toml: a Python module."""
+    """The Python module with the facts that the package needs when it has no matrix.toml."""
     specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
     first: dict[ComputeCapability, CudaVersion] = {}
     floor: dict[int, ComputeCapability] = {}
@@ -137,7 +137,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
 
 
 def _serves(known: Matrix, spec: LabelSpec) -> str:
-    """The drivers of a label, and how it differs from the first label for them."""
+    """The drivers for a label, and how it differs from the first label with the same drivers."""
     cuda = spec.label.cuda
     if cuda is None:
         return "machines without a GPU"
@@ -155,7 +155,7 @@ def _is_sass(target: GpuTarget) -> bool:
 
 
 def _with_rows(text: str, header: str, rows: Sequence[Sequence[str]]) -> str:
-    """A page with other rows below one header."""
+    """A page with new rows below one header."""
     found = re.findall(rf"^{re.escape(header)}\n\|[- |]+\|\n(?:\|.*\n)*", text, re.MULTILINE)
     if len(found) != 1:
         raise KernelError(f"wanted one table below {header!r}; found {len(found)}")
@@ -164,7 +164,7 @@ def _with_rows(text: str, header: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _with_words(text: str, pattern: str, words: str) -> str:
-    """A page with other words in one place."""
+    """A page with new words in one place."""
     text, count = re.subn(pattern, words, text)
     if count != 1:
         raise KernelError(f"wanted one place with {pattern!r}; found {count}")

@@ -1,4 +1,4 @@
-"""``precast cache``: where builds are kept, what is there, whether it is whole, and making room."""
+"""``precast cache``: show, list, verify, prune and clear the build cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("cache", help="the build cache: dir, list, verify, prune, clear")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     folder = actions.add_parser("dir", help="print where builds are kept; the folder is made by the first build")
@@ -43,13 +42,11 @@ def add(verbs: Verbs) -> None:
 
 
 def print_dir(options: argparse.Namespace) -> int:
-    """Prints the root."""
     output.say(_root())
     return status.GOOD
 
 
 def print_list(options: argparse.Namespace) -> int:
-    """Prints the entries."""
     entries = cache_tools.read_entries(_root())
     if options.json:
         output.print_json([_to_json(entry) for entry in entries])
@@ -74,7 +71,6 @@ def print_list(options: argparse.Namespace) -> int:
 
 
 def verify_all(options: argparse.Namespace) -> int:
-    """Says which entries are damaged."""
     entries = cache_tools.read_entries(_root())
     damaged = [entry for entry in entries if entry.problem is not None]
     if options.json:
@@ -91,14 +87,13 @@ def verify_all(options: argparse.Namespace) -> int:
 
 
 def prune_some(options: argparse.Namespace) -> int:
-    """Removes what the limits exclude."""
+    """Remove the entries outside the given limits."""
     now = time.time()
     oldest = None if options.older_than is None else now - options.older_than * 86400
     return _remove(cache_tools.Limits(oldest, options.max_size), now, dry_run=options.dry_run)
 
 
 def clear_all(options: argparse.Namespace) -> int:
-    """Removes everything."""
     return _remove(cache_tools.Limits(everything=True), time.time(), dry_run=options.dry_run)
 
 

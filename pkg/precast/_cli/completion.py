@@ -1,4 +1,4 @@
-"""``precast completion SHELL``: a completion script, written from the parser, for bash, zsh or fish."""
+"""``precast completion SHELL``: generate a completion script from the parser, for bash, zsh or fish."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("completion", help='print a completion script: eval "$(precast completion bash)"')
     parser.add_argument("shell", choices=SHELLS)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the script."""
     output.say(script(options.parser, options.shell))
     return status.GOOD
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script: after each chain of verbs, what may follow it."""
+    """The script, which maps each chain of verbs to the words that may follow it."""
     words = {" ".join(path): (found, _words(found)) for path, found in commands(parser)}
     if shell == "fish":
         return _fish(parser.prog, {path: found for path, (found, _) in words.items()})
@@ -43,14 +41,14 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 def commands(
     parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Every parser with the words that lead to it, the program's own name left out."""
+    """Every parser with the verbs that lead to it, without the program name."""
     yield path, parser
     for name, child in subcommands(parser).items():
         yield from commands(child, (*path, name))
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The verbs of a parser. argparse has no public way to ask for them."""
+    """The verbs of a parser. argparse has no public API for this."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
@@ -71,7 +69,7 @@ def _words(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _values(action: argparse.Action) -> list[str]:
-    """What may stand for an argument: its choices, or the names of kernels."""
+    """The possible values of an argument: its choices, or the kernel names."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     if action.metavar == "KERNEL":
@@ -140,7 +138,7 @@ def _fish(prog: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
 
 
 def _about(parser: argparse.ArgumentParser, name: str, child: argparse.ArgumentParser) -> str:
-    """The help line of a verb, which argparse keeps beside its parser."""
+    """The help line of a verb, which argparse stores apart from the verb's parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:

@@ -1,6 +1,6 @@
-"""``precast doctor --deep``: every kernel loaded and its numbers checked, in children: none can end this process.
+"""``precast doctor --deep``: load every kernel and check its numbers.
 
-What is missing is built, as at a first use.
+This runs in child processes, so that a crash does not end this one. Missing kernels are built, as at their first use.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from precast._load import handover
 
 
 def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
-    """One object per op and device: whether it computed the right numbers, and what it did instead."""
+    """One object per op and device: whether the numbers are right, and if not, what went wrong."""
     waiting = [f"{handover.op_name(schema)}@{device}" for family, device in kernels for schema in family.ops]
     found: dict[str, str | None] = {}
-    while waiting:  # ends: every child answers for at least one of them, if only by dying of it
+    while waiting:  # ends: each child settles at least one pair, if only by crashing on it
         found |= _ask(waiting)
         waiting = [pair for pair in waiting if pair not in found]
     return [
@@ -30,9 +30,9 @@ def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
 
 
 def _ask(pairs: list[str]) -> dict[str, str | None]:
-    """What one child finds before it ends, however it ends."""
+    """The results of one child process, even if it crashes."""
     command = python.command("precast._cli.numbers", *pairs)
-    # Its stderr is for the user.
+    # The child's stderr goes to the user.
     done = subprocess.run(command, env=python.environment(), stdout=subprocess.PIPE, text=True, check=False)
     found: dict[str, str | None] = {}
     started = pairs[0]

@@ -1,4 +1,4 @@
-"""``precast doctor --verbose``: every problem, the whole machine, and why each candidate was passed over."""
+"""``precast doctor --verbose``: every problem, the whole machine, and why each candidate was rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ Json = dict[str, Any]
 
 
 def to_text(facts: Json, paint: output.Paint = output.plain) -> str:
-    """The page."""
     lines = [*screen.verdict(facts, paint, everything=True), "", facts["environment"]]
     lines += [*_build_lines(facts["build"]), *_host_lines(facts["host"])]
     lines += [f"  variable  {name}={value}" for name, value in facts["variables"].items()]
@@ -69,7 +68,7 @@ def _table(kernels: list[Json]) -> list[str]:
 
 
 def _why(kernels: list[Json]) -> list[str]:
-    """The reasons against the candidates; kernels with the same ones share them."""
+    """Why candidates were rejected; kernels with the same reasons are grouped."""
     alike: dict[tuple[object, ...], list[Json]] = {}
     for kernel in kernels:
         if kernel["expected"] and (kernel["rejections"] or kernel["notes"]):

@@ -1,4 +1,4 @@
-"""``precast doctor``: whether every kernel for this machine is ready, on one screen; ``--verbose`` and ``--json``."""
+"""``precast doctor``: show on one screen whether every kernel for this machine is ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _LOADABLE = status.LOADABLE
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("doctor", help="say whether all kernels for this machine are ready, or what is wrong")
     parser.add_argument(
         "kernels", nargs="*", type=names.kernel("doctor"), metavar="KERNEL", help="only these; by default all"
@@ -36,7 +35,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; 0 only if every kernel that this machine should have can be loaded."""
+    """Print the report; return 0 only if every kernel that this machine should have can be loaded."""
     facts = examine(options.kernels, deeply=options.deep)
     if options.json:
         output.print_json(facts)
@@ -46,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, Any]:
-    """Everything the doctor says, as plain JSON. Builds and loads nothing, and needs neither torch nor a GPU.
+    """The doctor's report as plain JSON. It builds and loads nothing, and needs neither torch nor a GPU.
 
-    Unless ``deeply``: then every kernel that can be loaded here is, in a child process, and its numbers are checked.
+    With ``deeply``, a child process loads every kernel that can be loaded here and checks its numbers.
     """
     settings = probe.read_settings()
     examination = report.Examination(settings)
@@ -75,14 +74,14 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
 
 
 def to_text(facts: dict[str, Any], paint: output.Paint = output.plain, *, verbose: bool = False) -> str:
-    """The same for people."""
+    """The same as readable text."""
     if facts["host"]["system"] != "Linux":
         return f"{facts['environment']}\n\n{system.only_linux(facts['host']['system'])}"
     return details.to_text(facts, paint) if verbose else screen.to_text(facts, paint)
 
 
 def _loadable(kernels: list[dict[str, Any]]) -> list[tuple[Family, str]]:
-    """The families to be loaded in depth, each once per device."""
+    """The families for the deep check, each once per device."""
     found = [(kernel["family"], kernel["device"]) for kernel in kernels if kernel["verdict"] in (*_LOADABLE, "partly")]
     return [(names.families([family])[0], device) for family, device in dict.fromkeys(found)]
 

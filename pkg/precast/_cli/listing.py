@@ -1,4 +1,4 @@
-"""``precast list``: every public name and the kernels it may load, and every extension of every loader."""
+"""``precast list``: every public name with the kernels it may load, and the extensions of each loader."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("list", help="list every public name, its kernels, and the extensions of each loader")
     parser.add_argument("--json", action="store_true", help="one JSON array")
     parser.set_defaults(run=run)
 
 
 def rows() -> list[dict[str, Any]]:
-    """One object per extension and family; one without a family for an extension that has none, as others' have."""
+    """One object per extension and family. An extension without a family, such as a third-party one, gets one too."""
     from precast import kernel_loader
 
     found = []
@@ -58,7 +57,6 @@ def names_of(family: Family) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the list."""
     found = rows()
     if options.json:
         output.print_json(found)

@@ -12,16 +12,16 @@ from precast.errors import KernelError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the statuses are those of :mod:`precast._cli.status`. Wrong usage raises SystemExit(2).
+    """Run one command and return a status of :mod:`precast._cli.status`. Wrong usage raises SystemExit(2).
 
-    What the world outside may do to any verb is answered here: what was refused, what the system refuses, an interrupt,
-    and a standard output that is closed, full, or that nobody reads any more.
+    This handles the failures that any verb may have: kernel and system errors, an interrupt, and a standard output
+    that is closed, full, or a pipe whose reader has exited.
     """
     try:
         output.open_streams()
         try:
             code = _run(argv)
-        except SystemExit:  # of argparse: --help, --version, wrong usage
+        except SystemExit:  # raised by argparse: --help, --version, wrong usage
             output.flush()
             raise
         output.flush()
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         Path.cwd()
-    except FileNotFoundError:  # torch's MKL ends a process there
+    except FileNotFoundError:  # torch's MKL would end the process
         return _say("the current directory was deleted\n  fix     1) cd to another one", status.FAILED)
     try:
         options = make_parser().parse_args(argv)
@@ -48,7 +48,7 @@ def _run(argv: Sequence[str] | None) -> int:
         result: int = options.run(options)
     except KernelError as error:
         return _say(f"{type(error).__name__}: {error}", status.FAILED)
-    except OSError as error:  # where no verb knows better
+    except OSError as error:  # not handled by the verb
         where = f"{error.filename}: " if error.filename is not None else ""
         return _say(f"{type(error).__name__}: {where}{error.strerror or error}", status.FAILED)
     return result

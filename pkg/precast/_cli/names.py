@@ -1,4 +1,4 @@
-"""The names of kernels on the command line: what users import, families, ops, extensions and loaders."""
+"""The kernel names that the command line accepts: public names, families, ops, extensions and loaders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from precast.errors import KernelUnavailable
 if TYPE_CHECKING:
     from precast.kernel_loader import KernelLoader
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # what add_subparsers returns has no public name
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # the return type of add_subparsers has no public name
 
 
 def families(names: Iterable[str]) -> tuple[Family, ...]:
-    """The families of these names, each once, in the catalogue's order; all of them for no name at all."""
+    """The families of these names, each once, in the catalogue's order; without names, all families."""
     given = list(names)
     wanted = {family.name for name in given for family in _named(name)}
     return tuple(family for family in FAMILIES if not given or family.name in wanted)
 
 
 def loaders(name: str) -> list[type[KernelLoader]]:
-    """The loaders that a name is about: the one so called, or those that have the extension or the family."""
+    """The loaders for a name: the loader with this name, or those that have the extension or the family."""
     from precast import kernel_loader
 
     every = kernel_loader.loaders()
@@ -38,12 +38,12 @@ def loaders(name: str) -> list[type[KernelLoader]]:
 
 
 def _known(one: type[KernelLoader]) -> set[str]:
-    """Every name that a loader answers to."""
+    """Every name that selects a loader."""
     return {one.__name__, *one.ALIASES, *one.names(), *(broken.name for broken in one.broken())}
 
 
 def kernel(verb: str) -> Callable[[str], str]:
-    """The type of an argument of ``verb`` that must name a kernel; argparse prints the refusal."""
+    """The argparse type of a ``verb`` argument that must name a kernel; argparse prints the error."""
 
     def name(text: str) -> str:
         short = _short(text)
@@ -57,7 +57,7 @@ def kernel(verb: str) -> Callable[[str], str]:
 
 
 def known() -> tuple[str, ...]:
-    """Every name that is taken for a kernel: what users import, families, ops, loaders and their extensions."""
+    """Every accepted kernel name: public names, families, ops, loaders and their extensions."""
     from precast import kernel_loader
 
     ops = [handover.op_name(schema) for family in FAMILIES for schema in family.ops]
@@ -66,13 +66,13 @@ def known() -> tuple[str, ...]:
 
 
 def _short(text: str) -> str:
-    """``precast.ops.silu_and_mul``, as users import it -> ``silu_and_mul``."""
+    """The last part of a public dotted name: ``precast.ops.silu_and_mul`` -> ``silu_and_mul``."""
     folder, _, name = text.rpartition(".")
     return name if folder in (*public.ROOMS, "precast.kernel_loader") else text
 
 
 def _unknown(verb: str, text: str) -> str:
-    """The refusal, with the command that was probably meant."""
+    """The error message, with the command that the user probably meant."""
     lower = {name.lower(): name for name in known()}
     close = difflib.get_close_matches(_short(text).lower(), lower, n=1)
     fix = f"precast {verb} {lower[close[0]]}" if close else "precast list"

@@ -1,7 +1,7 @@
-"""One small numeric check for every op: the loaded kernel in float32 against plain torch in float64.
+"""A small numeric check for every op: the loaded kernel in float32 against plain torch in float64.
 
-``precast doctor --deep`` runs this in a child process, one line of JSON before and one after each op, so that a kernel
-which ends its process is named all the same.
+``precast doctor --deep`` runs this in a child process. It prints a line of JSON before and after each op, so that the
+parent can name a kernel that crashes the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # float32 over 33 columns; the ops' own tests
 
 
 def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str | None:
-    """Calls the op and holds its results, or what it wrote over, against the reference; what is wrong, or None."""
+    """Call the op and compare its results, or the arguments it changed, with the reference; the error, or None."""
     if _folders.is_planned(op):
         return _check_step(device)
     given = _folders.arguments(op)
@@ -50,7 +50,7 @@ def _overload(op: str) -> Callable[..., Any]:
 
 
 def _check_step(device: str) -> str | None:
-    """The ops of a plan mean something together only: two steps of an optimizer beside torch's own in float64."""
+    """Check the ops of a plan together: compare two optimizer steps with torch's own optimizer in float64."""
     from precast.optim import CPUAdam, FusedAdamW
 
     exact = torch.randn(33, generator=torch.Generator().manual_seed(20))
@@ -66,7 +66,6 @@ def _check_step(device: str) -> str | None:
 
 
 def ops_of(families: Sequence[str]) -> list[str]:
-    """The names of the ops of these families."""
     return [handover.op_name(schema) for f in FAMILIES if f.name in families for schema in f.ops]
 
 
@@ -83,13 +82,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def main(pairs: Sequence[str]) -> None:
-    """Checks each ``op@device`` and writes JSON lines to stdout: the pair, then the pair with what was found."""
+    """Check each ``op@device``; write JSON lines to stdout: first the pair, then the pair with the result."""
     for pair in pairs:
         op, _, device = pair.partition("@")
         _write({"pair": pair})
         try:
             wrong = check(op, device)
-        except (KernelError, RuntimeError) as error:  # RuntimeError: what torch makes of a failed launch
+        except (KernelError, RuntimeError) as error:  # torch reports a failed launch as RuntimeError
             wrong = f"{type(error).__name__}: {error}"
         _write({"pair": pair, "wrong": wrong})
 

@@ -1,4 +1,4 @@
-"""How verbs print: what standard output does not take is one error; aligned columns, sizes, times, JSON."""
+"""Output of the verbs: tables, sizes, times and JSON. Any failure to write to standard output is one error."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from precast._abi.settings import Settings
 
 Paint = Callable[[str, str], str]  # a text and the name of a colour, or "" for none
 
-ERRORS = "precast.names"  # how a text is encoded that may hold the name of any file
+ERRORS = "precast.names"  # the encoding error handler for text that may contain file names
 
 
 class CannotPrint(Exception):
-    """Standard output takes nothing; the text is the reason that the system gives."""
+    """Standard output cannot be written; the text is the system's reason."""
 
 
 class ReaderGone(CannotPrint):
-    """Whoever read the output has had enough."""
+    """The reader of the pipe has exited."""
 
 
 def open_streams() -> None:
-    """Gives closed descriptors below 3 to the null device: the next file would get such a number, and what is printed.
+    """Open closed descriptors below 3 on the null device, so that no other file gets the number and the output.
 
-    CannotPrint if standard output is closed: an answer was asked for that nobody can get.
+    Raise CannotPrint if standard output is closed, because the answer could not be shown.
     """
     for descriptor in range(3):
         try:
@@ -46,20 +46,19 @@ def open_streams() -> None:
 
 
 def say(*lines: object) -> None:
-    """Prints lines."""
     with _explaining():
         print(*lines, sep="\n")
 
 
 def flush() -> None:
-    """Everything that was said is out."""
+    """Flush standard output."""
     if sys.stdout is not None:
         with _explaining():
             sys.stdout.flush()
 
 
 def complain(text: str) -> None:
-    """Prints to standard error; where that is closed or full, only the status is left to tell."""
+    """Print to standard error. If it is closed or full, the exit status must be enough."""
     with contextlib.suppress(OSError):
         print(f"precast: {text}", file=sys.stderr, flush=True)
 
@@ -69,14 +68,14 @@ def _explaining() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # What is left in the buffer would fail again, and be told by Python, when this process ends.
+        # Python would flush the rest of the buffer at exit, fail again and report it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         kind = ReaderGone if isinstance(error, BrokenPipeError) else CannotPrint
         raise kind(error.strerror or str(error)) from error
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A byte of a file name that is no text goes out as it came in; a character that cannot be written is escaped."""
+    """Write undecodable bytes of a file name unchanged; escape characters that the encoding does not have."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     first = error.object[error.start]
@@ -105,13 +104,12 @@ def _coloured(text: str, colour: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns, each as wide as its longest cell; the last one as it is."""
+    """Align rows in columns; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, indented."""
     say(json.dumps(value, indent=2))
 
 
@@ -128,10 +126,10 @@ def size(count: int) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """``1 build``, ``2 builds``; ``many`` where an s is not enough."""
+    """``1 build``, ``2 builds``; ``many`` is an irregular plural."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def when(seconds: float) -> str:
-    """A time of day in UTC, to the minute."""
+    """Date and time in UTC, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

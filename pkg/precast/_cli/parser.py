@@ -14,7 +14,7 @@ from precast._version import __version__
 
 
 def verbs_here() -> tuple[ModuleType, ...]:
-    """All; and where nothing can be built or loaded, the one that says so: the others need what only Linux has."""
+    """The verbs for this system: all on Linux, elsewhere only ``doctor``, because the others need Linux."""
     if platform.system() != "Linux":
         return (doctor,)
     from precast._cli import cache, completion, listing, report, transfer, warm, why
@@ -23,7 +23,7 @@ def verbs_here() -> tuple[ModuleType, ...]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """On a system without kernels, says so to a user who asks for a verb; prints help like any answer."""
+    """A parser whose errors say so if this system has no kernels; it prints help through ``output``."""
 
     def error(self, message: str) -> NoReturn:
         here = platform.system()
@@ -37,20 +37,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _help(options: argparse.Namespace) -> int:
-    """What the program alone does."""
+    """Run when no verb is given."""
     output.say(options.parser.format_help().removesuffix("\n"))
     return status.GOOD
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A fresh parser; ``options.run(options)`` of what it has parsed gives the exit status."""
+    """A new parser. ``options.run(options)`` runs the parsed command and returns the exit status."""
     parser = _Parser(
         prog="precast",
         description="Prebuilt PyTorch kernels: whether they are ready on this machine, why not, and the build cache.",
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")
-    parser.set_defaults(parser=parser, run=_help)  # the parser is for ``completion``, which lists the verbs
+    parser.set_defaults(parser=parser, run=_help)  # ``completion`` reads the verbs from the parser
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for module in verbs_here():
         module.add(verbs)

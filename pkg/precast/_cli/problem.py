@@ -1,4 +1,4 @@
-"""What is wrong on this machine, found in the doctor's facts: each problem once, its fix with it. Pure functions."""
+"""Find the problems of this machine in the doctor's facts, each once and with its fix. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from precast._cli import output, status
 
 Json = dict[str, Any]
 
-# An error has the host in one line, and ends with this very command. The screen has the one and is the other.
+# Lines of an error that the screen drops: the host, which it shows anyway, and the advice to run this command.
 _REPEATED = re.compile(r"  env  |  more  ?|  (?:fix|   )\s+\d\) (?:python -m )?precast doctor$")
-_AGAIN = "install this precast again, from where it came"  # if no command is known to do it
+_AGAIN = "install this precast again, from where it came"  # the fix if no command is known
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``lines`` are what is wrong, then found, needed and fix; ``others`` are more kernels with the same problem."""
+    """``lines`` holds the problem, then found, needed and fix; ``others`` are more kernels with the same problem."""
 
     lines: tuple[str, ...]
     others: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
-        """What is wrong, in one line."""
+        """The problem in one line."""
         more = f"; same for {output.count(len(self.others), 'more kernel')}" if self.others else ""
         return f"{self.lines[0]}{more}"
 
 
 def find(facts: Json) -> tuple[Problem, ...]:
-    """The problems, causes first: damaged files, then kernels that nothing serves, then wrong numbers."""
+    """The problems, causes first: damaged files, then kernels that cannot be loaded, then wrong numbers."""
     return (*_damaged(facts), *_refused(facts), *_wrong(facts))
 
 
 def _damaged(facts: Json) -> Iterator[Problem]:
-    """Files that are not what was installed, also where a build takes their place: the installation is not whole."""
+    """Corrupted installed files, even if a build replaces them: the installation is broken."""
     if facts["build"]["manifest_error"] is not None:
         yield Problem(tuple(facts["build"]["manifest_error"].splitlines()))
     found: dict[str, Json] = {}
@@ -60,7 +60,7 @@ def _damaged(facts: Json) -> Iterator[Problem]:
 
 
 def _refused(facts: Json) -> Iterator[Problem]:
-    """Kernels that this machine should have and that cannot be loaded; those refused for one reason are one problem."""
+    """Kernels that this machine should have but cannot load; kernels with the same reason are one problem."""
     alike: dict[tuple[object, ...], list[Json]] = {}
     for kernel in facts["kernels"]:
         damage = kernel["error"] is not None and kernel["error"] == facts["build"]["manifest_error"]
@@ -72,7 +72,7 @@ def _refused(facts: Json) -> Iterator[Problem]:
 
 
 def _reason(kernel: Json) -> tuple[object, ...]:
-    """What two refusals have in common when one fix serves both."""
+    """A key that two refusals share if one fix resolves both."""
     if kernel["rejections"]:
         return tuple(sorted({(item["reason"], item["found"]) for item in kernel["rejections"]}))
     return (kernel["error"].replace(kernel["family"], ""),)

@@ -1,6 +1,6 @@
 """The public names of ``ops``, ``optim`` and ``nn``, and the kernel families that each may load.
 
-Read from the sources, because importing them needs torch, and the command line works without it. Each name is followed
+This reads the sources, because importing them needs torch and the command line works without it. It follows each name
 through the definitions it uses to the ops it calls: ``LayerNorm`` uses ``layer_norm``, which registers an op.
 """
 
@@ -27,15 +27,15 @@ _OPS = {handover.op_name(schema): family.name for family in FAMILIES for schema 
 
 @dataclass(frozen=True, eq=False)
 class _Module:
-    """The top level of one source file: its definitions, and what its imports stand for."""
+    """The top level of one source file: its definitions and its imports."""
 
     definitions: Mapping[str, ast.stmt]
-    imports: Mapping[str, tuple[str, str]]  # local name: module, and the name in it
+    imports: Mapping[str, tuple[str, str]]  # local name: (module, name in it)
 
 
 @functools.cache
 def families_of(name: str) -> tuple[str, ...]:
-    """The families that a call of a public name, or of its gradient, may load; in the catalogue's order."""
+    """The families that a public name or its gradient may load, in the catalogue's order."""
     wanted = {_OPS[op] for op in _follow(rooms()[name], name, set())}
     if not wanted:  # a helper that calls no op belongs to the families of its folder
         wanted = {family.name for family in _FOLDERS[name].families}
@@ -49,7 +49,7 @@ def rooms() -> Mapping[str, str]:
 
 
 def exported(module: str) -> tuple[str, ...]:
-    """The ``__all__`` of a module; that of ``precast.ops`` follows from the descriptions."""
+    """The ``__all__`` of a module; for ``precast.ops`` it is derived from the family descriptions."""
     if module == OPS:
         return tuple(sorted(_FOLDERS))
     return tuple(_strings(_read(module).definitions["__all__"]))
@@ -71,7 +71,7 @@ def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> set[str]:
             found |= _follow(module, node.id, seen)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             whole = ".".join(known.imports.get(node.value.id, ("", "")))
-            if _file(whole) is not None:  # an imported module, so this is a name in it
+            if _file(whole) is not None:  # an imported module, so the attribute is a name in it
                 found |= _follow(whole, node.attr, seen)
     return found
 
@@ -95,7 +95,7 @@ def _read(module: str) -> _Module:
 
 
 def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of a module; those of a ``with`` are among them, as formulas are registered in one."""
+    """The statements of a module, including those in a ``with``, where some formulas are registered."""
     for node in tree.body:
         yield from node.body if isinstance(node, ast.With) else (node,)
 
@@ -112,7 +112,7 @@ def _strings(node: ast.AST) -> Iterator[str]:
 
 
 def _file(module: str) -> Path | None:
-    """The source of a module of ours."""
+    """The source file of a module of this package, or None."""
     if not module.startswith(_FOLLOWED):
         return None
     base = _FOLDER.joinpath(*module.split(".")[1:])

@@ -1,4 +1,4 @@
-"""``precast report``: one text to paste into an issue. The home folder and passwords in addresses are taken out."""
+"""``precast report``: one text to paste into an issue, without the home folder and without passwords in URLs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("report", help="print everything an issue needs, without secrets; sends nothing anywhere")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it there, refusing to replace a file")
@@ -33,7 +32,6 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints or writes the report."""
     facts = redacted(gather(), os.environ.get("HOME"))
     text = json.dumps(facts, indent=2) if options.json else to_text(facts)
     if options.out is None:
@@ -50,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gather() -> dict[str, Any]:
-    """The doctor's facts, the settings as they are set, the packages that matter, the cache, and what failed last."""
+    """The doctor's facts, the settings, the relevant packages, the cache, and the latest build failures."""
     root = default_root(probe.read_settings())
     entries = cache_tools.read_entries(root)
     examined = doctor.examine()
@@ -71,7 +69,7 @@ def gather() -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any]) -> str:
-    """The same for people; a forge shows it as it is. What the doctor says of the cache is not said again."""
+    """The same as readable text. It does not repeat the doctor's lines about the cache."""
     lines = [doctor.to_text(facts["doctor"], verbose=True), "", f"python    {facts['python']}", "packages"]
     lines += [f"  {name} {version}" for name, version in facts["packages"].items()]
     lines += [f"damaged   {line}" for line in facts["cache"]["damaged"]]
@@ -81,7 +79,7 @@ def to_text(facts: dict[str, Any]) -> str:
 
 
 def redacted(value: Any, home: str | None) -> Any:
-    """The same value with the home folder written ``~`` and user names and passwords in addresses taken out."""
+    """The value with the home folder written as ``~``, and without user names and passwords in URLs."""
     if isinstance(value, dict):
         return {redacted(key, home): redacted(item, home) for key, item in value.items()}
     if isinstance(value, list):
@@ -98,12 +96,12 @@ def _packages() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name and _PACKAGES.fullmatch(name):
-            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+            found.setdefault(name, distribution.version)  # Python imports the first one on the path
     return found
 
 
 def _failures(root: Path) -> list[dict[str, str]]:
-    """The first error of the builds that failed last."""
+    """The first error of each of the latest failed builds."""
     logs = sorted((root / LAYOUT / ".failed").glob("*.log"), key=lambda log: log.lstat().st_mtime, reverse=True)
     return [{"log": str(log), "error": _first_error(log)} for log in logs[:_LOGS]]
 

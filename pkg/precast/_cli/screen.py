@@ -12,10 +12,10 @@ Json = dict[str, Any]
 
 READY = "OK: all kernels for this machine are ready"
 ASKED_FOR = "OK: the kernels that were asked for are ready"
-_PROBLEM_LINES = 10  # of the first problem; --verbose has the others
-_WIDTH = 110  # columns for the settings
+_PROBLEM_LINES = 10  # limit for the first problem; --verbose shows all
+_WIDTH = 110  # columns for the line of settings
 
-# Worst first: a row shows the worst of its kernels. The second word is the colour.
+# Worst first, because a row shows the worst of its kernels. The second word is the colour.
 _CELLS = {
     "refused": ("none", "red"),
     "partly": ("not on every GPU", "red"),
@@ -33,13 +33,12 @@ _MODES = {
 
 
 def to_text(facts: Json, paint: output.Paint = output.plain) -> str:
-    """The whole screen."""
     lines = [*verdict(facts, paint), "", *_facts(facts), "", *_rows(facts["kernels"], paint)]
     return "\n".join(lines)
 
 
 def verdict(facts: Json, paint: output.Paint, *, everything: bool = False) -> list[str]:
-    """``OK: ...``, or the first problem with its fix; with ``everything`` all of them."""
+    """``OK: ...``, or the first problem with its fix; with ``everything``, all problems."""
     found = problem.find(facts)
     if not found:
         return [paint(_good(facts), "green")]
@@ -52,7 +51,7 @@ def verdict(facts: Json, paint: output.Paint, *, everything: bool = False) -> li
 
 
 def _good(facts: Json) -> str:
-    """The verdict where nothing is wrong."""
+    """The verdict if there is no problem."""
     checks = facts["deep"]
     every = {kernel["family"] for kernel in facts["kernels"]} == {family.name for family in FAMILIES}
     ready = READY if every else ASKED_FOR
@@ -60,7 +59,7 @@ def _good(facts: Json) -> str:
 
 
 def _body(one: Problem, limit: int) -> list[str]:
-    """The lines under the headline. The fixes, which come last, are never cut off."""
+    """The lines below the headline. The fixes come last and are never cut."""
     lines = one.lines[1:]
     fix = next((number for number, line in enumerate(lines) if line.startswith("  fix ")), len(lines))
     room = max(limit - (len(lines) - fix), 1)
@@ -137,7 +136,7 @@ def _short(text: str) -> str:
 
 
 def _rows(kernels: list[Json], paint: output.Paint) -> list[str]:
-    """Families that one extension serves together are one row: forward and backward, Adam and the other optimizers."""
+    """One row per extension: it may serve several families, such as forward and backward."""
     together: dict[str, list[str]] = {}
     for kernel in kernels:
         together.setdefault(kernel["extension"], []).append(kernel["family"])

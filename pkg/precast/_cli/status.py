@@ -1,4 +1,4 @@
-"""The exit statuses, the same for every verb."""
+"""The exit statuses of all verbs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ USAGE = 2
 FAILED = 3
 INTERRUPTED = 130
 
-# The verdicts of report.describe_kernel under which a call works.
+# The verdicts of report.describe_kernel with which a call works.
 LOADABLE = ("prebuilt", "jit", "triton")
 
 MEANINGS = {

@@ -1,4 +1,4 @@
-"""``precast export-cache`` and ``import-cache``: builds for machines that cannot build or reach a network."""
+"""``precast export-cache`` and ``import-cache``: copy builds to machines without a compiler or a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     out = verbs.add_parser("export-cache", help="write the builds of this cache into a tar")
     out.add_argument("archive", type=Path, metavar="TAR", help="a name that ends in .tar, .tar.gz, .tgz or .tar.xz")
     out.add_argument(
@@ -32,7 +31,6 @@ def add(verbs: Verbs) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Writes the archive."""
     root = default_root(probe.read_settings())
     wanted = [family.name for family in names.families(options.kernels)] if options.kernels else []
     entries = [e for e in cache_tools.read_entries(root, names=wanted) if e.name != cache_tools.OBJECTS]
@@ -51,7 +49,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    """Takes the archive over."""
+    """Add the builds of the archive to the cache."""
     root = default_root(probe.read_settings())
     added, known = cache_archive.import_cache(options.archive, Cache(root))
     for item in added:

@@ -1,4 +1,4 @@
-"""``precast warm``: build now what a first use would build, for this machine or, by ``--arch``, for GPUs elsewhere."""
+"""``precast warm``: build kernels before their first use, for this machine or, with ``--arch``, for other GPUs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _WHY = "asked for by precast warm"
 
-# The GPUs there are, from the oldest that kernels are written for: "GPU Feature List" in the nvcc documentation of CUDA
-# 12.1 to 13.2. A newer NVRTC may know more.
+# All compute capabilities from the oldest that the kernels support. Source: "GPU Feature List" in the nvcc
+# documentation of CUDA 12.1 to 13.2. A newer NVRTC may know more.
 _GPUS = tuple(
     ComputeCapability.from_number(number)
     for number in (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
@@ -29,7 +29,6 @@ _GPUS = tuple(
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("warm", help="build what is missing ahead of its first use; --arch needs no GPU")
     parser.add_argument("kernels", nargs="*", type=names.kernel("warm"), metavar="KERNEL", help="by default all")
     parser.add_argument(
@@ -40,7 +39,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Builds; 1 if something that was asked for cannot be built here."""
+    """Build the kernels; return 1 if one of them cannot be built here."""
     settings = probe.read_settings()
     if settings.jit in (JitMode.AOT, JitMode.OFF):
         raise JitDisabled(
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _warm_family(examination: report.Examination, family: Family, *, visible: bool) -> bool:
-    """Builds what the loader would build for this machine: the host library, and code for the visible GPUs."""
+    """Build what the loader would build for this machine: the host library, and code for the visible GPUs."""
     devices = [d for d in family.devices if d == "cpu" or (visible and examination.has_gpu)]
     ready = True
     for device in devices:
@@ -88,9 +87,9 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
 
 
 def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builders:
-    """The builders, among them an NVRTC that knows every target; refused before anything is built.
+    """Return the builders with an NVRTC that knows every target; raise before anything is built if there is none.
 
-    A target that no GPU has is said first: no NVRTC would help.
+    A target that no GPU has is reported first, because no NVRTC would help.
     """
     builders = probe.probe_builders(settings)
     found = builders.nvrtc
@@ -129,7 +128,7 @@ def _distance(gpu: ComputeCapability, target: GpuTarget) -> int:
 def _warm_targets(
     examination: report.Examination, families: tuple[Family, ...], targets: tuple[GpuTarget, ...], builders: Builders
 ) -> None:
-    """Device code for named targets. It depends on NVRTC alone, so torch and a GPU may be missing."""
+    """Build device code for the given targets. This needs only NVRTC, no torch and no GPU."""
     info, error = examination.manifest
     if error is not None:
         raise KernelError(error)

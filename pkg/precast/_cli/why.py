@@ -1,4 +1,4 @@
-"""``precast why KERNEL``: the whole trace of one decision, and on a cache miss what differs from the last build."""
+"""``precast why KERNEL``: trace one decision, and on a cache miss show what differs from the nearest build."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from precast._cli.names import Verbs
     from precast.kernel_loader import KernelLoader
 
-_SHOWN = 10  # differences; an edited header of torch would otherwise fill the screen
+_SHOWN = 10  # differences; otherwise a changed torch header would fill the screen
 _VALUE = 60
 
 
 def add(verbs: Verbs) -> None:
-    """The arguments."""
     parser = verbs.add_parser("why", help="trace one kernel: what would be loaded, and why not the rest; loads nothing")
     parser.add_argument(
         "kernel",
@@ -32,7 +31,7 @@ def add(verbs: Verbs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the trace; 0 if the kernel can be loaded for every device asked about."""
+    """Print the trace; return 0 if the kernel can be loaded for every requested device."""
     facts = examine(options.kernel, options.device)
     if options.json:
         output.print_json(facts)
@@ -42,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(kernel: str, device: str | None) -> dict[str, Any]:
-    """The trace as plain JSON. A device that was not named and is not here is told, but does not count."""
+    """The trace as plain JSON. A device that was not requested and is absent is shown, but does not count."""
     examination = report.Examination(probe.read_settings())
     traces = [
         _trace(examination, family, kind)
@@ -63,7 +62,7 @@ def examine(kernel: str, device: str | None) -> dict[str, Any]:
 
 
 def to_text(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same as readable text."""
     lines = [facts["environment"]]
     for trace in facts["traces"]:
         lines += ["", f"{trace['family']} on {trace['device']}: {trace['verdict']}"]
@@ -90,7 +89,7 @@ def _state(candidate: dict[str, Any]) -> str:
 
 
 def _loader(loader: type[KernelLoader]) -> dict[str, Any]:
-    """What a loader chooses from, best first, and what it would take."""
+    """The extensions of a loader, best first, and the one it would load."""
     found = loader.candidates()
     extensions = [
         {"name": c.name, "backend": c.backend, "priority": c.priority, "from": c.origin, "state": c.state}

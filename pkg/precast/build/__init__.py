@@ -1,4 +1,4 @@
-"""Matrix-ready wheels for everybody's kernels: what a ``setup.py`` imports, and what its wheel asks at run time.
+"""Build wheels with your own kernels. A ``setup.py`` imports this package, and so do the modules of its wheel.
 
 ::
 
@@ -18,28 +18,28 @@
         cmdclass={"build_ext": BuildExtension},
     )
 
-What is compiled lies in ``blog_ops/_C`` with the manifest ``build_info.json``, of the schema of precast's own. In the
-place of each module lies a guard, so that ``from blog_ops import fused`` first proves that the library fits this
-Python, torch, CUDA and C library, and raises KernelIncompatible with the reasons where it does not. An extension on
-the stable ABI registers its ops for ``torch.ops``; a module that Python imports has its functions.
+The compiled files go to ``blog_ops/_C``, with a manifest ``build_info.json`` in the same schema as precast's own. A
+guard takes the place of each module. So ``from blog_ops import fused`` first checks that the library fits this Python,
+torch, CUDA and C library, and raises KernelIncompatible with the reasons if it does not. An extension on the stable
+ABI registers its ops for ``torch.ops``; any other module exports its functions to Python.
 
-A wheel of stable libraries and device code alone is tagged ``py3-none``; one with a module for one Python, ``cp311``.
-``python -m precast.build --audit WHEEL`` holds a finished wheel against its manifest, and
+A wheel with only stable libraries and device code is tagged ``py3-none``; one with a module for one Python, ``cp311``.
+``python -m precast.build --audit WHEEL`` checks a finished wheel against its manifest, and
 ``python -m precast.build --cflags --ldflags --include --cuda-flags`` prints the same options for a Makefile.
 
 Signatures::
 
     ext_modules(*extensions) -> list[setuptools.Extension]
-        setuptools', torch's and our extensions, and what has build_aot(), such as a class of precast.extension
+        takes extensions of setuptools, torch and precast, and objects with build_aot(), as in precast.extension
     StableExtension(name, sources, *, floor="2.10", include_dirs=(), define_macros=(), extra_compile_args=(),
                     extra_link_args=())
     DeviceExtension(name, source, *, targets=(), include_dirs=(), defines={})
-    labelled(version, extensions) -> "1.0+cu130.torch2.13", or the version alone where one wheel serves every torch
-    guard(module) -> what a guard calls; load_library(package, name), the same without a guard module
-    images(package, name) -> {GPU index: Image} of a DeviceExtension, for the GPUs that are visible
+    labelled(version, extensions) -> "1.0+cu130.torch2.13", or the plain version if one wheel serves every torch
+    guard(module): called by guard modules; load_library(package, name) does the same without a guard module
+    images(package, name) -> {GPU index: Image} of a DeviceExtension, for the visible GPUs
 """
 
-TYPE_CHECKING = False  # as in precast itself: ``python -m precast.build`` comes through here before its first line
+TYPE_CHECKING = False  # no typing import, as in precast itself: ``python -m precast.build`` runs this file first
 if TYPE_CHECKING:
     from typing import Any
 
@@ -58,7 +58,7 @@ __all__ = [
     "load_library",
 ]
 
-# Loaded when they are asked for: a guard at run time needs no setuptools.
+# Imported on first use: a guard at run time needs no setuptools.
 _HOMES = {
     "BuildExtension": "precast.build.command",
     "DeviceExtension": "precast.build.extensions",

@@ -28,7 +28,7 @@ _GROUPS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was asked for, on one line, or audit."""
+    """Print the requested options on one line, or audit wheels."""
     parser = argparse.ArgumentParser(prog="python -m precast.build", description=__doc__)
     for name, (_, meaning) in _GROUPS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)

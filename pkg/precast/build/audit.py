@@ -1,7 +1,7 @@
-"""The audit of a finished wheel of anybody's: every claim it makes is derived again from its bytes.
+"""Audit any finished wheel: derive every claim of its manifest again from its bytes.
 
-It asks what the loader will ask where the wheel is installed, and what an index and an installer go by: the tag, the
-version, the requirements, RECORD. Nothing of the wheel is executed.
+The audit checks what the loader will check after installation. It also checks what an index and an installer read:
+the tag, the version, the requirements and RECORD. It executes no code from the wheel.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from precast.build import facts, wheel
 from precast.errors import KernelError
 
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
-# Libraries of torch, CUDA and OpenMP: a copy in a wheel is a second one in the process.
+# Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
 _FOREIGN = re.compile(r"lib(torch|c10|cu[a-z]|nv|nccl|gomp|omp|iomp|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.-]*")
 _REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
 
 
 def report(paths: Sequence[Path]) -> int:
-    """Print the verdict on each wheel, and every violation; 1 if there is one."""
+    """Print the verdict and the violations of each wheel; return 1 if there is a violation."""
     refused = False
     for path in paths:
         violations, infos = audit(path)
@@ -45,7 +45,7 @@ def report(paths: Sequence[Path]) -> int:
 
 
 def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
-    """Every violation of one wheel, and its manifests; KernelError when it is no wheel at all."""
+    """Return the violations and the manifests of a wheel; raise KernelError if the file is not a wheel."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise KernelError(f"{path.name} is not the name of a wheel")
@@ -82,7 +82,7 @@ def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]
 
 
 def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
-    """Each listed file is what the manifest says, and no other lies there."""
+    """Each listed file matches its manifest entry, and there are no unlisted files."""
     for file in wheel.files_of(info):
         try:
             data = prebuilt.verified_bytes(file, folder)
@@ -103,7 +103,7 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
 
 
 def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
-    """What an entry claims against what the bytes need."""
+    """Compare the claims of a manifest entry with the bytes of the library."""
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
@@ -132,7 +132,7 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
 
 
 def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
-    """The Python and ABI tag are those of the narrowest library, and the platform that of its machine."""
+    """The Python and ABI tags must match the most restrictive library, and the platform tag its machine."""
     wanted = wheel.tag_of(infos)
     found = name["python"], name["abi"]
     limited = wanted[1] == "abi3" and found[1] == "abi3" and found[0].startswith("cp3")
@@ -144,7 +144,7 @@ def _tag(name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]
 
 
 def _bundled(root: Path) -> Iterator[Violation]:
-    """No copy of somebody else's library, and no library of its own where no guard stands before it."""
+    """The wheel must not bundle foreign libraries, and its own libraries must all be behind a guard."""
     for path in sorted(root.rglob("*.so*")):
         where = path.relative_to(root).as_posix()
         if _FOREIGN.fullmatch(path.name):
@@ -154,7 +154,7 @@ def _bundled(root: Path) -> Iterator[Violation]:
 
 
 def _metadata(root: Path, name: re.Match[str], infos: Sequence[BuildInfo]) -> Iterator[Violation]:
-    """Version, requirements and RECORD."""
+    """Check version, requirements and RECORD."""
     folder = root / f"{name['name']}-{name['version']}.dist-info"
     metadata = folder / "METADATA"
     if not metadata.is_file():

@@ -1,4 +1,4 @@
-"""The setuptools command that compiles what ``ext_modules`` lists, and makes of it a wheel that says what it fits."""
+"""The setuptools command that compiles the extensions and records which Python, torch and CUDA the wheel fits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _OURS = (StableExtension, DeviceExtension)
 
 
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """``cmdclass={"build_ext": BuildExtension}``: setuptools' command, and after it the manifest, the guards, the tag.
+    """``cmdclass={"build_ext": BuildExtension}``: setuptools' command, which also writes manifest, guards and tag.
 
-    It is torch's command as well where something is for one torch, such as a CUDAExtension. A wheel for every torch
-    neither needs nor imports one.
+    It is based on torch's command if an extension is built for one torch, such as a CUDAExtension. A wheel for every
+    torch needs no torch to build, and does not import it.
     """
 
     extensions: list[Extension]
     build_lib: str
 
     def __new__(cls, distribution: Any, **options: Any) -> Any:
-        """The command that the extensions of this distribution need.
+        """Return the command that the extensions of this distribution need.
 
-        ``cls`` may be a subclass: plugins of setuptools, such as scikit-build-core's, put theirs before any command.
+        ``cls`` may be a subclass: setuptools plugins, such as scikit-build-core, derive their own from any command.
         """
         bound = any(not isinstance(extension, _OURS) for extension in distribution.ext_modules or ())
         if bound and importlib.util.find_spec("torch") is not None:
@@ -48,7 +48,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
 
     @classmethod
     def with_options(cls, **options: Any) -> type[BuildExtension]:
-        """The command with options of torch's command, such as ``no_python_abi_suffix=True`` and ``use_ninja=False``.
+        """The command with options for torch's command, such as ``no_python_abi_suffix=True`` and ``use_ninja=False``.
 
         They have no effect on a StableExtension or a DeviceExtension.
         """
@@ -60,13 +60,13 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         return WithOptions
 
     def finalize_options(self) -> None:
-        """An editable install lends folders that it removes; objects stay where other builds have them."""
+        """Keep objects in the usual build folder: an editable install removes its temporary one."""
         super().finalize_options()
         if self.editable_mode:
             self.build_temp = str(self._kept("temp"))
 
     def build_extensions(self) -> None:
-        """Compile everything, then say in each package what lies there."""
+        """Compile everything, then write a manifest into each package."""
         if not self.editable_mode:
             self._build_everything()
             return
@@ -81,7 +81,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             shutil.copyfile(source, target)
 
     def _kept(self, what: str) -> Path:
-        """Where setuptools keeps what a build makes that is not editable."""
+        """The folder where setuptools keeps the results of a regular build."""
         base = self.get_finalized_command("build").build_base
         return Path(base) / f"{what}.{self.plat_name}-{sys.implementation.cache_tag}"
 
@@ -107,7 +107,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         wheel.retag(self.distribution, wheel.tag_of(infos))
 
     def get_ext_filename(self, fullname: str) -> str:
-        """In the folder ``_C`` of the package, where only a guard looks."""
+        """The path in the package's ``_C`` folder, which only a guard reads."""
         extension = self.ext_map.get(fullname)
         package, _, name = fullname.rpartition(".")
         folder = _manifest_folder(package)
@@ -118,22 +118,22 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         return str(folder / "host" / Path(super().get_ext_filename(fullname)).name)
 
     def get_ext_fullpath(self, ext_name: str) -> str:
-        """The same below the build folder: what an editable install wants elsewhere is copied afterwards."""
+        """The same path below the build folder; an editable install copies the file to the sources afterwards."""
         return str(Path(self.build_lib) / self.get_ext_filename(self.get_ext_fullname(ext_name)))
 
     def copy_extensions_to_source(self) -> None:
-        """For an editable install: everything goes where the sources are, which is where Python looks then."""
+        """Copy everything next to the sources, because an editable install imports from there."""
         for relative in self._written():
             target = self._in_source(relative)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(self.build_lib) / relative, target)
 
     def get_outputs(self) -> list[str]:
-        """Every file that this made."""
+        """Every file that this command wrote."""
         return [str(Path(self.build_lib) / relative) for relative in self._written()]
 
     def get_output_mapping(self) -> dict[str, str]:
-        """For an editable install, what lies where in the sources."""
+        """For an editable install: map each built file to its copy in the source tree."""
         if not self.inplace:
             return {}
         return {str(Path(self.build_lib) / relative): str(self._in_source(relative)) for relative in self._written()}
@@ -142,7 +142,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         output = Path(self.build_lib) / self.get_ext_filename(extension.name)
         folder = Path(self.build_temp) / "precast" / extension.name
         if isinstance(extension, StableExtension):
-            from precast.build import ninja  # a rebuild of nothing else is mostly imports
+            from precast.build import ninja  # imported only when needed: imports dominate a small rebuild
 
             kind, version = ninja.build_library(extension, output, folder, self._settings)
             self._compilers[kind] = version
@@ -163,7 +163,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         super().build_extensions()
 
     def _write_manifest(self, relative: Path, every: Iterable[Extension]) -> BuildInfo:
-        """The manifest of one folder, and the guards of what lies in it."""
+        """Write the manifest of one folder, and a guard for each library in it."""
         own = [extension for extension in every if _manifest_folder(_package(extension)) == relative]
         hosts = [self._host_file(extension) for extension in own if not isinstance(extension, DeviceExtension)]
         images = [image for extension in own for image in self._images.get(extension.name, ())]
@@ -211,7 +211,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         )
 
     def _refuse_guarded_twice(self, every: Iterable[Extension]) -> None:
-        """A guard takes the name of its module, so nothing else may have it."""
+        """Refuse a Python file with the name of an extension, because the extension's guard takes that name."""
         for extension in every:
             if isinstance(extension, DeviceExtension):
                 continue
@@ -229,7 +229,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         return Path(build_py.get_package_dir(top), *rest)
 
     def _written(self) -> Iterator[Path]:
-        """Manifests, what they list, and guards, below the build folder."""
+        """The manifests, the files they list and the guards, relative to the build folder."""
         for folder in _folders(self.extensions):
             found = prebuilt.load_build_info(Path(self.build_lib) / folder)
             if found is not None:
@@ -243,7 +243,7 @@ def _package(extension: Extension) -> str:
 
 
 def _guard(extension: Extension) -> Path:
-    """Where the module of an extension would lie, below the build folder."""
+    """The guard's path, which is that of the extension's module, relative to the build folder."""
     return Path(*extension.name.split(".")).with_suffix(".py")
 
 
@@ -256,7 +256,7 @@ def _folders(extensions: Iterable[Extension]) -> list[Path]:
 
 
 def _make_debug(extension: Extension) -> None:
-    """``-O0 -g`` for the host half and ``-G`` for the device half, in whichever form the extension has its options."""
+    """Add ``-O0 -g`` for host code and ``-G`` for device code, whether the options are a list or a dict."""
     host, code = ["-O0", "-g"], ["-O0", "-g", "-G"]
     options = extension.extra_compile_args
     if isinstance(options, dict):
@@ -269,7 +269,7 @@ def _make_debug(extension: Extension) -> None:
 
 
 def _drop_strays(folder: Path, info: BuildInfo) -> None:
-    """What an earlier build left here, for another Python or another GPU, must not get into this wheel."""
+    """Remove files of earlier builds, for another Python or GPU, so that they do not get into this wheel."""
     listed = {file.path for file in wheel.files_of(info)}
     for part in ("host", "device"):
         for path in sorted((folder / part).glob("*")):

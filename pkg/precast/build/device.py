@@ -1,4 +1,4 @@
-"""The images of a DeviceExtension, by the builder of our own device code."""
+"""Build the images of a DeviceExtension, with the same builder as precast's own device code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precast.errors import KernelError
 
 
 def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -> tuple[list[DeviceFile], str]:
-    """Compile for every target into ``folder``; the manifest entries and the version of NVRTC."""
+    """Compile for every target into ``folder``; return the manifest entries and the NVRTC version."""
     found, targets = _compiler(extension, settings)
     name = extension.name.rpartition(".")[2]
     program = device.read_source(name, Path(extension.sources[0]), [Path(place) for place in extension.include_dirs])
@@ -34,7 +34,7 @@ def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -
 
 
 def _compiler(extension: DeviceExtension, settings: Settings) -> tuple[Nvrtc, tuple[GpuTarget, ...]]:
-    """NVRTC and what it is to compile for; nothing to compile for is an error here, as a wheel would be empty."""
+    """Return NVRTC and the targets. No target is an error, because the wheel would be empty."""
     spec = importlib.util.find_spec("torch")
     place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
     found, looked_at = nvrtc.find_nvrtc(Path(place) / "lib" if place else None, settings.cuda_home, None)

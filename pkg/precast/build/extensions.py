@@ -1,4 +1,4 @@
-"""What a setup.py says is to be compiled: extensions as values of setuptools, checked before anything is built."""
+"""The extensions that a setup.py declares: setuptools objects, checked before anything is built."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)  # a module of a 
 class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no types
     """C++ on torch's stable ABI: one library for every torch from ``floor`` on and for every Python.
 
-    It is compiled with the headers that a released precast brings, and needs no torch then. Any other precast takes the
-    headers of the installed torch. The code must not name Python or torch's classic C++, at:: or c10::. It registers
-    its ops with STABLE_TORCH_LIBRARY.
+    A released precast ships the headers for it, so the build needs no torch. Any other precast uses the headers of the
+    installed torch. The code must not use Python's C API or torch's classic C++ (at:: or c10::). It registers its ops
+    with STABLE_TORCH_LIBRARY.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class StableExtension(Extension):  # type: ignore[misc]  # setuptools has no typ
 class DeviceExtension(Extension):  # type: ignore[misc]
     """Device code as data: one header-free ``.cu`` file, compiled by NVRTC to one image per GPU target.
 
-    The targets are those given, else PRECAST_CUDA_ARCH_LIST, else the visible GPUs. No nvcc, no torch and no GPU need
-    be there. ``include_dirs`` are searched for what the source includes; ``defines`` become its first lines.
+    The targets are the given ones, else PRECAST_CUDA_ARCH_LIST, else the visible GPUs. The build needs no nvcc, no
+    torch and no GPU. ``include_dirs`` are searched for included files; ``defines`` become the source's first lines.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class DeviceExtension(Extension):  # type: ignore[misc]
 
 
 def ext_modules(*extensions: Any) -> list[Extension]:
-    """Everything that is to be compiled, for ``setup(ext_modules=...)``; lists are taken apart.
+    """Return the extensions to compile, for ``setup(ext_modules=...)``; nested lists are flattened.
 
-    An extension of setuptools (also torch's CUDAExtension and CppExtension, and ours), or a class or an object with
-    ``build_aot()``, such as one of precast.extension. Each must be a module of a package, as its manifest lies there.
+    Each argument is a setuptools extension (torch's CUDAExtension and CppExtension and ours are such), or a class or
+    object with ``build_aot()``, as in precast.extension. Each must be a module of a package, which holds its manifest.
     """
     known: list[Extension] = []
     for extension in _flat(extensions):
@@ -95,9 +95,9 @@ def ext_modules(*extensions: Any) -> list[Extension]:
 
 
 def labelled(version: str, extensions: Iterable[Extension]) -> str:
-    """The version with what its wheel is bound to, ``"1.0+cu130.torch2.13"``; as it is where nothing is bound.
+    """Add to the version what its wheel is bound to, ``"1.0+cu130.torch2.13"``; unchanged if it is bound to nothing.
 
-    Two wheels for two torches must not bear one file name. An index other than PyPI takes such versions.
+    So wheels for different torch versions get different file names. PyPI refuses such versions; other indexes do not.
     """
     every = list(extensions)
     bound = [e for e in every if not isinstance(e, DeviceExtension) and declared_floor(e) is None]
@@ -111,7 +111,7 @@ def labelled(version: str, extensions: Iterable[Extension]) -> str:
 
 
 def declared_floor(extension: Extension) -> Stable | None:
-    """The oldest torch of an extension on the stable ABI, by its class or by the define that asks for that ABI."""
+    """The oldest torch for an extension on the stable ABI, from its class or its TORCH_TARGET_VERSION define."""
     if isinstance(extension, StableExtension):
         return extension.abi
     for name, text in extension.define_macros:

@@ -1,4 +1,4 @@
-"""What the bytes of a library say it is bound to. The build writes it into the manifest; the audit derives it again."""
+"""Find in a library's bytes what it is bound to. The build records this in the manifest; the audit derives it again."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from precast._abi.version import Release
 from precast._builder import elf
 from precast.errors import KernelError
 
-# A mangled name out of torch's classic C++: it is in one minor what it need not be in the next. `torch::stable` and
-# `torch::headeronly` are compiled into whoever uses them.
+# A mangled name of torch's classic C++, which may change with each minor release. `torch::stable` and
+# `torch::headeronly` are excluded because they are compiled into the library that uses them.
 _CLASSIC = re.compile(r"N[KVrRO]*(?:2at|3c10|6caffe2|5torch(?!6stable|10headeronly))(?=\d|[A-Z])")
-# The names of Python's C interface, and what comes of pybind11.
+# Names of Python's C API, and those that pybind11 code needs.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*|THP\w+")
 _CUDART = re.compile(r"libcudart\.so\.(\d+)")
 _TORCH_CUDA = {"libtorch_cuda.so", "libc10_cuda.so"}
-# What nothing but a C++ runtime defines: that of GCC, and that of LLVM.
+# Symbols that only a C++ runtime defines, GCC's or LLVM's.
 _OF_A_RUNTIME = {"__cxa_throw", "__gxx_personality_v0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a library needs of a process: torch's classic C++, Python, a CUDA runtime; each found in its bytes."""
+    """What a library needs from its process, as found in its bytes: torch's classic C++, Python, a CUDA runtime."""
 
     classic: tuple[str, ...]
     python: tuple[str, ...]
@@ -37,21 +37,21 @@ class Binding:
 
     @property
     def names_of_python(self) -> tuple[str, ...]:
-        """The functions of Python that it calls; libraries of Python and libtorch_python are only linked."""
+        """The Python functions that the library calls, without the Python libraries that it only links."""
         return tuple(name for name in self.python if not name.startswith("lib"))
 
 
 def brings_runtime(info: elf.ElfInfo) -> bool:
-    """Whether a C++ runtime is linked into a library, and its names are open to others.
+    """Whether a C++ runtime is linked into a library and its symbols are exported.
 
-    Half of it is then this one and half that of the process: they count the kinds of a locale differently, and printing
-    a number, as every check of torch's does that fails, prints nothing or ends the process.
+    The process then mixes this runtime with its own, and the two number the facets of a locale differently. Formatting
+    a number, as every failing check in torch does, then prints nothing or ends the process.
     """
     return not _OF_A_RUNTIME.isdisjoint(info.exported)
 
 
 def binding(info: elf.ElfInfo) -> Binding:
-    """Read it out of the symbols that are missing and the libraries that are named."""
+    """Derive the binding from the undefined symbols and the needed libraries."""
     classic = sorted(name for name in info.undefined if name.startswith("_Z") and _CLASSIC.search(name))
     python = sorted(name for name in info.undefined if _PYTHON.fullmatch(name))
     runtimes = [int(match[1]) for name in info.needed if (match := _CUDART.fullmatch(name))]
@@ -60,13 +60,13 @@ def binding(info: elf.ElfInfo) -> Binding:
 
 
 def python_tag(*, limited: bool) -> str:
-    """What a module that names Python is bound to: ``abi3``, or this very Python, such as ``cp312`` or ``cp313t``."""
+    """The tag of a module that uses Python: ``abi3``, or this exact Python, such as ``cp312`` or ``cp313t``."""
     threads = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     return "abi3" if limited else f"cp{sys.version_info.major}{sys.version_info.minor}{threads}"
 
 
 def torch_abi(torch: TorchInfo) -> Exact:
-    """The classic ABI of this torch: its minor, or, for what is no release, its commit."""
+    """The classic ABI of this torch: its minor release, or its commit for a prerelease."""
     if not torch.version.is_prerelease:
         return Exact(torch.version.release, torch.cxx11)
     if not is_git_version(torch.version.git):
@@ -81,9 +81,9 @@ def torch_abi(torch: TorchInfo) -> Exact:
 def host_file(
     name: str, path: str, data: bytes, *, stable: Stable | None, limited: bool, torch: TorchInfo | None, debug: bool
 ) -> HostFile:
-    """The manifest entry of a library; KernelError where its bytes contradict what it was declared to be.
+    """Return the manifest entry of a library; raise KernelError if its bytes contradict its declaration.
 
-    ``stable``: the floor it was compiled for, None for classic C++; ``limited``: Python's limited API alone.
+    ``stable`` is the floor it was compiled for, None for classic C++. ``limited``: it uses only Python's limited API.
     """
     try:
         info = elf.read_shared_object(data)
@@ -129,7 +129,7 @@ def needs_python(name: str, info: elf.ElfInfo, bound: Binding) -> bool:
 
 
 def _abi(name: str, info: elf.ElfInfo, bound: Binding, stable: Stable | None, torch: TorchInfo | None) -> TorchAbi:
-    """What names nothing of torch is bound to none; the rest to the floor it was compiled for, or to one torch."""
+    """A library without torch symbols fits every torch; any other is bound to its floor or to one torch."""
     shims = any(symbol.startswith(("aoti_torch_", "torch_")) for symbol in info.undefined)
     if not bound.classic and not shims and not any(needed.startswith(("libtorch", "libc10")) for needed in info.needed):
         return Stable(CLASSIC_FLOOR)

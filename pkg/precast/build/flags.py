@@ -1,4 +1,4 @@
-"""The options of a build by hand, for a Makefile: what precast.build itself compiles and links with."""
+"""The compile and link options of precast.build, for use in a Makefile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precast.errors import KernelError
 
 
 def include(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """Where the headers are: those of the stable ABI, or all of the installed torch."""
+    """The include options: the headers of the stable ABI, or all headers of the installed torch."""
     if not classic:
         return ("-isystem", str(headers.for_extensions()))
     root = _torch_libraries().parent / "include"
@@ -22,7 +22,7 @@ def include(settings: Settings, *, classic: bool) -> tuple[str, ...]:
 
 
 def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """What a C++ file is compiled with; with PRECAST_DEBUG=1 for a debugger."""
+    """The options for a C++ file; with PRECAST_DEBUG=1, those for a debugger."""
     found, looked_at = toolchain.find_compiler(settings)
     if found is None:
         raise KernelError("no C++ compiler to know the options of\n  found   " + "\n          ".join(looked_at))
@@ -31,7 +31,7 @@ def cflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
 
 
 def ldflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """What a library is linked with, after its objects: torch's libraries must be named in it, whoever opens it."""
+    """The link options, after the objects: the library must name torch's libraries, whichever process opens it."""
     names = ("torch", "torch_cpu", "c10") if classic else ("torch_cpu",)
     libraries = (f"-l{name}" for name in names)
     searched = (f"-L{_torch_libraries()}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", "-ldl")
@@ -39,7 +39,7 @@ def ldflags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
 
 
 def cuda_flags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
-    """What nvcc compiles a ``.cu`` file with, for PRECAST_CUDA_ARCH_LIST or the visible GPUs."""
+    """The nvcc options for a ``.cu`` file, for PRECAST_CUDA_ARCH_LIST or the visible GPUs."""
     targets = settings.targets() or tuple(
         dict.fromkeys(GpuTarget(TargetKind.SASS, capability) for capability in machine.visible_gpus())
     )
@@ -50,7 +50,7 @@ def cuda_flags(settings: Settings, *, classic: bool) -> tuple[str, ...]:
 
 
 def gencode(target: GpuTarget) -> Sequence[str]:
-    """One target in the words of nvcc."""
+    """The nvcc options for one target."""
     virtual = str(target).replace("sm_", "compute_")
     return ("-gencode", f"arch={virtual},code={target}")
 

@@ -1,9 +1,9 @@
-"""The library of a StableExtension: parallel compiles in a build folder that is kept, and only of what has changed.
+"""Build the library of a StableExtension with ninja: parallel and incremental, in a build folder that is kept.
 
-Ninja knows from each compile which headers it read, and a command that differs is a compile that is due. So a debug
-build after a release build, or one with another compiler, leaves no object of the other behind. Two inputs show in no
-command: a compiler replaced in place, and torch's headers, which each isolated build has in another folder. Both are
-told to ninja by their content, in the file ``tools``.
+Ninja records which headers each compile read, and compiles again if the command differs. So a debug build after a
+release build, or one with another compiler, reuses no stale object. Two inputs do not show in a command: a compiler
+that was replaced in place, and torch's headers, whose folder differs in each isolated build. So the file ``tools``
+holds the compiler's version and a digest of the headers, and every object depends on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG, _TOOLS, _TORCH = "build.log", "tools", "torch_stable"
 
 
 def build_library(extension: StableExtension, output: Path, folder: Path, settings: Settings) -> tuple[str, str]:
-    """Make ``output`` from the sources, with its objects in ``folder``; the compiler's kind and version."""
+    """Build ``output`` with its objects in ``folder``; return the compiler's kind and version."""
     compiler, looked_at = toolchain.find_compiler(settings)
     ninja, ninja_looked_at = toolchain.find_ninja()
     if compiler is None or ninja is None:
@@ -44,7 +44,7 @@ def build_library(extension: StableExtension, output: Path, folder: Path, settin
     )
     if status:
         tool = f"{compiler.kind} {compiler.version}"
-        # pip removes the folder of an isolated build with everything in it; the cache it leaves alone
+        # Kept in the cache, because pip removes the whole folder of an isolated build.
         kept = open_cache(settings).failure_log(BuildKey(extension.name, {"folder": str(folder.resolve())}))
         raise failure.build_failed(extension.name, log, host.failed_command(log), kept, tool=tool)
     return compiler.kind, compiler.version
@@ -58,7 +58,7 @@ def ninja_file(
     kind: str,
     settings: Settings,
 ) -> str:
-    """The graph: each object with the headers it read the last time, the stub of torch, the link."""
+    """The build graph: the objects with their recorded headers, the stubs of torch's libraries, the link."""
     lines = [
         "ninja_required_version = 1.5",
         "rule compile",
@@ -116,7 +116,7 @@ def ninja_file(
 
 
 def _point(link: Path, target: Path) -> None:
-    """Let a link name a folder, so that commands need not name where it lies this time."""
+    """Point a symlink to a folder, so that commands stay the same when the folder moves."""
     if link.is_symlink() and link.readlink() == target.resolve():
         return
     link.unlink(missing_ok=True)
@@ -124,13 +124,13 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _write_changed(path: Path, text: str) -> None:
-    """Write a file unless it says that already: its time is what ninja goes by."""
+    """Write a file only if its text differs, because ninja compares modification times."""
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 
 
 def _digest(include: Path) -> str:
-    """What a folder of torch's headers holds of the stable ABI, wherever it lies and however old its files are."""
+    """A digest of the stable ABI headers in a folder, independent of its path and of file times."""
     parts = ("torch/csrc/stable", "torch/headeronly", "torch/csrc/inductor/aoti_torch")
     total = hashlib.sha256()
     for path in sorted(path for part in parts for path in (include / part).rglob("*.h")):

@@ -1,6 +1,6 @@
-"""What the C++ sources of extensions register: an implementation under a misspelt name stops the build.
+"""Check the ops that C++ sources register: an implementation with a misspelt name stops the build.
 
-The sources are read, not run, so this needs no torch. What a macro writes is found when the library is first loaded.
+This reads the sources as text, so it needs no torch. A registration by a macro is checked when the library is loaded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def refuse_misspelt(sources: Iterable[Path]) -> None:
-    """Raises KernelError for the first implementation whose name is nearly that of an op defined in these sources."""
+    """Raise KernelError for the first implementation whose name is close to that of an op defined in these sources."""
     defined: dict[str, set[str]] = {}
     implemented: list[tuple[str, str, str, Path]] = []
     for path in sources:
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # the compiler says so, and better
+            continue  # the compiler reports this better
         for namespace, kind, name, line in _registrations(text):
             if kind == "def":
                 defined.setdefault(namespace, set()).add(name)
@@ -39,7 +39,7 @@ def refuse_misspelt(sources: Iterable[Path]) -> None:
 
 
 def _registrations(text: str) -> Iterable[tuple[str, str, str, int]]:
-    """Namespace, ``def`` or ``impl``, name and line of each call in a block that registers something."""
+    """Namespace, ``def`` or ``impl``, name and line of each call in a registration block."""
     text = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     blocks = list(_BLOCK.finditer(text))
     ends = [*(block.start() for block in blocks[1:]), len(text)]

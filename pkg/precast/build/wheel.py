@@ -1,4 +1,4 @@
-"""What a wheel says of itself: its label, its tag, the guard in the place of each module."""
+"""A wheel's label and tag, and the guard that takes the place of each module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from precast._abi.torch_abi import Exact
 from precast._abi.version import CudaVersion
 from precast._builder import sources
 
-# The whole text: `import` reaches the compiled module by this file alone, so nobody passes the checks by.
+# The whole text of a guard. `import` reaches the compiled module only through it, so no import bypasses the checks.
 GUARD = '''"""Made by precast.build: gives way to the compiled module of this name, once that is known to fit here."""
 
 from precast.build import guard
@@ -27,12 +27,12 @@ def is_guard(text: str) -> bool:
     return text.startswith('"""Made by precast.build')
 
 
-# The oldest Python that precast runs on: what a wheel of the limited API is tagged for.
+# The oldest Python that precast supports: the tag of a wheel for the limited API.
 _OLDEST = "cp310"
 
 
 def label_of(hosts: Sequence[HostFile], images: Sequence[DeviceFile], torch: TorchInfo | None) -> Label:
-    """The CUDA that something in a package is bound to, "cpu" for what is bound to a torch alone, else none."""
+    """The CUDA version that a package is bound to, "cpu" if it is bound only to one torch, else the empty label."""
     bound = any(file.cuda_major is not None for file in hosts)
     if bound and torch is not None and torch.cuda is not None:
         return Label(f"cu{torch.cuda.major}{torch.cuda.minor}")
@@ -43,7 +43,7 @@ def label_of(hosts: Sequence[HostFile], images: Sequence[DeviceFile], torch: Tor
 
 
 def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
-    """The Python and ABI tag: of the narrowest library there is."""
+    """The Python and ABI tags of the most restrictive library."""
     pythons = {file.python for info in infos for file in info.host} - {"none"}
     exact = sorted(pythons - {"abi3"})
     if exact:
@@ -52,12 +52,12 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
 
 
 def files_of(info: BuildInfo) -> tuple[HostFile | DeviceFile, ...]:
-    """Everything that a manifest lists."""
+    """All files that a manifest lists."""
     return (*info.host, *info.device)
 
 
 def retag(distribution: Any, tag: tuple[str, str]) -> None:
-    """Give the wheel that is being made, if one is, the tag of what it holds; its platform stays setuptools' word."""
+    """Give the wheel under construction, if any, the tag of its contents; setuptools still sets the platform tag."""
     command = distribution.get_command_obj("bdist_wheel", create=False)
     if command is not None:
         usual = command.get_tag
@@ -65,6 +65,6 @@ def retag(distribution: Any, tag: tuple[str, str]) -> None:
 
 
 def digest(paths: Iterable[str]) -> str:
-    """One digest of everything that was compiled, by names relative to the project."""
+    """One digest over all compiled sources, by their names relative to the project."""
     known = sorted(set(paths))
     return sources.digest_of(sources.SourceFile(name, Path(name), Path(name).read_bytes()) for name in known)

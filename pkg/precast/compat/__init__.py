@@ -1,1 +1,1 @@
-"""The older package's names: its modules, functions and classes, over the ops of this one."""
+"""The modules, functions and classes of the older package, by their names, on top of precast's ops."""

@@ -1,8 +1,8 @@
-"""The module of the older inference kernels, whole: by its names, with its signatures, over this package's ops.
+"""The complete module of the older inference kernels, with its names and signatures, on top of precast's ops.
 
-Sequences are given by block tables, as ``(batch, blocks of a sequence)`` of numbers of blocks: plain torch makes slots
-of them, on the device and without waiting for it. A block below zero leaves its tokens out. Caches are of the dtype of
-the keys: those of 8 bits are refused.
+Sequences are described by block tables of shape ``(batch, blocks of a sequence)`` that hold block numbers. Plain torch
+converts them to slots on the device, without a synchronization. Tokens of a block below zero are skipped. Caches must
+have the dtype of the keys; 8-bit caches are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def members(find: Find) -> Members:
     """The functions, each by its name."""
 
     def silu_and_mul(ins: Tensor) -> Tensor:
-        """``silu(first half) * second half`` of the first dimension, which goes if nothing is left of it."""
+        """``silu(first half) * second half`` of the first dimension, which is dropped if its new size is 1."""
         import torch
 
         if ins.dim() == 0 or ins.shape[0] % 2:
@@ -33,7 +33,7 @@ def members(find: Find) -> Members:
         return y.reshape(shape)
 
     def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, high_precision: bool = False) -> None:
-        """Rotates the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
+        """Rotate the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
         import torch
 
         with torch.no_grad():
@@ -48,7 +48,7 @@ def members(find: Find) -> Members:
         max_seq_len_in_batch: int,
         is_prompts: bool,
     ) -> None:
-        """Fills ``cos`` and ``sin`` with the caches' rows: of all tokens of prompts, else of each sequence's last."""
+        """Fill ``cos`` and ``sin`` with rows of the caches: for all tokens of prompts, else for each last token."""
         from precast import ops
 
         rows = ops.get_cos_and_sin(sequence_lengths, cos_cache, sin_cache, is_prompts=is_prompts, tokens=cos.shape[0])
@@ -67,7 +67,7 @@ def members(find: Find) -> Members:
 
 
 def _caches(find: Find) -> Members:
-    """What writes keys and values."""
+    """The functions that write keys and values."""
 
     def decode_kv_cache_memcpy(
         key: Tensor,
@@ -77,7 +77,7 @@ def _caches(find: Find) -> Members:
         sequence_lengths: Tensor,
         block_tables: Tensor,
     ) -> None:
-        """Writes the last token of each sequence, of which ``key`` and ``value`` have one."""
+        """Write the last token of each sequence; ``key`` and ``value`` have one token per sequence."""
         import torch
 
         slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
@@ -94,7 +94,7 @@ def _caches(find: Find) -> Members:
         block_tables: Tensor,
         max_seq_len_in_batch: int,
     ) -> None:
-        """Writes all tokens of sequences that are packed one after the other, from ``cu_seqlens`` on."""
+        """Write all tokens of packed sequences; ``cu_seqlens`` holds where each sequence starts."""
         import torch
 
         slots = _slots_of_packed(key, key_cache, sequence_lengths, cu_seqlens, block_tables)
@@ -113,7 +113,7 @@ def _caches(find: Find) -> Members:
         block_tables: Tensor,
         high_precision: bool = False,
     ) -> None:
-        """Rotates the last token of each sequence, in float32, and writes it. ``key`` is rotated in place, too."""
+        """Rotate the last token of each sequence in float32 and write it. ``key`` is rotated in place as well."""
         import torch
 
         slots = _slots_of_last(key_cache, sequence_lengths, block_tables)
@@ -144,10 +144,11 @@ def _attention(find: Find) -> Callable[..., None]:
         alibi_slopes: Tensor | None,
         scale: float,
     ) -> None:
-        """Writes to ``out`` the attention of one token of each sequence; ``query`` is ``(sequences, heads, width)``.
+        """Write to ``out`` the attention of one token of each sequence; ``query`` is ``(sequences, heads, width)``.
 
-        ``mid_output``, ``exp_sums`` and ``max_logits`` stay as they are: the op has its own space for partial results.
-        The caches say ``block_size``, and lengths are read where they lie, so ``max_seq_len_in_batch`` is not used.
+        ``mid_output``, ``exp_sums`` and ``max_logits`` are not used: the op allocates its own partial results.
+        ``block_size`` must be that of the caches. ``max_seq_len_in_batch`` is not used, because the op reads the
+        lengths themselves on their device.
         """
         import torch
 
@@ -164,7 +165,7 @@ def _attention(find: Find) -> Callable[..., None]:
 
 
 def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name to keep
-    """Converts to or from float8_e5m2, which a tensor of uint8 holds: torch's own cast."""
+    """Convert to or from float8_e5m2, stored as uint8, with torch's cast."""
     import torch
 
     bytes_of = [tensor.dtype == torch.uint8 for tensor in (input, output)]
@@ -178,7 +179,7 @@ def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name t
 
 
 def _halves(query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns that count of tables as wide as a head."""
+    """The first halves of ``cos`` and ``sin`` tables that are as wide as a head; only these are used."""
     half = query.shape[-1] // 2
     return cos[:, :half], sin[:, :half]
 
@@ -209,7 +210,7 @@ def _slots_of_packed(
 
 
 def _slots(block_size: int, block_tables: Tensor, sequences: Tensor, positions: Tensor) -> Tensor:
-    """The slot of each position of its sequence; -1 where the position or its block is below zero."""
+    """The slot of each position in its sequence; -1 if the position or its block is below zero."""
     import torch
 
     blocks = block_tables[sequences, positions.clamp(min=0) // block_size].long()

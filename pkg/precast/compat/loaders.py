@@ -1,6 +1,6 @@
-"""The older package's modules as the loaders see them: members for the families' loaders, and loaders of their own.
+"""The older package's modules for the loaders: members for the families' loaders, and separate loaders.
 
-A loader of its own is described as a family describes one, with the families whose kernels its members call.
+A separate loader is described in the same way as in a family, with the families whose kernels its members call.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ OFFERS: tuple[tuple[Offer, tuple[str, ...]], ...] = (
 
 
 def members(loader: str, find: Find) -> Members:
-    """The older package's functions and classes of one loader, each by its name."""
+    """The older package's functions and classes for one loader, by name."""
     return _MEMBERS[loader](find) if loader in _MEMBERS else {}

@@ -1,7 +1,7 @@
-"""The classes and functions of the modules we stand in for, by their names, over this package's ops.
+"""The classes and functions of the modules that this package replaces, by their names, on top of precast's ops.
 
-Each group is made of a way to find an op: the kernels (``torch.ops.precast``), or what they are measured against, the
-same formulas in plain torch. Both are reached by name: this room is below ``precast.ops`` and must not import it.
+Each group takes a function that finds an op by name: either the kernel (``torch.ops.precast``) or its reference in
+plain torch. Ops are found by name because this package is below ``precast.ops`` and must not import it at the top.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 Find: TypeAlias = Callable[[str], Callable[..., Any]]
 Members: TypeAlias = Mapping[str, Any]
 
-_CAST_ONCE = 0  # the ops' casting code for one rounding, at the end
-_MASKED = -10000.0  # what the older kernel gave a masked score; a row of nothing else comes out even
+_CAST_ONCE = 0  # the ops' casting mode with a single rounding at the end
+_MASKED = -10000.0  # the older kernel's value for a masked score; a fully masked row becomes uniform
 
 
 def kernel(name: str) -> Callable[..., Any]:
-    """An op of ours, whose kernels are loaded at the first call."""
+    """An op of precast, whose kernels are loaded at the first call."""
     from precast import ops
 
     ops.define(loader.family_of(name).name)
@@ -32,24 +32,24 @@ def kernel(name: str) -> Callable[..., Any]:
 
 
 def reference(name: str) -> Callable[..., Any]:
-    """The same in plain torch, on any device."""
+    """The same op in plain torch, on any device."""
     from precast.ops import _folders
 
     return _folders.reference(name)
 
 
 class CPUAdamOptimizer:
-    """One Adam step at a time, for one parameter in CPU memory, under the names of ``colossalai.kernel``.
+    """Adam for one parameter in CPU memory per call, with the names of ``colossalai.kernel``.
 
-    ``step`` uses the values that it is given. Those of the constructor are kept for callers that read them.
+    ``step`` uses only its arguments. The values of the constructor are kept for callers that read them.
 
     Args:
         lr: learning rate.
         beta1: decay rate of the average of the gradients.
         beta2: decay rate of the average of their squares.
         eps: added to the denominator.
-        weight_decay: the decay.
-        adamw_mode: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
+        weight_decay: decay of the parameters.
+        adamw_mode: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
 
     Raises:
         precast.errors.KernelError: no kernel can be loaded or built here.
@@ -96,9 +96,9 @@ class CPUAdamOptimizer:
         exp_avg_sq: Tensor,
         loss_scale: float = -1.0,
     ) -> None:
-        """Updates ``params``, ``exp_avg`` and ``exp_avg_sq`` in place; a positive ``loss_scale`` divides the gradients.
+        """Update ``params``, ``exp_avg`` and ``exp_avg_sq`` in place; a positive ``loss_scale`` divides the gradients.
 
-        ``step`` counts from 1. Any mix of fp32, bf16 and fp16 that ``torch.ops.precast.adam_`` takes.
+        ``step`` counts from 1. The dtypes may be any mix of fp32, bf16 and fp16 that ``torch.ops.precast.adam_`` takes.
         """
         import torch
 
@@ -143,7 +143,7 @@ def norms(find: Find) -> Members:
     """``rms_layernorm`` and ``fused_add_rms_layernorm``, which write into their arguments."""
 
     def rms_layernorm(out: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:  # noqa: A002 - a name to keep
-        """Writes the RMS norm of ``input`` over its last dimension, times ``weight``, into ``out``."""
+        """Write the RMS norm of ``input`` over its last dimension, times ``weight``, into ``out``."""
         import torch
 
         with torch.no_grad():
@@ -169,9 +169,9 @@ def layer_norm(find: Find) -> Members:
         beta: Tensor,
         eps: float,
     ) -> list[Tensor]:
-        """The norm over the last dimensions, and of each row the mean and one over the standard deviation (fp32).
+        """The norm over the last dimensions, and for each row the mean and the inverse standard deviation (fp32).
 
-        The last two are for callers that keep them: they cost another pass, and ``backward_affine`` needs neither.
+        The statistics are for callers that keep them: they cost another pass, and ``backward_affine`` needs neither.
         """
         import torch
 
@@ -191,7 +191,7 @@ def layer_norm(find: Find) -> Members:
         beta: Tensor,
         eps: float,
     ) -> list[Tensor]:
-        """The gradients for ``input``, ``gamma`` and ``beta``; the statistics are computed anew from ``input``."""
+        """The gradients for ``input``, ``gamma`` and ``beta``; the statistics are computed again from ``input``."""
         import torch
 
         rows = _rows(input, normalized_shape, gamma, beta)
@@ -204,7 +204,7 @@ def layer_norm(find: Find) -> Members:
 
 
 def _rows(x: Tensor, shape: Sequence[int], gamma: Tensor, beta: Tensor) -> Tensor:
-    """``x`` with the normalized dimensions as one."""
+    """``x`` with the normalized dimensions flattened into one."""
     wanted = tuple(shape)
     if not wanted or tuple(x.shape[-len(wanted) :]) != wanted or gamma.shape != wanted or beta.shape != wanted:
         found = f"input {tuple(x.shape)}, gamma {tuple(gamma.shape)}, beta {tuple(beta.shape)}"
@@ -218,7 +218,7 @@ def masked_softmax(find: Find) -> Members:
     """``forward`` and ``backward`` of the softmax with a mask, and ``get_batch_per_block``."""
 
     def forward(input: Tensor, mask: Tensor, scale: float) -> Tensor:  # noqa: A002 - a name to keep
-        """``softmax(scale * input)`` where masked scores (1 in ``mask``, of one or all heads) count as -10000."""
+        """``softmax(scale * input)``; masked scores (1 in ``mask``, for one or all heads) count as -10000."""
         import torch
 
         mask = mask if mask.dtype in (torch.bool, torch.uint8) else mask.bool()
@@ -227,7 +227,7 @@ def masked_softmax(find: Find) -> Members:
         return y
 
     def get_batch_per_block(query_seq_len: int, key_seq_len: int, batches: int, attn_heads: int) -> int:
-        """By how much the number of rows must be divisible: by 1, as every shape is served."""
+        """The number that the rows must be divisible by: 1, because the kernels accept every shape."""
         return 1
 
     return {"forward": forward, "backward": _softmax_backward(find, False), "get_batch_per_block": get_batch_per_block}
@@ -237,7 +237,7 @@ def causal_softmax(find: Find) -> Members:
     """``forward`` and ``backward`` of the causal softmax."""
 
     def forward(input: Tensor, scale: float) -> Tensor:  # noqa: A002 - a name to keep
-        """``softmax(scale * input)`` up to the diagonal of ``(..., s, s)``, zero behind it."""
+        """``softmax(scale * input)`` up to the diagonal of ``(..., s, s)``, zero to the right of it."""
         import torch
 
         with torch.no_grad():
@@ -260,12 +260,12 @@ def _softmax_backward(find: Find, causal: bool) -> Callable[..., Tensor]:
 
 
 def multi_tensor(find: Find) -> Members:
-    """``multi_tensor_scale`` and ``multi_tensor_l2norm``; the steps are ``precast.optim.FusedAdam`` and its like."""
+    """``multi_tensor_scale`` and ``multi_tensor_l2norm``; for optimizer steps see ``precast.optim.FusedAdam``."""
 
     def multi_tensor_scale(
         chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float
     ) -> None:
-        """The second list becomes ``scale`` times the first; ``noop_flag`` becomes 1 if an element is not finite."""
+        """Set the second list to ``scale`` times the first; set ``noop_flag`` to 1 if an element is not finite."""
         import torch
 
         xs, outs = (list(tensors) for tensors in tensor_lists)
@@ -277,7 +277,7 @@ def multi_tensor(find: Find) -> Members:
     def multi_tensor_l2norm(
         chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The norm of all tensors as a tensor of one, and of each, if ``per_tensor``; else nothing."""
+        """The norm over all tensors (one element), and with ``per_tensor`` the norm of each, else an empty tensor."""
         import torch
 
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the checks of several families share: they need only metadata, and speak in the kernels' words."""
+"""Checks that several families share. They need only metadata, and use the kernels' error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Raises RuntimeError with the text; under a trace with unknown sizes it becomes a check of the graph.
+# Raises RuntimeError with the text. In a trace with unknown sizes it becomes a runtime check in the graph.
 require: Callable[[object, Callable[[], str]], None] = torch._check
 
 
@@ -49,7 +49,7 @@ def updated_lists(op: str, params: Sequence[Tensor], others: Mapping[str, Sequen
 
 
 def states(op: str, params: Sequence[Tensor], states: Mapping[str, Sequence[Tensor]]) -> None:
-    """All float32, or all of the parameter's dtype."""
+    """The states of a parameter must be all float32, or all of the parameter's dtype."""
     names = list(states)
     for index, param in enumerate(params):
         for other in (*names[1:], *names[-1:]):
@@ -68,7 +68,7 @@ def copies_of(op: str, copies: Sequence[Tensor]) -> None:
 
 
 def _updated(op: str, name: str, tensor: Tensor, param_name: str, param: Tensor, first: Tensor) -> None:
-    # Tensors without data pass as well, as long as all of them are.
+    # Meta tensors pass as well if all tensors are on the meta device.
     require(
         tensor.device.type == first.device.type and tensor.device.type in ("cpu", "meta"),
         lambda: f"{op}: {name} is on {tensor.device}; all tensors must be on cpu",

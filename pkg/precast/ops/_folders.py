@@ -1,6 +1,6 @@
-"""The parts of a family's folder: its references and examples, by the name of an op, and what it offers to a loader.
+"""The parts of a family's folder: references and examples by op name, and the members for a loader.
 
-``precast doctor --deep`` and the tests check kernels with references and examples.
+``precast doctor --deep`` and the tests use the references and examples to check kernels.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from precast._builder import catalogue
 
-Members = Mapping[str, Any]  # of what a kernel loader loads
+Members = Mapping[str, Any]  # the attributes of a loaded module, by name
 Arguments = tuple[Any, ...]
-Some = Callable[..., Tensor]  # normally distributed numbers of a shape
-Examples = Mapping[str, Callable[[Some], Arguments] | None]  # by op; None: it means nothing by itself
+Some = Callable[..., Tensor]  # makes a normally distributed tensor of the given shape
+Examples = Mapping[str, Callable[[Some], Arguments] | None]  # by op; None if the op cannot be called on its own
 
 
 def part(folder: str, name: str) -> ModuleType:
@@ -28,7 +28,7 @@ def part(folder: str, name: str) -> ModuleType:
 
 
 def arguments(op: str) -> Arguments:
-    """What one op is called with: the same numbers every time, odd sizes, on the CPU."""
+    """Example arguments of one op: always the same numbers, with odd sizes, on the CPU."""
     example = _example(op)
     assert example is not None, f"{op} has no example, as it means nothing by itself"
     random = torch.Generator().manual_seed(20)
@@ -36,7 +36,7 @@ def arguments(op: str) -> Arguments:
 
 
 def is_planned(op: str) -> bool:
-    """Whether an op belongs to the plan of an optimizer: no arguments of it mean anything by themselves."""
+    """Whether an op belongs to an optimizer's plan and so has no example call of its own."""
     return _example(op) is None
 
 
@@ -47,7 +47,7 @@ def reference(op: str) -> Callable[..., Any]:
 
 
 def members(folder: str, *, plain: bool) -> Members:
-    """What the families of a folder offer to their loader, by kernels or in plain torch; nothing without loaders.py."""
+    """The members for the loader of a folder's families, as kernels or in plain torch; empty without loaders.py."""
     if importlib.util.find_spec(f"precast.ops.{folder}.loaders") is None:
         return {}
     offered = part(folder, "loaders")

@@ -1,8 +1,8 @@
-"""What references share. They are the oracle of the tests, and the way through transforms.
+"""Helpers for references. A reference is the oracle of the tests and the fallback under transforms.
 
-A reference is differentiable to any order and works under ``torch.func``, so its op falls back to it wherever a tangent
-or a transform is present. It computes in float32, or in float64 when the input is float64: given float64 copies of
-rounded inputs it is the exact answer to compare with.
+A reference is differentiable to any order and works under ``torch.func``, so an op falls back to it for tangents and
+transforms. It computes in float32, or in float64 for float64 inputs: with float64 copies of rounded inputs it gives
+the exact answer to compare with.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch import Tensor
 
 
 def wide(t: Tensor) -> Tensor:
-    """In float32, or as it is in float64."""
+    """Convert to float32; keep float64."""
     return t if t.dtype == torch.float64 else t.float()
 
 
 def reciprocal_rms(wide: Tensor, eps: float) -> Tensor:
-    """One over the root of the mean square of each row."""
+    """The reciprocal root mean square of each row."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
 def over_rows(terms: Tensor) -> Tensor:
-    """The sum over all dimensions but the last; of one row alone, a tensor of its own."""
+    """The sum over all dimensions but the last; for a single row, a copy."""
     return terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms.clone()

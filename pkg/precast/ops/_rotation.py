@@ -1,4 +1,4 @@
-"""The checks of the rotary ops that need only metadata, in the kernels' words (csrc/rotary/rotate.h)."""
+"""The rotary ops' checks that need only metadata, with the kernels' error messages (csrc/rotary/rotate.h)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def inputs(
     interleaved: bool,
     inverse: bool,
 ) -> None:
-    """Raises unless the heads of both belong to the same tokens, and the tables and positions to them."""
+    """Raise unless ``query``, ``key``, the tables and the positions are for the same tokens."""
     require(
         query.dtype in FLOAT_TYPES, lambda: f"{op}: query is {dtype_name(query)}; needed float32, float16 or bfloat16"
     )

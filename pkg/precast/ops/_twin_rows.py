@@ -1,9 +1,9 @@
-"""What Triton kernels of several families share: tensors seen as rows, the launch, the sums of the norms' gradients.
+"""Helpers for the Triton kernels of several families: tensors as rows, launches, and sums for the norms' gradients.
 
-A family's ``twin.py`` has its ops once more, in Triton, for GPUs that the kernels of ``csrc`` do not reach: functions
-with the names and the arguments of the ops. Triton compiles them for what is there (NVIDIA GPUs without a cubin and
-without NVRTC, AMD's, Intel's) at the first call of each kind of shape. A program has one row, or a block of one tensor
-of a list. The loader puts a twin in the place of a family that it has to refuse, and says so; see ``_abi/twin.py``.
+A family's ``twin.py`` implements its ops in Triton, for GPUs without kernels from ``csrc``: NVIDIA GPUs without a cubin
+and without NVRTC, AMD GPUs and Intel GPUs. The functions have the names and arguments of the ops. Triton compiles them
+at the first call with each kind of shape. A program processes one row, or a block of one tensor of a list. The loader
+replaces a refused family by its twin and logs this; see ``_abi/twin.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A row of up to so many columns stays in registers; a longer one is read again for each pass over it.
+# A row of up to this many columns stays in registers; a longer one is read again in each pass.
 MOST_COLUMNS = 16384
-_PARTS = 64  # whatever the GPU, so that it does not enter the result
+_PARTS = 64  # the same on every GPU, so that the result does not depend on the GPU
 
 
 def as_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """A tensor of at least one element as rows with a contiguous last dimension, copied only where its layout asks."""
+    """A nonempty tensor as rows with a contiguous last dimension; it is copied only if its layout requires it."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     if rows.stride(-1) != 1 and rows.shape[-1] > 1:
         rows = rows.contiguous()
@@ -30,18 +30,18 @@ def as_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def block_of(columns: int) -> dict[str, int]:
-    """The columns that a program has at a time, and the warps for them."""
+    """The number of columns that a program processes at a time, and its number of warps."""
     block = min(triton.next_power_of_2(columns), MOST_COLUMNS)
     return {"block": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
 def like(tensor: Tensor) -> Tensor:
-    """A contiguous tensor to be written."""
+    """An uninitialised contiguous tensor of the same shape."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def on(tensor: Tensor) -> Any:
-    """Makes the tensor's GPU the current one: Triton launches there. The CPU is where Triton's interpreter runs."""
+    """Make the tensor's GPU current, because Triton launches there. On the CPU, Triton's interpreter runs."""
     if tensor.device.type == "cpu":
         return contextlib.nullcontext()
     return getattr(torch, tensor.device.type).device(tensor.device)
@@ -83,7 +83,7 @@ def _sum_rows(
             value = tl.load(x + row[:, None] * x_stride + columns[None, :], mask=both, other=0.0).to(tl.float32)
             middle = tl.load(mean + row, mask=there, other=0.0)
             factor = tl.load(scale + row, mask=there, other=0.0)
-            # Outside, value is zero and the mean is not, but slope is.
+            # Outside the row, value - mean is not zero, but slope is.
             normal_sum += slope * ((value - middle[:, None]) * factor[:, None])
     out = part.to(tl.int64) * hidden + columns
     if of_normal:
@@ -95,9 +95,9 @@ def _sum_rows(
 def sums_over_rows(
     grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, of_normal: bool, of_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """``(grad * (x - mean) * scale).sum(0)`` and ``grad.sum(0)``, in float32; one that is not wanted has no elements.
+    """``(grad * (x - mean) * scale).sum(0)`` and ``grad.sum(0)`` in float32; a sum that is not requested is empty.
 
-    Each is added up in parts of fixed rows, so the same input gives the same bits.
+    Each sum is computed in parts of fixed rows, so the same input gives the same bits.
     """
     rows, hidden = x.shape
     parts = [

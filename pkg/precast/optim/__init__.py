@@ -1,4 +1,4 @@
-"""Optimizers over the package's kernels, with the interface of ``torch.optim``."""
+"""Optimizers on top of the package's kernels, with the interface of ``torch.optim``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorts the parameters of a step into launches and checks them. Changes nothing."""
+"""Sort the parameters of a step into launches and check them. Nothing here changes a tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Work:
 def gather(
     name: str, param_groups: list[dict[str, Any]], signature_of: Callable[[dict[str, Any]], Signature]
 ) -> tuple[dict[Signature, Work], list[Tensor]]:
-    """Parameters with a gradient by signature, and those without one. Raises RuntimeError if no kernel takes one."""
+    """The parameters with a gradient, by signature, and those without. RuntimeError if no kernel accepts a tensor."""
     works: dict[Signature, Work] = {}
     idle: list[Tensor] = []
     first: Tensor | None = None
@@ -74,7 +74,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
-    """The gradient as the op takes it, and whether the kernel may read ``param.grad`` itself."""
+    """The gradient in the form that the op accepts, and whether the kernel may read ``param.grad`` directly."""
     if local_of(param) is not param:
         if getattr(grad, "placements", None) != cast("Any", param).placements:
             raise RuntimeError(
@@ -93,7 +93,7 @@ def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
 
 
 def _check_storage(grad: Tensor) -> None:
-    """Raises if the storage is shorter than the tensor: torch's own copy would read past its end."""
+    """Raise if the storage is shorter than the tensor, because torch's copy would read past its end."""
     last = grad.storage_offset() + sum((size - 1) * step for size, step in zip(grad.shape, grad.stride(), strict=True))
     there = grad.untyped_storage().nbytes()
     if grad.numel() and (last + 1) * grad.element_size() > there:
@@ -103,7 +103,7 @@ def _check_storage(grad: Tensor) -> None:
 
 
 def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
-    """Raises on tensors that the dispatcher replaces by others: a plan would keep and update the replacements."""
+    """Raise on tensors that the dispatcher replaces: a plan would keep and update the replacements."""
     for index, tensor in enumerate(tensors):
         if not means_its_memory(tensor):
             raise RuntimeError(
@@ -126,7 +126,7 @@ def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | N
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether there are kernels for the device: an NVIDIA GPU, or an AMD or Intel GPU by a Triton twin."""
+    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through a Triton twin."""
     return tensor.is_cuda or tensor.is_xpu
 
 
@@ -136,7 +136,7 @@ def capturing() -> bool:
 
 
 def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
-    """Names the first thing wrong with one parameter or its gradient."""
+    """Raise for the first problem of one parameter or its gradient."""
     for what, tensor in {"it": param, "its gradient": grad}.items():
         usable = tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES
         if usable and tensor.device == first.device and tensor.shape == param.shape:

@@ -1,4 +1,4 @@
-"""Base of optimizers that keep a plan: a step with little host overhead, and change detection."""
+"""Base of the optimizers that keep a plan, with little host overhead per step and with change detection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _profiler_enabled: Callable[[], bool] = cast("Any", torch.autograd)._profiler_en
 
 
 def light(step: _Function) -> _Function:
-    """Uses ``torch.optim``'s wrapper for hooks and the profiler only if there are hooks or a profiler runs.
+    """Use ``torch.optim``'s wrapper for hooks and the profiler only if there are hooks or a profiler runs.
 
-    The wrapper makes a profiler record either way, which is a third of the host time of a step.
+    The wrapper always makes a profiler record, which takes a third of the host time of a step.
     """
     recorded = cast("Any", Optimizer).profile_hook_step(step)
 
@@ -57,7 +57,7 @@ class PlannedOptimizer(Optimizer):
         raise NotImplementedError
 
     def _look(self) -> None:
-        """Remembers the current parameters and states."""
+        """Remember the current parameters and states."""
         self._seen_states = Seen(self.state, self._changed)
         self._seen_params = [Seen(group["params"], self._changed) for group in self.param_groups]
 
@@ -72,7 +72,7 @@ class PlannedOptimizer(Optimizer):
         )
 
     def _watch(self) -> None:
-        """Makes the optimizer's own containers report changes."""
+        """Make the optimizer's containers report changes."""
         if not is_watched(self.state, self._changed):
             self.state = States(self.state, self._changed)
         for group in self.param_groups:
@@ -80,13 +80,13 @@ class PlannedOptimizer(Optimizer):
                 group["params"] = Params(group["params"], self._changed)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; what it does not set comes from the constructor."""
+        """Add a group; missing options come from the constructor."""
         self._drop()
         super().add_param_group(param_group)
         self._watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``torch.optim``'s; the states are plain dictionaries."""
+        """The same as in ``torch.optim``; the states are plain dictionaries."""
         result = super().state_dict()
         return {**result, "state": {key: _plain(value) for key, value in result["state"].items()}}
 

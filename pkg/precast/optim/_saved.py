@@ -1,4 +1,4 @@
-"""What of a saved state belongs to which parameter, as it was before torch cast it to the parameters' dtype."""
+"""Find the saved state of each parameter, before torch casts it to the parameter's dtype."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 def load(
     optimizer: Optimizer, load_state_dict: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
 ) -> list[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
-    """Calls torch's ``load_state_dict``, then gives each parameter between its group and its saved state.
+    """Call torch's ``load_state_dict``, then return each group, parameter and saved state.
 
-    The base class casts the states to the parameters' dtype; with low-precision parameters that loses them.
+    The base class casts the states to the parameters' dtype, which loses precision with low-precision parameters.
     """
     seen: dict[str, Any] = {}
-    # The last hook sees what the others made of it.
+    # The hook that is registered last sees the changes of all others.
     handle = optimizer.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
     try:
         load_state_dict(state_dict)

@@ -1,8 +1,8 @@
-"""Containers that say when they are changed.
+"""Containers that report changes.
 
-A plan stands for certain parameters and state tensors. Looking at each of them before each step would take longer than
-all else that the host does for it; instead every way of changing a container calls ``changed``. Copies and pickles are
-plain containers.
+A plan is made for certain parameters and state tensors. Comparing all of them before each step would take longer than
+the rest of the step's host work. Instead, every method that changes a container calls ``changed``. Copies and pickles
+are plain containers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_LISTS = (
 
 
 def _telling(names: tuple[str, ...]) -> Callable[[_Class], _Class]:
-    """Makes methods of a class call ``changed`` afterwards, also where they fail half-way."""
+    """Make methods of a class call ``changed`` afterwards, even if they fail half-way."""
 
     def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -71,7 +71,7 @@ class States(defaultdict[Tensor, Any]):
         super().__init__(dict, values)
 
     def copy(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        """A plain one."""
+        """Return a plain defaultdict."""
         return defaultdict(self.default_factory, self)
 
     __copy__ = copy  # type: ignore[assignment]
@@ -95,7 +95,7 @@ class Params(list[Tensor]):
 
 
 class Seen:
-    """What was in a container, to tell whether that still is so: at once, if it is one that ``changed`` belongs to."""
+    """The recorded items of a container, to detect changes; needs no comparison if it reports to ``changed``."""
 
     __slots__ = ("_container", "_items", "_watched")
 
@@ -105,7 +105,7 @@ class Seen:
         self._watched = is_watched(container, changed)
 
     def still(self, container: Any) -> bool:
-        """Whether this container, the same one or another, has the same things in the same order."""
+        """Whether this container, the same one or another, has the same items in the same order."""
         if self._watched and container is self._container:
             return True
         items = _items(container)
@@ -113,7 +113,7 @@ class Seen:
 
 
 def is_watched(container: Any, changed: Changed) -> bool:
-    """Whether a container says so when it is changed, and to this one."""
+    """Whether a container reports changes to this callback."""
     return getattr(container, "changed", None) is changed
 
 

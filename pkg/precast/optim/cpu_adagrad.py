@@ -21,17 +21,17 @@ __all__ = ["CPUAdagrad"]
 class CPUAdagrad(CPUOptimizer):
     """``torch.optim.Adagrad`` for parameters in CPU memory, one pass over memory for each step.
 
-    ``state_dict`` has torch's entries; each loads the other's.
+    ``state_dict`` has torch's entries, so each class loads the state of the other.
 
     Args:
-        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more.
         lr_decay: the learning rate is divided by ``1 + steps * lr_decay``; 0 or more.
         weight_decay: 0 or more, added to the gradient.
-        initial_accumulator_value: what the sums of squares start with; 0 or more.
+        initial_accumulator_value: initial value of the sums of squares; 0 or more.
         eps: added to the denominator; 0 or more.
-        maximize: steps go up instead of down.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        maximize: maximize the objective instead of minimizing it.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
 
     Raises:
         ValueError: an option is out of range.
@@ -61,7 +61,7 @@ class CPUAdagrad(CPUOptimizer):
         options = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
         more = {"initial_accumulator_value": initial_accumulator_value, "maximize": maximize}
         super().__init__(params, {**options, **more, "state_dtype": state_dtype})
-        for group in self.param_groups:  # as torch's, whose own step wants the states to be there
+        for group in self.param_groups:  # as in torch, whose step needs the states to exist
             for param in group["params"]:
                 self.state[param] = self._new_state(group, param, {})
 

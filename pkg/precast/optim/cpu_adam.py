@@ -20,27 +20,27 @@ __all__ = ["CPUAdam", "CPUAdamOptimizer"]
 
 
 class CPUAdam(CPUOptimizer):
-    """AdamW (``decoupled=True``) or Adam for parameters in CPU memory, one pass over memory for each step.
+    """AdamW (``decoupled=True``) or Adam for parameters in CPU memory, in one pass over memory per step.
 
-    The arithmetic is float32 whatever the tensors are. The usual mixed-precision loop updates float32 masters from
+    The arithmetic is in float32 for every dtype. The usual mixed-precision loop updates float32 masters from
     low-precision gradients, and rounds them into the model in the same pass::
 
         optimizer = CPUAdam(masters)
         optimizer.step(grads=[p.grad for p in model.parameters()], copies=list(model.parameters()))
 
-    ``state_dict`` has the entries of ``torch.optim.AdamW``; each loads the other's. ``GradScaler`` needs no extra pass:
-    gradients are unscaled as they are read, and stay as they are.
+    ``state_dict`` has the entries of ``torch.optim.AdamW``, so each class loads the state of the other. ``GradScaler``
+    needs no extra pass: gradients are unscaled as they are read, and are not modified.
 
     Args:
-        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more.
         betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
         eps: added to the denominator; 0 or more.
         weight_decay: 0 or more.
-        decoupled: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
-        amsgrad: the largest average of squares is used.
-        maximize: steps go up instead of down.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
+        amsgrad: use the largest average of squares so far.
+        maximize: maximize the objective instead of minimizing it.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
 
     Raises:
         ValueError: an option is out of range.
@@ -73,7 +73,7 @@ class CPUAdam(CPUOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
-            # AdamW and Adam of torch say it with their class or with decoupled_weight_decay.
+            # torch distinguishes AdamW from Adam by the class or by decoupled_weight_decay.
             if "decoupled_weight_decay" in group:
                 group.setdefault("decoupled", group["decoupled_weight_decay"])
         super().__setstate__(state)

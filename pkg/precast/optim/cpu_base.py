@@ -1,4 +1,4 @@
-"""Base of the CPU optimizers: a step in one pass over memory, float32 states, state dicts shared with torch."""
+"""Base of the CPU optimizers: one pass over memory per step, float32 states, state dicts compatible with torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Number: TypeAlias = "float | Tensor | None"
 
 
 class CPUOptimizer(PlannedOptimizer):
-    """An optimizer over float32, float16 or bfloat16 parameters in CPU memory; subclasses say by which rule.
+    """An optimizer for float32, float16 or bfloat16 parameters in CPU memory; subclasses define the rule.
 
-    All parameters of all groups are updated in one pass over memory and one parallel region; the arithmetic is float32
-    whatever the tensors are. The states are float32 too, or, with ``state_dtype=None``, of their parameter's dtype.
+    One parallel region updates all parameters of all groups in one pass over memory. The arithmetic is in float32 for
+    every dtype. The states are float32, or have the dtype of their parameter with ``state_dtype=None``.
     """
 
     rule: ClassVar[int]
@@ -37,7 +37,7 @@ class CPUOptimizer(PlannedOptimizer):
     _known: Known | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
+        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
@@ -56,13 +56,15 @@ class CPUOptimizer(PlannedOptimizer):
         clip_coef: Number = None,
         found_inf: Number = None,
     ) -> Any:
-        """Updates every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss again, and its gradients.
-            grads: used in place of ``.grad``, in any of the dtypes; one for each parameter, or by parameter.
-            copies: receive the new parameters, rounded to float16 or bfloat16, in pinned memory too; likewise.
-            grad_scale: the loss scale: gradients are divided by it as they are read, and not written.
+            closure: computes the loss and its gradients again.
+            grads: gradients to use instead of ``.grad``, in any of the dtypes; a list with one per parameter, or a
+                mapping from parameter to gradient.
+            copies: float16 or bfloat16 tensors that receive the rounded new parameters, in pinned memory too; a list
+                or mapping as for ``grads``.
+            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified.
             clip_coef: gradients are multiplied by it as they are read.
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
@@ -90,7 +92,7 @@ class CPUOptimizer(PlannedOptimizer):
         return loss
 
     def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
-        """Repeats the last step's plan. Returns False, and changes nothing, if the plan does not fit any more."""
+        """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
         if not self._looks_same() or self._kinds() != known.kinds:
             return False
         params = known.params
@@ -109,7 +111,7 @@ class CPUOptimizer(PlannedOptimizer):
 
     @torch.no_grad()
     def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
-        """Makes a plan and runs it. New states are kept if that succeeds. Returns None if there is no gradient."""
+        """Make a plan and run it. New states are kept only on success. Return None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
         given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
         items = list(self._items(params, given, targets))
@@ -126,7 +128,7 @@ class CPUOptimizer(PlannedOptimizer):
     def _items(
         self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
     ) -> Iterator[Item]:
-        """Every parameter with a gradient, checked. Changes nothing, so an error leaves the optimizer intact."""
+        """Check every parameter that has a gradient. Nothing is changed, so an error leaves the optimizer intact."""
         groups = (group for group in self.param_groups for _ in group["params"])
         targets = copies or [None] * len(params)
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
@@ -165,14 +167,14 @@ class CPUOptimizer(PlannedOptimizer):
 
     @abstractmethod
     def _row(self, group: Group, fresh: bool) -> Row:
-        """The group's numbers, as the op takes them."""
+        """The group's numbers, in the form that the op accepts."""
 
     @abstractmethod
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Raises ValueError on the first value that is out of range."""
+        """Raise ValueError for the first value that is out of range."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class, or of torch's optimizer of the same rule."""
+        """Load a state of this class or of torch's optimizer with the same rule."""
         names = set(filter(None, self.state_names))
         for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
             for name in names & saved.keys():
@@ -188,7 +190,7 @@ class CPUOptimizer(PlannedOptimizer):
                     values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu").clone()
 
     def _kinds(self) -> list[tuple[str | None, ...]]:
-        """Per group, the names of its states."""
+        """The state names of each group."""
         return [self._names(group) for group in self.param_groups]
 
     def _given(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -206,7 +208,7 @@ class CPUOptimizer(PlannedOptimizer):
         return list(values)
 
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
-        """Names the first thing wrong with one parameter, its gradient or its copy."""
+        """Raise for the first problem of one parameter, its gradient or its copy."""
         tensors = {"it": param, "its gradient": grad, **({} if copy is None else {"its copy": copy})}
         for name, tensor in tensors.items():
             dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
@@ -224,7 +226,7 @@ class CPUOptimizer(PlannedOptimizer):
 
 
 def check_numbers(options: Mapping[str, Any], *names: str) -> None:
-    """Raises ValueError unless the options of these names are 0 or more, and ``state_dtype`` is one there is."""
+    """Raise ValueError unless the named options are 0 or more and ``state_dtype`` is supported."""
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
@@ -236,7 +238,7 @@ def check_numbers(options: Mapping[str, Any], *names: str) -> None:
 
 
 def check_betas(betas: Any) -> None:
-    """Raises ValueError unless these are two factors below one."""
+    """Raise ValueError unless these are two numbers from 0 up to but not including 1."""
     if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
         raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
 

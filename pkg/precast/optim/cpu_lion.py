@@ -19,17 +19,17 @@ __all__ = ["CPULion"]
 
 
 class CPULion(CPUOptimizer):
-    """Lion (Chen and others, 2023) for parameters in CPU memory: steps by the sign of a momentum.
+    """Lion (Chen and others, 2023) for parameters in CPU memory: the step is the sign of a momentum.
 
-    A gradient that is NaN makes its parameter NaN.
+    A NaN gradient makes its parameter NaN.
 
     Args:
-        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more.
-        betas: mix of the gradient into the step, and into the average; from 0 up to but not including 1.
-        weight_decay: 0 or more, apart from the gradient.
-        maximize: steps go up instead of down.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        betas: weights of the momentum in the step and in its own update; from 0 up to but not including 1.
+        weight_decay: 0 or more; decays the parameter itself, not through the gradient.
+        maximize: maximize the objective instead of minimizing it.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
 
     Raises:
         ValueError: an option is out of range.

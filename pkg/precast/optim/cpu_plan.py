@@ -2,8 +2,8 @@
 
 With a thousand small tensors, inspecting them takes longer than updating them. So the kernel keeps the lists of a plan
 under a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
-``.grad``. The kernel checks the address, dtype and storage of every tensor at each step. Whether the optimizer still
-holds the same tensors is checked by the optimizer (``_planned.py``).
+``.grad``. At each step, the kernel checks the address, dtype and storage of every tensor. The optimizer itself checks
+that it still holds the same tensors (``_planned.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATES = 3  # at most: two moments, and the maximum of the second
 
 
 class Row(NamedTuple):
-    """The numbers of a group, in the order of the op's table. A rule leaves out those it has not."""
+    """The numbers of a group, in the order of the op's table. A rule omits the numbers that it does not use."""
 
     lr: float
     beta1: float = 0.0  # SGD: the momentum
@@ -61,7 +61,7 @@ with torch.inference_mode(False):
 
 
 class Plan:
-    """Items, in the form that the op takes."""
+    """Items in the form that the op accepts."""
 
     __slots__ = (
         "__weakref__",
@@ -81,7 +81,7 @@ class Plan:
     def __init__(self, items: Sequence[Item]) -> None:
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
-        # Tensors that cannot be updated in place because of their layout, each with the dense copy that is updated.
+        # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
         self.passing: list[tuple[Tensor, Tensor]] = []
         params = [item.param if _in_place(item.param) else self._pass(item.param) for item in items]
         states = [
@@ -126,7 +126,7 @@ class Plan:
         return dense
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
-        """One step with the gradients in ``given``, multiplied by ``scale``."""
+        """Run one step with the gradients in ``given``, multiplied by ``scale``."""
         self._fill(row)
         grads = given if len(given) == len(self.positions) else [given[i] for i in self.positions]
         optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)
@@ -140,9 +140,9 @@ class Plan:
             tensor.copy_(dense)
 
     def run_again(self, row: Callable[[Group, bool], Row], scale: float, idle: Iterable[Tensor]) -> bool:
-        """One step with the parameters' own gradients; raises the version counters of what it writes.
+        """Run one step with the parameters' own gradients, and raise the version counters of the written tensors.
 
-        Returns False, and changes nothing, if the plan does not fit or an ``idle`` parameter has a gradient now.
+        Return False, and change nothing, if the plan does not fit or an ``idle`` parameter has a gradient now.
         """
         # The op for plans has no rule for torch.func transforms.
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
@@ -174,7 +174,7 @@ class Known:
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:
-    """Runs of neighbours with the same numbers, and their lengths."""
+    """Runs of consecutive items with the same numbers, and their lengths."""
     rows: list[tuple[Group, bool, int]] = []
     for item in items:
         if rows and rows[-1][0] is item.group and rows[-1][1] == item.fresh:

@@ -21,17 +21,17 @@ __all__ = ["CPUSGD"]
 class CPUSGD(CPUOptimizer):
     """``torch.optim.SGD`` for parameters in CPU memory, one pass over memory for each step.
 
-    ``state_dict`` has torch's entries; each loads the other's.
+    ``state_dict`` has torch's entries, so each class loads the state of the other.
 
     Args:
-        params: parameters in CPU memory, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more.
         momentum: 0 or more.
-        dampening: of the momentum.
+        dampening: the gradient enters the momentum with the factor ``1 - dampening``.
         weight_decay: 0 or more, added to the gradient.
-        nesterov: looks ahead; needs a momentum above 0 and no dampening.
-        maximize: steps go up instead of down.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
+        nesterov: use Nesterov momentum; needs a momentum above 0 and no dampening.
+        maximize: maximize the objective instead of minimizing it.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
 
     Raises:
         ValueError: an option is out of range.

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 class FusedAdam(FusedOptimizer):
     """``torch.optim.Adam`` on the GPU, all parameters in one launch; ``decoupled=True``: AdamW.
 
-    The arithmetic is float32 whatever the tensors are. Every step can be captured in a CUDA graph. ``GradScaler`` needs
-    no extra pass and no wait for the GPU: gradients are unscaled as they are read, and stay as they are. A step that
-    overflowed is skipped and not counted. ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``; each
-    loads the other's.
+    The arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler``
+    needs no extra pass and no synchronization: gradients are unscaled as they are read, and are not modified. A step
+    that overflowed is skipped and not counted. ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``, so
+    each class loads the state of the others.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
         betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
         eps: added to the denominator; 0 or more.
         weight_decay: 0 or more.
-        amsgrad: the largest average of squares is used.
-        maximize: steps go up instead of down.
+        amsgrad: use the largest average of squares so far.
+        maximize: maximize the objective instead of minimizing it.
         capturable: ignored, because every step can be captured.
-        decoupled: the decay is apart from the gradient (AdamW), instead of added to it.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -70,35 +70,35 @@ class FusedAdam(FusedOptimizer):
         super().__init__(params, options, max_grad_norm)
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Two moments, and with amsgrad the largest second one."""
+        """Two moments, and with amsgrad the largest second moment."""
         moments = ("exp_avg", "exp_avg_sq")
         return (*moments, "max_exp_avg_sq") if group["amsgrad"] else moments
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """Those of Adam."""
+        """The numbers that Adam reads."""
         beta1, beta2 = group["betas"]
         return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """Whether to climb, and where the decay goes."""
+        """Whether to maximize, and whether the decay is decoupled."""
         return MAXIMIZE * bool(group["maximize"]) + DECOUPLED * bool(group["decoupled_weight_decay"])
 
 
 class FusedAdamW(FusedAdam):
-    """``torch.optim.AdamW`` on the GPU, all parameters in one launch; otherwise as :class:`FusedAdam`.
+    """``torch.optim.AdamW`` on the GPU, all parameters in one launch; otherwise the same as :class:`FusedAdam`.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
         betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
         eps: added to the denominator; 0 or more.
-        weight_decay: 0 or more, apart from the gradient.
-        amsgrad: the largest average of squares is used.
-        maximize: steps go up instead of down.
+        weight_decay: 0 or more; decays the parameter itself, not through the gradient.
+        amsgrad: use the largest average of squares so far.
+        maximize: maximize the objective instead of minimizing it.
         capturable: ignored, because every step can be captured.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -141,5 +141,5 @@ class FusedAdamW(FusedAdam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # a state of Adam, or one from before torch had this entry
+        for group in self.param_groups:  # a state of Adam, or of a torch without this entry
             group["decoupled_weight_decay"] = True

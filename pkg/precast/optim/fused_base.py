@@ -1,9 +1,9 @@
 """Base of the GPU optimizers: one launch for all parameters, from a plan that is kept between steps.
 
 A plan holds the addresses and dtypes of parameters, gradients and states. Before each step, one call into C++ compares
-it with the tensors. If only gradients have moved, their addresses are updated; any other change makes a new plan. The
-step count, the loss scale and the decision to skip an overflow stay on the GPU. So nothing waits for the GPU, and a
-CUDA graph can capture ``step``.
+it with the tensors. If only gradients have moved, it updates their addresses; any other change makes a new plan. The
+step count, the loss scale and the decision to skip an overflow stay on the GPU. So the host never waits for the GPU,
+and a CUDA graph can capture ``step``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _group_params = operator.itemgetter("params")
 
 
 class Numbers(NamedTuple):
-    """The numbers of a group that the kernels read, besides the learning rate. A rule leaves out those it has not."""
+    """The numbers of a group that the kernels read, besides the learning rate. A rule omits those it does not use."""
 
     beta1: float = 0.0  # SGD: the dampening
     beta2: float = 0.0
@@ -41,9 +41,9 @@ class Numbers(NamedTuple):
     extra: float = 0.0  # SGD: the momentum; Adagrad: the decay of the learning rate
 
 
-@dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is no longer used
+@dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is unused
 class Plan:
-    """A plan on the C++ side, and what Python adds to each call with it."""
+    """A plan on the C++ side, and the data that Python passes with it."""
 
     number: int
     signature: Signature
@@ -54,7 +54,7 @@ class Plan:
 
 
 class FusedOptimizer(PlannedOptimizer):
-    """A subclass names its states and the numbers of its rule."""
+    """An optimizer on the GPU; a subclass defines its states and the numbers of its rule."""
 
     kind: ClassVar[int]
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
@@ -77,7 +77,7 @@ class FusedOptimizer(PlannedOptimizer):
         raise NotImplementedError
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The group's numbers, by the names of the kernels."""
+        """The group's numbers, by the kernels' names for them."""
         raise NotImplementedError
 
     def flags(self, group: dict[str, Any]) -> int:
@@ -93,10 +93,10 @@ class FusedOptimizer(PlannedOptimizer):
     @light
     @outside_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss again, and its gradients.
+            closure: computes the loss and its gradients again.
 
         Returns:
             What ``closure`` returned.
@@ -127,7 +127,7 @@ class FusedOptimizer(PlannedOptimizer):
         return loss
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
-        """Calls the op once. Returns False, and changes nothing, if the plan no longer describes the tensors."""
+        """Call the op once. Return False, and change nothing, if the plan does not match the tensors."""
         grads: list[Tensor] = []
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
@@ -176,7 +176,7 @@ class FusedOptimizer(PlannedOptimizer):
     # ---- plans ----
 
     def _current_plans(self) -> list[Plan]:
-        """The existing plans, or new ones if something changed that only Python can see."""
+        """The existing plans, or new ones after a change that only Python can see."""
         plans = self._plans
         if (
             plans is not None
@@ -190,7 +190,7 @@ class FusedOptimizer(PlannedOptimizer):
         return Signature(self.flags(group), self.state_names(group), bool(group.get("master_weights", False)))
 
     def _replan(self) -> list[Plan]:
-        """Makes a plan for each signature, over the parameters that have a gradient now, and creates missing states."""
+        """Make a plan for each signature, over the parameters that have a gradient now, and create missing states."""
         self._drop()
         name = type(self).__name__
         works, idle = gather(name, self.param_groups, self._signature_of)
@@ -234,12 +234,12 @@ class FusedOptimizer(PlannedOptimizer):
         plan = Plan(
             number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else (), tuple(idle)
         )
-        # Releases what the C++ side holds, however the optimizer ends.
+        # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan
 
     def _complete(self, param: Tensor, group: dict[str, Any], slot: int) -> None:
-        """Completes the state of one parameter; its step count is a view into one tensor for all parameters."""
+        """Create the missing states of one parameter; its step count is a view into one tensor for all parameters."""
         state = self.state[param]
         names = self.state_names(group)
         dtype = param.dtype if group.get("state_dtype", torch.float32) is None else torch.float32
@@ -257,7 +257,7 @@ class FusedOptimizer(PlannedOptimizer):
                 state["master_param"] = param.detach().float()
         view = self._views[slot]
         if state.get("step") is not view:
-            # torch's SGD keeps no step count: an existing momentum buffer means that a step was made.
+            # torch's SGD keeps no step count; an existing momentum buffer means that there was a step.
             before = state.get("step", float(bool(names) and not missing))
             view.copy_(torch.as_tensor(before, dtype=torch.float32))
             state["step"] = view
@@ -271,22 +271,22 @@ class FusedOptimizer(PlannedOptimizer):
             self._views = self._steps.unbind()
 
     def _drop(self) -> None:
-        """Drops the plans, and with them the tensors they hold."""
+        """Drop the plans and the tensors that they hold."""
         self._plans = None
 
     # ---- the interface of torch.optim ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; what it does not set comes from the constructor. Raises ValueError on values out of range."""
+        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
         self.check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def check_options(self, options: dict[str, Any]) -> None:
-        """Raises ValueError on numbers out of range."""
+        """Raise ValueError on numbers out of range."""
         lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # to read it is to wait
+        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # reading it would synchronize
         for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
             if name in options:
                 numbers[name] = options[name]
@@ -301,7 +301,7 @@ class FusedOptimizer(PlannedOptimizer):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class, or of the class of ``torch.optim`` that it stands for."""
+        """Load a state of this class or of the ``torch.optim`` class that it replaces."""
         entries = _saved.load(self, super().load_state_dict, state_dict)
         self._drop()
         for group, param, saved in entries:

@@ -18,16 +18,16 @@ class FusedSGD(FusedOptimizer):
     """``torch.optim.SGD`` on the GPU, all parameters in one launch. Each loads the other's state.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
         momentum: 0 or more.
-        dampening: of the momentum.
+        dampening: the gradient enters the momentum with the factor ``1 - dampening``.
         weight_decay: 0 or more, added to the gradient.
-        nesterov: looks ahead; needs a momentum above 0 and no dampening.
-        maximize: steps go up instead of down.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        nesterov: use Nesterov momentum; needs a momentum above 0 and no dampening.
+        maximize: maximize the objective instead of minimizing it.
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -59,7 +59,7 @@ class FusedSGD(FusedOptimizer):
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
 
     def check_options(self, options: dict[str, Any]) -> None:
-        """Also that nesterov has a momentum to look ahead with."""
+        """Also check that nesterov has a momentum above 0 and no dampening."""
         super().check_options(options)
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError(
@@ -68,16 +68,16 @@ class FusedSGD(FusedOptimizer):
             )
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The momentum, if there is any."""
+        """The momentum buffer, if the momentum is not 0."""
         return ("momentum_buffer",) if group["momentum"] != 0 else ()
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """Those of SGD."""
+        """The numbers that SGD reads."""
         decay = float(group["weight_decay"])
         return Numbers(float(group["dampening"]), weight_decay=decay, extra=float(group["momentum"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """Whether to climb, and to look ahead."""
+        """Whether to maximize, and whether to use Nesterov momentum."""
         return MAXIMIZE * bool(group["maximize"]) + NESTEROV * bool(group["nesterov"])
 
 
@@ -85,16 +85,16 @@ class FusedAdagrad(FusedOptimizer):
     """``torch.optim.Adagrad`` on the GPU, all parameters in one launch. Each loads the other's state.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
         lr_decay: the learning rate is divided by ``1 + steps * lr_decay``; 0 or more.
         weight_decay: 0 or more, added to the gradient.
-        initial_accumulator_value: what the sums of squares start with; 0 or more.
+        initial_accumulator_value: initial value of the sums of squares; 0 or more.
         eps: added to the denominator; 0 or more.
-        maximize: steps go up instead of down.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        maximize: maximize the objective instead of minimizing it.
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -131,27 +131,27 @@ class FusedAdagrad(FusedOptimizer):
         return ("sum",)
 
     def initial(self, group: dict[str, Any]) -> float:
-        """What the sums start with."""
+        """The initial value of the sums."""
         return float(group["initial_accumulator_value"])
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """Those of Adagrad."""
+        """The numbers that Adagrad reads."""
         decay, lr_decay = float(group["weight_decay"]), float(group["lr_decay"])
         return Numbers(eps=float(group["eps"]), weight_decay=decay, extra=lr_decay)
 
 
 class FusedLion(FusedOptimizer):
-    """Lion (Chen and others, 2023) on the GPU, all parameters in one launch: steps by the sign of a momentum.
+    """Lion (Chen and others, 2023) on the GPU, all parameters in one launch: the step is the sign of a momentum.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
-        betas: mix of the gradient into the step, and into the average; from 0 up to but not including 1.
-        weight_decay: 0 or more, apart from the gradient.
-        maximize: steps go up instead of down.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        state_dtype: of the states: ``torch.float32``, or None for each parameter's own.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        betas: weights of the momentum in the step and in its own update; from 0 up to but not including 1.
+        weight_decay: 0 or more; decays the parameter itself, not through the gradient.
+        maximize: maximize the objective instead of minimizing it.
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -185,32 +185,32 @@ class FusedLion(FusedOptimizer):
         return ("exp_avg",)
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """Those of Lion."""
+        """The numbers that Lion reads."""
         beta1, beta2 = group["betas"]
         return Numbers(float(beta1), float(beta2), weight_decay=float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """The decay is apart from the gradient."""
+        """Whether to maximize; the decay is decoupled."""
         return MAXIMIZE * bool(group["maximize"]) + DECOUPLED
 
 
 class FusedLAMB(FusedOptimizer):
     """LAMB (You and others, 2020) on the GPU, all parameters in two launches.
 
-    It is AdamW with a step as long as the parameter is, for each parameter. As in NVIDIA's version, gradients are
-    clipped first, and a parameter without weight decay takes the plain step. While a step runs, its direction takes
-    four bytes for each element.
+    It is AdamW, but each parameter's step is scaled to the norm of the parameter. As in NVIDIA's version, gradients are
+    clipped first, and a parameter without weight decay takes the unscaled step. During a step, the direction needs four
+    bytes per element of temporary memory.
 
     Args:
-        params: parameters on one GPU, or dicts of parameter groups; float32, float16 or bfloat16, each by itself.
+        params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
         lr: learning rate, 0 or more; a tensor on the GPU is read at each replay of a CUDA graph.
         betas: decay rates of the averages of the gradient and of its square; from 0 up to but not including 1.
         eps: added to the denominator; 0 or more.
         weight_decay: 0 or more.
-        always_adapt: also parameters without weight decay take a step of their own length.
-        maximize: steps go up instead of down.
-        master_weights: float16 and bfloat16 parameters get a float32 master in their state, rounded into them.
-        max_grad_norm: clips by the 2-norm of all gradients, which are read once more, not written; None: no clipping.
+        always_adapt: also scale the steps of parameters without weight decay.
+        maximize: maximize the objective instead of minimizing it.
+        master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
+        max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
 
     Raises:
         ValueError: an option is out of range.
@@ -241,14 +241,14 @@ class FusedLAMB(FusedOptimizer):
         super().__init__(params, options, max_grad_norm)
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Two moments."""
+        """The two moments."""
         return ("exp_avg", "exp_avg_sq")
 
     def numbers(self, group: dict[str, Any]) -> Numbers:
-        """Those of LAMB."""
+        """The numbers that LAMB reads."""
         beta1, beta2 = group["betas"]
         return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """Whether to climb; the decay is part of the direction."""
+        """Whether to maximize and to always adapt; the decay is part of the direction."""
         return MAXIMIZE * bool(group["maximize"]) + DECOUPLED + ALWAYS_ADAPT * bool(group["always_adapt"])

@@ -1,9 +1,9 @@
 """Gated activations: one half of the last dimension goes through an activation and is multiplied by the other half.
 
 ``x`` is ``(..., 2 * d)`` and the result ``(..., d)``. The activation is computed in float32 and rounded to the dtype of
-``x``, then the product is rounded, as in ``torch.nn.functional.silu(x[..., :d]) * x[..., d:]`` and the like. On a GPU
-the formulas are those of torch's kernels, so the result has the same bits. On the CPU the activation is as near to the
-exact one as torch's or nearer, mostly so in the negative tails of the two GELUs, where torch's lose their digits.
+``x``, then the product is rounded, as in ``torch.nn.functional.silu(x[..., :d]) * x[..., d:]`` and its variants. On a
+GPU, the formulas are those of torch's kernels, so the result has the same bits. On the CPU, the activation is at least
+as accurate as torch's. It is more accurate mainly in the negative tails of the two GELUs, where torch loses digits.
 
 Gradients are computed in one pass, from ``x`` alone, in float32, and rounded once.
 """
@@ -25,7 +25,7 @@ from precast.ops import _checks
 
 
 class GatedKind:
-    """How the schemas spell a gated activation."""
+    """The schemas' codes for gated activations."""
 
     SILU_AND_MUL = 0
     GELU_AND_MUL = 1
@@ -128,9 +128,9 @@ def mul_and_silu(x: Tensor) -> Tensor:
 
 
 def _gated(x: Tensor, kind: int) -> Tensor:
-    # The short way under autograd's Python kernel, as in rms_norm.
+    # Bypasses autograd's Python kernel, as in rms_norm.
     if (
-        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
         and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_unary(x)
@@ -148,7 +148,7 @@ def _gated(x: Tensor, kind: int) -> Tensor:
 
 
 class _GatedActivation(torch.autograd.Function):
-    """``compute`` is what computes below autograd: it depends on where the call came from."""
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Tensor], x: Tensor, kind: int) -> Tensor:
@@ -206,7 +206,7 @@ def _twins() -> ModuleType:
 
 
 with namespace.family("activations", twins=_twins), namespace.family("activations_backward", twins=_twins):
-    # The gradient formula of the backward is left out: the reference answers for the gradient of a gradient.
+    # The backward has no gradient formula: the reference computes the gradient of a gradient.
     GATED_ACTIVATION = register(
         "gated_activation",
         check=lambda x, kind: _check("gated_activation", x, kind),

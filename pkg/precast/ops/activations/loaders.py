@@ -1,4 +1,4 @@
-"""What the loader of the gated activations gets: the public functions, and the same in plain torch."""
+"""The members for the loader of the gated activations: the public functions, and the same in plain torch."""
 
 from __future__ import annotations
 

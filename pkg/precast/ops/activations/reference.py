@@ -27,7 +27,7 @@ def gated_activation_backward(grad: Tensor, x: Tensor, kind: int) -> Tensor:
 
 
 def _halves(x: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """What goes through the activation, and what it is multiplied by."""
+    """The half that goes through the activation, and the half that multiplies it."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     return (second, first) if kind == GatedKind.MUL_AND_SILU else (first, second)

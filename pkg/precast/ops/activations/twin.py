@@ -26,7 +26,7 @@ def _sigmoid(value: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _activation(gate: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """In float32. ``(1 + tanh(u)) / 2`` is the sigmoid of ``2 * u``."""
+    """The activation in float32. ``(1 + tanh(u)) / 2`` is the sigmoid of ``2 * u``."""
     if kind == _ERF:
         result = 0.5 * gate * (1.0 + tl.erf(gate * _SQRT_HALF))
     elif kind == _TANH:
@@ -51,7 +51,7 @@ def _derivative(gate: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _place(half: tl.tensor, block: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The row that this program has, and its columns of either half."""
+    """The row of this program, and its columns within each half."""
     blocks = tl.cdiv(half, block)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     return row, (tl.program_id(0) % blocks) * block + tl.arange(0, block)
@@ -103,7 +103,7 @@ def _backward(
 
 
 def gated_activation(x: Tensor, kind: int) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     half = x.shape[-1] // 2
     y = torch.empty(*x.shape[:-1], half, dtype=x.dtype, device=x.device)
     if y.numel() > 0:
@@ -115,7 +115,7 @@ def gated_activation(x: Tensor, kind: int) -> Tensor:
 
 
 def gated_activation_backward(grad: Tensor, x: Tensor, kind: int) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     grad_x = like(x)
     if x.numel() > 0:
         (rows, stride), (slopes, grad_stride) = as_rows(x), as_rows(grad)
@@ -127,7 +127,7 @@ def gated_activation_backward(grad: Tensor, x: Tensor, kind: int) -> Tensor:
 
 
 def _halves(half: int, kind: int) -> tuple[int, int]:
-    """Where the gate and the other factor begin in a row."""
+    """The offsets of the gate and of the other factor in a row."""
     return (half, 0) if kind == GatedKind.MUL_AND_SILU else (0, half)
 
 

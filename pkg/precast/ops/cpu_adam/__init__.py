@@ -34,21 +34,21 @@ def adam_(
     """One Adam or AdamW step over lists of CPU tensors, in place, in one parallel region.
 
     Args:
-        params: updated; float32, float16 or bfloat16, each by itself.
-        grads: dense, with the shapes of ``params``; multiplied by ``grad_scale`` as they are read, and not written.
+        params: updated; float32, float16, bfloat16 or any mix of them.
+        grads: dense, with the shapes of ``params``; multiplied by ``grad_scale`` as they are read, and not modified.
         exp_avgs: averages of the gradients, updated; float32 or of the parameter's dtype.
         exp_avg_sqs: averages of their squares, updated; the same.
-        copies: float16 or bfloat16, one for each parameter, or none at all; receive the rounded new parameters.
+        copies: float16 or bfloat16, one for each parameter, or empty; they receive the rounded new parameters.
         lr: learning rate.
         beta1: decay rate of ``exp_avgs``.
         beta2: decay rate of ``exp_avg_sqs``.
         eps: added to the denominator.
-        weight_decay: the decay.
+        weight_decay: decay of the parameters.
         bias_correction1: ``1 - beta1**step``, with steps from 1.
         bias_correction2: ``1 - beta2**step``.
-        grad_scale: what gradients are multiplied by.
-        decoupled: the decay is apart from the gradient (AdamW), instead of added to it (Adam).
-        maximize: steps go up instead of down.
+        grad_scale: factor of the gradients.
+        decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
+        maximize: maximize the objective instead of minimizing it.
 
     Raises:
         RuntimeError: the lists do not fit each other, or a derivative is wanted.
@@ -91,7 +91,7 @@ def _check(
     copies: list[Tensor],
     *_: Any,
 ) -> None:
-    """Raises unless the lists are of one length and the tensors of one index can be updated together."""
+    """Raise unless the lists have the same length and the tensors at each index can be updated together."""
     states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
     _checks.updated_lists("adam_", params, {"grads": grads, **states, **({"copies": copies} if copies else {})})
     _checks.states("adam_", params, states)

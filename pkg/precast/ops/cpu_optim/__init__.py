@@ -1,4 +1,4 @@
-"""One step of a CPU optimizer over all its parameters: the op beneath ``precast.optim``, for its plans alone."""
+"""One step of a CPU optimizer over all its parameters: the internal op of ``precast.optim``, used by its plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _check(
     grad_scale: float,
     rule: int,
 ) -> None:
-    """Raises unless the tensors of one index, those that have elements, can be updated together."""
+    """Raise unless the nonempty tensors at each index can be updated together."""
     op = "optimize_"
     _checks.require(rule in range(4), lambda: f"{op}: rule is {rule}; needed 0, 1, 2 or 3")
     states = {"first": first, "second": second, "third": third}
@@ -65,8 +65,8 @@ with namespace.family("cpu_optim"):
     )
 _call = without_autograd(OPTIMIZE_)
 
-# One step by plan, numbers and scale, with the gradients that the parameters have; False, and nothing is done, if a
-# tensor is not what it was. It counts the changes itself. Like the plan, it means nothing in a trace.
+# One step from a plan, numbers and a scale, with the parameters' own gradients. If a tensor has changed, it returns
+# False and does nothing. It raises the version counters itself. It cannot be traced, because plans cannot.
 optimize_again: Callable[[Tensor, Tensor, float], bool] = namespace.overload("optimize_again_")._op
 
 _NO_LISTS: Lists = ((), (), (), (), (), ())
@@ -77,18 +77,18 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 def optimize(
     grads: Sequence[Tensor], lists: Lists | None, plan: Tensor, numbers: Tensor, scale: float, rule: int
 ) -> None:
-    """One step. ``plan`` has one element, to keep the lists by, or none; without lists, those it stands for are used.
+    """One step. ``plan`` has one element, which keeps the lists, or none. Without ``lists``, it uses the kept ones.
 
-    Autograd is left out: version counters are for the caller to bump.
+    This bypasses autograd, so the caller must raise the version counters.
     """
     params, first, second, third, steps, copies = lists or _NO_LISTS
     _call(params, grads, first, second, third, steps, copies, plan, numbers, scale, rule)
 
 
 def forget(plan: Tensor) -> None:
-    """Lets go of the lists kept by ``plan``, if there are any.
+    """Release the lists kept by ``plan``, if there are any.
 
-    Called when an optimizer is collected, which can be in the middle of a trace or a transform: so it goes to the CPU
-    kernel itself, past every mode, and makes no tensor.
+    This is called when an optimizer is garbage-collected, possibly during a trace or a transform. So it calls the CPU
+    kernel directly, bypassing every mode, and creates no tensor.
     """
     OPTIMIZE_.redispatch(_CPU, [], [], [], [], [], [], [], plan, _NO_NUMBERS, 1.0, 0)

@@ -13,5 +13,5 @@ EXAMPLES: Examples = {
         torch.tensor([1e-2, 0.9, 0.99, 1e-8, 1e-2, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
         *(1.0, 0),
     ),
-    "optimize_again_": None,  # means something only after a step
+    "optimize_again_": None,  # callable only after a step
 }

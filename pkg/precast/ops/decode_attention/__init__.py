@@ -1,4 +1,4 @@
-"""Attention of the newest tokens of each sequence over its keys and values in a paged cache. It has no gradient.
+"""Attention of the newest tokens of each sequence over the keys and values in a paged cache. It has no gradient.
 
 The split over the keys and the merge of partial softmaxes follow Flash-Decoding (Dao and others, 2023) and the online
 softmax of Milakov and Gimelshein (2018). Results are deterministic: the same call gives the same bits.
@@ -19,7 +19,7 @@ from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, register
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
 
 _OP = "paged_decode_attention"
-WIDTHS = (64, 80, 96, 128, 192, 256)  # elements of a head that the kernels serve
+WIDTHS = (64, 80, 96, 128, 192, 256)  # head widths that the kernels support
 _MOST_QUERIES = 16
 _MOST_BLOCK_SIZE = 256
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -83,7 +83,7 @@ def paged_decode_attention(
     value_scale: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Softmax attention of the last tokens of each sequence over all tokens of the sequence, themselves included.
+    """Softmax attention of the last tokens of each sequence over all tokens of the sequence, including themselves.
 
     Args:
         query: ``(sequences, heads, width)``, one token for each sequence, or ``(sequences, queries, heads, width)``
@@ -102,7 +102,7 @@ def paged_decode_attention(
         softcap: a score ``x`` becomes ``softcap * tanh(x / softcap)``; 0 for none.
         alibi_slopes: float32, ``(heads,)``: a slope times (position of the key - position of the query) is added.
         sinks: float32, ``(heads,)``: one more score in the softmax's denominator that has no value.
-        key_scale: float32, ``(1,)`` or ``(kv_heads,)``: what the numbers of ``key_cache`` are multiplied by.
+        key_scale: float32, ``(1,)`` or ``(kv_heads,)``: factors of the elements of ``key_cache``.
         value_scale: the same for ``value_cache``.
         return_lse: return the logarithms of the denominators as well.
 
@@ -112,8 +112,8 @@ def paged_decode_attention(
 
     Raises:
         RuntimeError: the shapes, dtypes or devices do not fit, or a gradient is wanted. The CPU also refuses a negative
-            length, one beyond the block table, and a block that the caches do not have. A GPU, which the host does not
-            wait for, cuts such a length to the range and skips the keys of such a block: nothing is read out of bounds.
+            length, one beyond the block table, and a block that the caches do not have. The host does not wait for a
+            GPU, which clamps such a length and skips the keys of such a block: nothing is read out of bounds.
 
     Example::
 
@@ -136,7 +136,7 @@ def attend(
     optional: Sequence[Tensor | None],
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Call an implementation that has the arguments of the op with those of :func:`paged_decode_attention`."""
+    """Convert the arguments of :func:`paged_decode_attention` to those of the op, and call an implementation."""
     query, *others = given
     single = query.dim() == 3
     width = query.shape[-1] if query.dim() else 1
@@ -186,7 +186,7 @@ def _check(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> None:
-    """The kernels' checks, in their words and their order, but for what only memory says."""
+    """The kernels' checks, with the same messages in the same order, except those that need data or addresses."""
     _check_caches(query, key_cache, value_cache)
     sequences, _, heads, _ = query.shape
     kv_heads = key_cache.shape[1 if key_cache.dim() == 5 else 2]

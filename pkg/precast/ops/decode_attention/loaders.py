@@ -1,4 +1,4 @@
-"""What the loader of paged caches gets to attend to them, and the same in plain torch."""
+"""The attention members for the loader of paged caches, and the same in plain torch."""
 
 from __future__ import annotations
 

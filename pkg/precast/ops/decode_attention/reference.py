@@ -1,4 +1,4 @@
-"""Attention over a paged cache in plain torch: gathers all blocks of a table, masks what a query must not see."""
+"""Attention over a paged cache in plain torch: gather all blocks of a table and mask keys that a query must not see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paged_decode_attention(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The result and the logarithms of the sums of exponentials, in float32, or in float64 for such a query."""
+    """The result and the logarithms of the sums of exponentials, in float32, or in float64 for a float64 query."""
     wide = torch.promote_types(query.dtype, torch.float32)
     queries, heads = query.shape[1:3]
     known = (block_tables >= 0) & (block_tables < key_cache.shape[0])
@@ -48,7 +48,7 @@ def paged_decode_attention(
     lse = torch.logsumexp(scores, -1)
     base = torch.where(lse == -torch.inf, 0, lse)[..., None]
     weights = torch.exp(scores - base)[..., :room].unflatten(2, (-1, group))
-    seen_by_any = seen.any(1)[:, :, None, None]  # what nobody sees may be anything, NaN too
+    seen_by_any = seen.any(1)[:, :, None, None]  # unseen values may be anything, even NaN
     result = torch.einsum("sqhgk,skhd->sqhgd", weights, torch.where(seen_by_any, values, 0)).flatten(2, 3)
     return result.to(query.dtype), lse.float()
 

@@ -1,19 +1,20 @@
-"""Keys and values of tokens into paged caches, which are written in place. For inference: nothing here has a gradient.
+"""Write keys and values of tokens to paged caches, in place. For inference: nothing here has a gradient.
 
-``key`` and ``value`` are ``(tokens, heads, width)``, views of a packed projection too. A cache is a pool of blocks,
-each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block ``s // block_size``. Two
-layouts are told apart by their shapes:
+``key`` and ``value`` are ``(tokens, heads, width)``, and may be views of a packed projection. A cache is a pool of
+blocks, each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block
+``s // block_size``. There are two layouts, distinguished by their shapes:
 
 - ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
 - ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values.
 
-Any strides will do as long as the last dimension is contiguous, so ``cache.transpose(1, 2)`` of ``(blocks, heads,
-block_size, width)`` is the first layout, and halves of one buffer are two caches. All tensors have one dtype, float32,
-float16 or bfloat16, and are on one device; caches of 8 bits are not served.
+The strides are free as long as the last dimension is contiguous. So ``cache.transpose(1, 2)`` of ``(blocks, heads,
+block_size, width)`` is the first layout, and two halves of one buffer can be two caches. All tensors have the same
+dtype, float32, float16 or bfloat16, and are on the same device; 8-bit caches are not supported.
 
-``slot_mapping`` is int64, a slot for each token. A negative one leaves its token out. One that the caches do not have
-is refused on the CPU before anything is written; a GPU, which nothing here waits for, leaves its token out. If two
-tokens have the same slot, which of them is kept is not said. Keys and values must not lie in the caches.
+``slot_mapping`` is int64 with a slot for each token. The token of a negative slot is skipped. A slot that the caches do
+not have is refused on the CPU before anything is written. On a GPU its token is skipped, because the host does not wait
+for the GPU. If two tokens have the same slot, it is undefined which one is kept. ``key`` and ``value`` must not alias
+the caches.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of paged caches. For inference.
+    """Write ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of paged caches. For inference.
 
     Args:
         key: ``(tokens, heads, width)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -46,7 +47,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -83,7 +84,7 @@ def rotary_embedding_and_cache(
 
     Args:
         query: ``(tokens, query_heads, width)``; float32, float16 or bfloat16; rotated in place.
-        key: ``(tokens, heads, width)``; rotated in place, also for tokens that are left out of the caches.
+        key: ``(tokens, heads, width)``; rotated in place, even for tokens that are not written to the caches.
         value: with the shape of ``key``.
         cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
         sin: as ``cos``.
@@ -97,7 +98,7 @@ def rotary_embedding_and_cache(
         ``(query, key)``.
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, a slot is not there (CPU), or a gradient is wanted.
+        RuntimeError: a tensor has another shape, dtype or device, a slot does not exist (CPU), or a gradient is wanted.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -134,7 +135,7 @@ def _refuse_gradient(op: str) -> NoReturn:
 
 
 def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """The kernels' checks, in their words and their order, but for what only memory says."""
+    """The kernels' checks, with the same messages in the same order, except those that need data or addresses."""
     require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {dtype_name(key)}; needed float32, float16 or bfloat16")
     both = {"key_cache": key_cache, "value_cache": value_cache}
     for name, other in {"value": value, **both}.items():

@@ -1,4 +1,4 @@
-"""Example calls of what writes into paged caches."""
+"""Example calls of the ops that write to paged caches."""
 
 from __future__ import annotations
 

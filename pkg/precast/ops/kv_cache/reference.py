@@ -1,4 +1,4 @@
-"""What the ops on paged caches write, in plain torch."""
+"""The ops that write to paged caches, in plain torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from precast.ops.rotary.reference import rotary_embedding_
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]``; what has none inside of the caches is left out."""
+    """Write ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]``; tokens with a slot out of range are skipped."""
     paged = key_cache.dim() == 5
     block_size = key_cache.shape[3 if paged else 1]
     kept = (slot_mapping >= 0) & (slot_mapping < key_cache.shape[0] * block_size)
@@ -34,6 +34,6 @@ def rotary_embedding_and_cache(
     positions: Tensor | None,
     interleaved: bool,
 ) -> None:
-    """``query`` and ``key`` rotated in place, and the rotated ``key`` with ``value`` written to the caches."""
+    """Rotate ``query`` and ``key`` in place, and write the rotated ``key`` and ``value`` to the caches."""
     rotary_embedding_(query, key, cos, sin, positions, interleaved, False)
     reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)

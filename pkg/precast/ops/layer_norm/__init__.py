@@ -30,7 +30,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
         weight: ``(hidden,)``, of the dtype and device of ``x``, or None.
         bias: the same, or None.
-        eps: added to the variance, which divides by ``hidden``; 0 or more.
+        eps: added to the (biased) variance; 0 or more.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -45,7 +45,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         y = precast.ops.layer_norm(x, weight, bias)
     """
     if (  # as in rms_norm
-        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
         and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, weight, bias)
@@ -67,7 +67,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 
 class _LayerNorm(torch.autograd.Function):
-    """``compute`` is what computes below autograd: it depends on where the call came from."""
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ def _backward_result(
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **like_x: Tensor) -> None:
-    """Raises unless ``weight`` and ``bias``, where given, fit ``x``'s last dimension, and ``like_x`` is as ``x``."""
+    """Raise unless ``weight`` and ``bias`` fit ``x``'s last dimension and each of ``like_x`` has ``x``'s shape."""
     _checks.rows(op, x)
     given = {"weight": weight, "bias": bias}
     _checks.row_tensors(op, x, eps, {name: tensor for name, tensor in given.items() if tensor is not None}, like_x)
@@ -124,7 +124,7 @@ with namespace.family("layer_norm", twins=_twins), namespace.family("layer_norm_
         gradient=_LayerNorm.apply,
         sharding=on_rows(1),
     )
-    # Without a gradient formula: the reference answers for the gradient of a gradient (create_graph=True).
+    # No gradient formula: the reference computes the gradient of a gradient (create_graph=True).
     LAYER_NORM_BACKWARD = register(
         "layer_norm_backward",
         check=lambda grad, x, weight, eps, *_: _check("layer_norm_backward", x, weight, None, eps, grad=grad),

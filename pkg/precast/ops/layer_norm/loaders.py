@@ -1,4 +1,4 @@
-"""What the loader of layer norm gets: the public function, and the same in plain torch."""
+"""The members for the loader of layer norm: the public function, and the same in plain torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, weight_grad: bool, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients for ``x``, ``weight`` and ``bias``; one that is not wanted has no elements."""
+    """Gradients for ``x``, ``weight`` and ``bias``; a gradient that is not requested is empty."""
     slope = wide(grad)
     normal, scale = _normal(wide(x), eps)
     scaled = slope if weight is None else slope * wide(weight)

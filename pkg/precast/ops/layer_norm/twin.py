@@ -12,7 +12,7 @@ from precast.ops._twin_rows import as_rows, block_of, like, on, sums_over_rows
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _moments(x: tl.tensor, hidden: tl.tensor, eps: tl.tensor, block: tl.constexpr) -> tl.tensor:
-    """The mean of a row, and one over its deviation, which is taken around the mean: the sums are small there."""
+    """The mean and the inverse standard deviation of a row; a second pass around the mean keeps the sums small."""
     columns = tl.arange(0, block)
     sums = tl.zeros((block,), tl.float32)
     for start in range(0, hidden, block):
@@ -109,7 +109,7 @@ def _backward(
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     y = like(x)
     if x.numel() == 0:
         return y
@@ -128,7 +128,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, weight_grad: bool, bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the op: a gradient that is not wanted has no elements."""
+    """The same as the op: a gradient that is not requested is empty."""
     grad_x = like(x)
     if x.numel() == 0:
         hidden = x.shape[-1]

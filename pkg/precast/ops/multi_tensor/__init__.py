@@ -1,7 +1,8 @@
-"""Ops over lists of GPU tensors, one launch for a whole list: the optimizers' steps, and norms, scaling and sums.
+"""Ops over lists of GPU tensors, with one launch per list: optimizer steps, norms, scaling and sums.
 
-All tensors of a call are on one GPU, float32, float16 or bfloat16, each by itself, contiguous or dense in one layout.
-Arithmetic is in float32; sums have a fixed order, so that the same input gives the same bits.
+All tensors of a call are on one GPU. They may mix float32, float16 and bfloat16. The tensors at one index are
+contiguous, or dense in the same layout. Arithmetic is in float32; sums have a fixed order, so that the same input gives
+the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import late, register
 from precast.ops import _checks
 
-# What csrc/multi_tensor numbers: Kind and Flag of args.h, and Outcome of host.cpp.
+# The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
 ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
 MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
 STALE, UNCOUNTED = 0, 1
@@ -61,7 +62,7 @@ def multi_tensor_scale_(
         xs: with the shapes of ``outs``; an out may be its own x.
         scale: a number.
         factor: one float32 on the GPU, or None for 1.
-        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+        found_inf: one float32 on the GPU, or None; set to 1 if an element of ``xs`` is infinite or NaN, else unchanged.
 
     Raises:
         RuntimeError: the lists do not fit each other, or a derivative is wanted.
@@ -92,7 +93,7 @@ def multi_tensor_axpby_(
         ys: with the shapes of ``outs``; an out may be its own y.
         a: a number.
         b: a number.
-        found_inf: one float32 on the GPU, or None; becomes 1 if an element of ``xs`` is infinite or NaN, else stays.
+        found_inf: one float32 on the GPU, or None; set to 1 if an element of ``xs`` is infinite or NaN, else unchanged.
 
     Raises:
         RuntimeError: the lists do not fit each other, or a derivative is wanted.
@@ -110,11 +111,11 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     """``torch.nn.utils.clip_grad_norm_`` for the 2-norm, without waiting for the GPU.
 
     Args:
-        parameters: one, or several; their gradients are all on one GPU.
-        max_norm: the largest norm that is left as it is.
+        parameters: one parameter or several; their gradients are all on one GPU.
+        max_norm: gradients are clipped to this norm if theirs is larger.
 
     Returns:
-        The norm before clipping; 0 without any gradient. Gradients are read once, and written only if they are clipped.
+        The norm before clipping; 0 if there is no gradient. Gradients are read once, and written only if clipped.
 
     Raises:
         RuntimeError: a gradient has another dtype or device.
@@ -143,7 +144,7 @@ def _refuse_derivative(*_: Any) -> NoReturn:
 
 
 def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
-    """Raises unless the lists are of one length, and the tensors of one index of one size, on one device."""
+    """Raise unless the lists have the same length and the tensors at each index the same size, all on one device."""
     (first_name, first), *_ = lists.items()
     _checks.require(len(first) > 0, lambda: f"{op}: the list of {first_name} is empty; one tensor or more is needed")
     for name, tensors in lists.items():
@@ -198,8 +199,8 @@ with namespace.family("multi_tensor", twins=_twins):
         sharding=None,
     )
 
-# The optimizers' own. They are called outside of Dynamo and autograd, and stand for memory that only a plan knows: no
-# trace of them would mean anything, so they have no fake kernels.
+# Internal ops of the optimizers, called outside of Dynamo and autograd. They work on memory that only a plan knows, so
+# they cannot be traced and have no fake kernels.
 plan: Callable[..., int] = namespace.overload("multi_tensor_plan")._op
 step_: Callable[..., int] = namespace.overload("multi_tensor_step_")._op
 forget: Callable[..., None] = namespace.overload("multi_tensor_forget")._op

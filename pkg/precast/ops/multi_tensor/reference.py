@@ -1,4 +1,4 @@
-"""The ops over lists in plain torch, but for the optimizers' steps."""
+"""The ops over lists in plain torch, except for the optimizer steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def multi_tensor_axpby_(
     factor: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """``outs = a * factor * xs + b * ys``; ``found_inf`` becomes 1 where an x or y is not finite."""
+    """``outs = a * factor * xs + b * ys``; sets ``found_inf`` to 1 if an x or y is not finite."""
     for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
         read = [x, ys[index]] if ys else [x]
         result = wide(x) * (a if factor is None else a * factor)

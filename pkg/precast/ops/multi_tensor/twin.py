@@ -1,4 +1,4 @@
-"""The ops over lists of tensors in Triton: the optimizers' steps, and norms, scaling and sums."""
+"""The ops over lists of tensors in Triton: optimizer steps, norms, scaling and sums."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from precast.ops.multi_tensor.twin_updates import COEFFICIENTS, COPY, FIRST, GRA
 
 _NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
 _NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
-_ROWS = 128  # of a program that prepares
+_ROWS = 128  # per program of ``prepare``
 
 _plans: dict[int, Plan] = {}
-_numbers = itertools.count(1)  # none is given twice
+_numbers = itertools.count(1)  # numbers are never reused
 
 
 def multi_tensor_plan(
@@ -35,7 +35,7 @@ def multi_tensor_plan(
     idle: Sequence[Tensor],
     layout: Tensor,
 ) -> int:
-    """As the op: a number for the tensors of a step, which are checked."""
+    """The same as the op: check the tensors of a step, and return a number for them."""
     op = "multi_tensor_plan"
     lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
     given = {name: tensors for name, tensors in lists.items() if tensors}
@@ -54,7 +54,7 @@ def multi_tensor_plan(
 
 
 def multi_tensor_forget(plan: int, steps: Tensor) -> None:
-    """As the op."""
+    """The same as the op."""
     _known(plan)
     del _plans[plan]
 
@@ -71,7 +71,7 @@ def multi_tensor_step_(
     kind: int,
     flags: int,
 ) -> int:
-    """As the op."""
+    """The same as the op."""
     known = _known(plan)
     scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), *(("a learning rate", rate) for rate in rates)]
     for name, scalar in scalars:
@@ -131,7 +131,7 @@ def _update(plan: Plan, table: Tensor, coefficients: Tensor, slots: int, kind: i
 
 
 def _sums_of_squares(plan: Plan, table: Tensor, member: int, slots: int) -> Tensor:
-    """Of each tensor of a member, at its slot; the same input gives the same bits."""
+    """The sum of squares of each tensor of a member, at its slot; the same input gives the same bits."""
     sums = torch.zeros(slots, dtype=torch.float32, device=plan.device)
     for launch in plan.launches:
         parts = torch.empty(launch.programs, dtype=torch.float32, device=plan.device)
@@ -147,7 +147,7 @@ def _sums_of_squares(plan: Plan, table: Tensor, member: int, slots: int) -> Tens
 
 
 def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """As the op."""
+    """The same as the op."""
     plan = Plan("multi_tensor_l2norm", {"tensors": tensors})
     with on(tensors[0]):
         sums = _sums_of_squares(plan, plan.table(), PARAM, plan.count)
@@ -163,7 +163,7 @@ def multi_tensor_axpby_(
     factor: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    """As the op."""
+    """The same as the op."""
     for name, scalar in (("factor", factor), ("found_inf", found_inf)):
         _check_scalar("multi_tensor_axpby_", name, scalar, outs[0])
     plan = Plan("multi_tensor_axpby_", {"outs": outs, "xs": xs, "ys": ys})
@@ -185,7 +185,7 @@ def _known(plan: int) -> Plan:
 
 
 def _check_scalar(op: str, name: str, tensor: Tensor | None, like: Tensor) -> None:
-    """A number on the device that a program reads or writes."""
+    """Check a number on the device that a program reads or writes."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32 or tensor.numel() != 1:

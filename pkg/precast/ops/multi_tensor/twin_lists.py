@@ -1,4 +1,4 @@
-"""The tensors of a step as the programs find them: checked once, and held against what they are before each launch."""
+"""The tensors of a step, as a table for the programs: checked once, and compared again before each launch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from precast.ops.multi_tensor.twin_updates import (
     THIRD,
 )
 
-BLOCK = 1024  # elements of a program
+BLOCK = 1024  # elements per program
 _MEMBERS = 6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Launch:
-    """Rows of the table that one launch goes over: tensors of the same dtypes."""
+    """The rows of the table for one launch: tensors of the same dtypes."""
 
     first: int
     count: int
     programs: int
-    owners: int  # where in the table the row of each program stands
-    types: tuple[Tensor | None, ...]  # by member: a tensor of its dtype, or None where there is none
+    owners: int  # offset in the table of the list that maps each program to its row
+    types: tuple[Tensor | None, ...]  # by member: a tensor of its dtype, or None if the member is absent
 
 
 class Plan:
-    """Lists of tensors by member, in the order of the table's columns; empty ones are left out.
+    """Lists of tensors by member, in the order of the table's columns; empty lists are omitted.
 
-    ``places`` has the group and the slot of each index. ``idle`` are parameters that must have no gradient.
+    ``places`` has the group and the slot of each index. ``idle`` holds the parameters that must have no gradient.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Plan:
         self._columns += [[slot for _, slot in ranked], [group for group, _ in ranked]]
         self._grad_dtypes = [tensor.dtype for tensor in self._members[GRAD]]
         self._cut_launches([keys[i] for i in self._order])
-        self._aligned: bool | None = None  # not known; likewise the table
+        self._aligned: bool | None = None  # None: not computed yet; the same for the table
         self._table: Tensor | None = None
         self._stream: Any = None
         self._captured: list[tuple[Tensor, Tensor]] = []
@@ -93,24 +93,24 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._order)
 
     @property
     def aligned(self) -> bool:
-        """Whether every tensor begins at a multiple of 16 bytes."""
+        """Whether every tensor is aligned to 16 bytes."""
         if self._aligned is None:
             self._aligned = not any(address % 16 for column in self._columns[:_MEMBERS] for address in column)
         return self._aligned
 
     def has(self, member: int) -> bool:
-        """Whether there is a list of this member."""
+        """Whether this member has a list."""
         return bool(self._members[member])
 
     def current(self, grads: Sequence[Tensor]) -> bool:
-        """True when every tensor is where and what it was, but for gradients, whose new places are taken over.
+        """Whether every tensor is unchanged, except for gradients, whose new addresses are recorded.
 
-        Gradients are ``grads``, or, if that is empty, those of the parameters.
+        The gradients are ``grads``, or those of the parameters if ``grads`` is empty.
         """
         if grads and len(grads) != self.count:
             return False
@@ -134,9 +134,9 @@ class Plan:
         return bool(grads) or all(param.grad is None for param in self._idle)
 
     def table(self) -> Tensor:
-        """The rows and the owners on the device: written anew if a gradient has moved, or on another stream.
+        """The rows and the owners on the device; written again if a gradient has moved or on another stream.
 
-        The order of a table and its use is the stream's. What a graph has captured stays as long as the plan.
+        The stream orders the copy of a table before its use. A captured table lives as long as the plan.
         """
         if self.device.type == "cpu":  # in Triton's interpreter
             return self._written(pinned=False)
@@ -145,7 +145,7 @@ class Plan:
         if self._table is None or (stream != self._stream and not capturing):
             host = self._written(pinned=True)
             self._table, self._stream = host.to(self.device, non_blocking=True), stream
-            if capturing:  # every replay copies it again
+            if capturing:  # every replay copies the table again
                 self._captured.append((host, self._table))
         elif capturing:
             self._captured.append((self._table, self._table))
@@ -166,7 +166,7 @@ def _sizes(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _fits(tensor: Tensor, head: Tensor) -> bool:
-    """Whether the elements of a tensor lie in the order of another one's."""
+    """Whether two tensors have the same order of elements in memory."""
     if head.is_contiguous():
         return tensor.is_contiguous()
     strides = zip(tensor.shape, tensor.stride(), head.stride(), strict=False)
@@ -174,7 +174,7 @@ def _fits(tensor: Tensor, head: Tensor) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """No gap and no overlap, in whatever order of dimensions: then alone a new tensor gets the same strides."""
+    """Whether a tensor has no gap and no overlap, in any dimension order: only then empty_like keeps its strides."""
     return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
@@ -192,13 +192,13 @@ def _check_layout(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
 
 
 def _check_overlap(op: str, members: Sequence[Sequence[Tensor]]) -> None:
-    """Two tensors that share memory would be updated twice, or at once. Gradients may share with each other."""
+    """Raise if tensors share memory: they would be updated twice or concurrently. Only gradients may share memory."""
     written = [tensor for m in (PARAM, FIRST, SECOND, THIRD, COPY) for tensor in members[m]]
     ours, read = sorted(map(_range, written)), sorted(map(_range, members[GRAD]))
     if any(after[0] < before[1] for before, after in pairwise(ours)):
         raise RuntimeError(f"{op}: two of the parameters and their states share memory; each must have its own")
     both = sorted([*((*r, True) for r in ours), *((*r, False) for r in read)])
-    end = {True: 0, False: 0}  # the greatest of what was written, and of what is read
+    end = {True: 0, False: 0}  # the greatest end address of written tensors, and of read ones
     for first, last, is_ours in both:
         if first < last and first < end[not is_ours]:
             raise RuntimeError(f"{op}: a gradient shares memory with a tensor that is written; it must have its own")

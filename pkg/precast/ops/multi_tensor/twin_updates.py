@@ -1,7 +1,7 @@
-"""What the programs of the list ops do, in Triton: each has a block of the elements of one tensor of a list.
+"""The Triton programs of the list ops. Each program processes a block of the elements of one tensor of a list.
 
-Which tensor, and where it and its gradient and states begin, stands in a table of int64 on the device, so that one
-launch is for all tensors of the same dtypes. The formulas are those of ``csrc/multi_tensor/device.cu``.
+An int64 table on the device gives each program its tensor and the addresses of the tensor, its gradient and its states.
+So one launch handles all tensors of the same dtypes. The formulas are those of ``csrc/multi_tensor/device.cu``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import triton.language as tl
 
 from precast.ops.multi_tensor import ADAGRAD, ADAM, ALWAYS_ADAPT, DECOUPLED, LAMB, MAXIMIZE, NESTEROV, SGD
 
-# The columns of the table: six addresses, then what else there is to know of a tensor. ``FIRST_PROGRAM`` counts from
-# the beginning of its launch, ``SLOT`` is the place of its step and of its sums, ``GROUP`` the number of its group.
+# The columns of the table: six addresses, then other facts of a tensor. ``FIRST_PROGRAM`` counts from the beginning of
+# its launch, ``SLOT`` is the index of its step and of its sums, ``GROUP`` the number of its group.
 PARAM, GRAD, FIRST, SECOND, THIRD, COPY, ELEMENTS, FIRST_PROGRAM, SLOT, GROUP, COLUMNS = range(11)
-COEFFICIENTS = 12  # what an update needs to know of one tensor, found on the device
+COEFFICIENTS = 12  # numbers per tensor that an update needs, computed on the device
 
 _PARAM, _GRAD, _FIRST, _SECOND, _THIRD, _COPY = (tl.constexpr(i) for i in range(6))
 _ELEMENTS, _FIRST_PROGRAM, _SLOT, _GROUP = (tl.constexpr(i) for i in range(ELEMENTS, COLUMNS))
@@ -30,7 +30,7 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _correction(log_beta: tl.tensor, step: tl.tensor) -> tl.tensor:
-    """``1 - beta**step``: by its series near zero, where a difference would have few digits left."""
+    """``1 - beta**step``, by its series near zero, where the difference would lose digits."""
     x = step * log_beta
     rest = 1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8)))
     series = x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * rest)))
@@ -61,7 +61,7 @@ def prepare(
     flags: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Counts the steps of one group's tensors, unless the gradients overflowed, and writes their coefficients."""
+    """Count the steps of one group's tensors, unless the gradients overflowed, and write their coefficients."""
     row = tl.program_id(0) * block + tl.arange(0, block)
     entry = table + row * _COLUMNS
     mine = row < count
@@ -87,7 +87,7 @@ def prepare(
         if grad_scale is not None:
             size = size / tl.load(grad_scale)
         share = max_norm / (size + 1e-6)
-        by = by * tl.where(share >= 1.0, 1.0, share)  # a NaN stays one
+        by = by * tl.where(share >= 1.0, 1.0, share)  # keeps a NaN
     decay, l2, bias, root = 0.0, weight_decay, 1.0, 1.0
     if _DECOUPLED & flags:
         decay, l2 = rate * weight_decay, 0.0
@@ -117,7 +117,7 @@ def prepare(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _begin(entry: tl.tensor, member: tl.constexpr, like: tl.tensor, aligned: tl.constexpr) -> tl.tensor:
-    """Where a tensor of a row begins, as a pointer of the type of ``like``."""
+    """The address of a tensor of a row, as a pointer of the type of ``like``."""
     address = tl.load(entry + member).to(like.dtype)
     if aligned:
         address = tl.multiple_of(address, 16)
@@ -165,7 +165,7 @@ def update(
     aligned: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One step of any optimizer; for LAMB its direction. ``param`` and the like say types, and None what is not."""
+    """One step of any optimizer; for LAMB, its direction. The tensor arguments only give dtypes, or None if absent."""
     row = tl.load(table + owners + tl.program_id(0))
     entry, c = table + row * _COLUMNS, coefficients + row * _COEFFICIENTS
     here = (tl.program_id(0) - tl.load(entry + _FIRST_PROGRAM)) * block + tl.arange(0, block)
@@ -182,7 +182,7 @@ def update(
         _write(entry, _SECOND, second, here, v, inside, aligned)
         if kind == _ADAM and third is not None:
             largest = _read(entry, _THIRD, third, here, inside, aligned)
-            v = tl.where(largest >= v, largest, v)  # torch's maximum: a NaN stays one
+            v = tl.where(largest >= v, largest, v)  # as torch's maximum, this keeps a NaN
             _write(entry, _THIRD, third, here, v, inside, aligned)
         scale = tl.sqrt(v) * tl.load(c + _ROOT) + tl.load(c + _EPS)
         if kind == _LAMB:
@@ -212,7 +212,7 @@ def update(
         m += (g - m) * tl.load(c + _ONE_MINUS_BETA2)
         _write(entry, _FIRST, first, here, m, inside, aligned)
         p -= decay * p
-        p -= rate * tl.where(between > 0.0, 1.0, tl.where(between < 0.0, -1.0, between))  # a NaN stays one
+        p -= rate * tl.where(between > 0.0, 1.0, tl.where(between < 0.0, -1.0, between))  # keeps a NaN
     if kind == _LAMB:
         _write(entry, _THIRD, third, here, p, inside, aligned)
     else:
@@ -235,7 +235,7 @@ def step_along(
     aligned: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """LAMB's step along its direction, as long as the parameter: from the sums of squares of both."""
+    """LAMB's step along its direction, scaled to the parameter's norm, from the sums of squares of both."""
     row = tl.load(table + owners + tl.program_id(0))
     entry, c = table + row * _COLUMNS, coefficients + row * _COEFFICIENTS
     here = (tl.program_id(0) - tl.load(entry + _FIRST_PROGRAM)) * block + tl.arange(0, block)
@@ -279,7 +279,7 @@ def add_parts(
     block: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """The sums of the blocks of one tensor, added up in a fixed order."""
+    """Add the block sums of one tensor in a fixed order."""
     entry = table + (first_row + tl.program_id(0)) * _COLUMNS
     begin, count = tl.load(entry + _FIRST_PROGRAM), tl.cdiv(tl.load(entry + _ELEMENTS), block)
     total = tl.zeros((width,), tl.float32)
@@ -303,7 +303,7 @@ def axpby(
     aligned: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """``out = a * factor * x + b * y``; ``found_inf`` becomes 1 where an x or y is not finite."""
+    """``out = a * factor * x + b * y``; sets ``found_inf`` to 1 if an x or y is not finite."""
     entry = table + tl.load(table + owners + tl.program_id(0)) * _COLUMNS
     here = (tl.program_id(0) - tl.load(entry + _FIRST_PROGRAM)) * block + tl.arange(0, block)
     inside = here < tl.load(entry + _ELEMENTS)

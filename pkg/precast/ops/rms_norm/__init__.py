@@ -1,6 +1,6 @@
 """RMS normalisation over the last dimension, alone or fused with a residual addition (Zhang and Sennrich, 2019).
 
-``casting`` says where the result of low-precision inputs is rounded:
+``casting`` defines where the result for low-precision inputs is rounded:
 
 - ``"none"``: everything in float32, rounded once at the end;
 - ``"llama"``: the normalised value is rounded to ``x``'s dtype, then multiplied by ``weight`` in that dtype;
@@ -24,12 +24,12 @@ from precast.ops import _checks
 
 Casting: TypeAlias = Literal["none", "llama", "gemma"]
 
-# How the op schemas spell a casting.
+# The op schemas' codes for castings.
 CASTINGS: dict[str, int] = {"none": 0, "llama": 1, "gemma": 2}
 LLAMA = CASTINGS["llama"]
 GEMMA = CASTINGS["gemma"]
 
-# Bound once: on a small input a call is a few microseconds, and each attribute looked up is a few hundredths of one.
+# Bound once: a call on a small input takes a few microseconds, and each attribute lookup a few hundredths of one.
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
@@ -60,10 +60,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
         y = precast.ops.rms_norm(x, weight, eps=1e-6)
     """
     code = 0 if casting == "none" else casting_code(casting)
-    # Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
-    # what that would have done is done here. Every other call leads through it, as does a direct call of the op.
+    # If no tangent, transform or graph can be involved, the call bypasses autograd's Python kernel, and its work is
+    # done here. Every other call goes through it, as does a direct call of the op.
     if (
-        not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
         and forward_ad._current_level < 0
         and not _transform_active()
         and not has_torch_function_variadic(x, weight)
@@ -179,7 +179,7 @@ def casting_code(casting: str) -> int:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """``compute`` is what computes below autograd: it depends on where the call came from."""
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
     def forward(
@@ -197,7 +197,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _FusedAddRmsNorm(torch.autograd.Function):
-    """As above. The sum is saved rather than the two inputs: it is a result anyway."""
+    """As above. The sum is saved instead of the two inputs, because it is a result anyway."""
 
     @staticmethod
     def forward(
@@ -210,7 +210,7 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         casting: int,
     ) -> tuple[Tensor, Tensor]:
         y, total = compute(x, residual, weight, eps, casting)
-        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain tensors, even if the results are DTensors
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.casting = eps, casting
         return y, total
@@ -240,7 +240,7 @@ def _like(t: Tensor) -> Tensor:
 
 
 def _check(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_x: Tensor) -> None:
-    """Raises unless ``weight`` fits ``x``'s last dimension, and each tensor of ``like_x`` has ``x``'s shape."""
+    """Raise unless ``weight`` fits ``x``'s last dimension and each of ``like_x`` has ``x``'s shape."""
     _checks.rows(op, x)
     _checks.require(casting in CASTINGS.values(), lambda: f"{op}: casting is {casting}; needed 0, 1 or 2")
     _checks.row_tensors(op, x, eps, {"weight": weight}, like_x)
@@ -259,7 +259,7 @@ def _twins() -> ModuleType:
 
 
 with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_backward", twins=_twins):
-    # A gradient formula is left out where the reference answers: for the gradient of a gradient (create_graph=True).
+    # The backward ops have no gradient formula: the reference computes gradients of gradients (create_graph=True).
     RMS_NORM = register(
         "rms_norm",
         check=lambda x, weight, eps, casting: _check("rms_norm", x, weight, eps, casting),

@@ -23,7 +23,7 @@ def _sum(
     added: tl.constexpr,
 ) -> tl.tensor:
     value = tl.load(x + offsets, mask=inside, other=0.0)
-    if added:  # rounded to the dtype, as it is kept
+    if added:  # rounded to the dtype of the stored sum
         more = tl.load(residual + residual_offsets, mask=inside, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
     return value
@@ -158,17 +158,17 @@ def _normalised(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, casting: int) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     return _normalised(x, None, weight, eps, casting)[0]
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, casting: int) -> tuple[Tensor, Tensor]:
-    """As the op."""
+    """The same as the op."""
     return _normalised(x, residual, weight, eps, casting)
 
 
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float, casting: int) -> None:
-    """As the op, through new tensors."""
+    """The same as the op, through new tensors."""
     if x.untyped_storage().data_ptr() == residual.untyped_storage().data_ptr() and x.numel() > 0:
         raise RuntimeError(
             "fused_add_rms_norm_: x and residual share their memory, and both would be written; needed two tensors"
@@ -179,14 +179,14 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, casting: int) -> tuple[Tensor, Tensor]:
-    """As the op."""
+    """The same as the op."""
     return _gradients(grad, None, x, weight, eps, casting)
 
 
 def fused_add_rms_norm_backward(
     grad_y: Tensor, grad_sum: Tensor, total: Tensor, weight: Tensor, eps: float, casting: int
 ) -> tuple[Tensor, Tensor]:
-    """As the op."""
+    """The same as the op."""
     return _gradients(grad_y, grad_sum, total, weight, eps, casting)
 
 

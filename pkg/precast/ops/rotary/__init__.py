@@ -1,14 +1,14 @@
-"""Rotary position embedding: pairs of elements of each head turn by an angle of their token (Su and others, 2021).
+"""Rotary position embedding: rotate pairs of elements of each head by an angle of their token (Su and others, 2021).
 
-``query`` is ``(..., tokens, heads, head_dim)``; ``key`` the same with as many heads as it likes, or None. The first
-``rotary_dim`` elements of a head are rotated, the others stay what they are. ``cos`` and ``sin`` have
-``rotary_dim / 2`` columns: a row for each token, or, with ``positions`` (int32 or int64, one for each token), for each
-position there is. They are float32 or of the dtype of ``query``. Pair ``i`` is elements ``i`` and
-``i + rotary_dim / 2`` (GPT-NeoX, Llama); with ``interleaved`` elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic
-is in float32, rounded once.
+``query`` is ``(..., tokens, heads, head_dim)``; ``key`` is the same with any number of heads, or None. The first
+``rotary_dim`` elements of a head are rotated, the others are unchanged. ``cos`` and ``sin`` have ``rotary_dim / 2``
+columns and a row for each token, or, with ``positions`` (int32 or int64, one for each token), a row for each position.
+They are float32 or of the dtype of ``query``. Pair ``i`` consists of elements ``i`` and ``i + rotary_dim / 2``
+(GPT-NeoX, Llama), or with ``interleaved`` of elements ``2 * i`` and ``2 * i + 1`` (GPT-J). Arithmetic is in float32,
+rounded once.
 
-A position outside of the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
-there, and what would have been rotated by it is NaN.
+A position outside the tables is refused on the CPU. On a GPU it is not known before the kernel runs: nothing is read
+out of bounds, and the elements that it would rotate become NaN.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def get_cos_and_sin(
         lengths: int32 or int64, the length of each sequence in tokens.
         cos_table: ``(positions, rotary_dim / 2)``.
         sin_table: as ``cos_table``.
-        is_prompts: all tokens of each sequence are there, from position 0 on; otherwise only its last one.
-        tokens: the sum of ``lengths``, if you know it: asking a GPU for it waits for the GPU.
+        is_prompts: take all tokens of each sequence, from position 0 on; otherwise only its last token.
+        tokens: the sum of ``lengths``, if you know it; reading it from a GPU waits for the GPU.
 
     Returns:
         ``(cos, sin)``, a row for each token.
@@ -159,7 +159,7 @@ def _wants_gradient(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor)
 
 
 class _Rotary(torch.autograd.Function):
-    """``compute`` is what computes below autograd: it depends on where the call came from."""
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
     def forward(
@@ -179,7 +179,7 @@ class _Rotary(torch.autograd.Function):
                 f"rotary_embedding: {name} requires grad, and the tables have no gradient; needed cos.detach() and "
                 "sin.detach()"
             )
-        ctx.set_materialize_grads(False)  # autograd's zeros are plain ones, also where the results are DTensors
+        ctx.set_materialize_grads(False)  # autograd's zeros are plain tensors, even if the results are DTensors
         ctx.save_for_backward(cos, sin, positions)
         ctx.options = (interleaved, not inverse)
         both = compute(query, key, cos, sin, positions, interleaved, inverse)
@@ -189,7 +189,7 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_query: Tensor | None, grad_key: Tensor | None) -> tuple[Any, ...]:
-        # Turned back. It is the op itself, so that the gradient of a gradient is recorded, too.
+        # Rotates back with the op itself, so that the gradient of a gradient is recorded as well.
         query = grad_query if ctx.needs_input_grad[1] else None
         key = grad_key if ctx.needs_input_grad[2] else None
         found: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -216,7 +216,7 @@ def _like(query: Tensor, key: Tensor | None, *_: Any) -> Both:
 
 
 def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: Any) -> Any:
-    """The sharding rule: tokens, heads or leading dimensions; tables of a row for each token follow."""
+    """The sharding rule: shard tokens, heads or leading dimensions, and with them tables that have a row per token."""
     from torch.distributed.tensor import Replicate, Shard
 
     def placed(place: Any, table: Any, position: Any) -> Any:

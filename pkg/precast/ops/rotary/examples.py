@@ -6,7 +6,7 @@ import torch
 
 from precast.ops._folders import Examples
 
-_PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and that pairs are neighbours
+_PAIRS = (torch.tensor([4, 0, 2]), True)  # positions of three tokens, and interleaved pairs
 
 EXAMPLES: Examples = {
     "rotary_embedding": lambda some: (some(2, 3, 4, 33), some(2, 3, 1, 33), some(5, 7), some(5, 7), *_PAIRS, False),

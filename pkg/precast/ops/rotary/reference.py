@@ -1,4 +1,4 @@
-"""What the rotary ops compute, in plain torch."""
+"""The rotary ops in plain torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def rotary_embedding(
     interleaved: bool,
     inverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Both with their pairs rotated; a key that is None gives a tensor without elements."""
+    """``query`` and ``key`` with rotated pairs; a key that is None gives an empty tensor."""
     if positions is not None:
-        # A position outside of the tables makes NaN, as on a GPU: under a transform nobody can look at it.
+        # A position outside the tables gives NaN, as on a GPU: a transform cannot read its value.
         outside = ((positions < 0) | (positions >= cos.shape[0])).unsqueeze(-1)
         rows = positions.clamp(0, max(cos.shape[0] - 1, 0)).long()
         cos, sin = (table[rows].masked_fill(outside, torch.nan) for table in (cos, sin))
@@ -38,7 +38,7 @@ def rotary_embedding_(
     interleaved: bool,
     inverse: bool,
 ) -> None:
-    """The same, written over both."""
+    """The same in place."""
     turned = rotary_embedding(query, key, cos, sin, positions, interleaved, inverse)
     query.copy_(turned[0])
     if key is not None:

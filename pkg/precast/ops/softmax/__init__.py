@@ -1,7 +1,7 @@
 """Softmax of scaled scores over the last dimension: plain, masked, and causal.
 
-All arithmetic is in float32, and the result is rounded once, to the dtype of ``x``. A NaN or an infinity that is not
-masked makes its row NaN, as in torch; only a row without anything to choose from has a value of its own.
+All arithmetic is in float32, and the result is rounded once, to the dtype of ``x``. An unmasked NaN or infinity makes
+its row NaN, as in torch. Only a fully masked row has a defined value of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def scaled_softmax(x: Tensor, scale: float) -> Tensor:
 
     Args:
         x: float32, float16 or bfloat16, with at least one dimension, on the CPU or a GPU.
-        scale: what scores are multiplied by.
+        scale: factor of the scores.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -60,9 +60,9 @@ def scaled_masked_softmax(
     Args:
         x: ``(batch, heads, queries, columns)``, or fewer dimensions; float32, float16 or bfloat16.
         mask: bool or uint8, not zero where masked; the last dimension of ``x``, and 1 or its size in each other one.
-        scale: what scores are multiplied by.
-        masked_value: what masked columns count as, after scaling; ``"-inf"`` gives 0, and -10000.0 is Megatron's.
-        fully_masked: what a row with all columns masked becomes: ``"zero"``, or ``"uniform"``, one over the columns.
+        scale: factor of the scores.
+        masked_value: the scaled score of masked columns; ``"-inf"`` gives 0, and Megatron uses -10000.0.
+        fully_masked: the result for a fully masked row: ``"zero"``, or ``"uniform"``, one over the columns.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -81,17 +81,17 @@ def scaled_masked_softmax(
 
 
 def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
-    """The causal softmax of a square: columns behind the diagonal are zero. Differentiable.
+    """The causal softmax of a square: columns to the right of the diagonal are zero. Differentiable.
 
     Args:
         x: ``(..., s, s)``; float32, float16 or bfloat16, on the CPU or a GPU.
-        scale: what scores are multiplied by.
+        scale: factor of the scores.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
 
     Raises:
-        RuntimeError: ``x`` has another dtype, or is no square.
+        RuntimeError: ``x`` has another dtype, or is not square.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -105,11 +105,11 @@ def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
     """The causal softmax whose last query sees all columns. Differentiable.
 
-    Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero, whatever is in ``x`` there.
+    Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero for any values of ``x``.
 
     Args:
         x: ``(..., queries, columns)``; float32, float16 or bfloat16, on the CPU or a GPU.
-        scale: what scores are multiplied by.
+        scale: factor of the scores.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -134,11 +134,11 @@ def _uniform(fully_masked: str) -> bool:
         raise ValueError(f"fully_masked is {fully_masked!r}; needed one of {names}") from None
 
 
-# ---- gradients, all from the result ----
+# ---- gradients, all computed from the result ----
 
 
 class _Scaled(torch.autograd.Function):
-    """``compute`` is what computes below autograd: it depends on where the call came from."""
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Tensor], x: Tensor, scale: float) -> Tensor:
@@ -163,7 +163,7 @@ class _Causal(_Scaled):
 
 
 class _Masked(torch.autograd.Function):
-    """As above. Where a masked column can have a share, its gradient is zero all the same, so the mask is kept."""
+    """As above. A masked column always has a zero gradient, even if its share is not zero, so the mask is kept."""
 
     @staticmethod
     def forward(
@@ -190,7 +190,7 @@ class _Masked(torch.autograd.Function):
         return None, grad_x, None, None, None, None
 
 
-# ---- the checks that need only metadata, in the kernels' words ----
+# ---- checks that need only metadata, with the kernels' messages ----
 
 
 def _check_x(op: str, x: Tensor, name: str = "x", *, dimensions: int = 1) -> None:
@@ -252,8 +252,8 @@ def _twins() -> ModuleType:
     return twin
 
 
-# A causal row must know its place, so its queries stay together when it is sharded. torch's cache of placements does
-# not tell one value of `causal` from the other (it keeps integers and tensors apart), so the gradient has one rule.
+# A causal row must know its index, so sharding keeps queries together. torch's cache of placements does not distinguish
+# the values of `causal` (only integers and tensors), so the gradient has one rule.
 with namespace.family("softmax", twins=_twins), namespace.family("softmax_backward", twins=_twins):
     SCALED_SOFTMAX = register(
         "scaled_softmax",
@@ -303,17 +303,17 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op with its shortest way in; only the first argument can have a gradient.
+    """A call of the op by the shortest path; only the first argument can have a gradient.
 
-    Where nothing can ask for a tangent, a transform or a graph, the call passes under autograd's Python kernel, and
-    what that would have done is done here. Every other call leads through it, as does a direct call of the op.
+    If no tangent, transform or graph can be involved, the call bypasses autograd's Python kernel, and its work is done
+    here. Every other call goes through it, as does a direct call of the op.
     """
     entry: Callable[..., Tensor] = op._op
     below = without_autograd(entry)
 
     def call(x: Tensor, *rest: Any) -> Tensor:
         if (
-            not _is_compiling()  # first: what is asked below, torch 2.4 cannot trace
+            not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
             and forward_ad._current_level < 0
             and not _transform_active()
             and not has_torch_function_variadic(x, *rest)

@@ -1,4 +1,4 @@
-"""What the loader of softmax gets: the public functions, and the same in plain torch."""
+"""The members for the loader of softmax: the public functions, and the same in plain torch."""
 
 from __future__ import annotations
 

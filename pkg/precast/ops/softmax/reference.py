@@ -1,7 +1,7 @@
-"""What the ops of softmax compute, in plain torch, differentiable to any order.
+"""The softmax ops in plain torch, differentiable to any order.
 
-No NaN arises on the way to a value that has none, so derivatives of any order are right: a row without a column to
-choose from is computed as if all its scores were equal, and replaced.
+A fully masked row is computed as if all its scores were equal, and then replaced. So no intermediate NaN arises, and
+derivatives of any order are right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def scaled_softmax(x: Tensor, scale: float) -> Tensor:
 
 
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, masked_value: float, uniform: bool) -> Tensor:
-    """The same with ``masked_value`` in the place of scaled scores whose mask is not zero."""
+    """The same with ``masked_value`` instead of the scaled scores whose mask is not zero."""
     masked = mask != 0
     full = masked.all(-1, keepdim=True)
     z = (wide(x) * scale).masked_fill(masked, masked_value)
@@ -27,12 +27,12 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, masked_value: f
 
 
 def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
-    """The same over the columns up to the diagonal of a square, where both corners are one."""
+    """The same over the columns up to the diagonal of a square, where both causal softmaxes agree."""
     return scaled_aligned_causal_softmax(x, scale)
 
 
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
-    """The same over the columns up to the diagonal that ends in the last corner; zero behind it."""
+    """The same over the columns up to the diagonal that ends in the last corner; zero to the right of it."""
     behind = _behind_diagonal(x)
     full = behind.all(-1, keepdim=True)
     z = (wide(x) * scale).masked_fill(behind, -torch.inf)

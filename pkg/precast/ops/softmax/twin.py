@@ -23,7 +23,7 @@ def _scores(
     masked_value: tl.tensor,
     mode: tl.constexpr,
 ) -> tl.tensor:
-    """The scaled scores of some columns, -inf outside the row; and which of them the row may choose from."""
+    """The scaled scores of some columns, -inf outside the row, and which of them are not masked."""
     chosen = here < columns
     if mode == _CAUSAL:
         chosen = chosen & (here <= last)
@@ -66,7 +66,7 @@ def _forward(
     if whole:
         score, chosen = _scores(x, mask, lanes, columns, last, scale, masked_value, mode)
         some = tl.max(chosen.to(tl.int32), 0)
-        # A NaN is not seen by every maximum, and makes its exponential, so the sum and the row, NaN.
+        # The maximum may ignore a NaN, but its exponential is NaN, and so are the sum and the row.
         power = tl.where(lanes < columns, tl.exp(score - tl.max(score, 0)), 0.0)
         result = power / tl.sum(power, 0)
         if mode != _PLAIN:
@@ -156,25 +156,25 @@ def _softmax(x: Tensor, scale: float, mode: int, mask: Tensor | None, value: flo
 
 
 def scaled_softmax(x: Tensor, scale: float) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     return _softmax(x, scale, _PLAIN.value, None, 0.0, False)
 
 
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, masked_value: float, uniform: bool) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     return _softmax(x, scale, _MASKED.value, mask, masked_value, uniform)
 
 
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     return _softmax(x, scale, _CAUSAL.value, None, 0.0, False)
 
 
-scaled_upper_triang_masked_softmax = scaled_aligned_causal_softmax  # of a square, the same
+scaled_upper_triang_masked_softmax = scaled_aligned_causal_softmax  # the same for a square
 
 
 def scaled_softmax_backward(grad: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
-    """As the op."""
+    """The same as the op."""
     grad_x = like(y)
     if y.numel() == 0:
         return grad_x
