@@ -29,7 +29,7 @@ MARKS = ("<!-- launch_table -->\n", "<!-- end of launch_table -->\n")
 SECOND_SOURCE = "read again from the caches; not measured by itself"
 
 # By op and the first width of a range, in 16-byte vectors: an H200, bf16, share of the copy rate.
-# B: docs/benchmarks.md, M: docs/decisions/measured.md, S: the source, where the kernel is chosen.
+# B: docs/benchmarks.md, M: docs/decisions, S: the source, where the kernel is chosen.
 MEASURED = {
     ("rms_norm", 1): "131072 x 128: 19.0 us; before, with one warp for each row, 31.4 (M)",
     ("rms_norm", 65): "0.93 at 65536 x 1024 (B)",
