@@ -16,7 +16,10 @@ MOST_WORKERS = 8
 # Folders whose tests share something that takes long to build. One process runs all of such a folder.
 BUILDS = ("tests/wheel", "tests/load", "tests/downstream", "tests/unit/csrc", "tests/unit/load")
 # What takes longest, in that order: a long unit that starts last would run alone at the end.
-LONGEST_FIRST = ("tests/wheel", "tests/unit/csrc", "tests/ops", "tests/load", "tests/downstream", "tests/defects")
+LONGEST_FIRST = (
+    "tests/examples/test_port.py",
+    *("tests/wheel", "tests/unit/csrc", "tests/ops", "tests/load", "tests/downstream", "tests/defects"),
+)
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -43,7 +46,7 @@ def unit(nodeid: str) -> str:
 
 def rank(nodeid: str) -> int:
     """Return when a test starts: the folders of LONGEST_FIRST in that order, then all others as they are."""
-    places = (place for place, folder in enumerate(LONGEST_FIRST) if nodeid.startswith(f"{folder}/"))
+    places = (place for place, folder in enumerate(LONGEST_FIRST) if nodeid.startswith((f"{folder}/", f"{folder}::")))
     return next(places, len(LONGEST_FIRST))
 
 

@@ -127,4 +127,4 @@ def test_the_unit_of_a_test(nodeid: str, unit: str) -> None:
 
 def test_the_folders_that_are_named_exist() -> None:
     for folder in {*parallel.BUILDS, *parallel.LONGEST_FIRST}:
-        assert list((ROOT / folder).glob("**/test_*.py")), folder
+        assert (ROOT / folder).is_file() or list((ROOT / folder).glob("**/test_*.py")), folder

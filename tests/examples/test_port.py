@@ -7,13 +7,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from precast.build import audit
-from tests.downstream.conftest import CHECKOUT
+from tests.downstream.conftest import CHECKOUT, run_setup
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.wheel, pytest.mark.long]
 
@@ -62,9 +61,7 @@ def run(site: Path, code: str) -> str:
     return done.stdout
 
 
-def test_the_guide_ports_a_package_from_pypi(
-    tmp_path: Path, setup_py: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_the_guide_ports_a_package_from_pypi(tmp_path: Path) -> None:
     fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     subprocess.run([*fetch, "-d", str(tmp_path), PORTED], check=True)
     (archive,) = tmp_path.glob("*.tar.gz")
@@ -74,7 +71,7 @@ def test_the_guide_ports_a_package_from_pypi(
     change = changed_lines((CHECKOUT / "docs" / "guides" / "port.md").read_text(encoding="utf-8"))
     subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=root, input=change, text=True, check=True)
 
-    done = setup_py(root, "bdist_wheel")
+    done = run_setup(root, "bdist_wheel")
     assert done.returncode == 0, done.stderr[-3000:]
     (wheel,) = (root / "dist").glob("*.whl")
     violations, (info,) = audit.audit(wheel)
