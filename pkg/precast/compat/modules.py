@@ -1,7 +1,7 @@
 """The classes and functions of the modules that this package replaces, by their names, on top of precast's ops.
 
 Each group takes a function that finds an op by name: either the kernel (``torch.ops.precast``) or its reference in
-plain torch. Ops are found by name because this package is below ``precast.ops`` and must not import it at the top.
+plain torch. torch and the ops are imported inside functions, so that listing the loaders imports neither.
 """
 
 from __future__ import annotations
