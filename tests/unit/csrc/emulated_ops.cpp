@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/cpu_level.h"
 #include "common/driver.h"
 #include "common/launch.h"
 #include "common/torch.h"

@@ -16,10 +16,10 @@ from precast._abi.torch_abi import Stable, TorchAbi
 from precast._abi.version import CudaVersion, Release
 from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
-from tools.binaries import LibraryFacts, Undefined
 from tools.guards import libraries, manifest, targets
 from tools.guards.subject import Asked, Audited, Guard, NoManifest, Verdict, judge
-from tools.wheel import Wheel
+from tools.shared.binaries import LibraryFacts, Undefined
+from tools.shared.wheel import Wheel
 
 MATRIX = matrix.load(Path(__file__).resolve().parents[4] / "matrix.toml")
 TAG = ("py3", "none", f"{MATRIX.policy}_x86_64")
