@@ -15,7 +15,7 @@ from tests.workflows import act
 
 TAG = {"ref": "refs/tags/v0.1.0"}
 # What the plan is made by; each job gets a copy of it all.
-NEEDED = r"\.github/|tools/|pkg/precast/(\w+\.py|_abi/|_builder/)|matrix\.toml"
+NEEDED = r"\.github/|tools/|csrc/|pkg/precast/(\w+\.py|_abi/|_builder/)|matrix\.toml"
 pytestmark = pytest.mark.act
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +209,9 @@ def test_setup_places_the_parts_and_compiles_nothing(
     monkeypatch.setattr(headers, "pinned", lambda _: tmp_path / "include")
     monkeypatch.setattr(aot, "_copy_headers", lambda *_: None)
     settings = Settings(label=Label("cu130"), parts=str(folder), arch=MACHINE, cache_dir=str(tmp_path / "no cache"))
-    (tmp_path / "lib" / "precast" / "csrc").mkdir(parents=True)  # setuptools has put the sources there
+    # setuptools has put the package and the sources there
+    shutil.copytree(checkout / "pkg" / "precast", tmp_path / "lib" / "precast")
+    (tmp_path / "lib" / "precast" / "csrc").mkdir()
     aot.stage_wheel(tmp_path / "lib", settings, checkout)
     placed = tmp_path / "lib" / "precast" / "_C"
     info = BuildInfo.from_json((placed / "build_info.json").read_text())

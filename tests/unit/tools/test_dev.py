@@ -42,7 +42,7 @@ def test_an_editor_is_told_every_compile(built: list[str], tmp_path: Path) -> No
 
 def test_an_unknown_family_is_refused(built: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert dev.main(["rmsnorm"]) == 2
-    assert "no kernel family 'rmsnorm'; there are: rms_norm, " in capsys.readouterr().err
+    assert "no kernel family 'rmsnorm'; there are: activations, " in capsys.readouterr().err
     assert not built
 
 
