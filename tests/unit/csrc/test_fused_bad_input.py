@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import _checks, multi_tensor  # noqa: E402
+from precast.ops import multi_tensor  # noqa: E402
+from precast.ops.multi_tensor import check_lists  # noqa: E402
 from precast.optim import FusedAdam, FusedAdamW, FusedLAMB, FusedLion, FusedSGD, _gathered  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -107,7 +108,7 @@ def test_options_out_of_range(make: Any, options: dict[str, Any], message: str) 
 )
 def test_lists_are_checked_without_data_too(lists: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        _checks.list_inputs("multi_tensor_axpby_", lists)
+        check_lists("multi_tensor_axpby_", lists)
 
 
 REFUSED: dict[str, tuple[Callable[[], list[Any]], str]] = {
