@@ -73,9 +73,8 @@ def _twin(op: str, *args: Any) -> dict[str, Run]:
     """The Triton twin of one op, called the way the dispatcher calls it."""
     from precast import ops
     from precast._dispatch import namespace
-    from precast._load import loader
 
-    ops.define(loader.family_of(op).name)
+    ops.define(op)
     return {TWIN: functools.partial(namespace.twin(op), *args)}
 
 

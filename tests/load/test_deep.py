@@ -9,7 +9,6 @@ import pytest
 
 from precast._builder import catalogue, python
 from precast._cli import deep
-from precast._load import handover
 from tests.load.conftest import Site
 
 torch = pytest.importorskip("torch")
@@ -20,7 +19,7 @@ from precast.ops import _folders  # noqa: E402
 
 def ops_on(device: str) -> list[str]:
     families = [family for family in catalogue.FAMILIES if device in family.devices]
-    return [handover.op_name(schema) for family in families for schema in family.ops]
+    return [op for family in families for op in family.op_names]
 
 
 OPS = ops_on("cpu")

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from precast._builder.catalogue import FAMILIES
-from precast._load.handover import op_name
 
 # The ops over rows. Rotations and caches have tests of their own, and what goes over lists of tensors is a step of an
 # optimizer.
-ON_ROWS = tuple(op_name(schema) for family in FAMILIES if family.twins and not family.late for schema in family.ops)
+ON_ROWS = tuple(op for family in FAMILIES if family.twins and not family.late for op in family.op_names)
 
 
 def made(*shape: int, dtype: Any = torch.float32, device: str = "cpu", seed: int = 0) -> Any:

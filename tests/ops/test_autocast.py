@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 from precast import nn, ops  # noqa: E402
 from precast._builder import descriptions  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
-from precast._load.handover import op_name  # noqa: E402
 from precast.ops import _folders, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
@@ -27,7 +26,7 @@ pytestmark = [
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "autocast.md"
 LOW = torch.bfloat16
 LATE = [family for family in FAMILIES if family.late and len(family.devices) > 1]
-ON_HEADS = tuple(op_name(schema) for family in LATE for schema in family.ops)
+ON_HEADS = tuple(op for family in LATE for op in family.op_names)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 

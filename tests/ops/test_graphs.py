@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
-from precast._load.handover import op_name  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 
 pytestmark = [
@@ -25,11 +24,7 @@ pytestmark = [
 RAW = torch.ops.precast
 # Every op that has one on the CPU; whether it is, defines it.
 EXAMPLES = sorted(
-    op
-    for family in FAMILIES
-    if "cpu" in family.devices
-    for op in map(op_name, family.ops)
-    if not _folders.is_planned(op)
+    op for family in FAMILIES if "cpu" in family.devices for op in family.op_names if not _folders.is_planned(op)
 )
 EPS = 1e-6
 
@@ -137,7 +132,7 @@ def test_opcheck_of_an_example(op: str) -> None:
 
 
 def test_every_op_is_checked(device: str) -> None:
-    names = {op_name(schema): family for family in FAMILIES for schema in family.ops}
+    names = {op: family for family in FAMILIES for op in family.op_names}
     checked = {op.__name__ for op, _ in samples(device).values()} | {*EXAMPLES}
     # test_fused_gpu.py checks the lists; a plan is a number, which no graph can hold: its ops are never traced.
     left = {op: family for op, family in names.items() if op not in checked}

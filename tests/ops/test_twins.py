@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch")
 import precast  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._dispatch import namespace  # noqa: E402
-from precast._load.handover import op_name  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.triton]
 
-TWINS = {op_name(schema) for family in FAMILIES if family.twins for schema in family.ops}
+TWINS = {op for family in FAMILIES if family.twins for op in family.op_names}
 Kept = dict[str, tuple[str, list[Any], list[Any]]]
 
 

@@ -32,6 +32,11 @@ class Family:
     twins: tuple[str, ...] = ()  # device types on which its Triton kernels can stand in
 
     @property
+    def op_names(self) -> tuple[str, ...]:
+        """The name of each op: ``"rms_norm(Tensor x, ...) -> Tensor"`` has ``"rms_norm"``."""
+        return tuple(schema.partition("(")[0].strip() for schema in self.ops)
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Every file of this family that is given to a compiler."""
         device = () if self.device is None else (self.device,)
@@ -128,7 +133,7 @@ def get(name: str) -> Family:
 def folder_of(name: str) -> Folder:
     """The folder of a family, of one of its ops or of a public function; KeyError for any other name."""
     for folder in FOLDERS:
-        ops = (schema.partition("(")[0] for family in folder.families for schema in family.ops)
-        if name in folder.public or name in ops or any(family.name == name for family in folder.families):
+        families = ((family.name, *family.op_names) for family in folder.families)
+        if name in folder.public or any(name in names for names in families):
             return folder
     raise KeyError(f"no kernel family has {name!r}")

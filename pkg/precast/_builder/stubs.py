@@ -31,4 +31,4 @@ def of_ops(folders: Iterable[Folder]) -> str:
     given = [(folder.name, name) for folder in folders for name in folder.public]
     lines = [f"from precast.ops.{folder} import {name} as {name}" for folder, name in given]
     names = "".join(f"    {name!r},\n" for name in sorted(name for _, name in given))
-    return "\n".join([*lines, "", f"__all__ = [\n{names}]", "", "def define(family: str) -> None: ...", ""])
+    return "\n".join([*lines, "", f"__all__ = [\n{names}]", "", "def define(name: str) -> None: ...", ""])

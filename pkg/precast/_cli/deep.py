@@ -13,12 +13,11 @@ from typing import Any
 
 from precast._builder import python
 from precast._builder.catalogue import Family
-from precast._load import handover
 
 
 def examine(kernels: Iterable[tuple[Family, str]]) -> list[dict[str, Any]]:
     """One object per op and device: whether the numbers are right, and if not, what went wrong."""
-    waiting = [f"{handover.op_name(schema)}@{device}" for family, device in kernels for schema in family.ops]
+    waiting = [f"{op}@{device}" for family, device in kernels for op in family.op_names]
     found: dict[str, str | None] = {}
     while waiting:  # ends: each child settles at least one pair, if only by crashing on it
         found |= _ask(waiting)

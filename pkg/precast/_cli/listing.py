@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from precast._builder.catalogue import Family
 from precast._cli import output, public, status
-from precast._load import handover
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -48,7 +47,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _ops(family: Family) -> list[str]:
-    return [handover.op_name(schema) for schema in family.ops]
+    return list(family.op_names)
 
 
 def names_of(family: Family) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from precast._builder.catalogue import FAMILIES, Family
 from precast._cli import public
-from precast._load import handover, loader
+from precast._load import loader
 from precast.errors import KernelUnavailable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def known() -> tuple[str, ...]:
     """Every accepted kernel name: public names, families, ops, loaders and their extensions."""
     from precast import kernel_loader
 
-    ops = [handover.op_name(schema) for family in FAMILIES for schema in family.ops]
+    ops = [op for family in FAMILIES for op in family.op_names]
     of_loaders = [name for one in kernel_loader.loaders() for name in (one.__name__, *sorted(_known(one)))]
     return tuple(dict.fromkeys((*public.rooms(), *(family.name for family in FAMILIES), *ops, *of_loaders)))
 

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast import ops
 from precast._builder.catalogue import FAMILIES
-from precast._dispatch import namespace
-from precast._load import handover, loader
+from precast.compat.modules import kernel
 from precast.errors import KernelError
 from precast.ops import _folders
 
@@ -31,7 +29,7 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
     given = _folders.arguments(op)
     wide = _map(given, lambda t: t.double() if t.is_floating_point() else t)
     here = _map(given, lambda t: t.to(device, copy=True))
-    result = (call or _overload(op))(*here)
+    result = (call or kernel(op))(*here)
     right = _folders.reference(op)(*wide)
     got, wanted = _tensors(here if result is None else result), _tensors(wide if right is None else right)
     if len(got) != len(wanted):
@@ -42,11 +40,6 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
             worst = (mine.double().cpu() - exact).abs().max().item()
             return f"result {index}: {int((~close).sum())} of {close.numel()} values are wrong, by up to {worst:.3g}"
     return None
-
-
-def _overload(op: str) -> Callable[..., Any]:
-    ops.define(loader.family_of(op).name)
-    return namespace.overload(op)
 
 
 def _check_step(device: str) -> str | None:
@@ -66,7 +59,7 @@ def _check_step(device: str) -> str | None:
 
 
 def ops_of(families: Sequence[str]) -> list[str]:
-    return [handover.op_name(schema) for f in FAMILIES if f.name in families for schema in f.ops]
+    return [op for family in FAMILIES if family.name in families for op in family.op_names]
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

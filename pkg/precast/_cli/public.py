@@ -15,14 +15,13 @@ from pathlib import Path
 import precast
 from precast._builder import catalogue
 from precast._builder.catalogue import FAMILIES
-from precast._load import handover
 
 OPS = "precast.ops"
 ROOMS = (OPS, "precast.optim", "precast.nn")
 _FOLLOWED = (*ROOMS, "precast.compat.modules")
 _FOLDER = Path(precast.__file__).resolve().parent
 _FOLDERS = {name: folder for folder in catalogue.FOLDERS for name in folder.public}
-_OPS = {handover.op_name(schema): family.name for family in FAMILIES for schema in family.ops}
+_OPS = {op: family.name for family in FAMILIES for op in family.op_names}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._builder import catalogue
 from precast._load import handover
-from precast._load.handover import NAMESPACE, op_name
+from precast._load.handover import NAMESPACE
 from precast._load.system import require_linux
 from precast.errors import KernelIncompatible, KernelUnavailable
 
@@ -117,8 +117,7 @@ def _refusing_others() -> Iterator[None]:
 def _define(made: Any, family: catalogue.Family) -> None:
     import torch
 
-    for schema in family.ops:
-        name = op_name(schema)
+    for schema, name in zip(family.ops, family.op_names, strict=True):
         made.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
         made.impl(name, _stub(op, family), "CompositeExplicitAutograd", with_keyset=True)

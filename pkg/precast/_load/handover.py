@@ -57,17 +57,12 @@ def formulas_of(family: Family) -> Formulas:
     return _given[family.name]
 
 
-def op_name(schema: str) -> str:
-    """``"rms_norm(Tensor x, ...) -> Tensor"`` -> ``"rms_norm"``."""
-    return schema.partition("(")[0].strip()
-
-
 def refuse_foreign_kernels(family: Family, key: str) -> None:
     """Raise if something else has registered kernels for this family: torch silently keeps the last of two."""
     import torch
 
-    for schema in family.ops:
-        name = f"{NAMESPACE}::{op_name(schema)}"
+    for op in family.op_names:
+        name = f"{NAMESPACE}::{op}"
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
             raise KernelIncompatible(
                 f"{name} already has a {key} kernel that this copy of precast did not register\n"

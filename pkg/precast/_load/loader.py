@@ -121,10 +121,9 @@ def family_of(op: str) -> catalogue.Family:
     name = op.removeprefix(f"{handover.NAMESPACE}::")
     names: list[str] = []
     for family in catalogue.FAMILIES:
-        ops = [handover.op_name(schema) for schema in family.ops]
-        if name == family.name or name in ops:
+        if name == family.name or name in family.op_names:
             return family
-        names += ops
+        names += family.op_names
     from precast._load import verdict
 
     raise verdict.unknown_op(op, name, names)

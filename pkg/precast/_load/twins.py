@@ -24,7 +24,7 @@ def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
     handover.refuse_foreign_kernels(family, device.upper())
     assert formulas.twins is not None, f"{family.name} promises Triton kernels and hands none over"
     twins = formulas.twins()
-    kernels = {name: twins.kernel(name) for name in map(handover.op_name, family.ops)}
+    kernels = {name: twins.kernel(name) for name in family.op_names}
     library: Any = formulas.library
     for name, kernel in kernels.items():
         library.impl(name, kernel, device.upper())

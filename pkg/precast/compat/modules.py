@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._dispatch import namespace
-from precast._load import loader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,7 @@ def kernel(name: str) -> Callable[..., Any]:
     """An op of precast, whose kernels are loaded at the first call."""
     from precast import ops
 
-    ops.define(loader.family_of(name).name)
+    ops.define(name)
     return namespace.overload(name)
 
 

@@ -16,9 +16,9 @@ from precast._builder import catalogue
 __all__ = sorted(name for folder in catalogue.FOLDERS for name in folder.public)  # noqa: PLE0605 - from descriptions
 
 
-def define(family: str) -> None:
-    """Define the ops of a family by its name, unless they are defined: import the folder of a late family."""
-    importlib.import_module(f"{__name__}.{catalogue.folder_of(catalogue.get(family).name).name}")
+def define(name: str) -> None:
+    """Define the ops of a family, given its name, an op or a function of it; import its folder if it is late."""
+    importlib.import_module(f"{__name__}.{catalogue.folder_of(name).name}")
 
 
 def _give(folder: catalogue.Folder) -> None:

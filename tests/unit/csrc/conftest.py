@@ -181,9 +181,8 @@ class InterpretedLists:
 
         import precast.ops.multi_tensor  # noqa: F401 - which hands its twins over
         from precast._dispatch import namespace
-        from precast._load.handover import op_name
 
-        names = [op_name(schema) for schema in catalogue.get("multi_tensor").ops]
+        names = catalogue.get("multi_tensor").op_names
         self.ops = SimpleNamespace(**{name: namespace.twin(name) for name in names})
 
     def launched(self) -> list[str]:

@@ -180,14 +180,12 @@ def test_the_schemas_carry_the_tag_and_the_mutations() -> None:
 import torch
 from precast._builder import catalogue
 from precast._dispatch import namespace
-from precast._load import handover
 library = namespace.library()
 assert namespace.library() is library
 for family in catalogue.FAMILIES:
     with namespace.family(family.name):
         pass
-    for schema in family.ops:
-        name = handover.op_name(schema)
+    for schema, name in zip(family.ops, family.op_names):
         op = namespace.overload(name)
         assert torch.Tag.pt2_compliant_tag in op.tags
         # What is written in place ends in _; what writes into a cache says so by its name.
