@@ -42,8 +42,10 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   c.root = c.bias = 1.0f;
   c.first = before == 0.0f ? 1.0f : 0.0f;
   if (a.kind == kAdam || a.kind == kLamb) {
-    c.bias = 1.0f / correction(group.log_beta1, step);
-    c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
+    if ((a.flags & kUncorrected) == 0) {
+      c.bias = 1.0f / correction(group.log_beta1, step);
+      c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
+    }
     c.rate = a.kind == kAdam ? lr * c.bias : lr;
     if (a.kind == kLamb) c.decay = group.weight_decay;
   }
@@ -154,6 +156,13 @@ DEVICE void update_all(const UpdateArgs& a) {
   }
   widen(s.param, param, at);
   if (!apply) widen(s.grad, grad, at);
+  if (!apply && a.grad_scale != nullptr) {
+    Quad unscaled = {};
+    const float by = 1.0f / *a.grad_scale;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) put(unscaled, k, get(s.grad, k) * by);
+    keep(const_cast<char*>(row.grad), grad, at, unscaled);
+  }
   if (has_first) widen(s.first, state, at);
   if (has_second) widen(s.second, state, at);
   if (has_third && !lamb) widen(s.third, state, at);

@@ -63,7 +63,7 @@ void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, 
   }
 }
 
-void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) {
+void launch_update(const Plan& plan, const Memory& memory, const float* grad_scale, int kind, int flags) {
   const TableLayout& at = plan.layout();
   UpdateArgs args = {};
   args.rows = reinterpret_cast<const Row*>(memory.table);
@@ -71,6 +71,7 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags) 
   args.coefficients = reinterpret_cast<const Coefficients*>(memory.scratch);
   args.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
   args.sums = reinterpret_cast<const float*>(memory.scratch + at.sums);
+  args.grad_scale = grad_scale;
   args.count = static_cast<uint32_t>(plan.count());
   args.kind = kind;
   args.flags = flags;
@@ -113,7 +114,8 @@ struct StepNumbers {
 };
 
 int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepNumbers& numbers) {
-  if (!plan.is_current(grads)) return kStale;
+  const bool unscales = args.grad_scale != nullptr;
+  if (!plan.is_current(grads, unscales)) return kStale;
   if (plan.count() == 0) return kDone;
   check_members(plan, numbers.kind);
   const bool clips = numbers.max_norm > 0.0;
@@ -133,10 +135,12 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
   args.count = static_cast<uint32_t>(plan.count());
   args.kind = static_cast<int>(numbers.kind);
   args.flags = static_cast<int>(numbers.flags);
+  // First: a tensor without a version counter raises.
+  const bool counted = grads.size() == 0 && plan.count_change(unscales);
   launch_prepare(plan, args, static_cast<const double*>(numbers.groups.data()), numbers.groups.sizes()[0],
                  numbers.rates);
-  launch_update(plan, memory, args.kind, args.flags);
-  return grads.size() == 0 && plan.count_change() ? kDone : kUncounted;
+  launch_update(plan, memory, args.grad_scale, args.kind, args.flags);
+  return counted ? kDone : kUncounted;
 }
 
 int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,

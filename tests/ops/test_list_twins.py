@@ -20,7 +20,7 @@ STEPS, CHANGES, BAD_INPUT = (f"tests/unit/csrc/test_fused_{name}.py" for name in
 CHOSEN = (
     "not bfloat16 and (adam-torch.float32 or torch.float16 and (adamw or amsgrad or nesterov or adagrad)"
     " or lamb and 0.1 or clipping or groups or odd_offsets or norms_and_sums or shards or unknown_plans"
-    " or one_range or move_or_come or exchanged and (data or layout))"
+    " or one_range or move_or_come or exchanged and (data or layout) or swapped or share_memory or without_bias)"
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -64,7 +65,8 @@ class CPUOptimizer(PlannedOptimizer):
                 mapping from parameter to gradient.
             copies: float16 or bfloat16 tensors that receive the rounded new parameters, in pinned memory too; a list
                 or mapping as for ``grads``.
-            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified.
+            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified. After a
+                step of ``GradScaler``, which has a way of its own, they are unscaled.
             clip_coef: gradients are multiplied by it as they are read.
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
@@ -83,15 +85,24 @@ class CPUOptimizer(PlannedOptimizer):
         for found in (found_inf, getattr(self, "found_inf", None)):
             if found is not None and float(found) != 0:
                 return loss
-        scale = _factor(grad_scale, getattr(self, "grad_scale", None), clip_coef)
+        scaler = getattr(self, "grad_scale", None)
+        scale = _factor(grad_scale, scaler, clip_coef)
+        unscale = 0.0 if scaler is None else 1.0 / float(scaler)
         known, self._known = self._known, None
-        if known is None or not self._step_again(known, grads, copies, scale):
-            known = self._first_step(grads, copies, scale)
+        if known is None or not self._step_again(known, grads, copies, scale, unscale):
+            known = self._first_step(grads, copies, scale, unscale)
         if known is not None and known.plan.kept:
             self._known = known
         return loss
 
-    def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
+    def _step_again(
+        self,
+        known: Known,
+        grads: PerParameter | None,
+        copies: PerParameter | None,
+        scale: float,
+        unscale: float,
+    ) -> bool:
         """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
         if not self._looks_same() or self._kinds() != known.kinds:
             return False
@@ -99,7 +110,7 @@ class CPUOptimizer(PlannedOptimizer):
         if not same(self._given("copies", copies, params), known.copies):
             return False
         try:
-            if grads is None and known.plan.run_again(self._row, scale, known.idle):
+            if grads is None and known.plan.run_again(self._row, scale, unscale, known.idle):
                 return True
             given = self._given("grads", grads, params)
             if [grad is None for grad in given] != known.missing:
@@ -107,10 +118,13 @@ class CPUOptimizer(PlannedOptimizer):
             known.plan.run(self.rule, self._row, given, scale)
         except RuntimeError:  # a tensor has changed: the first step handles it, or raises a precise error
             return False
+        _unscale(given, unscale)
         return True
 
     @torch.no_grad()
-    def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
+    def _first_step(
+        self, grads: PerParameter | None, copies: PerParameter | None, scale: float, unscale: float
+    ) -> Known | None:
         """Make a plan and run it. New states are kept only on success. Return None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
         given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
@@ -119,11 +133,13 @@ class CPUOptimizer(PlannedOptimizer):
             return None
         plan = Plan(items)
         plan.run(self.rule, self._row, given, scale)
+        _unscale(given, unscale)
         for item in items:
             if item.fresh or (item.state and not is_watched(item.state, self._changed)):
                 self.state[item.param] = State(item.state, self._changed)
         self._look()
-        return Known(plan, params, targets, [grad is None for grad in given], self._kinds())
+        missing = [grad is None for grad in given]
+        return Known(plan, params, targets, missing, list(compress(params, missing)), self._kinds())
 
     def _items(
         self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
@@ -245,6 +261,13 @@ def check_betas(betas: Any) -> None:
 
 def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
     return param.dtype if group["state_dtype"] is None else torch.float32
+
+
+@torch.no_grad()
+def _unscale(grads: Iterable[Tensor | None], by: float) -> None:
+    """Multiply gradients in place, each once, unless the factor is 0."""
+    for grad in {id(grad): grad for grad in grads if by != 0 and grad is not None}.values():
+        grad.mul_(by)
 
 
 def _factor(scale: Number, scalers: Number, clip: Number) -> float:

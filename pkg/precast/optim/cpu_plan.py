@@ -1,7 +1,7 @@
 """The work of one step of a CPU optimizer, kept as a plan for the next step.
 
-With a thousand small tensors, inspecting them takes longer than updating them. So the kernel keeps the lists of a plan
-under a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
+With a thousand small tensors, inspecting them takes longer than updating them. So the kernel knows the lists of a plan
+by a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
 ``.grad``. At each step, the kernel checks the address, dtype and storage of every tensor. The optimizer itself checks
 that it still holds the same tensors (``_planned.py``).
 """
@@ -12,7 +12,6 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,7 +34,7 @@ class Row(NamedTuple):
     beta2: float = 0.0
     eps: float = 0.0
     weight_decay: float = 0.0
-    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate
+    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate; Adam: no bias correction
     flag: float = 0.0  # Adam: the decay is decoupled; SGD: Nesterov
     maximize: float = 0.0
 
@@ -95,7 +94,7 @@ class Plan:
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
-        # The kernel keeps these tensors, so they must be the real ones, not wrappers around them.
+        # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
         self.kept = not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
@@ -139,16 +138,19 @@ class Plan:
         for tensor, dense in self.passing:
             tensor.copy_(dense)
 
-    def run_again(self, row: Callable[[Group, bool], Row], scale: float, idle: Iterable[Tensor]) -> bool:
+    def run_again(
+        self, row: Callable[[Group, bool], Row], scale: float, unscale: float, idle: Iterable[Tensor]
+    ) -> bool:
         """Run one step with the parameters' own gradients, and raise the version counters of the written tensors.
 
-        Return False, and change nothing, if the plan does not fit or an ``idle`` parameter has a gradient now.
+        Multiply the gradients by ``unscale`` in place, unless it is 0. Return False, and change nothing, if the plan
+        does not fit or an ``idle`` parameter has a gradient now.
         """
         # The op for plans has no rule for torch.func transforms.
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
         self._fill(row)
-        return optimize_again(self._number, self._numbers, scale)
+        return optimize_again(self._number, self._numbers, scale, unscale)
 
     def _fill(self, row: Callable[[Group, bool], Row]) -> None:
         values, at = self._values, 0
@@ -165,12 +167,8 @@ class Known:
     params: Sequence[Tensor]
     copies: Sequence[Tensor | None]
     missing: Sequence[bool]  # True for each parameter without a gradient
+    idle: Sequence[Tensor]  # the parameters without a gradient
     kinds: Sequence[object]  # per group: decides which states exist
-
-    @property
-    def idle(self) -> Iterable[Tensor]:
-        """The parameters without a gradient."""
-        return compress(self.params, self.missing)
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:

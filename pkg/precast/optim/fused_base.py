@@ -12,12 +12,13 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from precast._dispatch.formulas import mark_written
+from precast._dispatch.formulas import are_bare, mark_written
 from precast.ops import multi_tensor
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
@@ -49,8 +50,9 @@ class Plan:
     signature: Signature
     written: tuple[Tensor, ...]  # the model's parameters: a step raises their version counters
     listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
-    locals: tuple[Tensor, ...]  # local shards of the parameters, if `listed`
+    locals: tuple[Tensor, ...]  # the parameters, or their local shards
     idle: tuple[Tensor, ...]  # parameters without a gradient
+    held: tuple[Tensor, ...]  # the other tensors that the C++ side uses again without references of its own
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -138,6 +140,7 @@ class FusedOptimizer(PlannedOptimizer):
             grads = found[1]
         groups, rates = self._group_numbers()
         steps = cast("Tensor", self._steps)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
         outcome = multi_tensor.step_(
             plan.number,
             grads,
@@ -145,7 +148,7 @@ class FusedOptimizer(PlannedOptimizer):
             groups,
             rates,
             getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
+            scale,
             self.max_grad_norm or 0.0,
             self.kind,
             plan.signature.flags,
@@ -154,9 +157,23 @@ class FusedOptimizer(PlannedOptimizer):
             return False
         if outcome == UNCOUNTED:
             mark_written(plan.written)
+            if scale is not None:
+                self._unscaled(plan, grads, scale)
         if _gathered.capturing() and plan not in self._kept:
             self._kept.append(plan)
         return True
+
+    @torch.no_grad()
+    def _unscaled(self, plan: Plan, grads: list[Tensor], scale: Tensor) -> None:
+        """Unscale the gradients that the kernel could not, because the op got a copy, and count the changes."""
+        owns = [local_of(cast("Tensor", param.grad)) for param in plan.written]
+        mark_written(owns)
+        for own, given in zip(owns, grads, strict=False):
+            if given is not own:
+                own.copy_(given)
+            elif not are_bare((own,)):
+                found = getattr(self, "found_inf", None)
+                own.mul_(1 / scale if found is None else torch.where(found == 0, 1 / scale, 1.0))
 
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
@@ -232,7 +249,7 @@ class FusedOptimizer(PlannedOptimizer):
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
         plan = Plan(
-            number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else (), tuple(idle)
+            number, signature, tuple(work.params), work.listed, tuple(params), tuple(idle), (*masters, *chain(*lists))
         )
         # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False

@@ -20,7 +20,7 @@ from precast.ops import _checks
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
 ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
-MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
+MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED = 1, 2, 4, 8, 16
 STALE, UNCOUNTED = 0, 1
 
 

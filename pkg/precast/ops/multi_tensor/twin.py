@@ -80,6 +80,8 @@ def multi_tensor_step_(
         return STALE
     if not all(map(known.has, _NEEDED[kind])):
         raise RuntimeError(f"multi_tensor_step_: the plan lacks the states that an update of kind {kind} needs")
+    if grad_scale is not None:
+        known.check_gradients("multi_tensor_step_")
     with on(steps):
         table = known.table()
         norm = None
@@ -88,7 +90,7 @@ def multi_tensor_step_(
         scales = (found_inf, grad_scale, norm, max_norm)
         coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
         _prepare(known, table, coefficients, steps, groups.tolist(), rates, scales, kind, flags)
-        _update(known, table, coefficients, steps.numel(), kind, flags)
+        _update(known, table, coefficients, grad_scale, steps.numel(), kind, flags)
     return UNCOUNTED
 
 
@@ -117,11 +119,20 @@ def _log(beta: float) -> float:
     return math.log1p(beta - 1.0) if beta > 0.0 else -math.inf
 
 
-def _update(plan: Plan, table: Tensor, coefficients: Tensor, slots: int, kind: int, flags: int) -> None:
+def _update(
+    plan: Plan,
+    table: Tensor,
+    coefficients: Tensor,
+    grad_scale: Tensor | None,
+    slots: int,
+    kind: int,
+    flags: int,
+) -> None:
     shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
     launches = [launch for launch in plan.launches if launch.programs]
     for launch in launches:
-        updates.update[(launch.programs,)](table, launch.owners, coefficients, *launch.types, kind=kind, **shape)
+        args = (table, launch.owners, coefficients, grad_scale, *launch.types)
+        updates.update[(launch.programs,)](*args, kind=kind, **shape)
     if kind != LAMB:
         return
     sizes, lengths = (_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD))

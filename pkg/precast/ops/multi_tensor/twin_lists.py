@@ -133,6 +133,13 @@ class Plan:
             self._table = self._aligned = None
         return bool(grads) or all(param.grad is None for param in self._idle)
 
+    def check_gradients(self, op: str) -> None:
+        """Raise if two gradients share memory."""
+        columns = zip(self._columns[GRAD], self._columns[ELEMENTS], self._grad_dtypes, strict=True)
+        ranges = sorted((begin, begin + count * dtype.itemsize) for begin, count, dtype in columns)
+        if any(after[0] < before[1] for before, after in pairwise(ranges)):
+            raise RuntimeError(f"{op}: two gradients share memory; each must have its own to be unscaled in place")
+
     def table(self) -> Tensor:
         """The rows and the owners on the device; written again if a gradient has moved or on another stream.
 
