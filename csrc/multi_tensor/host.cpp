@@ -79,7 +79,7 @@ void launch_update(const Plan& plan, const Memory& memory, const float* grad_sca
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
   int entry = kind == kLamb ? kLambUpdate : kUpdate;
-  if (kind == kAdam && plan.masters()) entry = kMasterUpdate;
+  if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = kMasterUpdate;
   if (plan.plain() && kind == kAdam) entry = kAdamUpdate;
   if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = kOthersUpdate;
   launch(kernels, plan.device(), entry, shape, arguments);

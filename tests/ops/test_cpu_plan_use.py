@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -194,18 +193,6 @@ def test_a_plan_keeps_no_reference_to_what_it_uses_again(calls: list[str]) -> No
         run.step()
     assert calls == ["everything", "nothing", "nothing"]
     assert {tensor._use_count() for tensor in run.everything()} == {1}
-
-
-def test_parameters_that_know_their_optimizer_are_collected_with_it() -> None:
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizers = [CPUSGD([param])]
-    param.register_post_accumulate_grad_hook(lambda _: optimizers[0].step())
-    for _ in range(2):
-        param.sum().backward()
-    gone = weakref.ref(optimizers[0])
-    del param, optimizers
-    gc.collect()
-    assert gone() is None
 
 
 def swap_parameter(run: Run) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from precast.compat.modules import CPUAdamOptimizer
 from precast.ops.cpu_optim import ADAM
-from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
+from precast.optim._planned import check_betas
+from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from precast.optim import _saved
+from precast.optim._gathered import FLOAT_TYPES, NEEDED_TYPES
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
-
-FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # One tensor per parameter, in group order, or a mapping from parameter to tensor; None skips a parameter.
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
@@ -33,6 +32,7 @@ class CPUOptimizer(PlannedOptimizer):
     rule: ClassVar[int]
     counts_steps: ClassVar[bool]
     state_names: ClassVar[tuple[str | None, str | None, str | None]]
+    takes_sparse: ClassVar[bool] = False  # gradients in COO layout: only their elements are updated
 
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
@@ -132,7 +132,7 @@ class CPUOptimizer(PlannedOptimizer):
         if not items:
             return None
         plan = Plan(items)
-        plan.run(self.rule, self._row, given, scale)
+        plan.run(self.rule, self._row, [item.grad for item in items], scale)
         _unscale(given, unscale)
         for item in items:
             if item.fresh or (item.state and not is_watched(item.state, self._changed)):
@@ -150,8 +150,10 @@ class CPUOptimizer(PlannedOptimizer):
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
             if grad is None:
                 continue
+            sparse = self.takes_sparse and grad.is_sparse
             for tensor in (param, grad) if copy is None else (param, grad, copy):
-                if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in FLOAT_TYPES):
+                dense = tensor.layout is torch.strided or (sparse and tensor is grad)
+                if not (tensor.is_cpu and dense and tensor.dtype in FLOAT_TYPES):
                     self._refuse(index, param, grad, copy)
                 if tensor.shape != param.shape:
                     self._refuse(index, param, grad, copy)
@@ -162,7 +164,12 @@ class CPUOptimizer(PlannedOptimizer):
             fresh = any(name is not None and state.get(name) is None for name in names)
             if fresh:
                 state = {**state, **self._new_state(group, param, state)}
-            yield Item(index, group, param, grad, copy, names, state, fresh)
+            rows = None
+            if sparse:
+                self._check_sparse(index, group)
+                coalesced = grad.coalesce()  # an index that is there twice would be updated twice
+                rows, grad = tuple(coalesced.indices()), coalesced.values()
+            yield Item(index, group, param, grad, copy, names, state, fresh, rows)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""
@@ -173,6 +180,14 @@ class CPUOptimizer(PlannedOptimizer):
             if state.get(name) is None:
                 made[name] = torch.full_like(param, self._first_value(group), dtype=_state_dtype(group, param))
         return made
+
+    def _check_sparse(self, index: int, group: Group) -> None:
+        """Raise RuntimeError if the options need the elements that a sparse gradient lacks."""
+        if group["weight_decay"] != 0:
+            raise RuntimeError(
+                f"{type(self).__name__}.step: parameter {index}: its gradient is sparse, and weight_decay is "
+                f"{float(group['weight_decay'])}; needed 0, or a dense gradient; nothing was updated"
+            )
 
     def _first_value(self, group: Group) -> float:
         return 0.0
@@ -226,12 +241,14 @@ class CPUOptimizer(PlannedOptimizer):
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
         """Raise for the first problem of one parameter, its gradient or its copy."""
         tensors = {"it": param, "its gradient": grad, **({} if copy is None else {"its copy": copy})}
+        sparse = "" if self.takes_sparse or not grad.is_sparse else "; precast.optim.CPUAdagrad takes sparse gradients"
         for name, tensor in tensors.items():
             dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
             wrong = {
                 f"is on {tensor.device}; needed the CPU": not tensor.is_cpu,
-                f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
-                f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+                f"has layout {layout}; needed a dense tensor{sparse}": tensor.layout is not torch.strided
+                and not (self.takes_sparse and tensor is grad and tensor.is_sparse),
+                f"is {dtype}; needed {NEEDED_TYPES}": tensor.dtype not in FLOAT_TYPES,
                 "is float32; needed float16 or bfloat16": tensor is copy and tensor.dtype == torch.float32,
                 f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
             }
@@ -251,12 +268,6 @@ def check_numbers(options: Mapping[str, Any], *names: str) -> None:
             raise ValueError(f"{name} is {float(options[name])}; needed 0 or more")
     if options["state_dtype"] not in (torch.float32, None):
         raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
-
-
-def check_betas(betas: Any) -> None:
-    """Raise ValueError unless these are two numbers from 0 up to but not including 1."""
-    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-        raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
 
 
 def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:

@@ -51,6 +51,7 @@ class Item:
     names: tuple[str | None, ...]
     state: dict[str, Any]
     fresh: bool  # this step created the state
+    rows: tuple[Tensor, ...] | None  # indices of what is updated; None: everything
 
 
 # Placeholder for a tensor that some parameters lack. It has a version counter, even if this is imported in inference
@@ -68,6 +69,7 @@ class Plan:
         "_known",
         "_number",
         "_numbers",
+        "_rows",
         "_values",
         "_written",
         "kept",
@@ -80,9 +82,14 @@ class Plan:
     def __init__(self, items: Sequence[Item]) -> None:
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
-        # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
-        self.passing: list[tuple[Tensor, Tensor]] = []
-        params = [item.param if _in_place(item.param) else self._pass(item.param) for item in items]
+        # Tensors that cannot be updated in place, each with the dense copy that is updated instead: of all of it, or of
+        # some rows.
+        self.passing: list[tuple[Tensor, Tensor, tuple[Tensor, ...] | None]] = []
+        self._rows = [item.rows for item in items]
+        params = [
+            item.param if item.rows is None and _in_place(item.param) else self._pass(item.param, rows=item.rows)
+            for item in items
+        ]
         states = [
             [_NONE if (name := item.names[index]) is None else item.state[name] for item in items]
             for index in range(STATES)
@@ -106,22 +113,25 @@ class Plan:
         if all(tensor is _NONE for tensor in tensors):
             return []
         return [
-            tensor if tensor is _NONE or _alike(tensor, param) else self._pass(tensor, param)
-            for param, tensor in zip(params, tensors, strict=True)
+            tensor
+            if tensor is _NONE or (rows is None and _alike(tensor, param))
+            else self._pass(tensor, param, rows=rows)
+            for param, tensor, rows in zip(params, tensors, self._rows, strict=True)
         ]
 
-    def _pass(self, tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    def _pass(self, tensor: Tensor, like: Tensor | None = None, *, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} has one place for many elements (strides "
                 f"{tensor.stride()}) and cannot be updated; nothing was"
             )
-        dense = (
-            tensor.resolve_neg().contiguous()
-            if like is None
-            else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-        )
-        self.passing.append((tensor, dense))
+        if rows is not None:
+            dense = tensor[rows]
+        elif like is None:
+            dense = tensor.resolve_neg().contiguous()
+        else:
+            dense = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        self.passing.append((tensor, dense, rows))
         return dense
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
@@ -135,8 +145,11 @@ class Plan:
             if self.kept:
                 weakref.finalize(self, forget, self._number).atexit = False
         mark_written(self._written)
-        for tensor, dense in self.passing:
-            tensor.copy_(dense)
+        for tensor, dense, rows in self.passing:
+            if rows is None:
+                tensor.copy_(dense)
+            else:
+                tensor[rows] = dense
 
     def run_again(
         self, row: Callable[[Group, bool], Row], scale: float, unscale: float, idle: Iterable[Tensor]

@@ -23,7 +23,7 @@ from precast.ops import multi_tensor
 from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of
-from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
+from precast.optim._planned import PlannedOptimizer, check_betas, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class FusedOptimizer(PlannedOptimizer):
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
         rates = [group["lr"] for group in self.param_groups]
-        on_gpu = any(isinstance(rate, Tensor) and _gathered.on_gpu(rate) for rate in rates)
+        on_gpu = any(isinstance(rate, Tensor) and multi_tensor.on_gpu(rate) for rate in rates)
         key = [
             (0.0 if on_gpu else float(rate), *self.numbers(group))
             for rate, group in zip(rates, self.param_groups, strict=True)
@@ -300,18 +300,20 @@ class FusedOptimizer(PlannedOptimizer):
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise ValueError on numbers out of range."""
-        lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
+        lr = options["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # reading it would synchronize
+        numbers = (
+            {} if isinstance(lr, Tensor) and multi_tensor.on_gpu(lr) else {"lr": lr}
+        )  # reading it would synchronize
         for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
             if name in options:
                 numbers[name] = options[name]
         for name, value in numbers.items():
             if not float(value) >= 0:
                 raise ValueError(f"{name} is {float(value)}; needed 0 or more")
-        if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-            raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
+        if "betas" in options:
+            check_betas(options["betas"])
         if options.get("state_dtype") not in (torch.float32, None):
             raise ValueError(
                 f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"

@@ -268,20 +268,31 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     assert float(found) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("most", [0.5, 1e3])
-def test_clipping_by_the_norm_is_torchs(list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+def test_clipping_by_the_norm_is_torchs(
+    list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float, dtype: Any
+) -> None:
     from precast.ops import multi_tensor
 
     monkeypatch.setattr(multi_tensor, "L2NORM", list_gpu.ops.multi_tensor_l2norm)
     monkeypatch.setattr(multi_tensor, "AXPBY_", list_gpu.ops.multi_tensor_axpby_)
-    params, twins = made(torch.float32), made(torch.float32)
+    params, twins = made(dtype), made(dtype)
     for some in (params, twins):
         give_grads(some, 1)
         some[2].grad = None
-    norm = multi_tensor.clip_grad_norm_(params, most)
+    norm = multi_tensor.clip_grad_norm_((param for param in params), most, "2", True, False)
+    list_gpu.check_launches(["norm_parts", "sum_each", "sum_total", "axpby"])
     torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twins, most))
     for param, twin in zip(params, twins, strict=True):
         torch.testing.assert_close(param.grad, twin.grad)
+    for wrong in (float("inf"), float("nan")):
+        params[5].grad.fill_(wrong)
+        before = [param.grad.clone() for param in params if param.grad is not None]
+        with pytest.raises(RuntimeError, match=f"the norm of the gradients is {wrong}; needed a finite one"):
+            multi_tensor.clip_grad_norm_(params, most, error_if_nonfinite=True)
+        after = [param.grad for param in params if param.grad is not None]
+        torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("longest", [0, 40, 79])

@@ -7,15 +7,16 @@ the same bits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import are_bare, late, register
 from precast.ops import _checks
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
@@ -107,18 +108,30 @@ def multi_tensor_axpby_(
     AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` for the 2-norm, without waiting for the GPU.
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_``; with the 2-norm on one GPU, two launches and no waiting for the GPU.
+
+    Then gradients are read once, and written only if clipped. For any other norm, for gradients on the CPU, on several
+    devices, in float64, sparse or sharded, this calls torch's function.
 
     Args:
-        parameters: one parameter or several; their gradients are all on one GPU.
+        parameters: one parameter or several.
         max_norm: gradients are clipped to this norm if theirs is larger.
+        norm_type: a number, or "inf".
+        error_if_nonfinite: raise if the norm is infinite or NaN, before any gradient is changed; waits for the GPU.
+        foreach: for torch's function.
 
     Returns:
-        The norm before clipping; 0 if there is no gradient. Gradients are read once, and written only if clipped.
+        The norm before clipping; 0 if there is no gradient.
 
     Raises:
-        RuntimeError: a gradient has another dtype or device.
+        RuntimeError: the norm is infinite or NaN, and ``error_if_nonfinite`` is set.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -126,14 +139,40 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         model(x).sum().backward()
         norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
     """
+    # torch warns of a generator without parameters, so it gets one if it was one.
+    again = isinstance(parameters, GeneratorType)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]
-    if not grads:
-        return torch.tensor(0.0)
+    if float(norm_type) != 2.0 or not _on_one_gpu(grads):
+        given = (param for param in params) if again else params
+        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     with torch.no_grad():
         total, _ = multi_tensor_l2norm(grads)
-        multi_tensor_scale_(grads, grads, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
-    return total
+        if error_if_nonfinite and not bool(total.isfinite()):
+            raise RuntimeError(
+                f"clip_grad_norm_: the norm of the gradients is {float(total)}; needed a finite one, or "
+                "error_if_nonfinite=False; no gradient was changed"
+            )
+        multi_tensor_scale_(grads, grads, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
+    return total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through a Triton twin."""
+    return tensor.is_cuda or tensor.is_xpu
+
+
+def _on_one_gpu(grads: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these gradients as they are."""
+    return bool(grads) and all(
+        on_gpu(grad)
+        and grad.device == grads[0].device
+        and grad.dtype in _checks.FLOAT_TYPES
+        and grad.layout is torch.strided
+        and (grad.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(grad))
+        and are_bare((grad,))
+        for grad in grads
+    )
 
 
 def _refuse_derivative(*_: Any) -> NoReturn:
