@@ -153,7 +153,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
   }
   first_[count_] = static_cast<uint32_t>(blocks);
   norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
-  if (places != nullptr) check_overlap(lists.op, rows_.data(), count_);
+  if (lists.updates) check_overlap(lists.op, rows_.data(), count_);
 
   memset(lent_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(Lent));
   reusable_ = kinds_.known();

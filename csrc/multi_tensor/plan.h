@@ -17,6 +17,7 @@ struct Lists {
   const char* op;
   const TensorList* member[kMembers];
   const char* name[kMembers];
+  bool updates;  // the tensors are a step's: those that are written must not share memory
 };
 
 // Offsets in bytes. The first ones are in the table, whose length is `written`. The others are in the scratch memory,
