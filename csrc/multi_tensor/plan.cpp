@@ -82,6 +82,7 @@ const float* scalar_beside(const char* op, const char* name, const Tensor* tenso
 
 Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
     : kinds_(layout != nullptr ? kind_layout(*layout) : nullptr),
+      once_(layout == nullptr),
       rows_(lists.member[kParam]->size()),
       lent_(lists.member[kParam]->size() * kMembers),
       idle_(size_of(idle)),

@@ -80,6 +80,7 @@ class Plan {
   bool reusable_;      // every tensor is known by its Python object; else the plan is good for one step
   bool used_ = false;
   bool captured_ = false;
+  bool once_;  // for one call
   bool plain_ = true, masters_ = true;
   void* stream_ = nullptr;
   Array<Row> rows_;

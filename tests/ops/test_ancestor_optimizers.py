@@ -160,3 +160,32 @@ def test_kernels_refuse_tensors_of_the_cpu() -> None:
         adam(65536, must.flag(), tensors, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
     assert "tensor.to('cuda')" in str(raised.value)
     assert all(map(torch.equal, tensors[1], before))
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_functions_after_their_call_has_ended() -> None:
+    """Other pinned memory is allocated in between, which could take the place of the source of the lists."""
+    module = functions("cuda")
+    tensors = [[t.abs() for t in must.made(torch.float32, seed, "cuda")] for seed in range(4)]
+    exact = [[t.clone() for t in some] for some in tensors]
+    found = must.flag("cuda")
+    numbers = (0.05, 0.9, 0.99, 1e-6, 3, 1, 1, 0.1, -1.0)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # loads the kernels
+        module.multi_tensor_adam(65536, found, [[t.clone() for t in some] for some in tensors], *numbers)
+        module.multi_tensor_l2norm(65536, found, [tensors[1]])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.multi_tensor_adam(65536, found, tensors, *numbers)
+        norm, _ = module.multi_tensor_l2norm(65536, found, [tensors[1]])
+    torch.cuda.synchronize()
+    noise = [torch.full((size,), 255, dtype=torch.uint8).pin_memory() for size in (64, 256, 512, 1024, 4096) * 20]
+    for _ in range(3):
+        graph.replay()
+        module.multi_tensor_adam(65536, found, exact, *numbers)
+    torch.cuda.synchronize()
+    assert noise
+    for some, others in zip(tensors, exact, strict=True):
+        assert all(map(torch.equal, some, others))
+    torch.testing.assert_close(norm.double(), torch.stack([t.double().norm() for t in exact[1]]).norm().reshape(1))
