@@ -31,8 +31,10 @@ SGDS: dict[str, dict[str, Any]] = {
 
 
 def functions(where: str) -> Any:
-    """The kernels on a GPU; on the CPU the same functions in plain torch."""
-    return FusedOptimizerLoader().load(ext_name=f"fused_optim_{'cuda' if where == 'cuda' else 'torch'}")
+    """The kernels on a GPU, or their twins; on the CPU the same functions in plain torch."""
+    loaded = FusedOptimizerLoader().load(ext_name="fused_optim_torch" if where == "cpu" else None)
+    assert (loaded.source.kind == "torch") is (where == "cpu")
+    return loaded
 
 
 def cpu_adam() -> Any:

@@ -46,5 +46,6 @@ def test_the_optimizers_in_tritons_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.compiler
 def test_the_optimizers_where_the_loader_finds_nothing_else(tmp_path: Path) -> None:
-    said = run_tests("-p", "tests.ops.only_twins", "tests/ops/test_fused_gpu.py", TRITON_CACHE_DIR=str(tmp_path))
+    files = ("tests/ops/test_fused_gpu.py", "tests/ops/test_ancestor_optimizers.py")
+    said = run_tests("-p", "tests.ops.only_twins", "-m", "gpu", *files, TRITON_CACHE_DIR=str(tmp_path))
     assert "skipped" not in said

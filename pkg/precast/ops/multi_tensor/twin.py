@@ -44,7 +44,7 @@ def multi_tensor_plan(
             f"{op}: layout has shape {tuple(layout.shape)}; ({len(params)}, 2), int32, on the CPU is needed"
         )
     number = next(_numbers)
-    _plans[number] = Plan(op, lists, idle, layout.tolist())
+    _plans[number] = Plan(op, lists, idle, layout.tolist(), once=False)
     return number
 
 
