@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from precast.ops import multi_tensor
 from precast.optim import _gathered, _saved
-from precast.optim._planned import light, outside_dynamo
+from precast.optim._planned import check_betas, light, outside_dynamo
 from precast.optim.cpu_adam import CPUAdam
-from precast.optim.cpu_base import check_betas, check_numbers
+from precast.optim.cpu_base import check_numbers
 from precast.optim.fused_adam import FusedAdam
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class HybridAdam(Optimizer):
                     and one.param.grad is not None
                     and one.grad is not None
                 ):
-                    one.param.grad.copy_(one.grad, non_blocking=True)  # the step may have unscaled it
+                    one.param.grad.copy_(one.grad, non_blocking=True)  # the step has unscaled it
 
     # ---- who steps where ----
 
@@ -180,7 +181,7 @@ class HybridAdam(Optimizer):
         left = float("inf") if self.gpu_bytes is None else self.gpu_bytes
         found = []
         for group in self.param_groups:
-            for param in filter(_gathered.on_gpu, group["params"]):
+            for param in filter(multi_tensor.on_gpu, group["params"]):
                 width = 4 if group["state_dtype"] is not None else param.element_size()
                 needed = param.numel() * width * (3 if group["amsgrad"] else 2)
                 if needed > left:
@@ -249,7 +250,7 @@ class _Sides:
         self.params, self.devices, self.gpu_bytes = params, devices, owner.gpu_bytes
         self.offloaded = [_Offloaded(param, _host(param)) for param in owner.offloaded()]
         self._own = {one.param: one.host for one in self.offloaded}
-        self._on_gpu = {param for param in params if _gathered.on_gpu(param) and param not in self._own}
+        self._on_gpu = {param for param in params if multi_tensor.on_gpu(param) and param not in self._own}
         self.gpu = FusedAdam(self._groups(owner, True)) if self._on_gpu else None
         self.cpu = CPUAdam(self._groups(owner, False)) if len(self._on_gpu) < len(params) else None
 

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from precast.ops import multi_tensor  # noqa: E402
 from precast.optim import CPUAdam, HybridAdam, _gathered  # noqa: E402
 from tests.unit.csrc.tensor_lists import assert_near, give_grads, made  # noqa: E402
 
@@ -48,7 +49,8 @@ class Placed:
 
 @pytest.fixture(autouse=True)
 def _gpu(list_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: not getattr(tensor, "is_of_cpu", False))
+    for module in (_gathered, multi_tensor):
+        monkeypatch.setattr(module, "on_gpu", lambda tensor: not getattr(tensor, "is_of_cpu", False))
 
 
 def follow(ours: Any, theirs: Any, params: list[Any], exact: list[Any], steps: range) -> None:
@@ -77,6 +79,24 @@ def test_hybrid_steps_are_torchs(kind: str, place: str) -> None:
     exact = [p.double() for p in params]
     ours = HybridAdam(params, lr=1e-2, gpu_bytes=budget, **options, **own)
     follow(ours, make(exact, lr=1e-2, **options), params, exact, range(1, 4))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_bias_correction_on_either_side(place: str) -> None:
+    on_gpu, budget = PLACES[place]
+    params = Placed(on_gpu).params
+    exact = [p.double() for p in params]
+    states = [(torch.zeros_like(p), torch.zeros_like(p)) for p in exact]
+    ours = HybridAdam(params, 1e-2, False, (0.8, 0.95), 1e-3, gpu_bytes=budget)
+    for step in (1, 2, 3):
+        give_grads(params, step)
+        ours.step()
+        for param, p, (m, v) in zip(params, exact, states, strict=True):
+            g = param.grad.double()
+            m.lerp_(g, 0.2)
+            v.mul_(0.95).add_(0.05 * g * g)
+            p.sub_(1e-2 * m / (v.sqrt() + 1e-3))
+            assert_near(param, p, 0.2, step)
 
 
 def test_a_budget_serves_parameters_in_their_order() -> None:
@@ -180,6 +200,7 @@ def test_a_loss_scale_and_an_overflow() -> None:
     theirs.step()
     for param, wide in zip(params, exact, strict=True):
         assert_near(param, wide, 0.02, 1)
+        assert torch.equal(param.grad.double(), wide.grad)  # unscaled, as torch's fused optimizers leave it
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
