@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from precast.ops import multi_tensor
 from precast.optim import _gathered, _saved
 from precast.optim._planned import check_betas, light, outside_dynamo
+from precast.optim._watched import Seen
 from precast.optim.cpu_adam import CPUAdam
 from precast.optim.cpu_base import check_numbers
 from precast.optim.fused_adam import FusedAdam
@@ -110,10 +111,12 @@ class HybridAdam(Optimizer):
             sides.gpu.step()
         if sides.cpu is not None:
             self._step_on_cpu(sides, sides.cpu, fetched)
-        for param, own, side in sides.owners():
-            state = side.state.get(own)
-            if state and self.state.get(param) is not state:
-                self.state[param] = state
+        if not sides.still(self.state):
+            for param, own, side in sides.owners():
+                state = side.state.get(own)
+                if state and self.state.get(param) is not state:
+                    self.state[param] = state
+            sides.look(self.state)
         return loss
 
     @torch.no_grad()
@@ -168,6 +171,8 @@ class HybridAdam(Optimizer):
         for side in sides.both:
             for theirs, ours in zip(side.param_groups, self.param_groups, strict=True):
                 theirs.update(_options(ours))
+        if sides.still(self.state):
+            return sides
         for param, own, side in sides.owners():
             state = self.state.get(param)
             if state is not None and side.state.get(own) is not state:
@@ -248,11 +253,21 @@ class _Sides:
 
     def __init__(self, owner: HybridAdam, params: list[Tensor], devices: list[torch.device]) -> None:
         self.params, self.devices, self.gpu_bytes = params, devices, owner.gpu_bytes
+        self._seen: list[Seen] = []
         self.offloaded = [_Offloaded(param, _host(param)) for param in owner.offloaded()]
         self._own = {one.param: one.host for one in self.offloaded}
         self._on_gpu = {param for param in params if multi_tensor.on_gpu(param) and param not in self._own}
         self.gpu = FusedAdam(self._groups(owner, True)) if self._on_gpu else None
         self.cpu = CPUAdam(self._groups(owner, False)) if len(self._on_gpu) < len(params) else None
+
+    def look(self, state: dict[Tensor, Any]) -> None:
+        """Remember the states of the owner and of both optimizers."""
+        self._seen = [Seen(one, _unheard) for one in (state, *(side.state for side in self.both))]
+
+    def still(self, state: dict[Tensor, Any]) -> bool:
+        """Whether they are the remembered ones; without a look-up for each parameter."""
+        states = (state, *(side.state for side in self.both))
+        return len(self._seen) == len(states) and all(map(Seen.still, self._seen, states))
 
     @property
     def both(self) -> Iterator[FusedAdam | CPUAdam]:
@@ -301,3 +316,7 @@ def _moved(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _on(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _unheard() -> None:
+    """No container reports changes to this, so every one is compared."""
