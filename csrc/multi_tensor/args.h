@@ -17,10 +17,11 @@ enum Kind : int {
 
 enum Flag : int {
   kMaximize = 1,
-  kDecoupled = 2,  // weight decay is separate from the gradient
+  kDecoupled = 2,  // weight decay is separate from the gradient, and from the momentum
   kNesterov = 4,
   kAlwaysAdapt = 8,   // LAMB: adapt even without weight decay
   kUncorrected = 16,  // Adam and LAMB: the moments as they are, without bias correction
+  kSummed = 32,       // LAMB: the gradient enters its average with a weight of one
 };
 
 // One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
@@ -74,11 +75,13 @@ struct PrepareArgs {
   const Row* rows;
   const unsigned int* slots;
   Coefficients* coefficients;
-  float* steps;
+  float* steps;  // null: every tensor is at `step`
   const float* found_inf;
   const float* grad_scale;
   const float* norm;  // of all gradients, before unscaling; null: no clipping
   float max_norm;
+  float step;
+  float factor;  // of the gradients
   unsigned int count;
   int first_group;
   int groups;
@@ -120,7 +123,7 @@ struct AxpbyArgs {
 };
 
 static_assert(sizeof(Row) == 64 && sizeof(Coefficients) == 48 && sizeof(Group) == 40, "host and device must agree");
-static_assert(sizeof(PrepareArgs) == 80 + kGroups * 40 && sizeof(UpdateArgs) == 64, "host and device must agree");
+static_assert(sizeof(PrepareArgs) == 88 + kGroups * 40 && sizeof(UpdateArgs) == 64, "host and device must agree");
 
 }  // namespace multi_tensor
 }  // namespace precast

@@ -21,10 +21,10 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   const Group& group = a.group[number];
   Coefficients c;
   c.skip = a.found_inf != nullptr ? *a.found_inf : 0.0f;
-  const float before = a.steps[a.slots[index]], step = before + 1.0f;
-  if (c.skip == 0.0f) a.steps[a.slots[index]] = step;
+  const float before = a.steps != nullptr ? a.steps[a.slots[index]] : a.step - 1.0f, step = before + 1.0f;
+  if (c.skip == 0.0f && a.steps != nullptr) a.steps[a.slots[index]] = step;
   const float lr = group.device_lr != nullptr ? *group.device_lr : group.lr;
-  c.grad = a.flags & kMaximize ? -1.0f : 1.0f;
+  c.grad = a.flags & kMaximize ? -a.factor : a.factor;
   if (a.grad_scale != nullptr) c.grad /= *a.grad_scale;
   if (a.norm != nullptr) {
     const float norm = *a.norm / (a.grad_scale != nullptr ? *a.grad_scale : 1.0f);
@@ -47,7 +47,7 @@ DEVICE void prepare_all(const PrepareArgs& a) {
       c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
     }
     c.rate = a.kind == kAdam ? lr * c.bias : lr;
-    if (a.kind == kLamb) c.decay = group.weight_decay;
+    if (a.kind == kLamb) c.decay = a.flags & kDecoupled ? group.weight_decay : 0.0f;
   }
   if (a.kind == kAdagrad) c.rate = lr / (1.0f + before * group.extra);
   a.coefficients[index] = c;
@@ -62,7 +62,8 @@ template <int kind>
 DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
   float g = fmaf(c.l2, e.param, e.grad * c.grad);
   if constexpr (kind == kAdam || kind == kLamb) {
-    e.first = fmaf(g - e.first, c.one_minus_beta1, e.first);
+    const bool summed = kind == kLamb && (flags & kSummed) != 0;
+    e.first = summed ? fmaf(c.beta1, e.first, g) : fmaf(g - e.first, c.one_minus_beta1, e.first);
     e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
     float size = e.second;
     if (kind == kAdam && row.third != nullptr) {
@@ -82,6 +83,7 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
       e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
       g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
     }
+    e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, g, e.param);
   } else if constexpr (kind == kAdagrad) {
     e.first = fmaf(g, g, e.first);

@@ -1,4 +1,4 @@
-// The ops of optimizer steps: create a plan, run steps with it, delete it.
+// The ops of optimizer steps: create a plan, run steps with it, delete it; and one step without a plan.
 #include <math.h>
 
 #include "../common/numbered.h"
@@ -26,7 +26,8 @@ int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorL
                 printable(count));
   const Lists lists = {"multi_tensor_plan",
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
-                       {"params", "grads", "firsts", "seconds", "thirds", "copies"}};
+                       {"params", "grads", "firsts", "seconds", "thirds", "copies"},
+                       true};
   return plans().add(new Plan(lists, &idle, &places));
 }
 
@@ -36,10 +37,10 @@ void forget_op(int64_t number, const Tensor&) { check_known(plans().forget(numbe
 
 constexpr int64_t kNumbers = 6;  // per group: lr, beta1, beta2, eps, weight_decay, extra
 
-Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
+Group group_of(const double* numbers, const TensorList* rates, int64_t index) {
   const double beta1 = numbers[1], beta2 = numbers[2];
   Group group;
-  group.device_lr = rates.size() > 0 ? static_cast<const float*>(rates[index].data()) : nullptr;
+  group.device_lr = rates != nullptr && rates->size() > 0 ? static_cast<const float*>((*rates)[index].data()) : nullptr;
   group.lr = static_cast<float>(numbers[0]);
   group.one_minus_beta1 = static_cast<float>(1.0 - beta1);
   group.one_minus_beta2 = static_cast<float>(1.0 - beta2);
@@ -52,7 +53,7 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
 }
 
 void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups,
-                    const TensorList& rates) {
+                    const TensorList* rates) {
   const auto blocks = static_cast<uint32_t>((plan.count() + kThreads - 1) / kThreads);
   void* arguments[] = {&args};
   for (int64_t first = 0; first < groups; first += kGroups) {
@@ -91,12 +92,24 @@ void launch_update(const Plan& plan, const Memory& memory, const float* grad_sca
   launch(kernels, plan.device(), kLambUpdate, shape, arguments);
 }
 
+// Launches the whole step; `unscale` is what gradients are divided by in place, and `rates` are learning rates on the
+// device. Both may be null.
+void launch_step(const Plan& plan, const Memory& memory, PrepareArgs& args, const float* unscale, const double* numbers,
+                 int64_t groups, const TensorList* rates) {
+  args.rows = reinterpret_cast<const Row*>(memory.table);
+  args.slots = reinterpret_cast<const uint32_t*>(memory.table + plan.layout().slots);
+  args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
+  args.count = static_cast<uint32_t>(plan.count());
+  launch_prepare(plan, args, numbers, groups, rates);
+  launch_update(plan, memory, unscale, args.kind, args.flags);
+}
+
 // Checks that the plan has the tensors that this kind of update needs. The kernels do not check.
-void check_members(const Plan& plan, int64_t kind) {
-  PRECAST_CHECK(kind >= kAdam && kind <= kLamb, "multi_tensor_step_: there is no update of kind %lld", printable(kind));
+void check_members(const char* op, const Plan& plan, int64_t kind) {
+  PRECAST_CHECK(kind >= kAdam && kind <= kLamb, "%s: there is no update of kind %lld", op, printable(kind));
   const bool two = kind == kAdam || kind == kLamb, one = two || kind == kAdagrad || kind == kLion;
   PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind != kLamb || plan.has(kThird)),
-                "multi_tensor_step_: the plan lacks the states that an update of kind %lld needs", printable(kind));
+                "%s: an update of kind %lld needs states that were not given", op, printable(kind));
 }
 
 enum Outcome : int64_t {
@@ -117,7 +130,7 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
   const bool unscales = args.grad_scale != nullptr;
   if (!plan.is_current(grads, unscales)) return kStale;
   if (plan.count() == 0) return kDone;
-  check_members(plan, numbers.kind);
+  check_members("multi_tensor_step_", plan, numbers.kind);
   const bool clips = numbers.max_norm > 0.0;
   const int64_t lamb_parts = numbers.kind == kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
   const Memory memory = plan.memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
@@ -127,19 +140,15 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
     launch_norm(plan, memory, norm, reinterpret_cast<float*>(memory.scratch + at.sums));
     args.norm = norm;
   }
-  args.rows = reinterpret_cast<const Row*>(memory.table);
-  args.slots = reinterpret_cast<const uint32_t*>(memory.table + at.slots);
-  args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
   args.steps = static_cast<float*>(numbers.steps.mutable_data());
   args.max_norm = static_cast<float>(numbers.max_norm);
-  args.count = static_cast<uint32_t>(plan.count());
+  args.factor = 1.0f;
   args.kind = static_cast<int>(numbers.kind);
   args.flags = static_cast<int>(numbers.flags);
   // First: a tensor without a version counter raises.
   const bool counted = grads.size() == 0 && plan.count_change(unscales);
-  launch_prepare(plan, args, static_cast<const double*>(numbers.groups.data()), numbers.groups.sizes()[0],
-                 numbers.rates);
-  launch_update(plan, memory, args.grad_scale, args.kind, args.flags);
+  launch_step(plan, memory, args, args.grad_scale, static_cast<const double*>(numbers.groups.data()),
+              numbers.groups.sizes()[0], &numbers.rates);
   return counted ? kDone : kUncounted;
 }
 
@@ -164,6 +173,31 @@ int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, co
   return outcome;
 }
 
+// ---- one step without a plan ----
+
+void update_op(const TensorList& params, const TensorList& grads, const TensorList& firsts, const TensorList& seconds,
+               const TensorList& thirds, const TensorList& copies, const Tensor* found_inf, const Tensor* grad_scale,
+               double step, double factor, double lr, double beta1, double beta2, double eps, double weight_decay,
+               double extra, int64_t kind, int64_t flags) {
+  constexpr const char* kOp = "multi_tensor_update_";
+  PRECAST_CHECK(params.size() > 0, "%s: the list of params is empty; one tensor or more is needed", kOp);
+  const Lists lists = {kOp,
+                       {&params, &grads, &firsts, &seconds, &thirds, &copies},
+                       {"params", "grads", "firsts", "seconds", "thirds", "copies"},
+                       true};
+  Plan plan(lists, nullptr, nullptr);
+  check_members(kOp, plan, kind);
+  PrepareArgs args = {};
+  args.found_inf = scalar_beside(kOp, "found_inf", found_inf, params[0]);
+  args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, params[0]);
+  args.step = static_cast<float>(step);
+  args.factor = static_cast<float>(factor);
+  args.kind = static_cast<int>(kind);
+  args.flags = static_cast<int>(flags);
+  const double numbers[kNumbers] = {lr, beta1, beta2, eps, weight_decay, extra};
+  launch_step(plan, plan.memory(kind == kLamb ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr);
+}
+
 }  // namespace
 
 void multi_tensor_axpby(const TensorList&, const TensorList&, const TensorList&, double, double, const Tensor*,
@@ -176,6 +210,7 @@ constexpr Implementation kImplementations[] = {
     PRECAST_IMPLEMENTATION("multi_tensor_plan", "CUDA", plan_op),
     PRECAST_IMPLEMENTATION("multi_tensor_step_", "CUDA", step_op),
     PRECAST_IMPLEMENTATION("multi_tensor_forget", "CUDA", forget_op),
+    PRECAST_IMPLEMENTATION("multi_tensor_update_", "CUDA", update_op),
     PRECAST_IMPLEMENTATION("multi_tensor_l2norm", "CUDA", multi_tensor_l2norm),
     PRECAST_IMPLEMENTATION("multi_tensor_axpby_", "CUDA", multi_tensor_axpby),
 };

@@ -82,6 +82,7 @@ const float* scalar_beside(const char* op, const char* name, const Tensor* tenso
 
 Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
     : kinds_(layout != nullptr ? kind_layout(*layout) : nullptr),
+      once_(layout == nullptr),
       rows_(lists.member[kParam]->size()),
       lent_(lists.member[kParam]->size() * kMembers),
       idle_(size_of(idle)),
@@ -153,7 +154,7 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
   }
   first_[count_] = static_cast<uint32_t>(blocks);
   norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
-  if (places != nullptr) check_overlap(lists.op, rows_.data(), count_);
+  if (lists.updates) check_overlap(lists.op, rows_.data(), count_);
 
   memset(lent_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(Lent));
   reusable_ = kinds_.known();

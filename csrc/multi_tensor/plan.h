@@ -17,6 +17,7 @@ struct Lists {
   const char* op;
   const TensorList* member[kMembers];
   const char* name[kMembers];
+  bool updates;  // the tensors are a step's: those that are written must not share memory
 };
 
 // Offsets in bytes. The first ones are in the table, whose length is `written`. The others are in the scratch memory,
@@ -79,6 +80,7 @@ class Plan {
   bool reusable_;      // every tensor is known by its Python object; else the plan is good for one step
   bool used_ = false;
   bool captured_ = false;
+  bool once_;  // for one call
   bool plain_ = true, masters_ = true;
   void* stream_ = nullptr;
   Array<Row> rows_;

@@ -21,7 +21,7 @@ from precast.ops import _checks
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
 ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
-MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED = 1, 2, 4, 8, 16
+MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED = 1, 2, 4, 8, 16, 32
 STALE, UNCOUNTED = 0, 1
 
 
@@ -175,11 +175,28 @@ def _on_one_gpu(grads: Sequence[Tensor]) -> bool:
     )
 
 
-def _refuse_derivative(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "multi_tensor_axpby_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is "
-        "active), but an update in place has none; needed torch.no_grad()"
-    )
+def _refusal(op: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{op}: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is active), but "
+            "an update in place has none; needed torch.no_grad()"
+        )
+
+    return refuse
+
+
+def _check_update(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    seconds: Sequence[Tensor],
+    thirds: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    *_: Any,
+) -> None:
+    others = {"firsts": firsts, "seconds": seconds, "thirds": thirds, "copies": copies}
+    given = {name: tensors for name, tensors in others.items() if tensors}
+    check_lists("multi_tensor_update_", {"params": params, "grads": grads, **given})
 
 
 def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
@@ -233,8 +250,18 @@ with namespace.family("multi_tensor", twins=_twins):
             "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
         ),
         result=lambda *_: None,
-        reference=_refuse_derivative,
-        gradient=_refuse_derivative,
+        reference=_refusal("multi_tensor_axpby_"),
+        gradient=_refusal("multi_tensor_axpby_"),
+        sharding=None,
+    )
+    # One step over lists, without a plan: the functions that older packages have. ``step`` is that of every tensor,
+    # from 1. Gradients are multiplied by ``factor`` and divided by ``grad_scale`` as they are read.
+    register(
+        "multi_tensor_update_",
+        check=_check_update,
+        result=lambda *_: None,
+        reference=_refusal("multi_tensor_update_"),
+        gradient=_refusal("multi_tensor_update_"),
         sharding=None,
     )
 

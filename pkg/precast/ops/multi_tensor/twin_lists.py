@@ -25,6 +25,7 @@ from precast.ops.multi_tensor.twin_updates import (
 
 BLOCK = 1024  # elements per program
 _MEMBERS = 6
+_FOR_GRAPHS: list[tuple[Tensor, Tensor]] = []  # for the life of the process
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,6 +43,7 @@ class Plan:
     """Lists of tensors by member, in the order of the table's columns; empty lists are omitted.
 
     ``places`` has the group and the slot of each index. ``idle`` holds the parameters that must have no gradient.
+    ``once``: the plan is for one call.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Plan:
         lists: Mapping[str, Sequence[Tensor]],
         idle: Sequence[Tensor] = (),
         places: Sequence[Sequence[int]] | None = None,
+        *,
+        once: bool = True,
     ) -> None:
         members = [list(tensors) for tensors in lists.values()]
         members += [[]] * (_MEMBERS - len(members))
@@ -72,7 +76,8 @@ class Plan:
         self._aligned: bool | None = None  # None: not computed yet; the same for the table
         self._table: Tensor | None = None
         self._stream: Any = None
-        self._captured: list[tuple[Tensor, Tensor]] = []
+        # A graph outlives the plan of a single call, and nothing says when it ends.
+        self._captured = _FOR_GRAPHS if once else []
 
     def _cut_launches(self, keys: list[tuple[torch.dtype | None, ...]]) -> None:
         count = len(keys)
