@@ -15,6 +15,7 @@ enum Activation : int {
   kFatRelu = 3,    // x, but 0 up to `alpha`
   kSwigluOai = 4,  // x / (1 + exp(-alpha x)) for x up to `limit`; the factor is clamped too, and 1 is added
   kSwish = 5,      // x / (1 + exp(-alpha x))
+  kGeluNew = 6,    // kGeluTanh, but rounded once
 };
 
 // Threads per block in all kernels.
@@ -32,7 +33,7 @@ struct Units {
 // Strides are in bytes, from one row to the next.
 struct ForwardArgs {
   const char* gate;    // the elements to which the activation is applied
-  const char* factor;  // null: the activation alone
+  const char* factor;  // null: the activation alone, by an `others` kernel
   char* y;
   long long gate_stride;
   long long factor_stride;
@@ -42,7 +43,8 @@ struct ForwardArgs {
   unsigned row_bytes;  // of y; read by the `shifted` kernels
   float alpha;
   float limit;
-  int step;  // elements from one gate to the next: 2 if gates and factors alternate
+  int step;    // elements from one gate to the next: 2 if gates and factors alternate
+  int single;  // units are elements; read by the `others` kernels
 };
 
 struct BackwardArgs {
@@ -60,9 +62,10 @@ struct BackwardArgs {
   float alpha;
   float limit;
   int step;  // of the gradients as well
+  int single;
 };
 
-static_assert(sizeof(ForwardArgs) == 88 && sizeof(BackwardArgs) == 104, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 88 && sizeof(BackwardArgs) == 112, "host and device must agree");
 
 }  // namespace activations
 }  // namespace precast

@@ -50,92 +50,96 @@ DEVICE void backward_vectors(const BackwardArgs& a) {
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
   const i64 column = static_cast<i64>(at.column) * 16;
-  const bool alone = a.factor == nullptr;
-  const Vector gate = load_constant(a.gate + at.row * a.gate_stride + column);
-  Vector factor = gate;
-  if (!alone) factor = load_constant(a.factor + at.row * a.factor_stride + column);
+  Halves x = load_halves<T, false>(a, at.row, column);
   const Vector grad = load_constant(a.grad + at.row * a.grad_stride + column);
-  Vector grad_gate, grad_factor;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    float x[T::kPerWord], f[T::kPerWord], g[T::kPerWord];
-    T::unpack(gate.word[k], x);
-    T::unpack(factor.word[k], f);
+    float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
+    T::unpack(x.gate.word[k], gate);
+    T::unpack(x.factor.word[k], factor);
     T::unpack(grad.word[k], g);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) {
-      const Slope here = Function::at(x[e]);
-      x[e] = (alone ? g[e] : g[e] * f[e]) * here.slope;
-      f[e] = g[e] * here.value;
+      const Slope here = Function::at(gate[e]);
+      gate[e] = g[e] * factor[e] * here.slope;
+      factor[e] = g[e] * here.value;
     }
-    grad_gate.word[k] = T::pack(x);
-    grad_factor.word[k] = T::pack(f);
+    x.gate.word[k] = T::pack(gate);
+    x.factor.word[k] = T::pack(factor);
   }
   const i64 result = at.row * a.grad_x_stride + column;
-  store(a.grad_gate + result, grad_gate);
-  if (!alone) store(a.grad_factor + result, grad_factor);
+  store(a.grad_gate + result, x.gate);
+  store(a.grad_factor + result, x.factor);
 }
 
-DEVICE Slope swish_slope(float alpha, float x) {
-  const float s = 1.0f / (1.0f + expf(-alpha * x));
-  return {x * s, s * (1.0f + alpha * x * (1.0f - s))};
+DEVICE Slope slope_at(int activation, float x) {
+  return activation == kSilu ? SiluSlope::at(x) : activation == kGelu ? GeluSlope::at(x) : GeluTanhSlope::at(x);
 }
 
-struct Gradients {
-  float gate, factor;
-};
+// The gradients of one element for the activations that share a kernel. A path for each of them took more code.
+DEVICE Pair other_gradients(const BackwardArgs& a, float g, float x, float f) {
+  const bool gelu = a.activation == kGeluNew, relu = a.activation == kFatRelu;
+  const float c = x > a.limit ? a.limit : x, near = bounded(c);
+  const float s = 1.0f / (1.0f + expf(-(gelu ? twice_inner(c) : a.alpha * c)));
+  const float rate = gelu ? 1.5957691f * (1.0f + 0.134145f * (near * near)) : a.alpha;  // of the exponent
+  const bool cut = relu ? x <= a.alpha : x > a.limit;
+  const float value = !relu ? c * s : cut ? 0.0f : x;
+  const float slope = cut ? 0.0f : relu ? 1.0f : s * (1.0f + rate * c * (1.0f - s));
+  const bool clamps = a.activation == kSwigluOai;
+  const float inside = clamps ? clamped(f, a.limit) : f;
+  return {g * (clamps ? inside + 1.0f : inside) * slope, clamps && inside != f ? 0.0f : g * value};
+}
 
-// The gradients of one element. Leave kAll unset if the activation has no kernel of its own.
-template <bool kAll>
-DEVICE Gradients gradients_of(const BackwardArgs& a, float g, float x, float f) {
-  if (a.activation == kSwigluOai) {
-    const Slope here = swish_slope(a.alpha, x > a.limit ? a.limit : x);
-    const float factor = clamped(f, a.limit);
-    return {x > a.limit ? 0.0f : g * (factor + 1.0f) * here.slope, factor != f ? 0.0f : g * here.value};
+// Stores the gradients for one vector of grad.
+template <class T>
+DEVICE void store_halves(const BackwardArgs& a, i64 row, i64 column, const Halves& grads) {
+  if (a.step == 2) {
+    const Halves both = joined<T>(grads);
+    char* const result = a.grad_gate + row * a.grad_x_stride + column * 2;
+    store(result, both.gate);
+    store(result + 16, both.factor);
+    return;
   }
-  Slope here;
-  if (a.activation == kFatRelu) {
-    here = x <= a.alpha ? Slope{0.0f, 0.0f} : Slope{x, 1.0f};
-  } else if (!kAll || a.activation == kSwish) {
-    here = swish_slope(a.alpha, x);
-  } else {
-    here = a.activation == kSilu   ? SiluSlope::at(x)
-           : a.activation == kGelu ? GeluSlope::at(x)
-                                   : GeluTanhSlope::at(x);
-  }
-  return {g * f * here.slope, g * here.value};
+  store(a.grad_gate + row * a.grad_x_stride + column, grads.gate);
+  if (a.factor != nullptr) store(a.grad_factor + row * a.grad_x_stride + column, grads.factor);
 }
 
-// One vector of grad, for the activations that share a kernel. Gates and factors may alternate.
+template <class T>
+DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
+  Halves x = load_halves<T, true>(a, row, column);
+  Vector grad = load_constant(a.grad + row * a.grad_stride + column);
+#pragma unroll 1
+  for (int k = 0; k < 4; ++k) {
+    float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
+    T::unpack(x.gate.word[0], gate);
+    T::unpack(x.factor.word[0], factor);
+    T::unpack(grad.word[0], g);
+#pragma unroll
+    for (int e = 0; e < T::kPerWord; ++e) {
+      const Pair grads = other_gradients(a, g[e], gate[e], factor[e]);
+      gate[e] = grads.gate;
+      factor[e] = grads.factor;
+    }
+    append(x.gate, T::pack(gate));
+    append(x.factor, T::pack(factor));
+    append(grad, 0);
+  }
+  store_halves<T>(a, row, column, x);
+}
+
+// One vector or one element of grad, for the activations that share a kernel. Gates and factors may alternate.
 template <class T>
 DEVICE void backward_others(const BackwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
-  const i64 column = static_cast<i64>(at.column) * 16;
-  const Halves<T> x = load_halves<T>(a, at.row, column);
-  const Vector grad = load_constant(a.grad + at.row * a.grad_stride + column);
-  Halves<T> result = x;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
-    x.unpack(k, gate, factor);
-    T::unpack(grad.word[k], g);
-#pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) {
-      const Gradients of = gradients_of<false>(a, g[e], gate[e], factor[e]);
-      gate[e] = of.gate;
-      factor[e] = of.factor;
-    }
-    result.pack(k, gate, factor);
-  }
-  char* const grad_gate = a.grad_gate + at.row * a.grad_x_stride + column * a.step;
-  store(grad_gate, result.first);
-  if (x.alternating) {
-    store(grad_gate + 16, result.second);
-  } else if (!x.alone) {
-    store(a.grad_factor + at.row * a.grad_x_stride + column, result.second);
-  }
+  if (!a.single) return other_vectors<T>(a, at.row, static_cast<i64>(at.column) * 16);
+  const i64 column = static_cast<i64>(at.column) * T::kBytes;
+  const Pair x = load_pair<T, true>(a, at.row, column);
+  const Pair grads = other_gradients(a, T::load(a.grad + at.row * a.grad_stride + column), x.gate, x.factor);
+  const i64 result = at.row * a.grad_x_stride + column * a.step;
+  T::store(a.grad_gate + result, grads.gate);
+  if (a.factor != nullptr) T::store(a.grad_factor + result, grads.factor);
 }
 
 // Any row, one element at a time.
@@ -149,19 +153,20 @@ DEVICE void backward_any(const BackwardArgs& a) {
     const u32 index = first + j * kThreads;
     if (index < a.units.total) {
       const Place at = place_of(index, a.units);
-      const i64 column = static_cast<i64>(at.column) * T::kBytes, there = column * a.step;
-      gate[j] = T::load(a.gate + at.row * a.gate_stride + there);
-      factor[j] = a.factor != nullptr ? T::load(a.factor + at.row * a.factor_stride + there) : 1.0f;
+      const i64 column = static_cast<i64>(at.column) * T::kBytes;
+      const Pair x = load_pair<T, false>(a, at.row, column);
+      gate[j] = x.gate;
+      factor[j] = x.factor;
       grad[j] = T::load(a.grad + at.row * a.grad_stride + column);
-      result[j] = at.row * a.grad_x_stride + there;
+      result[j] = at.row * a.grad_x_stride + column;
     }
   }
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {
     if (first + j * kThreads < a.units.total) {
-      const Gradients of = gradients_of<true>(a, grad[j], gate[j], factor[j]);
-      T::store(a.grad_gate + result[j], of.gate);
-      if (a.factor != nullptr) T::store(a.grad_factor + result[j], of.factor);
+      const Slope here = slope_at(a.activation, gate[j]);
+      T::store(a.grad_gate + result[j], grad[j] * factor[j] * here.slope);
+      T::store(a.grad_factor + result[j], grad[j] * here.value);
     }
   }
 }

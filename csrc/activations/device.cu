@@ -22,11 +22,11 @@ struct GeluTanh {
   }
 };
 
-// The activation of a vector, times the factor if there is one.
+// The activation of a vector, times the factor.
 template <class T, class Function>
-DEVICE Vector gated_vector(const ForwardArgs& a, const Vector& gate, const Vector& factor) {
-  const Vector active = combine<T>(gate, gate, [](int, float g, float) { return Function::value(g); });
-  return a.factor == nullptr ? active : combine<T>(active, factor, [](int, float s, float f) { return s * f; });
+DEVICE Vector gated_vector(const Halves& x) {
+  const Vector active = combine<T>(x.gate, x.gate, [](int, float g, float) { return Function::value(g); });
+  return combine<T>(active, x.factor, [](int, float s, float f) { return s * f; });
 }
 
 // One vector of 16 bytes of gates and one of factors.
@@ -36,48 +36,48 @@ DEVICE void forward_vectors(const ForwardArgs& a) {
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
   const i64 column = static_cast<i64>(at.column) * 16;
-  const Vector gate = load_constant(a.gate + at.row * a.gate_stride + column);
-  Vector factor = gate;
-  if (a.factor != nullptr) factor = load_constant(a.factor + at.row * a.factor_stride + column);
-  store(a.y + at.row * a.y_stride + column, gated_vector<T, Function>(a, gate, factor));
+  store(a.y + at.row * a.y_stride + column, gated_vector<T, Function>(load_halves<T, false>(a, at.row, column)));
 }
 
-// An element of the result. Leave kAll unset if the activation has no kernel of its own.
-template <class T, bool kAll>
-DEVICE float gated_element(const ForwardArgs& a, float g, float f) {
-  if (a.activation == kSwigluOai) {
-    g = g > a.limit ? a.limit : g;
-    return (clamped(f, a.limit) + 1.0f) * (g / (1.0f + expf(-a.alpha * g)));
-  }
-  float active;
-  if (a.activation == kFatRelu) {
-    active = g <= a.alpha ? 0.0f : g;
-  } else if (!kAll || a.activation == kSwish) {
-    active = g / (1.0f + expf(-a.alpha * g));
-  } else {
-    active = a.activation == kSilu ? Silu::value(g) : a.activation == kGelu ? Gelu::value(g) : GeluTanh::value(g);
-  }
-  return T::round(active) * f;
+DEVICE float activate(int activation, float x) {
+  return activation == kSilu ? Silu::value(x) : activation == kGelu ? Gelu::value(x) : GeluTanh::value(x);
 }
 
-// One vector of y, for the activations that share a kernel. Gates and factors may alternate.
+// An element of the result for the activations that share a kernel. A path for each of them took more code.
+template <class T>
+DEVICE float other_element(const ForwardArgs& a, float g, float f) {
+  const bool clamps = a.activation == kSwigluOai;
+  const float c = g > a.limit ? a.limit : g;
+  const float swish = c / (1.0f + expf(-(a.activation == kGeluNew ? twice_inner(c) : a.alpha * c)));
+  const float active = a.activation == kFatRelu ? (g <= a.alpha ? 0.0f : g) : swish;
+  return (clamps ? active : T::round(active)) * (clamps ? clamped(f, a.limit) + 1.0f : f);
+}
+
+// One vector or one element of y, for the activations that share a kernel. Gates and factors may alternate.
 template <class T>
 DEVICE void forward_others(const ForwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
-  const i64 column = static_cast<i64>(at.column) * 16;
-  const Halves<T> x = load_halves<T>(a, at.row, column);
-  Vector y;
-#pragma unroll
+  const i64 column = static_cast<i64>(at.column) * (a.single ? T::kBytes : 16);
+  char* const y = a.y + at.row * a.y_stride + column;
+  if (a.single) {
+    const Pair x = load_pair<T, true>(a, at.row, column);
+    T::store(y, other_element<T>(a, x.gate, x.factor));
+    return;
+  }
+  Halves x = load_halves<T, true>(a, at.row, column);
+#pragma unroll 1
   for (int k = 0; k < 4; ++k) {
     float g[T::kPerWord], f[T::kPerWord];
-    x.unpack(k, g, f);
+    T::unpack(x.gate.word[0], g);
+    T::unpack(x.factor.word[0], f);
 #pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) g[e] = gated_element<T, false>(a, g[e], f[e]);
-    y.word[k] = T::pack(g);
+    for (int e = 0; e < T::kPerWord; ++e) g[e] = other_element<T>(a, g[e], f[e]);
+    append(x.gate, T::pack(g));
+    append(x.factor, 0);
   }
-  store(a.y + at.row * a.y_stride + column, y);
+  store(y, x.gate);
 }
 
 // A row at any address. Each thread computes one aligned vector of y, from the two vectors that its elements touch in
@@ -88,10 +88,8 @@ DEVICE void gated_shifted(const ForwardArgs& a, const Place& of, const Shifted<T
   const auto load_from = [&](const char* rows, i64 stride) {
     return load_anywhere<T>(rows + of.row * stride + column, rows, rows + last * stride + a.row_bytes);
   };
-  const Vector gate = load_from(a.gate, a.gate_stride);
-  Vector factor = gate;
-  if (a.factor != nullptr) factor = load_from(a.factor, a.factor_stride);
-  at.store_to(y, of.column, gated_vector<T, Function>(a, gate, factor));
+  const Halves x = {load_from(a.gate, a.gate_stride), load_from(a.factor, a.factor_stride)};
+  at.store_to(y, of.column, gated_vector<T, Function>(x));
 }
 
 template <class T>
@@ -118,15 +116,15 @@ DEVICE void forward_any(const ForwardArgs& a) {
     const u32 index = first + j * kThreads;
     if (index < a.units.total) {
       const Place at = place_of(index, a.units);
-      const i64 column = static_cast<i64>(at.column) * a.step * T::kBytes;
-      gate[j] = T::load(a.gate + at.row * a.gate_stride + column);
-      factor[j] = a.factor != nullptr ? T::load(a.factor + at.row * a.factor_stride + column) : 1.0f;
+      const Pair x = load_pair<T, false>(a, at.row, static_cast<i64>(at.column) * T::kBytes);
+      gate[j] = x.gate;
+      factor[j] = x.factor;
       y[j] = a.y + at.row * a.y_stride + static_cast<i64>(at.column) * T::kBytes;
     }
   }
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {
-    if (first + j * kThreads < a.units.total) T::store(y[j], gated_element<T, true>(a, gate[j], factor[j]));
+    if (first + j * kThreads < a.units.total) T::store(y[j], T::round(activate(a.activation, gate[j])) * factor[j]);
   }
 }
 

@@ -20,66 +20,85 @@ DEVICE Place place_of(u32 index, const Units& units) {
 // The nearest number within [-limit, limit]. NaN stays NaN.
 DEVICE float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
-// Gates and factors for one vector of the result: a vector of each, or two vectors in which they alternate.
+// A vector of ones, which takes the place of factors if there are none. Products with it are exact.
 template <class T>
-struct Halves {
-  Vector first, second;
-  bool alternating, alone;
-
-  // Those of word k of the result.
-  DEVICE void unpack(int k, float (&gate)[T::kPerWord], float (&factor)[T::kPerWord]) const {
-    if (!alternating) {
-      T::unpack(first.word[k], gate);
-      T::unpack(second.word[k], factor);
+DEVICE Vector ones() {
+  float one[T::kPerWord];
 #pragma unroll
-      for (int e = 0; e < T::kPerWord; ++e) factor[e] = alone ? 1.0f : factor[e];
-      return;
-    }
-    float even[T::kPerWord], odd[T::kPerWord];
-    T::unpack(k < 2 ? first.word[2 * k] : second.word[2 * k - 4], even);
-    T::unpack(k < 2 ? first.word[2 * k + 1] : second.word[2 * k - 3], odd);
-    gate[0] = even[0];
-    factor[0] = T::kPerWord == 1 ? odd[0] : even[T::kPerWord - 1];
-    if constexpr (T::kPerWord == 2) {
-      gate[1] = odd[0];
-      factor[1] = odd[1];
-    }
-  }
+  for (int e = 0; e < T::kPerWord; ++e) one[e] = 1.0f;
+  const u32 word = T::pack(one);
+  return {{word, word, word, word}};
+}
 
-  // The inverse.
-  DEVICE void pack(int k, const float (&gate)[T::kPerWord], const float (&factor)[T::kPerWord]) {
-    if (!alternating) {
-      first.word[k] = T::pack(gate);
-      second.word[k] = T::pack(factor);
-      return;
-    }
-    float even[T::kPerWord], odd[T::kPerWord];
-    even[0] = gate[0];
-    if constexpr (T::kPerWord == 2) {
-      even[1] = factor[0];
-      odd[0] = gate[1];
-      odd[1] = factor[1];
-    } else {
-      odd[0] = factor[0];
-    }
-    (k < 2 ? first.word[2 * k] : second.word[2 * k - 4]) = T::pack(even);
-    (k < 2 ? first.word[2 * k + 1] : second.word[2 * k - 3]) = T::pack(odd);
-  }
+struct Halves {
+  Vector gate, factor;
 };
 
-// `column`: bytes before the vector in a row of the result.
-template <class T, class Args>
-DEVICE Halves<T> load_halves(const Args& a, i64 row, i64 column) {
-  const bool alternating = a.step == 2, alone = a.factor == nullptr;
-  const char* gate = a.gate + row * a.gate_stride + column * a.step;
-  Halves<T> x = {load_constant(gate), {{0, 0, 0, 0}}, alternating, alone};
-  if (alternating) {
-    x.second = load_constant(gate + 16);
-  } else if (!alone) {
-    x.second = load_constant(a.factor + row * a.factor_stride + column);
+// Separates two vectors in which gates and factors alternate, and joins them again.
+template <class T>
+DEVICE Halves separated(const Vector& first, const Vector& second) {
+  Halves x;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Vector& from = k < 2 ? first : second;
+    const u32 low = from.word[2 * k % 4], high = from.word[2 * k % 4 + 1];
+    x.gate.word[k] = T::kPerWord == 1 ? low : (low & 0xffffu) | high << 16;
+    x.factor.word[k] = T::kPerWord == 1 ? high : low >> 16 | (high & 0xffff0000u);
   }
   return x;
 }
+
+template <class T>
+DEVICE Halves joined(const Halves& x) {
+  Halves both;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    Vector& to = k < 2 ? both.gate : both.factor;
+    const u32 gate = x.gate.word[k], factor = x.factor.word[k];
+    to.word[2 * k % 4] = T::kPerWord == 1 ? gate : (gate & 0xffffu) | factor << 16;
+    to.word[2 * k % 4 + 1] = T::kPerWord == 1 ? factor : gate >> 16 | (factor & 0xffff0000u);
+  }
+  return both;
+}
+
+// Appends a word and drops the first. A loop that takes the first word and appends its result needs no unrolling, which
+// keeps the code of `others` short.
+DEVICE void append(Vector& v, u32 word) {
+  v.word[0] = v.word[1];
+  v.word[1] = v.word[2];
+  v.word[2] = v.word[3];
+  v.word[3] = word;
+}
+
+// Gates and factors for one vector of the result. `column`: bytes before the vector in a row of the result.
+// kAny: gates and factors may alternate, or there may be no factors.
+template <class T, bool kAny, class Args>
+DEVICE Halves load_halves(const Args& a, i64 row, i64 column) {
+  if (kAny && a.step == 2) {
+    const char* gate = a.gate + row * a.gate_stride + column * 2;
+    const Vector first = load_constant(gate), second = load_constant(gate + 16);
+    return separated<T>(first, second);
+  }
+  const Vector gate = load_constant(a.gate + row * a.gate_stride + column);
+  if (kAny && a.factor == nullptr) return {gate, ones<T>()};
+  return {gate, load_constant(a.factor + row * a.factor_stride + column)};
+}
+
+// The same for one element.
+struct Pair {
+  float gate, factor;
+};
+
+template <class T, bool kAny, class Args>
+DEVICE Pair load_pair(const Args& a, i64 row, i64 column) {
+  if (kAny) column *= a.step;
+  const float gate = T::load(a.gate + row * a.gate_stride + column);
+  if (kAny && a.factor == nullptr) return {gate, 1.0f};
+  return {gate, T::load(a.factor + row * a.factor_stride + column)};
+}
+
+// The part of `others` that GELU has in place of alpha x: twice the argument of its tanh.
+DEVICE float twice_inner(float x) { return 1.5957691f * (x + 0.044715f * (x * x * x)); }
 
 }  // namespace activations
 }  // namespace precast
