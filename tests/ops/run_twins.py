@@ -38,7 +38,9 @@ def of_width(width: int, some: Callable[..., torch.Tensor]) -> dict[str, Case]:
         f"softmax {width}": ("scaled_softmax", (x, 0.7)),
         f"causal {width}": ("scaled_aligned_causal_softmax", (some(2, 5, width), 0.7)),
         f"softmax back {width}": ("scaled_softmax_backward", (residual, shares, 0.7, False)),
-        **{f"gated {width} {kind}": ("gated_activation", (some(3, 2 * width) * 3, kind, 1.5, 2.0)) for kind in range(6)},
+        **{
+            f"gated {width} {kind}": ("gated_activation", (some(3, 2 * width) * 3, kind, 1.5, 2.0)) for kind in range(6)
+        },
         **{
             f"gated back {width} {kind}": (
                 "gated_activation_backward",

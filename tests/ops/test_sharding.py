@@ -45,6 +45,8 @@ RANK = """
         "layer_norm": (ops.layer_norm, (x, weight, bias)),
         "layer_norm without parameters": (ops.layer_norm, (x,)),
         "silu_and_mul": (ops.silu_and_mul, (x,)),
+        "silu_and_mul of two": (ops.silu_and_mul, (x, residual)),
+        "gelu_quick": (ops.gelu_quick, (x,)),
         "scaled_softmax": (lambda t: ops.scaled_softmax(t, 0.5), (x,)),
         "scaled_masked_softmax": (masked, (x,)),
         "scaled_aligned_causal_softmax": (lambda t: ops.scaled_aligned_causal_softmax(t, 0.5), (x,)),
@@ -128,6 +130,13 @@ def test_rows_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
     assert where[f"{op} S(0)"][:2] == ["S(0)", "S(0)"]
     assert where[f"{op} R"][:2] == ["R", "R"]
     assert where[f"{op} S(1)"][0] == "S(1)"
+
+
+@pytest.mark.parametrize("op", ["silu_and_mul of two", "gelu_quick"])
+def test_single_elements_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
+    """The columns too, as the projections of a tensor-parallel model leave them."""
+    for placement in ("S(0)", "S(1)", "S(2)", "R"):
+        assert set(found[0][f"{op} {placement}"]) == {placement}
 
 
 def test_what_all_rows_share_has_a_partial_gradient(found: list[dict[str, Any]]) -> None:

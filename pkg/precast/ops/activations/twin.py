@@ -205,9 +205,7 @@ def activation_backward(
             options = {"step": 1, "alone": up is None, "kind": kind, **shape}
             strides = (grad_stride, gate_stride, factor_stride, x.shape[-1])
             results = _ordered(grad_x, grad_up, kind)
-            _backward[grid](
-                slopes, gates, factors, *results, *strides, x.shape[-1], 0, 0, alpha, limit, **options
-            )
+            _backward[grid](slopes, gates, factors, *results, *strides, x.shape[-1], 0, 0, alpha, limit, **options)
     return grad_x, grad_up
 
 
