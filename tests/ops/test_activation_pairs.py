@@ -220,7 +220,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 def test_derivatives_and_transforms(name: str, transform: str, device: str) -> None:
     ours = TRANSFORMS[transform](getattr(ops, name), *inputs(name, 4, 8, device=device))
     right = TRANSFORMS[transform](EVERY[name], *inputs(name, 4, 8, device=device))
-    torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, right, rtol=1e-3, atol=1e-3)
 
 
 def test_forward_mode(name: str, device: str) -> None:

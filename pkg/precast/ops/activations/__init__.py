@@ -48,6 +48,7 @@ _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_tracing = torch._C._is_tracing
 
 
 def silu_and_mul(x: Tensor, up: Tensor | None = None) -> Tensor:
@@ -213,7 +214,8 @@ def gelu_quick(x: Tensor) -> Tensor:
 
     Example::
 
-        y = precast.ops.gelu_quick(torch.randn(8, 64))
+        x = torch.randn(8, 64)
+        y = precast.ops.gelu_quick(x)
     """
     return _paired(x, None, GatedKind.GELU_QUICK, QUICK)
 
@@ -233,7 +235,8 @@ def gelu_new(x: Tensor) -> Tensor:
 
     Example::
 
-        y = precast.ops.gelu_new(torch.randn(8, 64))
+        x = torch.randn(8, 64)
+        y = precast.ops.gelu_new(x)
     """
     return _paired(x, None, GatedKind.GELU_NEW)
 
@@ -247,22 +250,28 @@ def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tens
         and not has_torch_function_unary(x)
         and not _is_excluded(AUTOGRAD_KEY)
     ):
-        if x.requires_grad and _is_grad_enabled():
-            return _recorded_gated_activation(_gated_activation_below, x, kind, alpha, limit)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            return _gated_activation(x, kind, alpha, limit)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
+        alone = not x.requires_grad or not _is_grad_enabled()
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _gated_activation(x, kind, alpha, limit)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_gated_activation(_gated_activation_below, x, kind, alpha, limit)
     y: Tensor = GATED_ACTIVATION(x, kind, alpha, limit)
     return y
 
 
 def _paired(x: Tensor, up: Tensor | None, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     if is_plain(x, up):
-        if _is_grad_enabled() and (x.requires_grad or (up is not None and up.requires_grad)):
-            return _recorded_activation(_activation_below, x, up, kind, alpha, limit)
-        return _activation_below(x, up, kind, alpha, limit)
+        alone = not _is_grad_enabled() or not (x.requires_grad or (up is not None and up.requires_grad))
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _activation(x, up, kind, alpha, limit)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_activation(_activation_below, x, up, kind, alpha, limit)
     y: Tensor = ACTIVATION(x, up, kind, alpha, limit)
     return y
 
@@ -417,4 +426,5 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
 _gated_activation: Callable[[Tensor, int, float, float], Tensor] = GATED_ACTIVATION._op
 _gated_activation_below = without_autograd(_gated_activation)
-_activation_below = without_autograd(ACTIVATION._op)
+_activation: Callable[..., Tensor] = ACTIVATION._op
+_activation_below = without_autograd(_activation)

@@ -31,7 +31,7 @@ def _activation(gate: tl.tensor, alpha: tl.tensor, limit: tl.tensor, kind: tl.co
     """The activation in float32. ``(1 + tanh(u)) / 2`` is the sigmoid of ``2 * u``."""
     if kind == _ERF:
         result = 0.5 * gate * (1.0 + tl.erf(gate * _SQRT_HALF))
-    elif kind == _TANH or kind == _NEW:
+    elif kind == _TANH or kind == _NEW:  # noqa: SIM109 - Triton
         result = gate * _sigmoid((gate + gate * gate * gate * _CUBIC) * _TWICE_SCALE)
     elif kind == _FATRELU:
         result = tl.where(gate <= alpha, 0.0, gate)
@@ -49,12 +49,12 @@ def _activation(gate: tl.tensor, alpha: tl.tensor, limit: tl.tensor, kind: tl.co
 def _derivative(gate: tl.tensor, alpha: tl.tensor, limit: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     if kind == _ERF:
         result = 0.5 * (1.0 + tl.erf(gate * _SQRT_HALF)) + gate * _DENSITY * tl.exp(-0.5 * gate * gate)
-    elif kind == _TANH or kind == _NEW:
+    elif kind == _TANH or kind == _NEW:  # noqa: SIM109 - Triton
         s = _sigmoid((gate + gate * gate * gate * _CUBIC) * _TWICE_SCALE)
         result = s + gate * s * (1.0 - s) * (1.0 + gate * gate * _CUBIC_SLOPE) * _TWICE_SCALE
     elif kind == _FATRELU:
         result = tl.where(gate <= alpha, 0.0, 1.0)
-    elif kind == _SWIGLUOAI or kind == _QUICK:
+    elif kind == _SWIGLUOAI or kind == _QUICK:  # noqa: SIM109 - Triton
         s = _sigmoid(gate * alpha)
         result = s * (1.0 + alpha * gate * (1.0 - s))
         if kind == _SWIGLUOAI:

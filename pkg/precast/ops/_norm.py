@@ -1,0 +1,66 @@
+"""What both norms do before and after their ops: several normalised dimensions, and jagged nested tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precast.ops._checks import require
+
+
+def over_several(
+    op: str,
+    call: Callable[..., Any],
+    rows: Sequence[Tensor],
+    shape: int | Sequence[int],
+    columns: Sequence[Tensor | None],
+) -> Any:
+    """The results of ``call(*rows, *columns)`` with the dimensions of ``shape`` merged, in the shape of the rows."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    x = rows[0]
+    require(
+        len(shape) > 0 and x.dim() >= len(shape) and tuple(x.shape[x.dim() - len(shape) :]) == shape,
+        lambda: f"{op}: x has shape {tuple(x.shape)}; needed normalized_shape, {shape}, as its last dimensions",
+    )
+    for column in columns:
+        require(
+            column is None or tuple(column.shape) == shape,
+            lambda: f"{op}: a parameter has shape {tuple(column.shape)}; needed normalized_shape, {shape}",  # noqa: B023 - called at once or never
+        )
+    if len(shape) == 1:
+        return call(*rows, *columns)
+    merged = call(
+        *(row.flatten(-len(shape)) for row in rows),
+        *(None if column is None else column.flatten() for column in columns),
+    )
+    if isinstance(merged, Tensor):
+        return merged.view(x.shape)
+    return tuple(result.view(x.shape) for result in merged)
+
+
+def is_jagged(x: Tensor) -> bool:
+    return x.is_nested and x.layout == torch.jagged
+
+
+def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], normalized: int) -> Any:
+    """The results of ``call(*values)`` for nested tensors of one structure, whose last dimensions are normalised."""
+    x: Any = rows[0]
+    require(
+        x._ragged_idx < x.dim() - normalized,
+        lambda: f"{op}: dimension {x._ragged_idx} of x is ragged; needed one that is not normalised",
+    )
+    for other in rows[1:]:
+        require(
+            is_jagged(other) and other.shape == x.shape,
+            lambda: f"{op}: residual has shape {tuple(other.shape)}; needed the same ragged one as x, {tuple(x.shape)}",  # noqa: B023 - called at once or never
+        )
+    found = call(*(row.values() for row in rows))
+
+    def nested(values: Tensor) -> Tensor:
+        result: Tensor = torch.nested.nested_tensor_from_jagged(values, x.offsets(), x.lengths(), x._ragged_idx)
+        return result
+
+    return nested(found) if isinstance(found, Tensor) else tuple(map(nested, found))
