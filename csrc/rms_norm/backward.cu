@@ -5,6 +5,7 @@
 //
 // All arithmetic is in float32. The rounding of the forward counts as the identity. The sums over rows have a fixed
 // order, so the result is bitwise reproducible.
+#include "../common/columns.cuh"
 #include "../common/walk.cuh"
 #include "row.cuh"
 
@@ -12,8 +13,8 @@ namespace precast {
 namespace rms_norm {
 
 // Walks over a worker's rows, with the row, its gradient and the share of grad_weight in registers. If four vectors of
-// 16-bit numbers do not fit in registers, they are read from shared memory again.
-template <class T, int V, bool kPair = false>
+// 16-bit numbers do not fit in registers, they are read from shared memory again. kWide: the weight is float32.
+template <class T, int V, bool kPair = false, bool kWide = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -22,11 +23,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Vector w[V];
+  Columns<T, kWide> w[V];
   float part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+    if (first + j * step < a.vectors) w[j].load(a.weight, first + j * step);
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
@@ -62,7 +63,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) products = fmaf(q[e] * (s[e] + offset), p[e], products);
         }
@@ -84,7 +85,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord], t[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
           T::unpack(added[j].word[k], t);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
@@ -105,7 +106,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 }
 
 // Any row, one element at a time and read twice. The worker's line of `parts` is the accumulator.
-template <class T>
+template <class T, bool kWide = false>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -122,7 +123,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     float squares = 0.0f, products = 0.0f;
     for (i64 i = first; i < a.hidden; i += step) {
       const float p = T::load(x + i * T::kBytes);
-      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      const float s = Columns<T, kWide>::element(a.weight, i) + offset;
       squares = fmaf(p, p, squares);
       products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
     }
@@ -136,7 +137,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) {
       const float normal = T::load(x + i * T::kBytes) * r;
       const float q = T::load(grad + i * T::kBytes);
-      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      const float s = Columns<T, kWide>::element(a.weight, i) + offset;
       const float added = grad_sum != nullptr ? T::load(grad_sum + i * T::kBytes) : 0.0f;
       T::store(grad_x + i * T::kBytes, fmaf(r, q * s - normal * mean, added));
       line[i] = row == worker ? q * normal : fmaf(q, normal, line[i]);
@@ -162,11 +163,15 @@ KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Floa
 KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 512, 1024, backward_rows<Float16, 1>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
+KERNEL(rms_norm_backward_f16_mixed, BackwardArgs, 640, 640, backward_rows<Float16, 2, false, true>)
+KERNEL(rms_norm_backward_f16_mixed_any, BackwardArgs, 512, 512, backward_any<Float16, true>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 512, 1024, backward_rows<BFloat16, 1>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
+KERNEL(rms_norm_backward_bf16_mixed, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, false, true>)
+KERNEL(rms_norm_backward_bf16_mixed_any, BackwardArgs, 512, 512, backward_any<BFloat16, true>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

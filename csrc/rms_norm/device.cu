@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers between the sum and the result. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it twice.
+#include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
@@ -142,8 +143,8 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
 }
 
 // Any row, with or without the add. It is read once for the sum and again for the result. Elements that can be moved by
-// 16 bytes come first (a.vectors, which may be 0), then the rest one at a time.
-template <class T>
+// 16 bytes come first (a.vectors, which may be 0), then the rest one at a time. kWide: the weight is float32.
+template <class T, bool kWide = false>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -182,12 +183,23 @@ DEVICE void forward_any(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll 1
   for (i64 i = first; i < vectors; i += step) {
-    store(y + i * 16, combine<T>(load(x + i * 16), load_constant(a.weight + i * 16),
-                                 [&](int, float p, float q) { return result(p, q); }));
+    Vector v = load(x + i * 16);
+    Columns<T, kWide> weight;
+    weight.load(a.weight, i);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float p[T::kPerWord], q[T::kPerWord];
+      T::unpack(v.word[k], p);
+      weight.unpack(k, q);
+#pragma unroll
+      for (int e = 0; e < T::kPerWord; ++e) p[e] = result(p[e], q[e]);
+      v.word[k] = T::pack(p);
+    }
+    store(y + i * 16, v);
   }
 #pragma unroll 2
   for (i64 i = rest; i < a.hidden; i += step) {
-    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), T::load(a.weight + i * T::kBytes)));
+    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), Columns<T, kWide>::element(a.weight, i)));
   }
 }
 
@@ -202,9 +214,11 @@ KERNEL(rms_norm_f32_shifted, ForwardArgs, 512, 1024, forward_shifted<Float32, 4>
 KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
 KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
+KERNEL(rms_norm_f16_mixed, ForwardArgs, 512, 1024, forward_any<Float16, true>)
 KERNEL(rms_norm_f16_shifted, ForwardArgs, 512, 1024, forward_shifted<Float16, 4>)
 
 KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
 KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)
+KERNEL(rms_norm_bf16_mixed, ForwardArgs, 512, 1024, forward_any<BFloat16, true>)
 KERNEL(rms_norm_bf16_shifted, ForwardArgs, 512, 1024, forward_shifted<BFloat16, 4>)

@@ -26,10 +26,9 @@ def over_several(
         lambda: f"{op}: x has shape {tuple(x.shape)}; needed normalized_shape, {shape}, as its last dimensions",
     )
     for column in columns:
-        require(
-            column is None or tuple(column.shape) == shape,
-            lambda: f"{op}: a parameter has shape {tuple(column.shape)}; needed normalized_shape, {shape}",  # noqa: B023 - called at once or never
-        )
+        found = shape if column is None else tuple(column.shape)
+        message = f"{op}: a parameter has shape {found}; needed normalized_shape, {shape}"
+        require(found == shape, lambda: message)  # noqa: B023 - called at once or never
     if len(shape) == 1:
         return call(*rows, *columns)
     merged = call(

@@ -93,7 +93,7 @@ def _over_shape(
         inner = lambda values: _over_shape(values, weight, bias, eps, shape)  # noqa: E731
         result = _norm.over_jagged("layer_norm", inner, (x,), 1 if isinstance(shape, int) else len(shape))
     else:
-        call = lambda *tensors: layer_norm(*tensors, eps)  # noqa: E731
+        call = lambda x, weight, bias: layer_norm(x, weight, bias, eps)  # noqa: E731
         result = _norm.over_several("layer_norm", call, (x,), shape, (weight, bias))
     return result
 
