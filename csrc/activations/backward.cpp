@@ -11,21 +11,11 @@ namespace {
 // `shifted` kernel, because the halves of grad_x differ in their misalignment to 16 bytes.
 
 constexpr Entry kEntries[] = {
-    {"silu_backward_f32"},
-    {"gelu_backward_f32"},
-    {"gelu_tanh_backward_f32"},
-    {"gated_backward_f32_others"},
-    {"gated_backward_f32_any"},
-    {"silu_backward_f16"},
-    {"gelu_backward_f16"},
-    {"gelu_tanh_backward_f16"},
-    {"gated_backward_f16_others"},
-    {"gated_backward_f16_any"},
-    {"silu_backward_bf16"},
-    {"gelu_backward_bf16"},
-    {"gelu_tanh_backward_bf16"},
-    {"gated_backward_bf16_others"},
-    {"gated_backward_bf16_any"},
+    {"silu_backward_f32"},         {"gelu_backward_f32"},          {"gelu_tanh_backward_f32"},
+    {"gated_backward_f32_others"}, {"gated_backward_f32_any"},     {"silu_backward_f16"},
+    {"gelu_backward_f16"},         {"gelu_tanh_backward_f16"},     {"gated_backward_f16_others"},
+    {"gated_backward_f16_any"},    {"silu_backward_bf16"},         {"gelu_backward_bf16"},
+    {"gelu_tanh_backward_bf16"},   {"gated_backward_bf16_others"}, {"gated_backward_bf16_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -46,7 +36,8 @@ void backward_cuda(const Gated& gated, const Places& at, const ReadRows& grad, c
   args.step = static_cast<int>(at.step);
   const uint64_t misaligned = misaligned_at(gated, at) | misaligned_at(gated, result);
   const Chosen chosen = choose(
-      gated, misaligned | misalignment(grad.data(), args.grad_stride) | misalignment(nullptr, gated.columns * bytes), 5);
+      gated, misaligned | misalignment(grad.data(), args.grad_stride) | misalignment(nullptr, gated.columns * bytes),
+      5);
   args.single = chosen.unit_bytes < 16;
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {

@@ -1,8 +1,8 @@
 // Gated activations forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
 // The activations differ in one function, which gives both value and slope, so each is a branch in front of a loop over
-// a piece of a row. Some have parameters, and one changes the factor as well. The exponential is only computed for numbers that are not positive, so it never overflows, and the
-// far tails keep their relative accuracy.
+// a piece of a row. Some have parameters, and one changes the factor as well. The exponential is only computed for
+// numbers that are not positive, so it never overflows, and the far tails keep their relative accuracy.
 #include "cpu.h"
 
 #include <math.h>

@@ -85,8 +85,8 @@ inline Gated check_gated(const char* op, const Tensor& x, int64_t kind, double a
 // Of one tensor with gates and factors.
 inline Gated check_halves(const char* op, const Tensor& x, int64_t kind, double alpha, double limit) {
   Gated gated = check_gated(op, x, kind, alpha, limit, kSwigluOaiAndMul);
-  PRECAST_CHECK(gated.columns % 2 == 0, "%s: x has shape %s; needed an even last dimension, which holds two halves",
-                op, shape_of(x).text);
+  PRECAST_CHECK(gated.columns % 2 == 0, "%s: x has shape %s; needed an even last dimension, which holds two halves", op,
+                shape_of(x).text);
   gated.columns /= 2;
   if (gated.columns == 0) gated.rows = 0;
   return gated;
@@ -96,8 +96,9 @@ inline Gated check_halves(const char* op, const Tensor& x, int64_t kind, double 
 inline Gated check_pair(const char* op, const Tensor& x, const Tensor* up, int64_t kind, double alpha, double limit,
                         const Tensor* grad) {
   Gated gated = check_gated(op, x, kind, alpha, limit, kGeluNewAlone);
-  PRECAST_CHECK((up == nullptr) == (kind >= kGeluQuickAlone), "%s: kind is %lld and up is %s; needed up for kinds 0 to 5",
-                op, printable(kind), up == nullptr ? "None" : "a tensor");
+  PRECAST_CHECK((up == nullptr) == (kind >= kGeluQuickAlone),
+                "%s: kind is %lld and up is %s; needed up for kinds 0 to 5", op, printable(kind),
+                up == nullptr ? "None" : "a tensor");
   const Named others[] = {{"up", up == nullptr ? x : *up}, {"grad", grad == nullptr ? x : *grad}};
   bool contiguous = x.is_contiguous();
   for (const Named& other : others) {

@@ -26,6 +26,14 @@ struct Columns {
     for (int n = 0; n < kVectors; ++n) v[n] = Vector{{word, word, word, word}};
   }
 
+  DEVICE void load_or_fill(const char* from, i64 i, float absent) {
+    if (from != nullptr) {
+      load(from, i);
+    } else {
+      fill(absent);
+    }
+  }
+
   // Those of word k of the vector.
   DEVICE void unpack(int k, float (&to)[T::kPerWord]) const {
     if constexpr (kVectors == 2) {

@@ -31,6 +31,7 @@ struct WalkPlan {
 // have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
 // set, else it always has two rows in flight.
 inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
+  const bool mixed = norm.wide_columns;  // for these there is a kernel with two vectors, and one for any row
   // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
   // already copy far enough ahead, and a third competes with them for the arithmetic.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
@@ -47,7 +48,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   WalkPlan walk = {};
-  if (vectors > 0 && vectors <= kNarrow) {
+  if (!mixed && vectors > 0 && vectors <= kNarrow) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = 1;
     walk.threads = lanes_for(vectors, 1);
@@ -57,7 +58,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * walk.rows * 2 * vectors * 16);
     return walk;
   }
-  if (vectors > 0 && vectors <= 4 * kMostOfFour) {
+  if (vectors > 0 && vectors <= (mixed ? 2 * kResident : 4 * kMostOfFour)) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);
@@ -68,7 +69,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     const int64_t rows = walk.threads > 32 ? 1 : workers < fitting / 2 ? workers : fitting / 2;
     walk.rows = static_cast<uint32_t>(rows);
     walk.blocks = walk.threads > 32 ? workers : 1;
-    walk.pair = walk.per_thread == 2 && (workers == 2 ? vectors <= kWidestPair : workers == 1 && pair_alone);
+    walk.pair = !mixed && walk.per_thread == 2 && (workers == 2 ? vectors <= kWidestPair : workers == 1 && pair_alone);
     walk.stages = fitting < 2 ? 0 : workers == 1 && !walk.pair && fitting >= 3 ? 3 : 2;
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * rows * row_bytes + weight_bytes);
     if (walk.stages > 0) return walk;
@@ -105,12 +106,16 @@ inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradie
 }
 
 // The index of a walk's kernel among the family's entries. Each DType has five: two vectors per thread, one element at
-// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns.
+// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns,
+// and for each narrow DType with float32 weights, two vectors per thread and one element at a time.
+constexpr int kColumnsEntry = 15, kWalkEntries = 20;
 inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
+  if (norm.wide_columns) {
+    return kColumnsEntry + 1 + 2 * (static_cast<int>(norm.dtype) - 1) + (walk.per_thread == 2 ? 0 : 1);
+  }
   const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
   return 5 * static_cast<int>(norm.dtype) + kernel;
 }
-constexpr int kColumnsEntry = 15;
 
 inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};

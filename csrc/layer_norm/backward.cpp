@@ -33,9 +33,13 @@ constexpr Entry kEntries[] = {
     {"layer_norm_backward_bf16_v2_pair", kRingBytes},
     {"layer_norm_backward_bf16_v1", kRingBytes},
     {"layer_norm_backward_columns"},
+    {"layer_norm_backward_f16_mixed", kRingBytes},
+    {"layer_norm_backward_f16_mixed_any"},
+    {"layer_norm_backward_bf16_mixed", kRingBytes},
+    {"layer_norm_backward_bf16_mixed_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
+static_assert(kEntryCount == kWalkEntries, "the entries are in the order of walk_entry");
 
 // 210.2 instead of 201.2 us at 16384 x 8192: there is more to compute, and no other worker loads rows meanwhile.
 constexpr bool kPairAlone = false;
@@ -64,7 +68,7 @@ void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t lines, cons
   columns.second = static_cast<char*>(results.bias);
   columns.hidden = norm.hidden;
   columns.lines = static_cast<unsigned>(lines);
-  columns.dtype = static_cast<int>(norm.dtype);
+  columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
   launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, lines, results.wanted()), arguments);
 }
@@ -76,7 +80,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   args.x_stride = work.x_stride * bytes;
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
+                              misalignment(work.weight, norm.hidden * norm.column_bytes()) |
+                              misalignment(work.grad_x, row_bytes);
   const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);
@@ -117,7 +122,8 @@ void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& result
     for (int64_t i = 0; i < 2; ++i) {
       void* result = i == 0 ? results.weight : results.bias;
       if (result == nullptr) continue;
-      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, work.dtype, begin, end);
+      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, static_cast<int>(norm.columns_dtype()),
+             begin, end);
     }
   });
 }
@@ -129,7 +135,7 @@ using Backward = void (*)(const Norm&, BackwardRows&, const Parameters&, const T
 // A gradient that is not wanted has no elements.
 Tensor parameter_gradient(bool wanted, const Norm& norm, const Tensor& x) {
   const int64_t sizes[] = {wanted ? norm.hidden : 0};
-  return empty(sizes, 1, norm.dtype_code, x);
+  return empty(sizes, 1, norm.columns_code(), x);
 }
 
 template <Backward backward>
@@ -151,6 +157,7 @@ TensorTriple norm_backward_op(const Tensor& grad, const Tensor& x, const Tensor*
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_columns = norm.wide_columns;
   const Parameters parameters = {weight_grad ? result.second.mutable_data() : nullptr,
                                  bias_grad ? result.third.mutable_data() : nullptr};
   backward(norm, work, parameters, x);

@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers until the result is written. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it three times.
+#include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
@@ -27,15 +28,16 @@ DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float ab
 }
 
 // (x - mean) r weight + bias. The difference is computed first, so it is zero where x is the mean.
-template <class T>
-DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight, const Vector& bias) {
+template <class T, bool kWide = false>
+DEVICE Vector normal(const Vector& x, float mean, float r, const Columns<T, kWide>& weight,
+                     const Columns<T, kWide>& bias) {
   Vector result;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
     T::unpack(x.word[k], p);
-    T::unpack(weight.word[k], q);
-    T::unpack(bias.word[k], s);
+    weight.unpack(k, q);
+    bias.unpack(k, s);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) p[e] = fmaf((p[e] - mean) * r, q[e], s[e]);
     result.word[k] = T::pack(p);
@@ -109,7 +111,8 @@ DEVICE void forward_row(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], of.mean, of.r, w[j], b[j]));
+    if (first + j * step < a.vectors)
+      store(y + (first + j * step) * 16, normal<T>(v[j], of.mean, of.r, {{w[j]}}, {{b[j]}}));
   }
 }
 
@@ -155,7 +158,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
     if (k >= at.count) continue;
     const Vector w = a.weight != nullptr ? weight.at(k, at.lead) : filled<T>(1.0f);
     const Vector b = a.bias != nullptr ? bias.at(k, at.lead) : filled<T>(-0.0f);
-    at.store_to(y, k, normal<T>(v[j], of.mean, of.r, w, b));
+    at.store_to(y, k, normal<T>(v[j], of.mean, of.r, {{w}}, {{b}}));
   }
 }
 
@@ -171,7 +174,8 @@ DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) body(T::load(x + i * T::kBytes));
 }
 
-template <class T>
+// kWide: weight and bias are float32.
+template <class T, bool kWide = false>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -197,14 +201,15 @@ DEVICE void forward_any(const ForwardArgs& a) {
   const i64 step = blockDim.x, vectors = a.vectors;
 #pragma unroll 1
   for (i64 i = threadIdx.x; i < vectors; i += step) {
-    const Vector w = a.weight != nullptr ? load_constant(a.weight + i * 16) : filled<T>(1.0f);
-    const Vector b = a.bias != nullptr ? load_constant(a.bias + i * 16) : filled<T>(-0.0f);
-    store(y + i * 16, normal<T>(load(x + i * 16), mean, r, w, b));
+    Columns<T, kWide> w, b;
+    w.load_or_fill(a.weight, i, 1.0f);
+    b.load_or_fill(a.bias, i, -0.0f);
+    store(y + i * 16, normal<T, kWide>(load(x + i * 16), mean, r, w, b));
   }
 #pragma unroll 2
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) {
-    const float q = a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f;
-    const float s = a.bias != nullptr ? T::load(a.bias + i * T::kBytes) : -0.0f;
+    const float q = a.weight != nullptr ? Columns<T, kWide>::element(a.weight, i) : 1.0f;
+    const float s = a.bias != nullptr ? Columns<T, kWide>::element(a.bias, i) : -0.0f;
     T::store(y + i * T::kBytes, fmaf((T::load(x + i * T::kBytes) - mean) * r, q, s));
   }
 }
@@ -225,8 +230,10 @@ KERNEL(layer_norm_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shift
 
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
+KERNEL(layer_norm_f16_mixed, ForwardArgs, 512, 1024, forward_any<Float16, true>)
 KERNEL(layer_norm_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
 
 KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
+KERNEL(layer_norm_bf16_mixed, ForwardArgs, 512, 1024, forward_any<BFloat16, true>)
 KERNEL(layer_norm_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)

@@ -20,14 +20,15 @@ namespace {
 //
 // v4 fits in 64 registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them three times, after the
-// first time from the caches.
+// first time from the caches. So does the `mixed` kernel, for float32 parameters and narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
+enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3, kMixed = 3 * kKernels - 1 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},  {"layer_norm_f32_shifted"},   // in the order of DType
-    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},  {"layer_norm_f16_shifted"},   //
-    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"}, {"layer_norm_bf16_shifted"},  //
+    {"layer_norm_f32_v4"},    {"layer_norm_f32_any"},    {"layer_norm_f32_shifted"},   // in the order of DType
+    {"layer_norm_f16_v4"},    {"layer_norm_f16_any"},    {"layer_norm_f16_shifted"},   //
+    {"layer_norm_bf16_v4"},   {"layer_norm_bf16_any"},   {"layer_norm_bf16_shifted"},  //
+    {"layer_norm_f16_mixed"}, {"layer_norm_bf16_mixed"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -45,15 +46,20 @@ RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted) {
 
 void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  const int64_t column_bytes = norm.hidden * norm.column_bytes();
   ForwardArgs args;
   args.x_stride = work.x_stride * bytes;
   args.y_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.bias, row_bytes);
+                              misalignment(work.weight, column_bytes) | misalignment(work.bias, column_bytes);
   const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes}) && misalignment(work.weight, 0) == 0 &&
                      misalignment(work.bias, 0) == 0;
-  const RowKernel choice =
-      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0);
+  const int64_t vectors = vectors_of(misaligned, row_bytes);
+  const RowKernel choice = norm.wide_columns
+                               ? for_any_row(kAny, norm.hidden, vectors)
+                               : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0);
+  const int dtype = static_cast<int>(norm.dtype),
+            entry = norm.wide_columns ? kMixed + dtype : dtype * kKernels + choice.kernel;
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
@@ -66,7 +72,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.rows = rows;
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+    launch(kernels, norm.device, entry, shape, arguments);
   });
 }
 
@@ -94,6 +100,7 @@ Tensor norm_op(const Tensor& x, const Tensor* weight, const Tensor* bias, double
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_columns = norm.wide_columns;
   forward(norm, work);
   return y;
 }

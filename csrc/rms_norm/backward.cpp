@@ -34,9 +34,13 @@ constexpr Entry kEntries[] = {
     {"rms_norm_backward_bf16_v2_pair", kRingBytes},
     {"rms_norm_backward_bf16_v1", kRingBytes},
     {"rms_norm_backward_columns"},
+    {"rms_norm_backward_f16_mixed", kRingBytes},
+    {"rms_norm_backward_f16_mixed_any"},
+    {"rms_norm_backward_bf16_mixed", kRingBytes},
+    {"rms_norm_backward_bf16_mixed_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
+static_assert(kEntryCount == kWalkEntries, "the entries are in the order of walk_entry");
 
 // 202.2 instead of 204.6 us at 16384 x 8192.
 constexpr bool kPairAlone = true;
@@ -59,8 +63,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   args.x_stride = work.x_stride * bytes;
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
-                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
-                              misalignment(work.grad_x, row_bytes);
+                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.grad_x, row_bytes) |
+                              misalignment(work.weight, norm.hidden * norm.column_bytes());
   const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, 1);
   const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
@@ -89,7 +93,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   columns.grad_weight = static_cast<char*>(grad_weight);
   columns.hidden = norm.hidden;
   columns.lines = static_cast<unsigned>(grid.lines);
-  columns.dtype = work.dtype;
+  columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
   launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, grid.lines, 1), arguments);
 }
@@ -105,7 +109,7 @@ void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const
 
   const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
   for_columns(norm, chunks, [&](int64_t begin, int64_t end) {
-    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, work.dtype, begin, end);
+    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, static_cast<int>(norm.columns_dtype()), begin, end);
   });
 }
 
@@ -132,6 +136,7 @@ TensorPair gradients(const Norm& norm, const Tensor& grad, const Tensor* grad_su
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   backward(norm, work, result.second.mutable_data(), x);
   return result;

@@ -19,15 +19,16 @@ namespace {
 // A plain row needs four vectors of 16 bytes per thread. With two streams one vector keeps as many loads in flight and
 // needs the fewest registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them twice, the second time from
-// the caches.
+// the caches. So does the `mixed` kernel, for a float32 weight and narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4 };
+enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4, kMixed = 3 * kKernels - 1 };
 
 // In the order of DType.
 constexpr Entry kEntries[] = {
-    {"rms_norm_f32_v4"},  {"rms_norm_f32_any"},  {"add_rms_norm_f32_v1"},  {"rms_norm_f32_shifted"},
-    {"rms_norm_f16_v4"},  {"rms_norm_f16_any"},  {"add_rms_norm_f16_v1"},  {"rms_norm_f16_shifted"},
-    {"rms_norm_bf16_v4"}, {"rms_norm_bf16_any"}, {"add_rms_norm_bf16_v1"}, {"rms_norm_bf16_shifted"},
+    {"rms_norm_f32_v4"},    {"rms_norm_f32_any"},    {"add_rms_norm_f32_v1"},  {"rms_norm_f32_shifted"},
+    {"rms_norm_f16_v4"},    {"rms_norm_f16_any"},    {"add_rms_norm_f16_v1"},  {"rms_norm_f16_shifted"},
+    {"rms_norm_bf16_v4"},   {"rms_norm_bf16_any"},   {"add_rms_norm_bf16_v1"}, {"rms_norm_bf16_shifted"},
+    {"rms_norm_f16_mixed"}, {"rms_norm_bf16_mixed"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -55,14 +56,19 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.y_stride = work.y_stride * bytes;
   args.sum_stride = work.sum_stride * bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, args.y_stride) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.residual, args.residual_stride) |
+                              misalignment(work.weight, norm.hidden * norm.column_bytes()) |
+                              misalignment(work.residual, args.residual_stride) |
                               misalignment(work.sum, args.sum_stride);
   const Placed y = {work.y, args.y_stride};
   const bool alike = lies_alike({work.x, args.x_stride}, y) && work.x != work.y && misalignment(work.weight, 0) == 0 &&
                      (!add || (lies_alike({work.residual, args.residual_stride}, y) &&
                                lies_alike({work.sum, args.sum_stride}, y) && work.residual != work.sum));
-  const RowKernel choice =
-      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0, add);
+  const int64_t vectors = vectors_of(misaligned, row_bytes);
+  const RowKernel choice = norm.wide_columns
+                               ? for_any_row(kAny, norm.hidden, vectors)
+                               : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0, add);
+  const int dtype = static_cast<int>(norm.dtype),
+            entry = norm.wide_columns ? kMixed + dtype : dtype * kKernels + choice.kernel;
   args.weight = static_cast<const char*>(work.weight);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
@@ -77,7 +83,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.sum = add ? static_cast<char*>(work.sum) + begin * args.sum_stride : nullptr;
     args.rows = rows;
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+    launch(kernels, norm.device, entry, shape, arguments);
   });
 }
 
@@ -98,6 +104,7 @@ ForwardRows describe(const Norm& norm, const ReadRows& weight, double eps, int64
   work.sum_stride = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   return work;
 }
@@ -174,7 +181,7 @@ void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor&
                 "fused_add_rms_norm_: x and residual overlap in memory; needed two that do not, as both are written");
   const ReadRows weight_row(weight);
   const char* weight_begin = weight_row.data();
-  const char* weight_end = weight_begin + norm.hidden * norm.element_bytes();
+  const char* weight_end = weight_begin + norm.hidden * norm.column_bytes();
   for (const WrittenRows& rows : {x_rows, residual_rows}) {
     const char* end = rows.data + ((norm.rows - 1) * rows.stride + norm.hidden) * norm.element_bytes();
     PRECAST_CHECK(end <= weight_begin || weight_end <= rows.data,
