@@ -31,7 +31,7 @@ struct WalkPlan {
 // have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
 // set, else it always has two rows in flight.
 inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
-  const bool mixed = norm.wide_columns;  // for these there is a kernel with two vectors, and one for any row
+  const bool mixed = norm.wide_columns;  // served by two vectors per thread, or one element at a time
   // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
   // already copy far enough ahead, and a third competes with them for the arithmetic.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
@@ -106,16 +106,12 @@ inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradie
 }
 
 // The index of a walk's kernel among the family's entries. Each DType has five: two vectors per thread, one element at
-// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns,
-// and for each narrow DType with float32 weights, two vectors per thread and one element at a time.
-constexpr int kColumnsEntry = 15, kWalkEntries = 20;
+// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns.
 inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
-  if (norm.wide_columns) {
-    return kColumnsEntry + 1 + 2 * (static_cast<int>(norm.dtype) - 1) + (walk.per_thread == 2 ? 0 : 1);
-  }
   const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
   return 5 * static_cast<int>(norm.dtype) + kernel;
 }
+constexpr int kColumnsEntry = 15;
 
 inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
   return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};

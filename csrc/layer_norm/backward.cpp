@@ -33,13 +33,9 @@ constexpr Entry kEntries[] = {
     {"layer_norm_backward_bf16_v2_pair", kRingBytes},
     {"layer_norm_backward_bf16_v1", kRingBytes},
     {"layer_norm_backward_columns"},
-    {"layer_norm_backward_f16_mixed", kRingBytes},
-    {"layer_norm_backward_f16_mixed_any"},
-    {"layer_norm_backward_bf16_mixed", kRingBytes},
-    {"layer_norm_backward_bf16_mixed_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kWalkEntries, "the entries are in the order of walk_entry");
+static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
 
 // 210.2 instead of 201.2 us at 16384 x 8192: there is more to compute, and no other worker loads rows meanwhile.
 constexpr bool kPairAlone = false;
@@ -102,6 +98,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
+    args.wide = norm.wide_columns;
     void* arguments[] = {&args};
     launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);
   }

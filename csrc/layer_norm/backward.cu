@@ -27,7 +27,7 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
 // of 16-bit numbers do not fit in registers, they and the weight are read from shared memory again. Two pieces of
 // shared memory alternate: between two writes to one of them lies the barrier of the other. kWide: the weight is
 // float32.
-template <class T, int V, bool kPair = false, bool kWide = false>
+template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -36,14 +36,14 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Columns<T, kWide> w[V];
+  Columns<T, V == 2 && !kPair> w[V];
   float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     w[j].fill(1.0f);
     if (a.weight != nullptr && first + j * step < a.vectors) {
       if constexpr (kKept) {
-        w[j].load(a.weight, first + j * step);
+        w[j].load(a.weight, first + j * step, a.wide);
       } else {
         copy(behind_ring(a) + j * step * 16, a.weight + (first + j * step) * 16);  // it arrives with the first row
       }
@@ -65,7 +65,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 
     const auto load_again = [&](int j) {
       walk.take_held(j, v[j], g[j]);
-      w[j].v[0] = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
+      w[j].v = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
     };
 
     // Sums d = x - around, d^2, h = g w and h d.
@@ -150,7 +150,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 }
 
 // Any row, one element at a time and read three times. The worker's lines of the parts are the accumulators.
-template <class T, bool kWide = false>
+template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32], shared_sums[5 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -172,8 +172,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
       const float d = T::load(x + i * T::kBytes) - about;
-      const float h =
-          T::load(grad + i * T::kBytes) * (a.weight != nullptr ? Columns<T, kWide>::element(a.weight, i) : 1.0f);
+      const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f);
       sums[0] += d;
       sums[1] = fmaf(d, d, sums[1]);
       sums[2] += h;
@@ -188,7 +187,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) {
       const float normal = (T::load(x + i * T::kBytes) - mean) * of.r;
       const float q = T::load(grad + i * T::kBytes);
-      const float h = q * (a.weight != nullptr ? Columns<T, kWide>::element(a.weight, i) : 1.0f);
+      const float h = q * (a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f);
       T::store(grad_x + i * T::kBytes, fmaf(of.r, h, fmaf(of.slope, normal, of.offset)));
       if (weight_line != nullptr) weight_line[i] = row == worker ? q * normal : fmaf(q, normal, weight_line[i]);
       if (bias_line != nullptr) bias_line[i] = row == worker ? q : bias_line[i] + q;
@@ -224,15 +223,11 @@ KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Fl
 KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float16, 1>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
-KERNEL(layer_norm_backward_f16_mixed, BackwardArgs, 640, 640, backward_rows<Float16, 2, false, true>)
-KERNEL(layer_norm_backward_f16_mixed_any, BackwardArgs, 512, 1024, backward_any<Float16, true>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<BFloat16, 1>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
-KERNEL(layer_norm_backward_bf16_mixed, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, false, true>)
-KERNEL(layer_norm_backward_bf16_mixed_any, BackwardArgs, 512, 1024, backward_any<BFloat16, true>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, parameter_columns)

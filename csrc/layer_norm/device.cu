@@ -27,17 +27,26 @@ DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float ab
   }
 }
 
+template <class T>
+DEVICE void unpack_word(const Vector& from, int k, float (&to)[T::kPerWord]) {
+  T::unpack(from.word[k], to);
+}
+
+template <class T>
+DEVICE void unpack_word(const Columns<T, true>& from, int k, float (&to)[T::kPerWord]) {
+  from.unpack(k, to);
+}
+
 // (x - mean) r weight + bias. The difference is computed first, so it is zero where x is the mean.
-template <class T, bool kWide = false>
-DEVICE Vector normal(const Vector& x, float mean, float r, const Columns<T, kWide>& weight,
-                     const Columns<T, kWide>& bias) {
+template <class T, class Parameters>
+DEVICE Vector normal(const Vector& x, float mean, float r, const Parameters& weight, const Parameters& bias) {
   Vector result;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
     T::unpack(x.word[k], p);
-    weight.unpack(k, q);
-    bias.unpack(k, s);
+    unpack_word<T>(weight, k, q);
+    unpack_word<T>(bias, k, s);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) p[e] = fmaf((p[e] - mean) * r, q[e], s[e]);
     result.word[k] = T::pack(p);
@@ -111,8 +120,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors)
-      store(y + (first + j * step) * 16, normal<T>(v[j], of.mean, of.r, {{w[j]}}, {{b[j]}}));
+    if (first + j * step < a.vectors) store(y + (first + j * step) * 16, normal<T>(v[j], of.mean, of.r, w[j], b[j]));
   }
 }
 
@@ -158,7 +166,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
     if (k >= at.count) continue;
     const Vector w = a.weight != nullptr ? weight.at(k, at.lead) : filled<T>(1.0f);
     const Vector b = a.bias != nullptr ? bias.at(k, at.lead) : filled<T>(-0.0f);
-    at.store_to(y, k, normal<T>(v[j], of.mean, of.r, {{w}}, {{b}}));
+    at.store_to(y, k, normal<T>(v[j], of.mean, of.r, w, b));
   }
 }
 
@@ -174,8 +182,7 @@ DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) body(T::load(x + i * T::kBytes));
 }
 
-// kWide: weight and bias are float32.
-template <class T, bool kWide = false>
+template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -201,15 +208,15 @@ DEVICE void forward_any(const ForwardArgs& a) {
   const i64 step = blockDim.x, vectors = a.vectors;
 #pragma unroll 1
   for (i64 i = threadIdx.x; i < vectors; i += step) {
-    Columns<T, kWide> w, b;
-    w.load_or_fill(a.weight, i, 1.0f);
-    b.load_or_fill(a.bias, i, -0.0f);
-    store(y + i * 16, normal<T, kWide>(load(x + i * 16), mean, r, w, b));
+    Columns<T, true> w, b;
+    w.load_or_fill(a.weight, i, a.wide, 1.0f);
+    b.load_or_fill(a.bias, i, a.wide, -0.0f);
+    store(y + i * 16, normal<T>(load(x + i * 16), mean, r, w, b));
   }
 #pragma unroll 2
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) {
-    const float q = a.weight != nullptr ? Columns<T, kWide>::element(a.weight, i) : 1.0f;
-    const float s = a.bias != nullptr ? Columns<T, kWide>::element(a.bias, i) : -0.0f;
+    const float q = a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f;
+    const float s = a.bias != nullptr ? column<T>(a.bias, i, a.wide) : -0.0f;
     T::store(y + i * T::kBytes, fmaf((T::load(x + i * T::kBytes) - mean) * r, q, s));
   }
 }
@@ -230,10 +237,8 @@ KERNEL(layer_norm_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shift
 
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
-KERNEL(layer_norm_f16_mixed, ForwardArgs, 512, 1024, forward_any<Float16, true>)
 KERNEL(layer_norm_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
 
 KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
-KERNEL(layer_norm_bf16_mixed, ForwardArgs, 512, 1024, forward_any<BFloat16, true>)
 KERNEL(layer_norm_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)

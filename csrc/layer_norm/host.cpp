@@ -20,15 +20,14 @@ namespace {
 //
 // v4 fits in 64 registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them three times, after the
-// first time from the caches. So does the `mixed` kernel, for float32 parameters and narrower rows.
+// first time from the caches. They also serve float32 parameters with narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3, kMixed = 3 * kKernels - 1 };
+enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v4"},    {"layer_norm_f32_any"},    {"layer_norm_f32_shifted"},   // in the order of DType
-    {"layer_norm_f16_v4"},    {"layer_norm_f16_any"},    {"layer_norm_f16_shifted"},   //
-    {"layer_norm_bf16_v4"},   {"layer_norm_bf16_any"},   {"layer_norm_bf16_shifted"},  //
-    {"layer_norm_f16_mixed"}, {"layer_norm_bf16_mixed"},
+    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},  {"layer_norm_f32_shifted"},   // in the order of DType
+    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},  {"layer_norm_f16_shifted"},   //
+    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"}, {"layer_norm_bf16_shifted"},  //
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -58,8 +57,6 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const RowKernel choice = norm.wide_columns
                                ? for_any_row(kAny, norm.hidden, vectors)
                                : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0);
-  const int dtype = static_cast<int>(norm.dtype),
-            entry = norm.wide_columns ? kMixed + dtype : dtype * kKernels + choice.kernel;
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
@@ -67,12 +64,13 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.prefetch = choice.kernel != kV4 ? 0 : rows_ahead(row_bytes);
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
+  args.wide = norm.wide_columns;
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.rows = rows;
-    launch(kernels, norm.device, entry, shape, arguments);
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
   });
 }
 

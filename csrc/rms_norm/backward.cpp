@@ -34,13 +34,9 @@ constexpr Entry kEntries[] = {
     {"rms_norm_backward_bf16_v2_pair", kRingBytes},
     {"rms_norm_backward_bf16_v1", kRingBytes},
     {"rms_norm_backward_columns"},
-    {"rms_norm_backward_f16_mixed", kRingBytes},
-    {"rms_norm_backward_f16_mixed_any"},
-    {"rms_norm_backward_bf16_mixed", kRingBytes},
-    {"rms_norm_backward_bf16_mixed_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kWalkEntries, "the entries are in the order of walk_entry");
+static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
 
 // 202.2 instead of 204.6 us at 16384 x 8192.
 constexpr bool kPairAlone = true;
@@ -83,6 +79,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
+    args.wide = norm.wide_columns;
     args.casting = work.casting;
     void* arguments[] = {&args};
     launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);

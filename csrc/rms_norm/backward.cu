@@ -13,8 +13,8 @@ namespace precast {
 namespace rms_norm {
 
 // Walks over a worker's rows, with the row, its gradient and the share of grad_weight in registers. If four vectors of
-// 16-bit numbers do not fit in registers, they are read from shared memory again. kWide: the weight is float32.
-template <class T, int V, bool kPair = false, bool kWide = false>
+// 16-bit numbers do not fit in registers, they are read from shared memory again.
+template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -23,11 +23,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Columns<T, kWide> w[V];
+  Columns<T, V == 2 && !kPair> w[V];
   float part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) w[j].load(a.weight, first + j * step);
+    if (first + j * step < a.vectors) w[j].load(a.weight, first + j * step, a.wide);
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
@@ -106,7 +106,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 }
 
 // Any row, one element at a time and read twice. The worker's line of `parts` is the accumulator.
-template <class T, bool kWide = false>
+template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
   const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
@@ -123,7 +123,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     float squares = 0.0f, products = 0.0f;
     for (i64 i = first; i < a.hidden; i += step) {
       const float p = T::load(x + i * T::kBytes);
-      const float s = Columns<T, kWide>::element(a.weight, i) + offset;
+      const float s = column<T>(a.weight, i, a.wide) + offset;
       squares = fmaf(p, p, squares);
       products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
     }
@@ -137,7 +137,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) {
       const float normal = T::load(x + i * T::kBytes) * r;
       const float q = T::load(grad + i * T::kBytes);
-      const float s = Columns<T, kWide>::element(a.weight, i) + offset;
+      const float s = column<T>(a.weight, i, a.wide) + offset;
       const float added = grad_sum != nullptr ? T::load(grad_sum + i * T::kBytes) : 0.0f;
       T::store(grad_x + i * T::kBytes, fmaf(r, q * s - normal * mean, added));
       line[i] = row == worker ? q * normal : fmaf(q, normal, line[i]);
@@ -163,15 +163,11 @@ KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Floa
 KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 512, 1024, backward_rows<Float16, 1>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
-KERNEL(rms_norm_backward_f16_mixed, BackwardArgs, 640, 640, backward_rows<Float16, 2, false, true>)
-KERNEL(rms_norm_backward_f16_mixed_any, BackwardArgs, 512, 512, backward_any<Float16, true>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 512, 1024, backward_rows<BFloat16, 1>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
-KERNEL(rms_norm_backward_bf16_mixed, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, false, true>)
-KERNEL(rms_norm_backward_bf16_mixed_any, BackwardArgs, 512, 512, backward_any<BFloat16, true>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

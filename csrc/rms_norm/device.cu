@@ -143,8 +143,8 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
 }
 
 // Any row, with or without the add. It is read once for the sum and again for the result. Elements that can be moved by
-// 16 bytes come first (a.vectors, which may be 0), then the rest one at a time. kWide: the weight is float32.
-template <class T, bool kWide = false>
+// 16 bytes come first (a.vectors, which may be 0), then the rest one at a time.
+template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -184,8 +184,8 @@ DEVICE void forward_any(const ForwardArgs& a) {
 #pragma unroll 1
   for (i64 i = first; i < vectors; i += step) {
     Vector v = load(x + i * 16);
-    Columns<T, kWide> weight;
-    weight.load(a.weight, i);
+    Columns<T, true> weight;
+    weight.load(a.weight, i, a.wide);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       float p[T::kPerWord], q[T::kPerWord];
@@ -199,7 +199,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
   }
 #pragma unroll 2
   for (i64 i = rest; i < a.hidden; i += step) {
-    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), Columns<T, kWide>::element(a.weight, i)));
+    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), column<T>(a.weight, i, a.wide)));
   }
 }
 
@@ -214,11 +214,9 @@ KERNEL(rms_norm_f32_shifted, ForwardArgs, 512, 1024, forward_shifted<Float32, 4>
 KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
 KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
-KERNEL(rms_norm_f16_mixed, ForwardArgs, 512, 1024, forward_any<Float16, true>)
 KERNEL(rms_norm_f16_shifted, ForwardArgs, 512, 1024, forward_shifted<Float16, 4>)
 
 KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
 KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)
-KERNEL(rms_norm_bf16_mixed, ForwardArgs, 512, 1024, forward_any<BFloat16, true>)
 KERNEL(rms_norm_bf16_shifted, ForwardArgs, 512, 1024, forward_shifted<BFloat16, 4>)

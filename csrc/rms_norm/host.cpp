@@ -19,16 +19,15 @@ namespace {
 // A plain row needs four vectors of 16 bytes per thread. With two streams one vector keeps as many loads in flight and
 // needs the fewest registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them twice, the second time from
-// the caches. So does the `mixed` kernel, for a float32 weight and narrower rows.
+// the caches. They also serve a float32 weight with narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4, kMixed = 3 * kKernels - 1 };
+enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4 };
 
 // In the order of DType.
 constexpr Entry kEntries[] = {
-    {"rms_norm_f32_v4"},    {"rms_norm_f32_any"},    {"add_rms_norm_f32_v1"},  {"rms_norm_f32_shifted"},
-    {"rms_norm_f16_v4"},    {"rms_norm_f16_any"},    {"add_rms_norm_f16_v1"},  {"rms_norm_f16_shifted"},
-    {"rms_norm_bf16_v4"},   {"rms_norm_bf16_any"},   {"add_rms_norm_bf16_v1"}, {"rms_norm_bf16_shifted"},
-    {"rms_norm_f16_mixed"}, {"rms_norm_bf16_mixed"},
+    {"rms_norm_f32_v4"},  {"rms_norm_f32_any"},  {"add_rms_norm_f32_v1"},  {"rms_norm_f32_shifted"},
+    {"rms_norm_f16_v4"},  {"rms_norm_f16_any"},  {"add_rms_norm_f16_v1"},  {"rms_norm_f16_shifted"},
+    {"rms_norm_bf16_v4"}, {"rms_norm_bf16_any"}, {"add_rms_norm_bf16_v1"}, {"rms_norm_bf16_shifted"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -67,14 +66,13 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const RowKernel choice = norm.wide_columns
                                ? for_any_row(kAny, norm.hidden, vectors)
                                : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0, add);
-  const int dtype = static_cast<int>(norm.dtype),
-            entry = norm.wide_columns ? kMixed + dtype : dtype * kKernels + choice.kernel;
   args.weight = static_cast<const char*>(work.weight);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
   args.prefetch = choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes * (add ? 2 : 1));
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
+  args.wide = norm.wide_columns;
   args.casting = work.casting;
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
@@ -83,7 +81,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.sum = add ? static_cast<char*>(work.sum) + begin * args.sum_stride : nullptr;
     args.rows = rows;
-    launch(kernels, norm.device, entry, shape, arguments);
+    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
   });
 }
 

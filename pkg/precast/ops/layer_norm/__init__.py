@@ -125,7 +125,8 @@ def _backward_result(
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden = x.shape[-1]
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return grad_x, x.new_empty(hidden if weight_grad else 0), x.new_empty(hidden if bias_grad else 0)
+    like = x if weight is None else weight
+    return grad_x, like.new_empty(hidden if weight_grad else 0), like.new_empty(hidden if bias_grad else 0)
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **like_x: Tensor) -> None:
