@@ -69,7 +69,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     const int64_t rows = walk.threads > 32 ? 1 : workers < fitting / 2 ? workers : fitting / 2;
     walk.rows = static_cast<uint32_t>(rows);
     walk.blocks = walk.threads > 32 ? workers : 1;
-    walk.pair = !mixed && walk.per_thread == 2 && (workers == 2 ? vectors <= kWidestPair : workers == 1 && pair_alone);
+    walk.pair = walk.per_thread == 2 && (workers == 2 ? vectors <= kWidestPair : workers == 1 && pair_alone);
     walk.stages = fitting < 2 ? 0 : workers == 1 && !walk.pair && fitting >= 3 ? 3 : 2;
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * rows * row_bytes + weight_bytes);
     if (walk.stages > 0) return walk;

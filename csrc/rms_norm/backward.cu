@@ -23,7 +23,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Columns<T, V == 2 && !kPair> w[V];
+  Columns<T, V == 2> w[V];
   float part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {

@@ -73,6 +73,12 @@ def cases(dtype: Any, widths: tuple[int, ...]) -> dict[str, Case]:
     found["rows apart, gated"] = ("gated_activation", (some(4, 51)[:, 1:], 0))
     found["rows apart, alternating"] = ("gated_activation", (some(4, 52)[:, 2:], 5, 1.702, 7.0))
     found["rows apart, pair"] = ("activation_backward", (apart, some(4, 33), some(4, 70)[:, 1:34], 0))
+    if dtype != torch.float32:
+        wide = some(33).float() * 1.01
+        found["float32 weight"] = ("rms_norm", (apart, wide, EPS, 1))
+        found["float32 weight back"] = ("rms_norm_backward", (apart, apart, wide, EPS, 0))
+        found["float32 parameters"] = ("layer_norm", (across, wide, wide, EPS))
+        found["float32 parameters back"] = ("layer_norm_backward", (apart, across, wide, EPS, True, True))
     found["in place"] = ("fused_add_rms_norm_", (some(4, 33), some(4, 33), some(33), EPS, 0))
     found["square"] = ("scaled_upper_triang_masked_softmax", (some(2, 2, 9, 9), 0.3))
     found["causal back"] = ("scaled_softmax_backward", (some(3, 9, 9), torch.softmax(some(3, 9, 9), -1), 0.3, True))
