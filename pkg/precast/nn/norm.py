@@ -107,8 +107,8 @@ def _fitting(parameter: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    # Without parameters the ops would take any width.
-    if x.shape[-len(shape) :] != shape:
+    # Without parameters the ops would take any width. torch.jit.trace warns of a comparison of sizes.
+    if not torch._C._is_tracing() and x.shape[-len(shape) :] != shape:
         wanted = shape[0] if len(shape) == 1 else shape
         raise RuntimeError(
             f"{module}: the input has shape {tuple(x.shape)}; needed {wanted} in the last "

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precast.ops._checks import require
-
 
 def over_several(
     op: str,
@@ -21,14 +19,8 @@ def over_several(
     """The results of ``call(*rows, *columns)`` with the dimensions of ``shape`` merged, in the shape of the rows."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     x = rows[0]
-    require(
-        len(shape) > 0 and x.dim() >= len(shape) and tuple(x.shape[x.dim() - len(shape) :]) == shape,
-        lambda: f"{op}: x has shape {tuple(x.shape)}; needed normalized_shape, {shape}, as its last dimensions",
-    )
-    for column in columns:
-        found = shape if column is None else tuple(column.shape)
-        message = f"{op}: a parameter has shape {found}; needed normalized_shape, {shape}"
-        require(found == shape, lambda: message)  # noqa: B023 - called at once or never
+    if not torch._C._is_tracing():  # torch.jit.trace warns of a comparison of sizes
+        _check_shapes(op, x, shape, columns)
     if len(shape) == 1:
         return call(*rows, *columns)
     merged = call(
@@ -40,6 +32,17 @@ def over_several(
     return tuple(result.view(x.shape) for result in merged)
 
 
+def _check_shapes(op: str, x: Tensor, shape: tuple[int, ...], columns: Sequence[Tensor | None]) -> None:
+    # Not by torch._check, whose messages torch.compile takes only without tensors.
+    if len(shape) == 0 or tuple(x.shape[-len(shape) :]) != shape:
+        raise RuntimeError(
+            f"{op}: x has shape {tuple(x.shape)}; needed normalized_shape, {shape}, as its last dimensions"
+        )
+    for column in columns:
+        if column is not None and tuple(column.shape) != shape:
+            raise RuntimeError(f"{op}: a parameter has shape {tuple(column.shape)}; needed normalized_shape, {shape}")
+
+
 def is_jagged(x: Tensor) -> bool:
     return x.is_nested and x.layout == torch.jagged
 
@@ -47,15 +50,13 @@ def is_jagged(x: Tensor) -> bool:
 def over_jagged(op: str, call: Callable[..., Any], rows: Sequence[Tensor], normalized: int) -> Any:
     """The results of ``call(*values)`` for nested tensors of one structure, whose last dimensions are normalised."""
     x: Any = rows[0]
-    require(
-        x._ragged_idx < x.dim() - normalized,
-        lambda: f"{op}: dimension {x._ragged_idx} of x is ragged; needed one that is not normalised",
-    )
+    if x._ragged_idx >= x.dim() - normalized:
+        raise RuntimeError(f"{op}: dimension {x._ragged_idx} of x is ragged; needed one that is not normalised")
     for other in rows[1:]:
-        require(
-            is_jagged(other) and other.shape == x.shape,
-            lambda: f"{op}: residual has shape {tuple(other.shape)}; needed the same ragged one as x, {tuple(x.shape)}",  # noqa: B023 - called at once or never
-        )
+        if not is_jagged(other) or other.shape != x.shape:
+            raise RuntimeError(
+                f"{op}: residual has shape {tuple(other.shape)}; needed the same ragged one as x, {tuple(x.shape)}"
+            )
     found = call(*(row.values() for row in rows))
 
     def nested(values: Tensor) -> Tensor:
