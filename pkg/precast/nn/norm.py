@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from precast.ops._norm import compares_sizes
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import rms_norm
 
@@ -107,8 +108,8 @@ def _fitting(parameter: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    # Without parameters the ops would take any width. torch.jit.trace warns of a comparison of sizes.
-    if not torch._C._is_tracing() and x.shape[-len(shape) :] != shape:
+    # Without parameters the ops would take any width.
+    if compares_sizes() and x.shape[-len(shape) :] != shape:
         wanted = shape[0] if len(shape) == 1 else shape
         raise RuntimeError(
             f"{module}: the input has shape {tuple(x.shape)}; needed {wanted} in the last "

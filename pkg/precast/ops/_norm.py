@@ -19,7 +19,7 @@ def over_several(
     """The results of ``call(*rows, *columns)`` with the dimensions of ``shape`` merged, in the shape of the rows."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     x = rows[0]
-    if not torch._C._is_tracing():  # torch.jit.trace warns of a comparison of sizes
+    if compares_sizes():
         _check_shapes(op, x, shape, columns)
     if len(shape) == 1:
         return call(*rows, *columns)
@@ -30,6 +30,11 @@ def over_several(
     if isinstance(merged, Tensor):
         return merged.view(x.shape)
     return tuple(result.view(x.shape) for result in merged)
+
+
+def compares_sizes() -> bool:
+    """False under ``torch.jit.trace``, which warns of a comparison of sizes."""
+    return torch.compiler.is_compiling() or not torch._C._is_tracing()
 
 
 def _check_shapes(op: str, x: Tensor, shape: tuple[int, ...], columns: Sequence[Tensor | None]) -> None:
