@@ -7,11 +7,15 @@
 namespace precast {
 namespace activations {
 
-// The function applied to the gate.
+// The function applied to the gate. The first three have kernels of their own, the others share one.
 enum Activation : int {
-  kSilu = 0,      // x / (1 + exp(-x))
-  kGelu = 1,      // x / 2 (1 + erf(x / sqrt(2)))
-  kGeluTanh = 2,  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+  kSilu = 0,       // x / (1 + exp(-x))
+  kGelu = 1,       // x / 2 (1 + erf(x / sqrt(2)))
+  kGeluTanh = 2,   // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+  kFatRelu = 3,    // x, but 0 up to `alpha`
+  kSwigluOai = 4,  // x / (1 + exp(-alpha x)) for x up to `limit`; the factor is clamped too, and 1 is added
+  kSwish = 5,      // x / (1 + exp(-alpha x))
+  kGeluNew = 6,    // kGeluTanh, but rounded once
 };
 
 // Threads per block in all kernels.
@@ -28,14 +32,19 @@ struct Units {
 
 // Strides are in bytes, from one row to the next.
 struct ForwardArgs {
-  const char* gate;    // the half of x to which the activation is applied
-  const char* factor;  // the other half
+  const char* gate;    // the elements to which the activation is applied
+  const char* factor;  // null: the activation alone, by an `others` kernel
   char* y;
-  long long x_stride;
+  long long gate_stride;
+  long long factor_stride;
   long long y_stride;
   Units units;
-  int activation;      // read by the kernels for any row; the others have it built in
+  int activation;      // not read by the kernels that have it built in
   unsigned row_bytes;  // of y; read by the `shifted` kernels
+  float alpha;
+  float limit;
+  int step;    // elements from one gate to the next: 2 if gates and factors alternate
+  int single;  // units are elements; read by the `others` kernels
 };
 
 struct BackwardArgs {
@@ -45,13 +54,18 @@ struct BackwardArgs {
   char* grad_gate;
   char* grad_factor;
   long long grad_stride;
-  long long x_stride;
-  long long grad_x_stride;
+  long long gate_stride;
+  long long factor_stride;
+  long long grad_x_stride;  // of both gradients
   Units units;
   int activation;
+  float alpha;
+  float limit;
+  int step;  // of the gradients as well
+  int single;
 };
 
-static_assert(sizeof(ForwardArgs) == 64 && sizeof(BackwardArgs) == 88, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 88 && sizeof(BackwardArgs) == 112, "host and device must agree");
 
 }  // namespace activations
 }  // namespace precast

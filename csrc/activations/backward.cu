@@ -43,38 +43,103 @@ struct GeluTanhSlope {
   }
 };
 
-// One vector of 16 bytes of grad, and one of each half of x.
+// One vector of 16 bytes of grad, of gates and of factors.
 template <class T, class Function>
 DEVICE void backward_vectors(const BackwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
-  const i64 column = static_cast<i64>(at.column) * 16, offset = at.row * a.x_stride + column;
-  const Vector gate = load_constant(a.gate + offset), factor = load_constant(a.factor + offset);
+  const i64 column = static_cast<i64>(at.column) * 16;
+  Halves x = load_halves<T, false>(a, at.row, column);
   const Vector grad = load_constant(a.grad + at.row * a.grad_stride + column);
-  Vector grad_gate, grad_factor;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    float x[T::kPerWord], f[T::kPerWord], g[T::kPerWord];
-    T::unpack(gate.word[k], x);
-    T::unpack(factor.word[k], f);
+    float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
+    T::unpack(x.gate.word[k], gate);
+    T::unpack(x.factor.word[k], factor);
     T::unpack(grad.word[k], g);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) {
-      const Slope here = Function::at(x[e]);
-      x[e] = g[e] * f[e] * here.slope;
-      f[e] = g[e] * here.value;
+      const Slope here = Function::at(gate[e]);
+      gate[e] = g[e] * factor[e] * here.slope;
+      factor[e] = g[e] * here.value;
     }
-    grad_gate.word[k] = T::pack(x);
-    grad_factor.word[k] = T::pack(f);
+    x.gate.word[k] = T::pack(gate);
+    x.factor.word[k] = T::pack(factor);
   }
   const i64 result = at.row * a.grad_x_stride + column;
-  store(a.grad_gate + result, grad_gate);
-  store(a.grad_factor + result, grad_factor);
+  store(a.grad_gate + result, x.gate);
+  store(a.grad_factor + result, x.factor);
 }
 
 DEVICE Slope slope_at(int activation, float x) {
   return activation == kSilu ? SiluSlope::at(x) : activation == kGelu ? GeluSlope::at(x) : GeluTanhSlope::at(x);
+}
+
+// The gradients of one element for the activations that share a kernel. A path for each of them took more code.
+DEVICE Pair other_gradients(const BackwardArgs& a, float g, float x, float f) {
+  const bool gelu = a.activation == kGeluNew, relu = a.activation == kFatRelu;
+  const float c = x > a.limit ? a.limit : x, near = bounded(c);
+  const float s = 1.0f / (1.0f + expf(-(gelu ? twice_inner(c) : a.alpha * c)));
+  const float rate = gelu ? 1.5957691f * (1.0f + 0.134145f * (near * near)) : a.alpha;  // of the exponent
+  const bool cut = relu ? x <= a.alpha : x > a.limit;
+  const float value = !relu ? c * s : cut ? 0.0f : x;
+  const float slope = cut ? 0.0f : relu ? 1.0f : s * (1.0f + rate * c * (1.0f - s));
+  const bool clamps = a.activation == kSwigluOai;
+  const float inside = clamps ? clamped(f, a.limit) : f;
+  return {g * (clamps ? inside + 1.0f : inside) * slope, clamps && inside != f ? 0.0f : g * value};
+}
+
+// Stores the gradients for one vector of grad.
+template <class T>
+DEVICE void store_halves(const BackwardArgs& a, i64 row, i64 column, const Halves& grads) {
+  if (a.step == 2) {
+    const Halves both = joined<T>(grads);
+    char* const result = a.grad_gate + row * a.grad_x_stride + column * 2;
+    store(result, both.gate);
+    store(result + 16, both.factor);
+    return;
+  }
+  store(a.grad_gate + row * a.grad_x_stride + column, grads.gate);
+  if (a.factor != nullptr) store(a.grad_factor + row * a.grad_x_stride + column, grads.factor);
+}
+
+template <class T>
+DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
+  Halves x = load_halves<T, true>(a, row, column);
+  Vector grad = load_constant(a.grad + row * a.grad_stride + column);
+#pragma unroll 1
+  for (int k = 0; k < 4; ++k) {
+    float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
+    T::unpack(x.gate.word[0], gate);
+    T::unpack(x.factor.word[0], factor);
+    T::unpack(grad.word[0], g);
+#pragma unroll
+    for (int e = 0; e < T::kPerWord; ++e) {
+      const Pair grads = other_gradients(a, g[e], gate[e], factor[e]);
+      gate[e] = grads.gate;
+      factor[e] = grads.factor;
+    }
+    append(x.gate, T::pack(gate));
+    append(x.factor, T::pack(factor));
+    append(grad, 0);
+  }
+  store_halves<T>(a, row, column, x);
+}
+
+// One vector or one element of grad, for the activations that share a kernel. Gates and factors may alternate.
+template <class T>
+DEVICE void backward_others(const BackwardArgs& a) {
+  const u32 index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= a.units.total) return;
+  const Place at = place_of(index, a.units);
+  if (!a.single) return other_vectors<T>(a, at.row, static_cast<i64>(at.column) * 16);
+  const i64 column = static_cast<i64>(at.column) * T::kBytes;
+  const Pair x = load_pair<T, true>(a, at.row, column);
+  const Pair grads = other_gradients(a, T::load(a.grad + at.row * a.grad_stride + column), x.gate, x.factor);
+  const i64 result = at.row * a.grad_x_stride + column * a.step;
+  T::store(a.grad_gate + result, grads.gate);
+  if (a.factor != nullptr) T::store(a.grad_factor + result, grads.factor);
 }
 
 // Any row, one element at a time.
@@ -88,9 +153,10 @@ DEVICE void backward_any(const BackwardArgs& a) {
     const u32 index = first + j * kThreads;
     if (index < a.units.total) {
       const Place at = place_of(index, a.units);
-      const i64 column = static_cast<i64>(at.column) * T::kBytes, offset = at.row * a.x_stride + column;
-      gate[j] = T::load(a.gate + offset);
-      factor[j] = T::load(a.factor + offset);
+      const i64 column = static_cast<i64>(at.column) * T::kBytes;
+      const Pair x = load_pair<T, false>(a, at.row, column);
+      gate[j] = x.gate;
+      factor[j] = x.factor;
       grad[j] = T::load(a.grad + at.row * a.grad_stride + column);
       result[j] = at.row * a.grad_x_stride + column;
     }
@@ -111,14 +177,17 @@ DEVICE void backward_any(const BackwardArgs& a) {
 KERNEL(silu_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, SiluSlope>)
 KERNEL(gelu_backward_f32, BackwardArgs, 64, 1280, backward_vectors<Float32, GeluSlope>)
 KERNEL(gelu_tanh_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, GeluTanhSlope>)
+KERNEL(gated_backward_f32_others, BackwardArgs, 64, 1280, backward_others<Float32>)
 KERNEL(gated_backward_f32_any, BackwardArgs, 64, 1024, backward_any<Float32>)
 
 KERNEL(silu_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, SiluSlope>)
 KERNEL(gelu_backward_f16, BackwardArgs, 64, 1280, backward_vectors<Float16, GeluSlope>)
 KERNEL(gelu_tanh_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, GeluTanhSlope>)
+KERNEL(gated_backward_f16_others, BackwardArgs, 64, 1280, backward_others<Float16>)
 KERNEL(gated_backward_f16_any, BackwardArgs, 64, 1024, backward_any<Float16>)
 
 KERNEL(silu_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, SiluSlope>)
 KERNEL(gelu_backward_bf16, BackwardArgs, 64, 1280, backward_vectors<BFloat16, GeluSlope>)
 KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, GeluTanhSlope>)
+KERNEL(gated_backward_bf16_others, BackwardArgs, 64, 1280, backward_others<BFloat16>)
 KERNEL(gated_backward_bf16_any, BackwardArgs, 64, 1024, backward_any<BFloat16>)

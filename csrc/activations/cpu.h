@@ -19,12 +19,15 @@ inline int64_t pieces_of(int64_t columns) { return (columns + kPiece - 1) / kPie
 // Strides are in elements, from one row to the next.
 struct ForwardRows {
   const void* gate;
-  const void* factor;
-  void* y;  // without gaps between rows
+  const void* factor;  // null: the activation alone
+  void* y;             // without gaps between rows
   int64_t columns;
-  int64_t x_stride;
-  int dtype;  // the number of a precast::DType
+  int64_t gate_stride;
+  int64_t factor_stride;
+  int64_t step;  // from one gate to the next, and from one factor to the next: 2 if they alternate
+  int dtype;     // the number of a precast::DType
   int activation;
+  float alpha, limit;  // as in args.h
 };
 
 struct BackwardRows {
@@ -35,10 +38,13 @@ struct BackwardRows {
   void* grad_factor;
   int64_t columns;
   int64_t grad_stride;
-  int64_t x_stride;
-  int64_t grad_x_stride;
+  int64_t gate_stride;
+  int64_t factor_stride;
+  int64_t grad_x_stride;  // of both gradients
+  int64_t step;           // of the gradients as well
   int dtype;
   int activation;
+  float alpha, limit;
 };
 
 // Pieces [begin, end), counted through all rows.

@@ -45,6 +45,13 @@ PRECAST_INLINE Floats bounded(Floats a, float limit) {
 #undef PRECAST_PART
 }
 
+// `yes` where a < b, else `no`; so NaN takes `no`.
+PRECAST_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), yes.part[i], no.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
 // Two to the power of n, for integers n from -126 to 127 in the low bits of `shifted`.
 PRECAST_INLINE Floats power_of_two(Floats shifted) {
 #define PRECAST_PART(i) (FloatPart)(((WordPart)shifted.part[i] + 127u) << 23)

@@ -17,6 +17,89 @@ DEVICE Place place_of(u32 index, const Units& units) {
   return {static_cast<i64>(row), index - row * units.columns.divisor};
 }
 
+// The nearest number within [-limit, limit]. NaN stays NaN.
+DEVICE float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
+// A vector of ones, which takes the place of factors if there are none. Products with it are exact.
+template <class T>
+DEVICE Vector ones() {
+  float one[T::kPerWord];
+#pragma unroll
+  for (int e = 0; e < T::kPerWord; ++e) one[e] = 1.0f;
+  const u32 word = T::pack(one);
+  return {{word, word, word, word}};
+}
+
+struct Halves {
+  Vector gate, factor;
+};
+
+// Separates two vectors in which gates and factors alternate, and joins them again.
+template <class T>
+DEVICE Halves separated(const Vector& first, const Vector& second) {
+  Halves x;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Vector& from = k < 2 ? first : second;
+    const u32 low = from.word[2 * k % 4], high = from.word[2 * k % 4 + 1];
+    x.gate.word[k] = T::kPerWord == 1 ? low : (low & 0xffffu) | high << 16;
+    x.factor.word[k] = T::kPerWord == 1 ? high : low >> 16 | (high & 0xffff0000u);
+  }
+  return x;
+}
+
+template <class T>
+DEVICE Halves joined(const Halves& x) {
+  Halves both;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    Vector& to = k < 2 ? both.gate : both.factor;
+    const u32 gate = x.gate.word[k], factor = x.factor.word[k];
+    to.word[2 * k % 4] = T::kPerWord == 1 ? gate : (gate & 0xffffu) | factor << 16;
+    to.word[2 * k % 4 + 1] = T::kPerWord == 1 ? factor : gate >> 16 | (factor & 0xffff0000u);
+  }
+  return both;
+}
+
+// Appends a word and drops the first. A loop that takes the first word and appends its result needs no unrolling, which
+// keeps the code of `others` short.
+DEVICE void append(Vector& v, u32 word) {
+  v.word[0] = v.word[1];
+  v.word[1] = v.word[2];
+  v.word[2] = v.word[3];
+  v.word[3] = word;
+}
+
+// Gates and factors for one vector of the result. `column`: bytes before the vector in a row of the result.
+// kAny: gates and factors may alternate, or there may be no factors.
+template <class T, bool kAny, class Args>
+DEVICE Halves load_halves(const Args& a, i64 row, i64 column) {
+  if (kAny && a.step == 2) {
+    const char* gate = a.gate + row * a.gate_stride + column * 2;
+    const Vector first = load_constant(gate), second = load_constant(gate + 16);
+    return separated<T>(first, second);
+  }
+  const Vector gate = load_constant(a.gate + row * a.gate_stride + column);
+  if (kAny && a.factor == nullptr) return {gate, ones<T>()};
+  return {gate, load_constant(a.factor + row * a.factor_stride + column)};
+}
+
+// The same for one element.
+struct Pair {
+  float gate, factor;
+};
+
+template <class T, bool kAny, class Args>
+DEVICE Pair load_pair(const Args& a, i64 row, i64 column) {
+  if (kAny) column *= a.step;
+  const float gate = T::load(a.gate + row * a.gate_stride + column);
+  if (kAny && a.factor == nullptr) return {gate, 1.0f};
+  return {gate, T::load(a.factor + row * a.factor_stride + column)};
+}
+
+// The part of `others` that GELU has in place of alpha x: twice the argument of its tanh.
+DEVICE float twice_inner(float x) { return 1.5957691f * (x + 0.044715f * (x * x * x)); }
+
 }  // namespace activations
 }  // namespace precast
 

@@ -1,16 +1,27 @@
 // Checks of the gated activations' tensors, and the division of their work into launches. No check writes anything.
 #pragma once
 
+#include <math.h>
+
 #include "../common/launch.h"
 #include "../common/rows.h"
 #include "cpu.h"
 
 namespace precast::activations {
 
-// The ops' `kind` argument.
-enum Kind : int64_t { kSiluAndMul = 0, kGeluAndMul = 1, kGeluTanhAndMul = 2, kMulAndSilu = 3 };
+// The ops' `kind` argument. The last two are of gates alone.
+enum Kind : int64_t {
+  kSiluAndMul = 0,
+  kGeluAndMul = 1,
+  kGeluTanhAndMul = 2,
+  kMulAndSilu = 3,
+  kFatReluAndMul = 4,
+  kSwigluOaiAndMul = 5,
+  kGeluQuickAlone = 6,
+  kGeluNewAlone = 7,
+};
 
-// A checked x: `rows` rows of two halves of `columns` elements.
+// Checked inputs: `rows` rows of `columns` elements of the result.
 struct Gated {
   int64_t rows;
   int64_t columns;
@@ -18,14 +29,36 @@ struct Gated {
   int32_t device;
   Activation activation;
   bool gate_is_second;
+  bool alternates;  // if both are in one tensor: gates and factors take turns
+  float alpha, limit;
 
   int64_t element_bytes() const { return precast::element_bytes(dtype); }
-  // Offsets of the halves within a row of x, in elements.
-  int64_t gate_offset() const { return gate_is_second ? columns : 0; }
-  int64_t factor_offset() const { return gate_is_second ? 0 : columns; }
 };
 
-inline Gated check_gated(const char* op, const Tensor& x, int64_t kind) {
+// Where gates and factors are, or their gradients. Strides are in elements.
+struct Places {
+  char* gate;
+  char* factor;  // null: there are none
+  int64_t gate_stride, factor_stride;
+  int64_t step;  // from one gate to the next
+};
+
+// The places in one tensor that has both.
+inline Places halves_of(const Gated& gated, const void* data, int64_t stride) {
+  char* const first = static_cast<char*>(const_cast<void*>(data));
+  char* const second = first + (gated.alternates ? 1 : gated.columns) * gated.element_bytes();
+  const bool swap = gated.gate_is_second;
+  return {swap ? second : first, swap ? first : second, stride, stride, gated.alternates ? 2 : 1};
+}
+
+// The places in two tensors, of which the second may be absent.
+inline Places pair_of(const Gated& gated, const ReadRows& x, const ReadRows& up) {
+  char *const first = const_cast<char*>(x.data()), *const second = const_cast<char*>(up.data());
+  if (gated.gate_is_second) return {second, first, up.stride(), x.stride(), 1};
+  return {first, second, x.stride(), up.stride(), 1};
+}
+
+inline Gated check_gated(const char* op, const Tensor& x, int64_t kind, double alpha, double limit, int64_t last_kind) {
   Gated gated;
   const int32_t code = x.dtype_code();
   gated.dtype = dtype_of(code);
@@ -33,16 +66,51 @@ inline Gated check_gated(const char* op, const Tensor& x, int64_t kind) {
   PRECAST_CHECK(gated.dtype != DType::kOther, "%s: x is %s; needed float32, float16 or bfloat16", op, dtype_name(code));
   const int64_t dim = x.dim();
   PRECAST_CHECK(dim >= 1, "%s: x has shape (); needed at least one dimension", op);
-  const int64_t* sizes = x.sizes();
-  PRECAST_CHECK(sizes[dim - 1] % 2 == 0, "%s: x has shape %s; needed an even last dimension, which holds two halves",
-                op, shape_of(x).text);
-  PRECAST_CHECK(kind >= kSiluAndMul && kind <= kMulAndSilu, "%s: kind is %lld; needed 0, 1, 2 or 3", op,
-                printable(kind));
-  gated.columns = sizes[dim - 1] / 2;
-  gated.rows = gated.columns > 0 ? 1 : 0;
-  for (int64_t i = 0; i + 1 < dim; ++i) gated.rows *= sizes[i];
-  gated.activation = kind == kGeluAndMul ? kGelu : kind == kGeluTanhAndMul ? kGeluTanh : kSilu;
+  PRECAST_CHECK(kind >= kSiluAndMul && kind <= last_kind, "%s: kind is %lld; needed 0 to %lld", op, printable(kind),
+                printable(last_kind));
+  PRECAST_CHECK(kind != kSwigluOaiAndMul || limit >= 0, "%s: limit is %g; needed a number that is not negative", op,
+                limit);
+  constexpr Activation kOf[] = {kSilu, kGelu, kGeluTanh, kSilu, kFatRelu, kSwigluOai, kSwish, kGeluNew};
+  gated.activation = kOf[kind];
   gated.gate_is_second = kind == kMulAndSilu;
+  gated.alternates = kind == kSwigluOaiAndMul;
+  gated.alpha = static_cast<float>(alpha);
+  gated.limit = kind == kSwigluOaiAndMul ? static_cast<float>(limit) : INFINITY;
+  gated.columns = x.sizes()[dim - 1];
+  gated.rows = 1;
+  for (int64_t i = 0; i + 1 < dim; ++i) gated.rows *= x.sizes()[i];
+  return gated;
+}
+
+// Of one tensor with gates and factors.
+inline Gated check_halves(const char* op, const Tensor& x, int64_t kind, double alpha, double limit) {
+  Gated gated = check_gated(op, x, kind, alpha, limit, kSwigluOaiAndMul);
+  PRECAST_CHECK(gated.columns % 2 == 0, "%s: x has shape %s; needed an even last dimension, which holds two halves", op,
+                shape_of(x).text);
+  gated.columns /= 2;
+  if (gated.columns == 0) gated.rows = 0;
+  return gated;
+}
+
+// Of one tensor, or of two of one shape.
+inline Gated check_pair(const char* op, const Tensor& x, const Tensor* up, int64_t kind, double alpha, double limit,
+                        const Tensor* grad) {
+  Gated gated = check_gated(op, x, kind, alpha, limit, kGeluNewAlone);
+  PRECAST_CHECK((up == nullptr) == (kind >= kGeluQuickAlone),
+                "%s: kind is %lld and up is %s; needed up for kinds 0 to 5", op, printable(kind),
+                up == nullptr ? "None" : "a tensor");
+  const Named others[] = {{"up", up == nullptr ? x : *up}, {"grad", grad == nullptr ? x : *grad}};
+  bool contiguous = x.is_contiguous();
+  for (const Named& other : others) {
+    check_kind(op, other, x);
+    check_shape(op, other, x);
+    contiguous = contiguous && other.tensor.is_contiguous();
+  }
+  if (gated.columns == 0) gated.rows = 0;
+  if (contiguous && gated.rows > 0) {  // one row: then all of it but the end can be moved by vectors
+    gated.columns *= gated.rows;
+    gated.rows = 1;
+  }
   return gated;
 }
 
@@ -53,7 +121,8 @@ inline Units make_units(int64_t rows, int64_t columns) {
   return {static_cast<unsigned>(rows * columns), division_by(columns)};
 }
 
-// A kernel, as an index into a family's entries. Each DType has one kernel per activation, then the one for any shape.
+// A kernel, as an index into a family's entries. Each DType has a kernel for each of the first three activations, one
+// for the others, and one for any shape.
 struct Chosen {
   int entry;
   int64_t row_units;
@@ -61,16 +130,25 @@ struct Chosen {
   int64_t block_units;
 };
 
-// `kernels`: how many a family has per DType. The fifth takes aligned vectors of rows at any address.
+// `kernels`: how many a family has per DType. The sixth takes aligned vectors of rows at any address.
 inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
-  constexpr int kAny = 3, kShifted = 4;
+  constexpr int kOthers = 3, kAny = 4, kShifted = 5;
   const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
   const int first = static_cast<int>(gated.dtype) * kernels;
-  if (misaligned == 0) return {first + gated.activation, row_bytes / 16, 16, kThreads};
+  const bool other = gated.activation >= kOthers;
+  if (misaligned == 0) return {first + (other ? kOthers : gated.activation), row_bytes / 16, 16, kThreads};
+  if (other) return {first + kOthers, gated.columns, bytes, kThreads};
   if (kernels > kShifted && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
     return {first + kShifted, (row_bytes + 15 + 16 - bytes) / 16, 16, kThreads};
   }
   return {first + kAny, gated.columns, bytes, kThreads * kElements};
+}
+
+// That of gates and factors. If they alternate, the first gate decides.
+inline uint64_t misaligned_at(const Gated& gated, const Places& at) {
+  const int64_t bytes = gated.element_bytes();
+  const uint64_t gates = misalignment(at.gate, at.gate_stride * bytes);
+  return at.step == 2 ? gates : gates | misalignment(at.factor, at.factor_stride * bytes);
 }
 
 // Calls body(first row, bytes before its first column, units, shape) for the launches that cover all rows: one, unless

@@ -12,27 +12,23 @@ namespace {
 //   halves, rows and pointers at multiples of 16 bytes    one for each activation     one vector of 16 bytes per half
 //   rows of 16 bytes or more at any address               shifted                     one aligned vector of y
 //   anything else                                         any                         four elements, 64 apart
+//   any, for the activations without their own kernel     others                      one vector of y, or one element
 //
+// Gates and factors in two tensors use the same kernels.
 // Blocks always have 64 threads, numbered through the rows: a row need not fill a block. On an H200 (silu, bf16) at
 // 32768 x 4096, one vector per thread takes 189 us, two 190, four 191. At 4096 x 4096, blocks of 64 threads take 29.4
 // us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
 
 constexpr Entry kEntries[] = {
-    {"silu_and_mul_f32"},
-    {"gelu_and_mul_f32"},
-    {"gelu_tanh_and_mul_f32"},
-    {"gated_activation_f32_any"},
-    {"gated_activation_f32_shifted"},
-    {"silu_and_mul_f16"},
-    {"gelu_and_mul_f16"},
-    {"gelu_tanh_and_mul_f16"},
-    {"gated_activation_f16_any"},
-    {"gated_activation_f16_shifted"},
-    {"silu_and_mul_bf16"},
-    {"gelu_and_mul_bf16"},
-    {"gelu_tanh_and_mul_bf16"},
-    {"gated_activation_bf16_any"},
-    {"gated_activation_bf16_shifted"},
+    {"silu_and_mul_f32"},          {"gelu_and_mul_f32"},
+    {"gelu_tanh_and_mul_f32"},     {"gated_activation_f32_others"},
+    {"gated_activation_f32_any"},  {"gated_activation_f32_shifted"},
+    {"silu_and_mul_f16"},          {"gelu_and_mul_f16"},
+    {"gelu_tanh_and_mul_f16"},     {"gated_activation_f16_others"},
+    {"gated_activation_f16_any"},  {"gated_activation_f16_shifted"},
+    {"silu_and_mul_bf16"},         {"gelu_and_mul_bf16"},
+    {"gelu_tanh_and_mul_bf16"},    {"gated_activation_bf16_others"},
+    {"gated_activation_bf16_any"}, {"gated_activation_bf16_shifted"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -40,40 +36,54 @@ KernelFamily kernels = {"activations", kEntries, kEntryCount};
 
 // ---- the two devices ----
 
-void forward_cuda(const Gated& gated, const ForwardRows& work) {
+void forward_cuda(const Gated& gated, const Places& at, void* y) {
   const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
   ForwardArgs args;
-  args.x_stride = work.x_stride * bytes;
+  args.gate_stride = at.gate_stride * bytes;
+  args.factor_stride = at.factor_stride * bytes;
   args.y_stride = row_bytes;
-  args.activation = work.activation;
+  args.activation = gated.activation;
   args.row_bytes = static_cast<unsigned>(row_bytes);
-  const Chosen chosen = choose(
-      gated,
-      misalignment(work.gate, args.x_stride) | misalignment(work.factor, row_bytes) | misalignment(work.y, row_bytes),
-      5);
+  args.alpha = gated.alpha;
+  args.limit = gated.limit;
+  args.step = static_cast<int>(at.step);
+  const Chosen chosen = choose(gated, misaligned_at(gated, at) | misalignment(y, row_bytes), 6);
+  args.single = chosen.unit_bytes < 16;
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
-    args.gate = static_cast<const char*>(work.gate) + row * args.x_stride + before;
-    args.factor = static_cast<const char*>(work.factor) + row * args.x_stride + before;
-    args.y = static_cast<char*>(work.y) + row * args.y_stride + before;
+    args.gate = at.gate + row * args.gate_stride + before * at.step;
+    args.factor = at.factor == nullptr ? nullptr : at.factor + row * args.factor_stride + before * at.step;
+    args.y = static_cast<char*>(y) + row * args.y_stride + before;
     args.units = units;
     launch(kernels, gated.device, chosen.entry, shape, arguments);
   });
 }
 
-void forward_cpu(const Gated& gated, const ForwardRows& work) {
+void forward_cpu(const Gated& gated, const Places& at, void* y) {
+  ForwardRows work;
+  work.gate = at.gate;
+  work.factor = at.factor;
+  work.y = y;
+  work.columns = gated.columns;
+  work.gate_stride = at.gate_stride;
+  work.factor_stride = at.factor_stride;
+  work.step = at.step;
+  work.dtype = static_cast<int>(gated.dtype);
+  work.activation = gated.activation;
+  work.alpha = gated.alpha;
+  work.limit = gated.limit;
   const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(activations, forward);
   parallel_for(0, gated.rows * pieces_of(gated.columns), grain_pieces(gated.columns),
                [&](int64_t begin, int64_t end) { forward(work, begin, end); });
 }
 
-// ---- the op, the same for both devices ----
+// ---- the ops, the same for both devices ----
 
-using Forward = void (*)(const Gated&, const ForwardRows&);
+using Forward = void (*)(const Gated&, const Places&, void* y);
 
 template <Forward forward>
-Tensor gated_op(const Tensor& x, int64_t kind) {
-  const Gated gated = check_gated("gated_activation", x, kind);
+Tensor gated_op(const Tensor& x, int64_t kind, double alpha, double limit) {
+  const Gated gated = check_halves("gated_activation", x, kind, alpha, limit);
   constexpr int64_t kMaxDim = 64;
   const int64_t dim = x.dim();
   PRECAST_CHECK(dim <= kMaxDim, "gated_activation: x has %lld dimensions; at most 64 are supported", printable(dim));
@@ -83,21 +93,25 @@ Tensor gated_op(const Tensor& x, int64_t kind) {
   Tensor y = empty(sizes, dim, x.dtype_code(), x);
   if (gated.rows == 0) return y;
   const ReadRows rows(x);
-  ForwardRows work;
-  work.gate = rows.data() + gated.gate_offset() * gated.element_bytes();
-  work.factor = rows.data() + gated.factor_offset() * gated.element_bytes();
-  work.y = y.mutable_data();
-  work.columns = gated.columns;
-  work.x_stride = rows.stride();
-  work.dtype = static_cast<int>(gated.dtype);
-  work.activation = gated.activation;
-  forward(gated, work);
+  forward(gated, halves_of(gated, rows.data(), rows.stride()), y.mutable_data());
+  return y;
+}
+
+template <Forward forward>
+Tensor activation_op(const Tensor& x, const Tensor* up, int64_t kind, double alpha, double limit) {
+  const Gated gated = check_pair("activation", x, up, kind, alpha, limit, nullptr);
+  Tensor y = empty_contiguous_like(x);
+  if (gated.rows == 0) return y;
+  const ReadRows x_rows(x), up_rows(up);
+  forward(gated, pair_of(gated, x_rows, up_rows), y.mutable_data());
   return y;
 }
 
 constexpr Implementation kImplementations[] = {
     PRECAST_IMPLEMENTATION("gated_activation", "CPU", gated_op<forward_cpu>),
+    PRECAST_IMPLEMENTATION("activation", "CPU", activation_op<forward_cpu>),
     PRECAST_IMPLEMENTATION("gated_activation", "CUDA", gated_op<forward_cuda>),
+    PRECAST_IMPLEMENTATION("activation", "CUDA", activation_op<forward_cuda>),
 };
 PRECAST_FAMILY(activations, kImplementations, &kernels);
 

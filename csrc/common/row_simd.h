@@ -9,6 +9,21 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// A weight or a bias, in the dtype of the rows or in float32. `data` may be null.
+template <class T>
+struct Columns {
+  const void* data;
+  bool wide;
+  PRECAST_METHOD bool absent() const { return data == nullptr; }
+  PRECAST_METHOD Floats at(int64_t i) const {
+    return wide ? load(static_cast<const float*>(data) + i) : load(static_cast<const T*>(data) + i);
+  }
+  PRECAST_METHOD Floats upto(int64_t i, int64_t count) const {
+    return wide ? load_upto(static_cast<const float*>(data) + i, count)
+                : load_upto(static_cast<const T*>(data) + i, count);
+  }
+};
+
 // result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end).
 // Without chunks the result is 0.
 template <class T>

@@ -15,8 +15,12 @@ struct Norm {
   DType dtype;
   int32_t dtype_code;
   int32_t device;
+  bool wide_columns;  // weight and bias are float32, and x is narrower
 
   int64_t element_bytes() const { return precast::element_bytes(dtype); }
+  int64_t column_bytes() const { return wide_columns ? 4 : element_bytes(); }
+  int32_t columns_code() const { return wide_columns ? float32_code() : dtype_code; }
+  DType columns_dtype() const { return wide_columns ? DType::kFloat32 : dtype; }
 };
 
 // A tensor that must have x's dtype and device, and its name in error messages.
@@ -44,6 +48,7 @@ inline Norm check_x(const char* op, const Tensor& x) {
   norm.dtype_code = x.dtype_code();
   norm.dtype = dtype_of(norm.dtype_code);
   norm.device = x.device_index();
+  norm.wide_columns = false;
   PRECAST_CHECK(norm.dtype != DType::kOther, "%s: x is %s; needed float32, float16 or bfloat16", op,
                 dtype_name(norm.dtype_code));
   const int64_t dim = x.dim();
@@ -57,6 +62,13 @@ inline Norm check_x(const char* op, const Tensor& x) {
 
 inline void check_eps(const char* op, double eps) {
   PRECAST_CHECK(eps >= 0, "%s: eps is %g; needed a number that is not negative", op, eps);
+}
+
+// Checks the dtype and device of the first weight or bias, which decides that of others.
+inline void check_columns_kind(const char* op, const Named& vector, const Tensor& x, Norm* norm) {
+  norm->wide_columns = norm->dtype != DType::kFloat32 && vector.tensor.dtype_code() == float32_code();
+  if (norm->wide_columns) return check_device(op, vector, x);
+  check_kind(op, vector, x);
 }
 
 inline void check_columns(const char* op, const Named& vector, const Norm& norm) {

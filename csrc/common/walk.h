@@ -31,6 +31,7 @@ struct WalkPlan {
 // have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
 // set, else it always has two rows in flight.
 inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
+  const bool mixed = norm.wide_columns;  // served by two vectors per thread, or one element at a time
   // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
   // already copy far enough ahead, and a third competes with them for the arithmetic.
   constexpr int64_t kResident = 640, kResidentAny = 1024;
@@ -47,7 +48,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   WalkPlan walk = {};
-  if (vectors > 0 && vectors <= kNarrow) {
+  if (!mixed && vectors > 0 && vectors <= kNarrow) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = 1;
     walk.threads = lanes_for(vectors, 1);
@@ -57,7 +58,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * walk.rows * 2 * vectors * 16);
     return walk;
   }
-  if (vectors > 0 && vectors <= 4 * kMostOfFour) {
+  if (vectors > 0 && vectors <= (mixed ? 2 * kResident : 4 * kMostOfFour)) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = vectors <= 2 * kResident ? 2 : 4;
     walk.threads = warps_for((vectors + walk.per_thread - 1) / walk.per_thread);

@@ -19,6 +19,7 @@ struct ForwardArgs {
   unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
   float inverse_hidden;
   float eps;
+  int wide;  // weight and bias are float32, and x is narrower; read by the `any` kernels
 };
 
 // A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
@@ -41,6 +42,7 @@ struct BackwardArgs {
   unsigned int stages;  // rows per worker in shared memory: two or three
   float inverse_hidden;
   float eps;
+  int wide;  // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
 };
 
 // results[y][c] = round(sum of parts[y][i][c] over i), where y is a row of blocks.

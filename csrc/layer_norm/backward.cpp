@@ -64,7 +64,7 @@ void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t lines, cons
   columns.second = static_cast<char*>(results.bias);
   columns.hidden = norm.hidden;
   columns.lines = static_cast<unsigned>(lines);
-  columns.dtype = static_cast<int>(norm.dtype);
+  columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
   launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, lines, results.wanted()), arguments);
 }
@@ -76,7 +76,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   args.x_stride = work.x_stride * bytes;
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.grad_x, row_bytes);
+                              misalignment(work.weight, norm.hidden * norm.column_bytes()) |
+                              misalignment(work.grad_x, row_bytes);
   const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);
@@ -97,6 +98,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
+    args.wide = norm.wide_columns;
     void* arguments[] = {&args};
     launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);
   }
@@ -117,7 +119,8 @@ void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& result
     for (int64_t i = 0; i < 2; ++i) {
       void* result = i == 0 ? results.weight : results.bias;
       if (result == nullptr) continue;
-      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, work.dtype, begin, end);
+      reduce(work.parts + i * norm.hidden, chunks, 2 * norm.hidden, result, static_cast<int>(norm.columns_dtype()),
+             begin, end);
     }
   });
 }
@@ -129,7 +132,7 @@ using Backward = void (*)(const Norm&, BackwardRows&, const Parameters&, const T
 // A gradient that is not wanted has no elements.
 Tensor parameter_gradient(bool wanted, const Norm& norm, const Tensor& x) {
   const int64_t sizes[] = {wanted ? norm.hidden : 0};
-  return empty(sizes, 1, norm.dtype_code, x);
+  return empty(sizes, 1, norm.columns_code(), x);
 }
 
 template <Backward backward>
@@ -151,6 +154,7 @@ TensorTriple norm_backward_op(const Tensor& grad, const Tensor& x, const Tensor*
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_columns = norm.wide_columns;
   const Parameters parameters = {weight_grad ? result.second.mutable_data() : nullptr,
                                  bias_grad ? result.third.mutable_data() : nullptr};
   backward(norm, work, parameters, x);

@@ -6,6 +6,7 @@
 //
 // The statistics are recomputed from x, which is read anyway: two barriers per row, and the forward saves nothing. All
 // arithmetic is in float32. The sums over rows have a fixed order, so the result is bitwise reproducible.
+#include "../common/columns.cuh"
 #include "../common/walk.cuh"
 #include "row.cuh"
 
@@ -24,7 +25,8 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
 
 // Walks over a worker's rows, with the row, its gradient and the shares of the two sums in registers. If four vectors
 // of 16-bit numbers do not fit in registers, they and the weight are read from shared memory again. Two pieces of
-// shared memory alternate: between two writes to one of them lies the barrier of the other.
+// shared memory alternate: between two writes to one of them lies the barrier of the other. kWide: the weight is
+// float32.
 template <class T, int V, bool kPair = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[3][5 * 32];
@@ -34,17 +36,16 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Vector w[V];
+  Columns<T, V == 2> w[V];
   float weight_part[V][T::kPerVector], bias_part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    w[j] = filled<T>(1.0f);
+    w[j].fill(1.0f);
     if (a.weight != nullptr && first + j * step < a.vectors) {
-      const char* share = a.weight + (first + j * step) * 16;
       if constexpr (kKept) {
-        w[j] = load_constant(share);
+        w[j].load(a.weight, first + j * step, a.wide);
       } else {
-        copy(behind_ring(a) + j * step * 16, share);  // it arrives with the first row
+        copy(behind_ring(a) + j * step * 16, a.weight + (first + j * step) * 16);  // it arrives with the first row
       }
     }
 #pragma unroll
@@ -64,7 +65,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 
     const auto load_again = [&](int j) {
       walk.take_held(j, v[j], g[j]);
-      w[j] = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
+      w[j].v = a.weight != nullptr ? load_shared(behind_ring(a) + j * step * 16) : filled<T>(1.0f);
     };
 
     // Sums d = x - around, d^2, h = g w and h d.
@@ -78,7 +79,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
             const float d = p[e] - around, h = q[e] * s[e];
@@ -126,7 +127,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
             const int at = k * T::kPerWord + e;
@@ -171,7 +172,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
 #pragma unroll 2
     for (i64 i = first; i < a.hidden; i += step) {
       const float d = T::load(x + i * T::kBytes) - about;
-      const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
+      const float h = T::load(grad + i * T::kBytes) * (a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f);
       sums[0] += d;
       sums[1] = fmaf(d, d, sums[1]);
       sums[2] += h;
@@ -186,7 +187,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) {
       const float normal = (T::load(x + i * T::kBytes) - mean) * of.r;
       const float q = T::load(grad + i * T::kBytes);
-      const float h = q * (a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f);
+      const float h = q * (a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f);
       T::store(grad_x + i * T::kBytes, fmaf(of.r, h, fmaf(of.slope, normal, of.offset)));
       if (weight_line != nullptr) weight_line[i] = row == worker ? q * normal : fmaf(q, normal, weight_line[i]);
       if (bias_line != nullptr) bias_line[i] = row == worker ? q : bias_line[i] + q;

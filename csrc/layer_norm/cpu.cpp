@@ -76,7 +76,7 @@ Sums sum_deviations(const T* x, float mean, int64_t hidden) {
 }
 
 template <class T>
-Sums sum_gradients(const T* x, const T* grad, const T* weight, float mean, int64_t hidden) {
+Sums sum_gradients(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
   Sums total = {0, 0, 0, 0};
   const Floats middle = broadcast(mean);
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
@@ -86,7 +86,7 @@ Sums sum_gradients(const T* x, const T* grad, const T* weight, float mean, int64
       const int64_t rest = stop - i;
       const Floats d = deviation(x + i, middle, rest);
       const Floats g = load_upto(grad + i, rest);
-      const Floats w = weight != nullptr ? load_upto(weight + i, rest) : broadcast(1.0f);
+      const Floats w = weight.absent() ? broadcast(1.0f) : weight.upto(i, rest);
       deviations = deviations + d;
       squares = fma(d, d, squares);
       gradients = fma(g, w, gradients);
@@ -116,16 +116,17 @@ PRECAST_INLINE Statistics corrected(float mean, const Sums& sums, int64_t hidden
 }
 
 template <class T>
-PRECAST_INLINE Floats finish(Floats x, Floats mean, Floats scale, const T* weight, const T* bias, int64_t rest) {
+PRECAST_INLINE Floats finish(Floats x, Floats mean, Floats scale, const Columns<T>& weight, const Columns<T>& bias,
+                             int64_t i, int64_t rest) {
   Floats normal = (x - mean) * scale;
-  if (bias == nullptr) return weight != nullptr ? normal * load_upto(weight, rest) : normal;
-  const Floats added = load_upto(bias, rest);
-  return weight != nullptr ? fma(normal, load_upto(weight, rest), added) : fma(x - mean, scale, added);
+  if (bias.absent()) return weight.absent() ? normal : normal * weight.upto(i, rest);
+  const Floats added = bias.upto(i, rest);
+  return weight.absent() ? fma(x - mean, scale, added) : fma(normal, weight.upto(i, rest), added);
 }
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
-  const T *weight = static_cast<const T*>(rows.weight), *bias = static_cast<const T*>(rows.bias);
+  const Columns<T> weight = {rows.weight, rows.wide_columns}, bias = {rows.bias, rows.wide_columns};
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
     T* y = static_cast<T*>(rows.y) + row * rows.hidden;
@@ -134,8 +135,7 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
     const Floats mean = broadcast(of.mean), scale = broadcast(of.inverse_deviation);
     for (int64_t i = 0; i < rows.hidden; i += kLanes) {
       const int64_t rest = rows.hidden - i;
-      const T *w = weight != nullptr ? weight + i : nullptr, *b = bias != nullptr ? bias + i : nullptr;
-      store_upto(y + i, finish(load_upto(x + i, rest), mean, scale, w, b, rest), rest);
+      store_upto(y + i, finish(load_upto(x + i, rest), mean, scale, weight, bias, i, rest), rest);
     }
   }
 }
@@ -156,7 +156,8 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   result.grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
   result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
   const float rough = rough_mean(result.x, rows.hidden);
-  const Sums sums = sum_gradients(result.x, result.grad, static_cast<const T*>(rows.weight), rough, rows.hidden);
+  const Sums sums =
+      sum_gradients(result.x, result.grad, Columns<T>{rows.weight, rows.wide_columns}, rough, rows.hidden);
   const Statistics of = corrected(rough, sums, rows.hidden, rows.eps);
   result.mean = of.mean;
   result.scale = of.inverse_deviation;
@@ -169,14 +170,14 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
 
 // The columns [begin, begin + count): writes their grad_x and adds grad * n and grad to the parts.
 template <class T>
-void finish_columns(const BackwardRow<T>& row, const T* weight, int64_t begin, int64_t count, float* weight_part,
-                    float* bias_part) {
+void finish_columns(const BackwardRow<T>& row, const Columns<T>& weight, int64_t begin, int64_t count,
+                    float* weight_part, float* bias_part) {
   const Floats mean = broadcast(row.mean), scale = broadcast(row.scale);
   const Floats slope = broadcast(row.slope), offset = broadcast(row.offset);
   for (int64_t i = 0; i < count; i += kLanes) {
     const int64_t at = begin + i, rest = count - i;
     const Floats normal = (load_upto(row.x + at, rest) - mean) * scale, g = load_upto(row.grad + at, rest);
-    const Floats h = weight != nullptr ? g * load_upto(weight + at, rest) : g;
+    const Floats h = weight.absent() ? g : g * weight.upto(at, rest);
     store_upto(row.grad_x + at, fma(h, scale, fma(slope, normal, offset)), rest);
     store(weight_part + i, fma(g, normal, load(static_cast<const float*>(weight_part + i))));
     store(bias_part + i, g + load(static_cast<const float*>(bias_part + i)));
@@ -185,7 +186,7 @@ void finish_columns(const BackwardRow<T>& row, const T* weight, int64_t begin, i
 
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const T* weight = static_cast<const T*>(rows.weight);
+  const Columns<T> weight = {rows.weight, rows.wide_columns};
   sum_chunks<T, 2>(
       rows, rows.parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
       [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[2][kColumns]) {

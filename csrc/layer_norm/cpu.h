@@ -20,7 +20,8 @@ struct ForwardRows {
   int64_t hidden;
   int64_t x_stride;
   float eps;
-  int dtype;  // the number of a precast::DType
+  bool wide_columns;  // weight and bias are float32, and x is narrower
+  int dtype;          // the number of a precast::DType
 };
 
 struct BackwardRows {
@@ -35,6 +36,7 @@ struct BackwardRows {
   int64_t grad_stride;
   int64_t x_stride;
   float eps;
+  bool wide_columns;  // weight and bias are float32, and x is narrower
   int dtype;
 };
 

@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers until the result is written. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it three times.
+#include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
@@ -26,16 +27,26 @@ DEVICE void load_columns(Vector (&v)[V], const char* from, u32 vectors, float ab
   }
 }
 
-// (x - mean) r weight + bias. The difference is computed first, so it is zero where x is the mean.
 template <class T>
-DEVICE Vector normal(const Vector& x, float mean, float r, const Vector& weight, const Vector& bias) {
+DEVICE void unpack_word(const Vector& from, int k, float (&to)[T::kPerWord]) {
+  T::unpack(from.word[k], to);
+}
+
+template <class T>
+DEVICE void unpack_word(const Columns<T, true>& from, int k, float (&to)[T::kPerWord]) {
+  from.unpack(k, to);
+}
+
+// (x - mean) r weight + bias. The difference is computed first, so it is zero where x is the mean.
+template <class T, class Parameters>
+DEVICE Vector normal(const Vector& x, float mean, float r, const Parameters& weight, const Parameters& bias) {
   Vector result;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
     T::unpack(x.word[k], p);
-    T::unpack(weight.word[k], q);
-    T::unpack(bias.word[k], s);
+    unpack_word<T>(weight, k, q);
+    unpack_word<T>(bias, k, s);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) p[e] = fmaf((p[e] - mean) * r, q[e], s[e]);
     result.word[k] = T::pack(p);
@@ -197,14 +208,15 @@ DEVICE void forward_any(const ForwardArgs& a) {
   const i64 step = blockDim.x, vectors = a.vectors;
 #pragma unroll 1
   for (i64 i = threadIdx.x; i < vectors; i += step) {
-    const Vector w = a.weight != nullptr ? load_constant(a.weight + i * 16) : filled<T>(1.0f);
-    const Vector b = a.bias != nullptr ? load_constant(a.bias + i * 16) : filled<T>(-0.0f);
+    Columns<T, true> w, b;
+    w.load_or_fill(a.weight, i, a.wide, 1.0f);
+    b.load_or_fill(a.bias, i, a.wide, -0.0f);
     store(y + i * 16, normal<T>(load(x + i * 16), mean, r, w, b));
   }
 #pragma unroll 2
   for (i64 i = vectors * T::kPerVector + threadIdx.x; i < a.hidden; i += step) {
-    const float q = a.weight != nullptr ? T::load(a.weight + i * T::kBytes) : 1.0f;
-    const float s = a.bias != nullptr ? T::load(a.bias + i * T::kBytes) : -0.0f;
+    const float q = a.weight != nullptr ? column<T>(a.weight, i, a.wide) : 1.0f;
+    const float s = a.bias != nullptr ? column<T>(a.bias, i, a.wide) : -0.0f;
     T::store(y + i * T::kBytes, fmaf((T::load(x + i * T::kBytes) - mean) * r, q, s));
   }
 }

@@ -20,7 +20,7 @@ namespace {
 //
 // v4 fits in 64 registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them three times, after the
-// first time from the caches.
+// first time from the caches. They also serve float32 parameters with narrower rows.
 
 enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
 
@@ -45,15 +45,18 @@ RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted) {
 
 void forward_cuda(const Norm& norm, const ForwardRows& work) {
   const int64_t bytes = norm.element_bytes(), row_bytes = norm.hidden * bytes;
+  const int64_t column_bytes = norm.hidden * norm.column_bytes();
   ForwardArgs args;
   args.x_stride = work.x_stride * bytes;
   args.y_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, row_bytes) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.bias, row_bytes);
+                              misalignment(work.weight, column_bytes) | misalignment(work.bias, column_bytes);
   const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes}) && misalignment(work.weight, 0) == 0 &&
                      misalignment(work.bias, 0) == 0;
-  const RowKernel choice =
-      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0);
+  const int64_t vectors = vectors_of(misaligned, row_bytes);
+  const RowKernel choice = norm.wide_columns
+                               ? for_any_row(kAny, norm.hidden, vectors)
+                               : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0);
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
@@ -61,6 +64,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.prefetch = choice.kernel != kV4 ? 0 : rows_ahead(row_bytes);
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
+  args.wide = norm.wide_columns;
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
@@ -94,6 +98,7 @@ Tensor norm_op(const Tensor& x, const Tensor* weight, const Tensor* bias, double
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_columns = norm.wide_columns;
   forward(norm, work);
   return y;
 }

@@ -29,6 +29,7 @@ struct ForwardArgs {
   float inverse_hidden;
   float eps;
   int casting;
+  int wide;  // the weight is float32, and x is narrower; read by the `any` kernels
 };
 
 // A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
@@ -53,6 +54,7 @@ struct BackwardArgs {
   float inverse_hidden;
   float eps;
   int casting;
+  int wide;  // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
 };
 
 // grad_weight[c] = round(sum of parts[i][c] over i).
@@ -64,7 +66,7 @@ struct ColumnArgs {
   int dtype;  // of grad_weight: a precast::DType
 };
 
-static_assert(sizeof(ForwardArgs) == 104 && sizeof(BackwardArgs) == 120 && sizeof(ColumnArgs) == 32,
+static_assert(sizeof(ForwardArgs) == 112 && sizeof(BackwardArgs) == 128 && sizeof(ColumnArgs) == 32,
               "host and device must agree");
 
 }  // namespace rms_norm

@@ -59,8 +59,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   args.x_stride = work.x_stride * bytes;
   args.grad_x_stride = row_bytes;
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
-                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.weight, row_bytes) |
-                              misalignment(work.grad_x, row_bytes);
+                              misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.grad_x, row_bytes) |
+                              misalignment(work.weight, norm.hidden * norm.column_bytes());
   const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
   const WalkGrid grid = walk_grid(norm, walk, 1);
   const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
@@ -79,6 +79,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.stages = walk.stages;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
+    args.wide = norm.wide_columns;
     args.casting = work.casting;
     void* arguments[] = {&args};
     launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);
@@ -89,7 +90,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   columns.grad_weight = static_cast<char*>(grad_weight);
   columns.hidden = norm.hidden;
   columns.lines = static_cast<unsigned>(grid.lines);
-  columns.dtype = work.dtype;
+  columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
   launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, grid.lines, 1), arguments);
 }
@@ -105,7 +106,7 @@ void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const
 
   const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
   for_columns(norm, chunks, [&](int64_t begin, int64_t end) {
-    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, work.dtype, begin, end);
+    reduce(work.weight_parts, chunks, norm.hidden, grad_weight, static_cast<int>(norm.columns_dtype()), begin, end);
   });
 }
 
@@ -132,6 +133,7 @@ TensorPair gradients(const Norm& norm, const Tensor& grad, const Tensor* grad_su
   work.hidden = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   backward(norm, work, result.second.mutable_data(), x);
   return result;

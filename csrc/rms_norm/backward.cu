@@ -5,6 +5,7 @@
 //
 // All arithmetic is in float32. The rounding of the forward counts as the identity. The sums over rows have a fixed
 // order, so the result is bitwise reproducible.
+#include "../common/columns.cuh"
 #include "../common/walk.cuh"
 #include "row.cuh"
 
@@ -22,11 +23,11 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
   next_launch_may_start();
 
-  Vector w[V];
+  Columns<T, V == 2> w[V];
   float part[V][T::kPerVector];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    if (first + j * step < a.vectors) w[j] = load_constant(a.weight + (first + j * step) * 16);
+    if (first + j * step < a.vectors) w[j].load(a.weight, first + j * step, a.wide);
 #pragma unroll
     for (int e = 0; e < T::kPerVector; ++e) part[j][e] = 0.0f;
   }
@@ -62,7 +63,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) products = fmaf(q[e] * (s[e] + offset), p[e], products);
         }
@@ -84,7 +85,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
           float p[T::kPerWord], q[T::kPerWord], s[T::kPerWord], t[T::kPerWord];
           T::unpack(v[j].word[k], p);
           T::unpack(g[j].word[k], q);
-          T::unpack(w[j].word[k], s);
+          w[j].unpack(k, s);
           T::unpack(added[j].word[k], t);
 #pragma unroll
           for (int e = 0; e < T::kPerWord; ++e) {
@@ -122,7 +123,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     float squares = 0.0f, products = 0.0f;
     for (i64 i = first; i < a.hidden; i += step) {
       const float p = T::load(x + i * T::kBytes);
-      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      const float s = column<T>(a.weight, i, a.wide) + offset;
       squares = fmaf(p, p, squares);
       products = fmaf(T::load(grad + i * T::kBytes) * s, p, products);
     }
@@ -136,7 +137,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
     for (i64 i = first; i < a.hidden; i += step) {
       const float normal = T::load(x + i * T::kBytes) * r;
       const float q = T::load(grad + i * T::kBytes);
-      const float s = T::load(a.weight + i * T::kBytes) + offset;
+      const float s = column<T>(a.weight, i, a.wide) + offset;
       const float added = grad_sum != nullptr ? T::load(grad_sum + i * T::kBytes) : 0.0f;
       T::store(grad_x + i * T::kBytes, fmaf(r, q * s - normal * mean, added));
       line[i] = row == worker ? q * normal : fmaf(q, normal, line[i]);

@@ -83,19 +83,19 @@ PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int cas
 // Ordinary stores. Bypassing the caches is faster only for memory that was written before. A large result of torch is
 // fresh memory, whose pages the kernel has just brought into the cache by clearing them.
 template <class T>
-void scale_row(const T* x, const T* weight, T* y, int64_t hidden, float inverse_rms, int casting) {
+void scale_row(const T* x, const Columns<T>& weight, T* y, int64_t hidden, float inverse_rms, int casting) {
   const Floats scale = broadcast(inverse_rms);
   int64_t i = 0;
-  for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), load(weight + i), scale, casting));
+  for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), weight.at(i), scale, casting));
   if (i < hidden) {
     const int64_t rest = hidden - i;
-    store_part(y + i, apply<T>(load_part(x + i, rest), load_part(weight + i, rest), scale, casting), rest);
+    store_part(y + i, apply<T>(load_part(x + i, rest), weight.upto(i, rest), scale, casting), rest);
   }
 }
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
-  const T* weight = static_cast<const T*>(rows.weight);
+  const Columns<T> weight = {rows.weight, rows.wide_weight};
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
     T* y = static_cast<T*>(rows.y) + row * rows.y_stride;
@@ -119,7 +119,7 @@ PRECAST_INLINE Floats weighted(Floats grad, Floats weight, bool plus_one) {
 }
 
 template <class T>
-Sums sum_row(const T* x, const T* grad, const T* weight, int64_t hidden, bool plus_one) {
+Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, int64_t hidden, bool plus_one) {
   Sums total = {0, 0};
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
@@ -128,7 +128,7 @@ Sums sum_row(const T* x, const T* grad, const T* weight, int64_t hidden, bool pl
       const int64_t rest = stop - i;
       const Floats a = load_upto(x + i, rest);
       squares = fma(a, a, squares);
-      const Floats g = weighted<T>(load_upto(grad + i, rest), load_upto(weight + i, rest), plus_one);
+      const Floats g = weighted<T>(load_upto(grad + i, rest), weight.upto(i, rest), plus_one);
       products = fma(g, a, products);
     }
     total.squares += static_cast<double>(sum(squares));
@@ -153,7 +153,7 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   result.grad_sum = static_cast<const T*>(rows.grad_sum);
   if (result.grad_sum != nullptr) result.grad_sum += row * rows.grad_sum_stride;
   result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
-  const T* weight = static_cast<const T*>(rows.weight);
+  const Columns<T> weight = {rows.weight, rows.wide_weight};
   const Sums sums = sum_row(result.x, result.grad, weight, rows.hidden, rows.casting == kCastingGemma);
   result.scale = inverse_root(sums.squares, rows.hidden, rows.eps);
   const double r = static_cast<double>(result.scale);
@@ -164,13 +164,13 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
 // With r = 1 / rms and g = grad * weight, computes for the columns [begin, begin + count):
 // grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum). Adds grad * r * x to `part`.
 template <class T>
-void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, int64_t begin, int64_t count,
+void finish_columns(const BackwardRow<T>& row, const Columns<T>& weight, bool plus_one, int64_t begin, int64_t count,
                     float* part) {
   const Floats scale = broadcast(row.scale), minus_slope = broadcast(row.minus_slope);
   for (int64_t i = 0; i < count; i += kLanes) {
     const int64_t at = begin + i, rest = count - i;
     const Floats a = load_upto(row.x + at, rest), g = load_upto(row.grad + at, rest);
-    Floats result = weighted<T>(g, load_upto(weight + at, rest), plus_one) * scale;
+    Floats result = weighted<T>(g, weight.upto(at, rest), plus_one) * scale;
     result = fma(minus_slope, a, result);
     if (row.grad_sum != nullptr) result = result + load_upto(row.grad_sum + at, rest);
     store_upto(row.grad_x + at, result, rest);
@@ -180,7 +180,7 @@ void finish_columns(const BackwardRow<T>& row, const T* weight, bool plus_one, i
 
 template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const T* weight = static_cast<const T*>(rows.weight);
+  const Columns<T> weight = {rows.weight, rows.wide_weight};
   const bool plus_one = rows.casting == kCastingGemma;
   sum_chunks<T, 1>(
       rows, rows.weight_parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },

@@ -32,6 +32,7 @@ struct ForwardRows {
   float eps;
   int dtype;  // the number of a precast::DType
   int casting;
+  bool wide_weight;  // it is float32, and x is narrower
 };
 
 // grad_x = gradient of the norm for x (+ grad_sum if given). The row statistic is recomputed from x.
@@ -51,6 +52,7 @@ struct BackwardRows {
   float eps;
   int dtype;
   int casting;
+  bool wide_weight;  // it is float32, and x is narrower
 };
 
 // Rows [begin, end).

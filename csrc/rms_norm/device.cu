@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers between the sum and the result. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it twice.
+#include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
 
@@ -182,12 +183,23 @@ DEVICE void forward_any(const ForwardArgs& a) {
   char* y = a.y + row * a.y_stride;
 #pragma unroll 1
   for (i64 i = first; i < vectors; i += step) {
-    store(y + i * 16, combine<T>(load(x + i * 16), load_constant(a.weight + i * 16),
-                                 [&](int, float p, float q) { return result(p, q); }));
+    Vector v = load(x + i * 16);
+    Columns<T, true> weight;
+    weight.load(a.weight, i, a.wide);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float p[T::kPerWord], q[T::kPerWord];
+      T::unpack(v.word[k], p);
+      weight.unpack(k, q);
+#pragma unroll
+      for (int e = 0; e < T::kPerWord; ++e) p[e] = result(p[e], q[e]);
+      v.word[k] = T::pack(p);
+    }
+    store(y + i * 16, v);
   }
 #pragma unroll 2
   for (i64 i = rest; i < a.hidden; i += step) {
-    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), T::load(a.weight + i * T::kBytes)));
+    T::store(y + i * T::kBytes, result(T::load(x + i * T::kBytes), column<T>(a.weight, i, a.wide)));
   }
 }
 

@@ -19,7 +19,7 @@ namespace {
 // A plain row needs four vectors of 16 bytes per thread. With two streams one vector keeps as many loads in flight and
 // needs the fewest registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
 // form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them twice, the second time from
-// the caches.
+// the caches. They also serve a float32 weight with narrower rows.
 
 enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kKernels = 4 };
 
@@ -55,20 +55,24 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.y_stride = work.y_stride * bytes;
   args.sum_stride = work.sum_stride * bytes;
   const uint64_t misaligned = misalignment(work.x, args.x_stride) | misalignment(work.y, args.y_stride) |
-                              misalignment(work.weight, row_bytes) | misalignment(work.residual, args.residual_stride) |
+                              misalignment(work.weight, norm.hidden * norm.column_bytes()) |
+                              misalignment(work.residual, args.residual_stride) |
                               misalignment(work.sum, args.sum_stride);
   const Placed y = {work.y, args.y_stride};
   const bool alike = lies_alike({work.x, args.x_stride}, y) && work.x != work.y && misalignment(work.weight, 0) == 0 &&
                      (!add || (lies_alike({work.residual, args.residual_stride}, y) &&
                                lies_alike({work.sum, args.sum_stride}, y) && work.residual != work.sum));
-  const RowKernel choice =
-      choose(norm.hidden, vectors_of(misaligned, row_bytes), alike ? shifted_vectors(row_bytes, bytes) : 0, add);
+  const int64_t vectors = vectors_of(misaligned, row_bytes);
+  const RowKernel choice = norm.wide_columns
+                               ? for_any_row(kAny, norm.hidden, vectors)
+                               : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0, add);
   args.weight = static_cast<const char*>(work.weight);
   args.hidden = norm.hidden;
   args.vectors = choice.vectors;
   args.prefetch = choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes * (add ? 2 : 1));
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
+  args.wide = norm.wide_columns;
   args.casting = work.casting;
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
@@ -98,6 +102,7 @@ ForwardRows describe(const Norm& norm, const ReadRows& weight, double eps, int64
   work.sum_stride = norm.hidden;
   work.eps = static_cast<float>(eps);
   work.dtype = static_cast<int>(norm.dtype);
+  work.wide_weight = norm.wide_columns;
   work.casting = static_cast<int>(casting);
   return work;
 }
@@ -174,7 +179,7 @@ void add_norm_in_place_op(const Tensor& x, const Tensor& residual, const Tensor&
                 "fused_add_rms_norm_: x and residual overlap in memory; needed two that do not, as both are written");
   const ReadRows weight_row(weight);
   const char* weight_begin = weight_row.data();
-  const char* weight_end = weight_begin + norm.hidden * norm.element_bytes();
+  const char* weight_end = weight_begin + norm.hidden * norm.column_bytes();
   for (const WrittenRows& rows : {x_rows, residual_rows}) {
     const char* end = rows.data + ((norm.rows - 1) * rows.stride + norm.hidden) * norm.element_bytes();
     PRECAST_CHECK(end <= weight_begin || weight_end <= rows.data,

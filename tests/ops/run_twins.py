@@ -25,6 +25,7 @@ def of_width(width: int, some: Callable[..., torch.Tensor]) -> dict[str, Case]:
     """Every op on rows of one width."""
     x, residual, weight, bias = some(2, 3, width), some(2, 3, width), some(width), some(width)
     shares = torch.softmax(some(2, 3, width), -1)
+    pairs = [(kind, residual[1] if kind < 6 else None) for kind in (0, 1, 3, 4, 5, 6, 7)]
     return {
         f"rms {width}": ("rms_norm", (x, weight, EPS, 0)),
         f"rms llama {width}": ("rms_norm", (x, weight, EPS, 1)),
@@ -37,10 +38,20 @@ def of_width(width: int, some: Callable[..., torch.Tensor]) -> dict[str, Case]:
         f"softmax {width}": ("scaled_softmax", (x, 0.7)),
         f"causal {width}": ("scaled_aligned_causal_softmax", (some(2, 5, width), 0.7)),
         f"softmax back {width}": ("scaled_softmax_backward", (residual, shares, 0.7, False)),
-        **{f"gated {width} {kind}": ("gated_activation", (some(3, 2 * width) * 3, kind)) for kind in range(4)},
         **{
-            f"gated back {width} {kind}": ("gated_activation_backward", (some(3, width), some(3, 2 * width), kind))
-            for kind in range(4)
+            f"gated {width} {kind}": ("gated_activation", (some(3, 2 * width) * 3, kind, 1.5, 2.0)) for kind in range(6)
+        },
+        **{
+            f"gated back {width} {kind}": (
+                "gated_activation_backward",
+                (some(3, width), some(3, 2 * width), kind, 0.5, 1.0),
+            )
+            for kind in range(6)
+        },
+        **{f"pair {width} {kind}": ("activation", (x[0], up, kind, 1.5, 2.0)) for kind, up in pairs},
+        **{
+            f"pair back {width} {kind}": ("activation_backward", (some(3, width), x[0], up, kind, 0.5, 1.0))
+            for kind, up in pairs
         },
     }
 
@@ -60,6 +71,14 @@ def cases(dtype: Any, widths: tuple[int, ...]) -> dict[str, Case]:
     found["transposed"] = ("layer_norm", (across, None, some(33), EPS))
     found["x alone"] = ("layer_norm_backward", (apart, across, None, EPS, False, True))
     found["rows apart, gated"] = ("gated_activation", (some(4, 51)[:, 1:], 0))
+    found["rows apart, alternating"] = ("gated_activation", (some(4, 52)[:, 2:], 5, 1.702, 7.0))
+    found["rows apart, pair"] = ("activation_backward", (apart, some(4, 33), some(4, 70)[:, 1:34], 0))
+    if dtype != torch.float32:
+        wide = some(33).float() * 1.01
+        found["float32 weight"] = ("rms_norm", (apart, wide, EPS, 1))
+        found["float32 weight back"] = ("rms_norm_backward", (apart, apart, wide, EPS, 0))
+        found["float32 parameters"] = ("layer_norm", (across, wide, wide, EPS))
+        found["float32 parameters back"] = ("layer_norm_backward", (apart, across, wide, EPS, True, True))
     found["in place"] = ("fused_add_rms_norm_", (some(4, 33), some(4, 33), some(33), EPS, 0))
     found["square"] = ("scaled_upper_triang_masked_softmax", (some(2, 2, 9, 9), 0.3))
     found["causal back"] = ("scaled_softmax_backward", (some(3, 9, 9), torch.softmax(some(3, 9, 9), -1), 0.3, True))

@@ -81,6 +81,7 @@ def calls(device: str) -> dict[str, Callable[[], Any]]:
     return {
         "layer_norm": lambda: ops.layer_norm(x, torch.ones(8, device=device)),
         "silu_and_mul": lambda: ops.silu_and_mul(gates),
+        "silu_and_mul of two": lambda: ops.silu_and_mul(gates, gates),
         "scaled_softmax": lambda: ops.scaled_softmax(x, 1.0),
         "scaled_masked_softmax": lambda: ops.scaled_masked_softmax(x, x > 0, 1.0),
         "rotary_embedding": lambda: ops.rotary_embedding(query, key, cos, sin, positions=positions),

@@ -57,6 +57,16 @@ def samples(device: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "gated_activation of rows apart": (RAW.gated_activation, (made(4, 6, 50, device=device)[..., 1:25], 2)),
         "gated_activation of nothing": (RAW.gated_activation, (x[:0], 3)),
         "gated_activation_backward": (RAW.gated_activation_backward, (residual[..., :12], x, 3)),
+        "gated_activation, alternating": (RAW.gated_activation, (x.clone().requires_grad_(), 5, 1.702, 7.0)),
+        "activation": (RAW.activation, (x, residual, 0)),
+        "activation with gradients": (
+            RAW.activation,
+            (x.clone().requires_grad_(), residual.clone().requires_grad_(), 5, 1.702, 7.0),
+        ),
+        "activation of gates alone": (RAW.activation, (x.clone().requires_grad_(), None, 6, 1.702)),
+        "activation of nothing": (RAW.activation, (x[:0], residual[:0], 4)),
+        "activation_backward": (RAW.activation_backward, (residual, x, residual, 3)),
+        "activation_backward of gates alone": (RAW.activation_backward, (residual, x, None, 7)),
         "layer_norm": (RAW.layer_norm, (x, weight, weight + 1, EPS)),
         "layer_norm with gradients": (
             RAW.layer_norm,

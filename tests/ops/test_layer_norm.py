@@ -239,7 +239,7 @@ BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, ...]], str]] = {
     "weight of another width": (lambda x, w, b: (x, w[:7], b), r"weight has shape \(7,\); needed \(8,\)"),
     "bias of another width": (lambda x, w, b: (x, w, b[:7]), r"bias has shape \(7,\); needed \(8,\)"),
     "weight of two dimensions": (lambda x, w, b: (x, w[None], b), r"weight has shape \(1, 8\); needed \(8,\)"),
-    "two dtypes": (lambda x, w, b: (x, w, b.half()), "bias is float16 and x is float32; needed one dtype"),
+    "two dtypes": (lambda x, w, b: (x, w, b.half()), "bias is float16 and weight is float32; needed one dtype"),
     "float64": (lambda x, w, b: (x.double(), w, b), "x is float64; needed float32, float16 or bfloat16"),
     "no dimension": (lambda x, w, b: (x[0, 0], w, b), r"x has shape \(\); needed at least one dimension"),
     "eps": (lambda x, w, b: (x, w, b, -1.0), "eps is -1; needed a number that is not negative"),

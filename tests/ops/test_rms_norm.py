@@ -158,7 +158,7 @@ BAD = {
     "float64": (lambda x, w: (x.double(), w.double()), r"x is float64; needed float32, float16 or bfloat16"),
     "integers": (lambda x, w: (x.long(), w), r"x is int64; needed float32, float16 or bfloat16"),
     "complex": (lambda x, w: (x.cfloat(), w), r"x is complex64; needed"),
-    "two dtypes": (lambda x, w: (x.half(), w), r"weight is float32 and x is float16; needed one dtype"),
+    "two dtypes": (lambda x, w: (x, w.half()), r"weight is float16 and x is float32; needed one dtype"),
     "no dimension": (lambda x, w: (x[0, 0], w), r"x has shape \(\); needed at least one dimension"),
     "weight too short": (lambda x, w: (x, w[:7]), r"weight has shape \(7,\); needed \(8,\)"),
     "weight of one": (lambda x, w: (x, w[:1]), r"weight has shape \(1,\); needed \(8,\)"),

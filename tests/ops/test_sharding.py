@@ -45,6 +45,8 @@ RANK = """
         "layer_norm": (ops.layer_norm, (x, weight, bias)),
         "layer_norm without parameters": (ops.layer_norm, (x,)),
         "silu_and_mul": (ops.silu_and_mul, (x,)),
+        "silu_and_mul of two": (ops.silu_and_mul, (x, residual)),
+        "gelu_quick": (ops.gelu_quick, (x,)),
         "scaled_softmax": (lambda t: ops.scaled_softmax(t, 0.5), (x,)),
         "scaled_masked_softmax": (masked, (x,)),
         "scaled_aligned_causal_softmax": (lambda t: ops.scaled_aligned_causal_softmax(t, 0.5), (x,)),
@@ -101,6 +103,9 @@ RANK = """
 """
 
 
+BY_ELEMENTS = ("silu_and_mul of two", "gelu_quick")
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
@@ -130,13 +135,21 @@ def test_rows_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
     assert where[f"{op} S(1)"][0] == "S(1)"
 
 
+@pytest.mark.parametrize("op", BY_ELEMENTS)
+def test_single_elements_stay_where_they_are(found: list[dict[str, Any]], op: str) -> None:
+    """The columns too, as the projections of a tensor-parallel model leave them."""
+    for placement in ("S(0)", "S(1)", "S(2)", "R"):
+        assert set(found[0][f"{op} {placement}"]) == {placement}
+
+
 def test_what_all_rows_share_has_a_partial_gradient(found: list[dict[str, Any]]) -> None:
     assert found[0]["layer_norm S(1)"] == ["S(1)", "S(1)", "P(sum)", "P(sum)"]
     assert found[0]["rms_norm S(0)"] == ["S(0)", "S(0)", "P(sum)"]
 
 
 def test_a_row_is_never_split_and_a_causal_one_not_taken_from_its_place(found: list[dict[str, Any]]) -> None:
-    results = [where[0] for name, where in found[0].items() if name.endswith("S(2)")]
+    rows = [name for name in found[0] if name.endswith("S(2)") and not name.startswith(BY_ELEMENTS)]
+    results = [found[0][name][0] for name in rows]
     assert results, "no case was placed on the last dimension"
     assert "S(2)" not in results
     assert found[0]["scaled_aligned_causal_softmax S(1)"][0] != "S(1)"

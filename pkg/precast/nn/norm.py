@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from precast.ops._norm import compares_sizes
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import rms_norm
 
@@ -15,13 +16,13 @@ _DEFAULT_EPS = torch.finfo(torch.float32).eps
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """:class:`torch.nn.LayerNorm` over the last dimension, computed by :func:`precast.ops.layer_norm`.
+    """:class:`torch.nn.LayerNorm`, computed by :func:`precast.ops.layer_norm`.
 
-    If the parameters have another dtype than the input (as under ``torch.autocast``), the wider one is used. The
-    result is rounded to the dtype of the input.
+    Parameters may have another dtype than the input (as under ``torch.autocast``). The arithmetic is in float32 in any
+    case, and the result has the dtype of the input.
 
     Args:
-        normalized_shape: the size of the last dimension, as a number or a sequence of one.
+        normalized_shape: the sizes of the last dimensions, as a number or a sequence.
         eps: added to the variance; 0 or more.
         elementwise_affine: whether there is a weight.
         bias: whether a weight comes with a bias.
@@ -29,7 +30,6 @@ class LayerNorm(torch.nn.LayerNorm):
         dtype: of the parameters.
 
     Raises:
-        ValueError: ``normalized_shape`` has more than one number.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -47,34 +47,29 @@ class LayerNorm(torch.nn.LayerNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = [_last_dimension("LayerNorm", normalized_shape)]
-        super().__init__(shape, eps, elementwise_affine, bias, device=device, dtype=dtype)
+        super().__init__(_sizes(normalized_shape), eps, elementwise_affine, bias, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
-        """The norm of ``input``, ``(..., normalized_shape)``, in its dtype."""
-        _check_width("LayerNorm", input, self.normalized_shape[0])
-        weight, bias = _given(self.weight), _given(self.bias)  # both, neither, or only a weight
-        if weight is None or weight.dtype == input.dtype:
-            return layer_norm(input, weight, bias, self.eps)
-        wide = torch.promote_types(input.dtype, weight.dtype)
-        y = layer_norm(input.to(wide), weight.to(wide), None if bias is None else bias.to(wide), self.eps)
-        return y.to(input.dtype)
+        """The norm of ``input``, ``(..., *normalized_shape)``, in its dtype."""
+        _check_shape("LayerNorm", input, self.normalized_shape)
+        weight, bias = _fitting(self.weight, input), _fitting(self.bias, input)  # both, neither, or only a weight
+        shape = self.normalized_shape if len(self.normalized_shape) > 1 else None
+        return layer_norm(input, weight, bias, self.eps, normalized_shape=shape)
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """:class:`torch.nn.RMSNorm` over the last dimension, computed by :func:`precast.ops.rms_norm`.
+    """:class:`torch.nn.RMSNorm`, computed by :func:`precast.ops.rms_norm`.
 
     Mixed dtypes are treated as in :class:`LayerNorm`.
 
     Args:
-        normalized_shape: the size of the last dimension, as a number or a sequence of one.
+        normalized_shape: the sizes of the last dimensions, as a number or a sequence.
         eps: added to the mean square; None: that of float32.
         elementwise_affine: whether there is a weight.
         device: of the parameters.
         dtype: of the parameters.
 
     Raises:
-        ValueError: ``normalized_shape`` has more than one number.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -91,34 +86,32 @@ class RMSNorm(torch.nn.RMSNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = [_last_dimension("RMSNorm", normalized_shape)]
-        super().__init__(shape, eps, elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_sizes(normalized_shape), eps, elementwise_affine, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of ``x``, ``(..., normalized_shape)``, in its dtype."""
-        _check_width("RMSNorm", x, self.normalized_shape[0])
+        """The norm of ``x``, ``(..., *normalized_shape)``, in its dtype."""
+        _check_shape("RMSNorm", x, self.normalized_shape)
         eps = _DEFAULT_EPS if self.eps is None else self.eps
-        given = _given(self.weight)
-        weight = x.new_ones(x.shape[-1]) if given is None else given
-        if weight.dtype == x.dtype:
-            return rms_norm(x, weight, eps)
-        wide = torch.promote_types(x.dtype, weight.dtype)
-        return rms_norm(x.to(wide), weight.to(wide), eps).to(x.dtype)
+        shape = self.normalized_shape if len(self.normalized_shape) > 1 else None
+        return rms_norm(x, _fitting(self.weight, x), eps, normalized_shape=shape)
 
 
-def _given(parameter: Tensor | None) -> Tensor | None:
-    """A parameter that may be None, whatever torch's annotations say."""
-    return parameter
+def _sizes(normalized_shape: int | Sequence[int]) -> list[int]:
+    return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
 
 
-def _last_dimension(module: str, normalized_shape: int | Sequence[int]) -> int:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if len(shape) != 1:
-        raise ValueError(f"{module}: normalized_shape is {shape}; needed one number, the size of the last dimension")
-    return shape[0]
+def _fitting(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    """A parameter in a dtype that the ops take with ``x``: the same, or float32."""
+    if parameter is None or parameter.dtype == x.dtype:
+        return parameter
+    return parameter.float()
 
 
-def _check_width(module: str, x: Tensor, width: int) -> None:
+def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:
     # Without parameters the ops would take any width.
-    if x.dim() == 0 or x.shape[-1] != width:
-        raise RuntimeError(f"{module}: the input has shape {tuple(x.shape)}; needed {width} in the last dimension")
+    if compares_sizes() and x.shape[-len(shape) :] != shape:
+        wanted = shape[0] if len(shape) == 1 else shape
+        raise RuntimeError(
+            f"{module}: the input has shape {tuple(x.shape)}; needed {wanted} in the last "
+            f"dimension{'s' if len(shape) > 1 else ''}"
+        )

@@ -24,12 +24,24 @@ def rows(op: str, x: Tensor) -> None:
 def row_tensors(op: str, x: Tensor, eps: float, columns: Mapping[str, Tensor], like_x: Mapping[str, Tensor]) -> None:
     """Checks tensors of one element for each column, and tensors of ``x``'s shape."""
     require(eps >= 0, lambda: f"{op}: eps is {eps:g}; needed a number that is not negative")
-    for name, other in {**columns, **like_x}.items():
+    _column_kinds(op, x, columns)
+    for name, other in like_x.items():
         same_kind(op, name, other, x)
     for name, other in columns.items():
         _column_vector(op, name, other, x)
     for name, other in like_x.items():
         same_shape(op, name, other, "x", x)
+
+
+def _column_kinds(op: str, x: Tensor, columns: Mapping[str, Tensor]) -> None:
+    """The first may be float32 with a narrower ``x``, and decides for others; a bias alone has the dtype of ``x``."""
+    like, called = x, "x"
+    for name, other in columns.items():
+        if name == "weight" and other.dtype == torch.float32 and x.dtype in FLOAT_TYPES:
+            same_device(op, name, other, x)
+        else:
+            same_kind(op, name, other, like, called)
+        like, called = other, name
 
 
 def _column_vector(op: str, name: str, tensor: Tensor, x: Tensor) -> None:

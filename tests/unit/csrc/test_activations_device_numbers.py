@@ -156,3 +156,98 @@ def test_special_values(gpu: Emulated, dtype: Any, kind: int) -> None:
     finite = gate.isfinite()
     assert torch.equal(grad_gate[finite], torch.where(gate == 0, 0.5, (gate > 0).float()).to(dtype)[finite])
     assert grad_gate[4].isnan()
+
+
+ALPHA, LIMIT = 1.5, 2.0
+PAIRS = [  # (kind, name of the kernel for vectors, that of its gradients)
+    (0, "silu_and_mul", "silu_backward"),
+    (1, "gelu_and_mul", "gelu_backward"),
+    (2, "gelu_tanh_and_mul", "gelu_tanh_backward"),
+    (3, "silu_and_mul", "silu_backward"),
+    (4, "gated_activation_others", "gated_backward_others"),
+    (5, "gated_activation_others", "gated_backward_others"),
+    (6, "gated_activation_others", "gated_backward_others"),
+    (7, "gated_activation_others", "gated_backward_others"),
+]
+
+
+def kernel(name: str, dtype: Any) -> str:
+    return f"{name.removesuffix('_others')}_{NAMES[dtype]}{'_others' if name.endswith('_others') else ''}"
+
+
+def assert_near(ours: Any, exact: Any, *terms: Any) -> None:
+    """Within a unit of the rounded activation and of the result, and a few of float32 of what was added up."""
+    unit = (0 if ours.dtype == torch.float32 else 1.1) * torch.finfo(ours.dtype).eps * exact.abs()
+    size = torch.stack([exact.abs(), *(term.double().abs().expand_as(exact) for term in terms)]).amax(0)
+    assert ours.dtype in DTYPES and ours.is_contiguous() and ours.shape == exact.shape
+    assert bool(((ours.double() - exact).abs() <= unit + 2e-6 * size + 1e-7).all())
+
+
+@pytest.mark.parametrize(("kind", "forward", "backward"), PAIRS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_and_factors_in_two_tensors(gpu: Emulated, dtype: Any, kind: int, forward: str, backward: str) -> None:
+    wide = made(3, 4, 80, dtype=dtype)
+    for x, other, grad, kernels in (
+        (wide, made(3, 4, 80, dtype=dtype, seed=1), made(3, 4, 80, dtype=dtype, seed=2), (forward, backward)),
+        (wide[..., :64], made(3, 4, 96, dtype=dtype)[..., 16:80], made(1, 1, 64, dtype=dtype), (forward, backward)),
+        (unaligned(made(5, 33, dtype=dtype)), made(5, 33, dtype=dtype, seed=1), made(5, 33, dtype=dtype), None),
+        (made(2, 1, dtype=dtype), made(2, 3, dtype=dtype)[:, 1:2], made(2, 1, dtype=dtype), None),
+    ):
+        grad, up = grad.expand_as(x), other if kind < 6 else None
+        options = (kind, ALPHA, LIMIT)
+        exact = [None if t is None else t.double() for t in (grad, x, up)]
+        gpu.launches()
+        y, grads = gpu.ops.activation(x, up, *options), gpu.ops.activation_backward(grad, x, up, *options)
+        if kernels is not None:
+            assert [launch.partition("<")[0] for launch in gpu.launches().split()] == [
+                kernel(name, dtype) for name in kernels
+            ]
+        assert_near(y, reference.activation(*exact[1:], *options), x.double() * (1 if up is None else other.double()))
+        right = reference.activation_backward(*exact, *options)
+        assert_near(grads[0], right[0], grad.double() * (1 if up is None else other.double()))
+        if up is None:
+            assert grads[1].shape == (0,)
+        else:
+            assert_near(grads[1], right[1], grad.double() * x.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gates_and_factors_that_alternate(gpu: Emulated, dtype: Any) -> None:
+    wide = made(3, 4, 192, dtype=dtype)
+    for x, vectors in (
+        (wide, True),
+        (wide[..., :64], True),
+        (unaligned(made(5, 66, dtype=dtype)), False),
+        (made(5, 14, dtype=dtype), False),
+        (made(300, 2, dtype=dtype), False),
+    ):
+        grad, options = made(*x.shape[:-1], x.shape[-1] // 2, dtype=dtype, seed=2), (5, ALPHA, LIMIT)
+        gpu.launches()
+        y, grad_x = gpu.ops.gated_activation(x, *options), gpu.ops.gated_activation_backward(grad, x, *options)
+        units = y.numel() * (x.element_size() if vectors else 16) // 16
+        assert gpu.launches().split() == [
+            f"{kernel(name, dtype)}<{-(-units // 64)},64x1>"
+            for name in ("gated_activation_others", "gated_backward_others")
+        ]
+        assert_near(y, reference.gated_activation(x.double(), *options), x[..., ::2] * 2)
+        right = reference.gated_activation_backward(grad.double(), x.double(), *options)
+        assert_near(grad_x, right, (x.double().abs() + 2) * grad.double().abs().repeat_interleave(2, -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_edges_of_thresholds_and_limits(gpu: Emulated, dtype: Any) -> None:
+    inf, nan = float("inf"), float("nan")
+    gate = torch.tensor([-inf, -6e4, -7.0, 0.0, 0.5, 7.0, 7.5, 6e4, inf, nan], dtype=dtype)
+    two = torch.full_like(gate, 2.0)
+    for x, up in ((gate, two), (two, gate)):
+        for options in ((4, 0.5, 0.0), (5, 1.702, 7.0)):
+            ours, right = gpu.ops.activation(x, up, *options), reference.activation(x, up, *options)
+            torch.testing.assert_close(ours[1:], right[1:], equal_nan=True)
+            mine = gpu.ops.activation_backward(two, x, up, *options)
+            for one, other in zip(mine, reference.activation_backward(two, x, up, *options), strict=True):
+                torch.testing.assert_close(one[1:-1], other[1:-1])
+    for kind in (6, 7):
+        finite = gate[1:-2]
+        ours = gpu.ops.activation_backward(torch.ones_like(finite), finite, None, kind, 1.702, 0.0)[0]
+        right = reference.activation_backward(torch.ones_like(finite).double(), finite.double(), None, kind, 1.702, 0.0)
+        torch.testing.assert_close(ours.double(), right[0], rtol=2 * torch.finfo(dtype).eps, atol=1e-6)

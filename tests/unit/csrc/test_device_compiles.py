@@ -30,6 +30,7 @@ BUDGETS |= {"rms_norm_backward_v2": 96, "rms_norm_backward_v4": 128, "rms_norm_b
 BUDGETS |= {"rms_norm_backward_v2_pair": 96, "rms_norm_backward_columns": 32}
 BUDGETS |= {"silu_and_mul": 32, "gelu_and_mul": 40, "gelu_tanh_and_mul": 32, "gated_activation_any": 64}
 BUDGETS |= {"silu_backward": 40, "gelu_backward": 48, "gelu_tanh_backward": 40, "gated_backward_any": 64}
+BUDGETS |= {"gated_activation_others": 40, "gated_backward_others": 48}
 BUDGETS |= {"softmax_v4": 64, "softmax_v8": 128, "softmax_causal_v4": 64, "softmax_causal_v8": 128}
 BUDGETS |= {"softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}

@@ -217,3 +217,37 @@ def test_nan_and_infinity_stay_what_they_are(gpu: Any, dtype: Any) -> None:
 def test_a_row_of_zeros(gpu: Any) -> None:
     assert torch.equal(gpu.ops.rms_norm(torch.zeros(2, 64), torch.ones(64), EPS, 0), torch.zeros(2, 64))
     assert gpu.ops.rms_norm(torch.zeros(1, 64), torch.ones(64), 0.0, 0).isnan().all()
+
+
+# (shape, kernel of the forward, kernel of the gradients) for a float32 weight
+WIDE_WEIGHT = [
+    ((5, 128), "any", "v2"),
+    ((40, 1024), "any", "v2"),
+    ((9, 4096), "any", "v2_pair"),
+    ((2, 10248), "any", "any"),  # more than two vectors for each of 640 threads
+    ((9, 57), "any", "any"),
+]
+
+
+@pytest.mark.parametrize("casting", [0, 1, 2])
+@pytest.mark.parametrize(("shape", "forward", "backward"), WIDE_WEIGHT)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_a_float32_weight(
+    gpu: Any, dtype: Any, shape: tuple[int, ...], forward: str, backward: str, casting: int
+) -> None:
+    x, residual, grad = (made(*shape, dtype=dtype, seed=seed) for seed in (0, 1, 2))
+    weight = made(shape[-1], seed=3)
+    gpu.launches()
+    y = gpu.ops.rms_norm(x, weight, EPS, casting)
+    assert gpu.launches().startswith(f"rms_norm_{NAMES[dtype]}_{forward}<")
+    assert_close(y, reference.rms_norm(*wide(x, weight), EPS, casting), 2.0 if casting == 1 else 0.51, floor=2e-6)
+    both = gpu.ops.fused_add_rms_norm(x, residual, weight, EPS, casting)
+    assert torch.equal(both[1], x + residual)
+    assert torch.equal(both[0], gpu.ops.rms_norm(both[1], weight, EPS, casting))
+    gpu.launches()
+    grad_x, grad_weight = gpu.ops.rms_norm_backward(grad, x, weight, EPS, casting)
+    assert gpu.launches().startswith(f"rms_norm_backward_{NAMES[dtype]}_{backward}<")
+    right = reference.rms_norm_backward(*wide(grad, x, weight), EPS, casting)
+    assert grad_weight.dtype == torch.float32
+    assert_close(grad_x, right[0], floor=1e-5)
+    assert_close(grad_weight, right[1], floor=2e-5)

@@ -214,3 +214,33 @@ def test_a_row_does_not_depend_on_those_that_share_its_warp(gpu: Any, dtype: Any
     assert torch.equal(gpu.ops.layer_norm(x[4:].clone(), weight, None, EPS), y[4:])
     apart = gpu.ops.layer_norm_backward(grad[4:].clone(), x[4:].clone(), weight, EPS, True, True)[0]
     assert torch.equal(apart, grad_x[4:])
+
+
+# (shape, kernel of the gradients) for float32 parameters
+WIDE_PARAMETERS = [
+    ((5, 128), "v2"),
+    ((40, 1024), "v2"),
+    ((9, 4096), "v2_pair"),
+    ((2, 10248), "any"),  # more than two vectors for each of 640 threads
+    ((9, 57), "any"),
+]
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("shape", "backward"), WIDE_PARAMETERS)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_float32_parameters(gpu: Any, dtype: Any, shape: tuple[int, ...], backward: str, with_bias: bool) -> None:
+    x, grad, weight = made(*shape, dtype=dtype), made(*shape, dtype=dtype, seed=1), made(shape[-1], seed=2)
+    bias = made(shape[-1], seed=3) if with_bias else None
+    name = {F16: "f16", BF16: "bf16"}[dtype]
+    gpu.launches()
+    y = gpu.ops.layer_norm(x, weight, bias, EPS)
+    assert gpu.launches().startswith(f"layer_norm_{name}_any<")
+    assert y.dtype == dtype
+    assert_close(y, reference.layer_norm(*wide(x, weight, bias), EPS))
+    found = gpu.ops.layer_norm_backward(grad, x, weight, EPS, True, with_bias)
+    assert gpu.launches().startswith(f"layer_norm_backward_{name}_{backward}<")
+    right = reference.layer_norm_backward(*wide(grad, x, weight), EPS, True, with_bias)
+    assert [t.dtype for t in found] == [dtype, torch.float32, torch.float32]
+    for one, other in zip(found, right, strict=True):
+        assert_close(one, other, floor=2e-5)

@@ -80,8 +80,18 @@ def test_levels_agree(activation_levels: Any, dtype: Any) -> None:
     def compute() -> list[Any]:
         return [
             result
-            for kind in range(4)
-            for result in (OPS.gated_activation(x, kind), OPS.gated_activation_backward(grad, x, kind))
+            for kind in range(6)
+            for result in (
+                OPS.gated_activation(x, kind, 0.7, 1.5),
+                OPS.gated_activation_backward(grad, x, kind, 0.7, 1.5),
+            )
+        ] + [
+            result
+            for kind, up in ((0, grad), (4, grad), (5, grad), (6, None), (7, None))
+            for result in (
+                OPS.activation(x[:, :1043], up, kind, 0.7, 1.5),
+                *OPS.activation_backward(grad, x[:, :1043], up, kind, 0.7, 1.5)[: 1 if up is None else 2],
+            )
         ]
 
     results = activation_levels.each(compute)

@@ -1,11 +1,13 @@
-"""Gated activations: one half of the last dimension goes through an activation and is multiplied by the other half.
+"""Gated activations: gates go through an activation and are multiplied by factors, often called "up".
 
-``x`` is ``(..., 2 * d)`` and the result ``(..., d)``. The activation is computed in float32 and rounded to the dtype of
-``x``, then the product is rounded, as in ``torch.nn.functional.silu(x[..., :d]) * x[..., d:]`` and its variants. On a
-GPU, the formulas are those of torch's kernels, so the result has the same bits. On the CPU, the activation is at least
-as accurate as torch's. It is more accurate mainly in the negative tails of the two GELUs, where torch loses digits.
+Gates and factors are two tensors of one shape, or both are in one ``x`` of ``(..., 2 * d)``, which gives ``(..., d)``.
+Two tensors need no ``torch.cat``, and their gradients are two tensors. The activation is computed in float32 and
+rounded to the dtype of ``x``, then the product is rounded, as in ``torch.nn.functional.silu(gate) * up`` and its
+variants. On a GPU, the formulas are those of torch's kernels, so the result has the same bits. On the CPU, the
+activation is at least as accurate as torch's. It is more accurate mainly in the negative tails of the GELUs, where
+torch loses digits.
 
-Gradients are computed in one pass, from ``x`` alone, in float32, and rounded once.
+Gradients are computed in one pass, from the inputs alone, in float32, and rounded once.
 """
 
 from __future__ import annotations
@@ -20,20 +22,25 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_unary
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, late, on_rows, register, without_autograd
+from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, on_rows, register, without_autograd
 from precast.ops import _checks
 
 
 class GatedKind:
-    """The schemas' codes for gated activations."""
+    """The schemas' codes for activations. The last two take gates alone."""
 
     SILU_AND_MUL = 0
     GELU_AND_MUL = 1
     GELU_TANH_AND_MUL = 2
     MUL_AND_SILU = 3
+    FATRELU_AND_MUL = 4
+    SWIGLUOAI_AND_MUL = 5
+    GELU_QUICK = 6
+    GELU_NEW = 7
 
 
-GATED_KINDS = range(4)
+_LAST_GATED = GatedKind.SWIGLUOAI_AND_MUL
+QUICK = 1.702  # of gelu_quick: x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel, 2016)
 
 # Bound once, as in rms_norm.
 _is_grad_enabled = torch.is_grad_enabled
@@ -41,69 +48,82 @@ _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_tracing = torch._C._is_tracing
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """``silu(x[..., :d]) * x[..., d:]``, the gate of SwiGLU. Differentiable.
+def silu_and_mul(x: Tensor, up: Tensor | None = None) -> Tensor:
+    """``silu(gate) * up``, the gate of SwiGLU. Differentiable.
 
     Args:
-        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        x: the gates; float32, float16 or bfloat16, on the CPU or a GPU. Without ``up``: ``(..., 2 * d)``, gates in the
+            first half of the last dimension and factors in the second.
+        up: the factors, with the shape, dtype and device of ``x``.
 
     Returns:
-        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+        A contiguous tensor of the dtype of ``x``, and of the shape of ``up`` or of half of ``x``. The activation is
+        rounded before the product.
 
     Raises:
-        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        RuntimeError: ``x`` has another dtype, ``up`` does not fit, or there is no ``up`` and an odd last dimension.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
 
-        x = torch.randn(8, 128)
-        y = precast.ops.silu_and_mul(x)  # (8, 64)
+        gate, up = torch.randn(8, 64), torch.randn(8, 64)
+        y = precast.ops.silu_and_mul(gate, up)  # (8, 64)
+        y = precast.ops.silu_and_mul(torch.cat([gate, up], -1))  # the same
     """
-    return _gated(x, GatedKind.SILU_AND_MUL)
+    return _gated(x, GatedKind.SILU_AND_MUL) if up is None else _paired(x, up, GatedKind.SILU_AND_MUL)
 
 
-def gelu_and_mul(x: Tensor) -> Tensor:
-    """``gelu(x[..., :d]) * x[..., d:]`` with the exact GELU, by ``erf``. Differentiable.
+def gelu_and_mul(x: Tensor, up: Tensor | None = None) -> Tensor:
+    """``gelu(gate) * up`` with the exact GELU, by ``erf``. Differentiable.
 
     Args:
-        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        x: the gates; float32, float16 or bfloat16, on the CPU or a GPU. Without ``up``: ``(..., 2 * d)``, gates in the
+            first half of the last dimension and factors in the second.
+        up: the factors, with the shape, dtype and device of ``x``.
 
     Returns:
-        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+        A contiguous tensor of the dtype of ``x``, and of the shape of ``up`` or of half of ``x``. The activation is
+        rounded before the product.
 
     Raises:
-        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        RuntimeError: ``x`` has another dtype, ``up`` does not fit, or there is no ``up`` and an odd last dimension.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
 
-        x = torch.randn(8, 128)
-        y = precast.ops.gelu_and_mul(x)  # (8, 64)
+        gate, up = torch.randn(8, 64), torch.randn(8, 64)
+        y = precast.ops.gelu_and_mul(gate, up)  # (8, 64)
+        y = precast.ops.gelu_and_mul(torch.cat([gate, up], -1))  # the same
     """
-    return _gated(x, GatedKind.GELU_AND_MUL)
+    return _gated(x, GatedKind.GELU_AND_MUL) if up is None else _paired(x, up, GatedKind.GELU_AND_MUL)
 
 
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """``gelu(x[..., :d], approximate="tanh") * x[..., d:]``. Differentiable.
+def gelu_tanh_and_mul(x: Tensor, up: Tensor | None = None) -> Tensor:
+    """``gelu(gate, approximate="tanh") * up``. Differentiable.
 
     Args:
-        x: ``(..., 2 * d)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        x: the gates; float32, float16 or bfloat16, on the CPU or a GPU. Without ``up``: ``(..., 2 * d)``, gates in the
+            first half of the last dimension and factors in the second.
+        up: the factors, with the shape, dtype and device of ``x``.
 
     Returns:
-        A contiguous ``(..., d)`` of the dtype of ``x``. The activation is rounded before the product.
+        A contiguous tensor of the dtype of ``x``, and of the shape of ``up`` or of half of ``x``. The activation is
+        rounded before the product.
 
     Raises:
-        RuntimeError: ``x`` has another dtype, or an odd last dimension.
+        RuntimeError: ``x`` has another dtype, ``up`` does not fit, or there is no ``up`` and an odd last dimension.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
 
-        x = torch.randn(8, 128)
-        y = precast.ops.gelu_tanh_and_mul(x)  # (8, 64)
+        gate, up = torch.randn(8, 64), torch.randn(8, 64)
+        y = precast.ops.gelu_tanh_and_mul(gate, up)  # (8, 64)
+        y = precast.ops.gelu_tanh_and_mul(torch.cat([gate, up], -1))  # the same
     """
-    return _gated(x, GatedKind.GELU_TANH_AND_MUL)
+    return _gated(x, GatedKind.GELU_TANH_AND_MUL) if up is None else _paired(x, up, GatedKind.GELU_TANH_AND_MUL)
 
 
 def mul_and_silu(x: Tensor) -> Tensor:
@@ -127,7 +147,101 @@ def mul_and_silu(x: Tensor) -> Tensor:
     return _gated(x, GatedKind.MUL_AND_SILU)
 
 
-def _gated(x: Tensor, kind: int) -> Tensor:
+def fatrelu_and_mul(x: Tensor, up: Tensor | None = None, *, threshold: float = 0.0) -> Tensor:
+    """``(gate if gate > threshold else 0) * up``, for sparse activations. Differentiable.
+
+    Args:
+        x: as in :func:`silu_and_mul`.
+        up: as in :func:`silu_and_mul`.
+        threshold: gates up to this number become 0.
+
+    Returns:
+        A contiguous tensor, as from :func:`silu_and_mul`.
+
+    Raises:
+        RuntimeError: as for :func:`silu_and_mul`.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.fatrelu_and_mul(x, threshold=0.5)  # (8, 64)
+    """
+    kind = GatedKind.FATRELU_AND_MUL
+    return _gated(x, kind, threshold) if up is None else _paired(x, up, kind, threshold)
+
+
+def swigluoai_and_mul(x: Tensor, up: Tensor | None = None, *, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """``gate * sigmoid(alpha * gate) * (up + 1)`` of clamped gates and factors, as in gpt-oss. Differentiable.
+
+    Gates are clamped to at most ``limit``, factors to ``[-limit, limit]``. All is computed in float32 and rounded once.
+
+    Args:
+        x: the gates; float32, float16 or bfloat16, on the CPU or a GPU. Without ``up``: ``(..., 2 * d)``, in which
+            gates and factors alternate: gates in ``x[..., ::2]``, factors in ``x[..., 1::2]``.
+        up: the factors, with the shape, dtype and device of ``x``.
+        alpha: the factor within the sigmoid.
+        limit: where to clamp; 0 or more.
+
+    Returns:
+        A contiguous tensor, as from :func:`silu_and_mul`.
+
+    Raises:
+        RuntimeError: as for :func:`silu_and_mul`, or ``limit`` is negative.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 128)
+        y = precast.ops.swigluoai_and_mul(x)  # (8, 64)
+    """
+    kind = GatedKind.SWIGLUOAI_AND_MUL
+    return _gated(x, kind, alpha, limit) if up is None else _paired(x, up, kind, alpha, limit)
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """``x * sigmoid(1.702 * x)``, also known as QuickGELU. Differentiable.
+
+    Args:
+        x: at least one dimension; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``x``, computed in float32 and rounded once.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or no dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 64)
+        y = precast.ops.gelu_quick(x)
+    """
+    return _paired(x, None, GatedKind.GELU_QUICK, QUICK)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """``torch.nn.functional.gelu(x, approximate="tanh")``, by the name that models give it. Differentiable.
+
+    Args:
+        x: at least one dimension; float32, float16 or bfloat16, on the CPU or a GPU.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``x``, computed in float32 and rounded once.
+
+    Raises:
+        RuntimeError: ``x`` has another dtype, or no dimension.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x = torch.randn(8, 64)
+        y = precast.ops.gelu_new(x)
+    """
+    return _paired(x, None, GatedKind.GELU_NEW)
+
+
+def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     # Bypasses autograd's Python kernel, as in rms_norm.
     if (
         not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
@@ -136,14 +250,29 @@ def _gated(x: Tensor, kind: int) -> Tensor:
         and not has_torch_function_unary(x)
         and not _is_excluded(AUTOGRAD_KEY)
     ):
-        if x.requires_grad and _is_grad_enabled():
-            return _recorded_gated_activation(_gated_activation_below, x, kind)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            return _gated_activation(x, kind)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    y: Tensor = GATED_ACTIVATION(x, kind)
+        alone = not x.requires_grad or not _is_grad_enabled()
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _gated_activation(x, kind, alpha, limit)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_gated_activation(_gated_activation_below, x, kind, alpha, limit)
+    y: Tensor = GATED_ACTIVATION(x, kind, alpha, limit)
+    return y
+
+
+def _paired(x: Tensor, up: Tensor | None, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+    if is_plain(x, up):
+        alone = not _is_grad_enabled() or not (x.requires_grad or (up is not None and up.requires_grad))
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _activation(x, up, kind, alpha, limit)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_activation(_activation_below, x, up, kind, alpha, limit)
+    y: Tensor = ACTIVATION(x, up, kind, alpha, limit)
     return y
 
 
@@ -151,36 +280,67 @@ class _GatedActivation(torch.autograd.Function):
     """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Tensor], x: Tensor, kind: int) -> Tensor:
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.kind = kind
-        return compute(x, kind)
+        ctx.options = kind, alpha, limit
+        return compute(x, kind, alpha, limit)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
-        return None, GATED_ACTIVATION_BACKWARD(grad, x, ctx.kind), None
+        return None, GATED_ACTIVATION_BACKWARD(grad, x, *ctx.options), None, None, None
+
+
+class _Activation(torch.autograd.Function):
+    """The same for gates and factors in two tensors, or gates alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Tensor],
+        x: Tensor,
+        up: Tensor | None,
+        kind: int,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+    ) -> Tensor:
+        ctx.save_for_backward(x, up)
+        ctx.options = kind, alpha, limit
+        return compute(x, up, kind, alpha, limit)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, up = ctx.saved_tensors
+        grad_x, grad_up = ACTIVATION_BACKWARD(grad, x, up, *ctx.options)
+        return None, grad_x, None if up is None else grad_up, None, None, None
 
 
 _recorded_gated_activation: Callable[..., Tensor] = _GatedActivation.apply
+_recorded_activation: Callable[..., Tensor] = _Activation.apply
 
 
 def _half(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-def _check(op: str, x: Tensor, kind: int, grad: Tensor | None = None) -> None:
-    """Raises unless ``x`` has two halves; ``grad``, if given, must have the shape of one of them."""
+def _check(op: str, x: Tensor, kind: int, limit: float, last_kind: int) -> None:
+    _checks.rows(op, x)
+    _checks.require(0 <= kind <= last_kind, lambda: f"{op}: kind is {kind}; needed 0 to {last_kind}")
     _checks.require(
-        x.dtype in _checks.FLOAT_TYPES,
-        lambda: f"{op}: x is {_checks.dtype_name(x)}; needed float32, float16 or bfloat16",
+        kind != GatedKind.SWIGLUOAI_AND_MUL or limit >= 0,
+        lambda: f"{op}: limit is {limit:g}; needed a number that is not negative",
     )
-    _checks.require(x.dim() >= 1, lambda: f"{op}: x has shape (); needed at least one dimension")
+
+
+def _check_halves(op: str, x: Tensor, kind: int, limit: float, grad: Tensor | None = None) -> None:
+    """Raises unless ``x`` has two halves; ``grad``, if given, must have the shape of one of them."""
+    _check(op, x, kind, limit, _LAST_GATED)
     _checks.require(
         x.shape[-1] % 2 == 0,
         lambda: f"{op}: x has shape {tuple(x.shape)}; needed an even last dimension, which holds two halves",
     )
-    _checks.require(kind in GATED_KINDS, lambda: f"{op}: kind is {kind}; needed 0, 1, 2 or 3")
     if grad is None:
         return
     _checks.same_kind(op, "grad", grad, x)
@@ -191,6 +351,26 @@ def _check(op: str, x: Tensor, kind: int, grad: Tensor | None = None) -> None:
             "half its last dimension"
         ),
     )
+
+
+def _check_pair(op: str, x: Tensor, up: Tensor | None, kind: int, limit: float, **others: Tensor) -> None:
+    _check(op, x, kind, limit, GatedKind.GELU_NEW)
+    _checks.require(
+        (up is None) == (kind > _LAST_GATED),
+        lambda: f"{op}: kind is {kind} and up is {'None' if up is None else 'a tensor'}; needed up for kinds 0 to 5",
+    )
+    for name, other in {**({} if up is None else {"up": up}), **others}.items():
+        _checks.same_kind(op, name, other, x)
+        _checks.same_shape(op, name, other, "x", x)
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _backward_rule(grad: Any, x: Any, up: Any, *rest: Any) -> Any:
+    """The second gradient is empty without ``up``, and no part of it is sharded."""
+    return (on_rows(2, kept=0) if up is not None else on_rows(1, sums=1, kept=0))(grad, x, up, *rest)
 
 
 def _reference() -> ModuleType:
@@ -209,20 +389,42 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
     # The backward has no gradient formula: the reference computes the gradient of a gradient.
     GATED_ACTIVATION = register(
         "gated_activation",
-        check=lambda x, kind: _check("gated_activation", x, kind),
-        result=lambda x, kind: _half(x),
+        check=lambda x, kind, alpha=0.0, limit=0.0: _check_halves("gated_activation", x, kind, limit),
+        result=lambda x, *_: _half(x),
         reference=late(_reference, "gated_activation"),
         gradient=_GatedActivation.apply,
         sharding=on_rows(1),
     )
     GATED_ACTIVATION_BACKWARD = register(
         "gated_activation_backward",
-        check=lambda grad, x, kind: _check("gated_activation_backward", x, kind, grad),
-        result=lambda grad, x, kind: torch.empty_like(x, memory_format=torch.contiguous_format),
+        check=lambda grad, x, kind, alpha=0.0, limit=0.0: _check_halves(
+            "gated_activation_backward", x, kind, limit, grad
+        ),
+        result=lambda grad, x, *_: _like(x),
         reference=late(_reference, "gated_activation_backward"),
         sharding=on_rows(1),
     )
+    # One element after the other, so any dimension may be sharded.
+    ACTIVATION = register(
+        "activation",
+        check=lambda x, up, kind, alpha=0.0, limit=0.0: _check_pair("activation", x, up, kind, limit),
+        result=lambda x, *_: _like(x),
+        reference=late(_reference, "activation"),
+        gradient=_Activation.apply,
+        sharding=on_rows(1, kept=0),
+    )
+    ACTIVATION_BACKWARD = register(
+        "activation_backward",
+        check=lambda grad, x, up, kind, alpha=0.0, limit=0.0: _check_pair(
+            "activation_backward", x, up, kind, limit, grad=grad
+        ),
+        result=lambda grad, x, up, *_: (_like(x), x.new_empty(0) if up is None else _like(up)),
+        reference=late(_reference, "activation_backward"),
+        sharding=_backward_rule,
+    )
 
 # The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
-_gated_activation: Callable[[Tensor, int], Tensor] = GATED_ACTIVATION._op
+_gated_activation: Callable[[Tensor, int, float, float], Tensor] = GATED_ACTIVATION._op
 _gated_activation_below = without_autograd(_gated_activation)
+_activation: Callable[..., Tensor] = ACTIVATION._op
+_activation_below = without_autograd(_activation)

@@ -1,8 +1,12 @@
-"""Layer normalisation over the last dimension (Ba, Kiros and Hinton, 2016)."""
+"""Layer normalisation over the last dimensions (Ba, Kiros and Hinton, 2016).
+
+Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
+has the dtype of ``x``; the gradients of the parameters have their dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +17,7 @@ from torch.overrides import has_torch_function_variadic
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, late, on_rows, register, without_autograd
-from precast.ops import _checks
+from precast.ops import _checks, _norm
 
 # Bound once, as in rms_norm.
 _is_grad_enabled = torch.is_grad_enabled
@@ -21,16 +25,25 @@ _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_tracing = torch._C._is_tracing
 
 
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
     """``(x - mean(x, -1)) / sqrt(var(x, -1) + eps) * weight + bias``. Differentiable.
 
     Args:
-        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
-        weight: ``(hidden,)``, of the dtype and device of ``x``, or None.
-        bias: the same, or None.
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU. It may be a jagged nested tensor.
+        weight: ``(hidden,)``, of the device of ``x`` and of its dtype or float32; or None.
+        bias: ``(hidden,)``, of the device of ``x`` and of the dtype of ``weight``; without a weight, of ``x``; or None.
         eps: added to the (biased) variance; 0 or more.
+        normalized_shape: the last dimensions to normalise, if there are several; the parameters have this shape.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -44,6 +57,8 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         x, weight, bias = torch.randn(8, 64), torch.ones(64), torch.zeros(64)
         y = precast.ops.layer_norm(x, weight, bias)
     """
+    if normalized_shape is not None:
+        return _over_shape(x, weight, bias, eps, normalized_shape)
     if (  # as in rms_norm
         not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
         and forward_ad._current_level < 0
@@ -51,19 +66,36 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         and not has_torch_function_variadic(x, weight, bias)
         and not _is_excluded(AUTOGRAD_KEY)
     ):
-        if _is_grad_enabled() and (
+        alone = not _is_grad_enabled() or not (
             x.requires_grad
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
-        ):
-            return _recorded_layer_norm(_layer_norm_below, x, weight, bias, eps)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            return _layer_norm(x, weight, bias, eps)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
+        )
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _layer_norm(x, weight, bias, eps)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_layer_norm(_layer_norm_below, x, weight, bias, eps)
+    if x.is_nested:
+        return _over_shape(x, weight, bias, eps, x.shape[-1:])
     y: Tensor = LAYER_NORM(x, weight, bias, eps)
     return y
+
+
+def _over_shape(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: int | Sequence[int]
+) -> Tensor:
+    """The norm over several dimensions, or of a nested tensor."""
+    result: Tensor
+    if _norm.is_jagged(x):
+        inner = lambda values: _over_shape(values, weight, bias, eps, shape)  # noqa: E731
+        result = _norm.over_jagged("layer_norm", inner, (x,), 1 if isinstance(shape, int) else len(shape))
+    else:
+        call = lambda x, weight, bias: layer_norm(x, weight, bias, eps)  # noqa: E731
+        result = _norm.over_several("layer_norm", call, (x,), shape, (weight, bias))
+    return result
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -93,7 +125,8 @@ def _backward_result(
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden = x.shape[-1]
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return grad_x, x.new_empty(hidden if weight_grad else 0), x.new_empty(hidden if bias_grad else 0)
+    like = x if weight is None else weight
+    return grad_x, like.new_empty(hidden if weight_grad else 0), like.new_empty(hidden if bias_grad else 0)
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **like_x: Tensor) -> None:

@@ -26,11 +26,12 @@ def layer_norm_backward(
     scaled = slope if weight is None else slope * wide(weight)
     projection = normal * (scaled * normal).mean(-1, keepdim=True)
     grad_x = scale * (scaled - scaled.mean(-1, keepdim=True) - projection)
-    nothing = x.new_empty(0)
+    like = x if weight is None else weight
+    nothing = like.new_empty(0)
     return (
         grad_x.to(x.dtype),
-        over_rows(slope * normal).to(x.dtype) if weight_grad else nothing,
-        over_rows(slope).to(x.dtype) if bias_grad else nothing.clone(),
+        over_rows(slope * normal).to(like.dtype) if weight_grad else nothing,
+        over_rows(slope).to(like.dtype) if bias_grad else nothing.clone(),
     )
 
 

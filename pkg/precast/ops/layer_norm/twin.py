@@ -130,9 +130,10 @@ def layer_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as the op: a gradient that is not requested is empty."""
     grad_x = like(x)
+    like_weight = x if weight is None else weight
     if x.numel() == 0:
-        hidden = x.shape[-1]
-        return grad_x, x.new_zeros(hidden if weight_grad else 0), x.new_zeros(hidden if bias_grad else 0)
+        sizes = [x.shape[-1] if wanted else 0 for wanted in (weight_grad, bias_grad)]
+        return grad_x, like_weight.new_zeros(sizes[0]), like_weight.new_zeros(sizes[1])
     (rows, stride), (slopes, grad_stride) = as_rows(x), as_rows(grad)
     means, factors = (torch.empty(rows.shape[0], device=x.device, dtype=torch.float32) for _ in range(2))
     with on(x):
@@ -143,4 +144,4 @@ def layer_norm_backward(
             **block_of(rows.shape[1]),
         )
     of_weight, of_bias = sums_over_rows(slopes, rows, means, factors, weight_grad, bias_grad)
-    return grad_x, of_weight.to(x.dtype), of_bias.to(x.dtype)
+    return grad_x, of_weight.to(like_weight.dtype), of_bias.to(like_weight.dtype)

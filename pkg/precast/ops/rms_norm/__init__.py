@@ -1,4 +1,7 @@
-"""RMS normalisation over the last dimension, alone or fused with a residual addition (Zhang and Sennrich, 2019).
+"""RMS normalisation over the last dimensions, alone or fused with a residual addition (Zhang and Sennrich, 2019).
+
+Parameters have the dtype of ``x``, or float32 for a narrower ``x``. Arithmetic is in float32 in any case, and a result
+has the dtype of ``x``; the gradient of ``weight`` has the dtype of ``weight``.
 
 ``casting`` defines where the result for low-precision inputs is rounded:
 
@@ -9,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -20,7 +23,7 @@ from torch.overrides import has_torch_function_variadic
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, late, mark_written, on_rows, register, without_autograd
-from precast.ops import _checks
+from precast.ops import _checks, _norm
 
 Casting: TypeAlias = Literal["none", "llama", "gemma"]
 
@@ -35,16 +38,25 @@ _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_tracing = torch._C._is_tracing
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none") -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    casting: Casting = "none",
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
     """``x / sqrt(mean(x**2, -1) + eps) * weight``. Differentiable.
 
     Args:
-        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
-        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU. It may be a jagged nested tensor.
+        weight: ``(hidden,)``, of the device of ``x`` and of its dtype or float32; None: ones, or zeros for ``"gemma"``.
         eps: added to the mean square; 0 or more.
         casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+        normalized_shape: the last dimensions to normalise, if there are several; ``weight`` has this shape.
 
     Returns:
         A contiguous tensor with the shape and dtype of ``x``.
@@ -60,6 +72,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
         y = precast.ops.rms_norm(x, weight, eps=1e-6)
     """
     code = 0 if casting == "none" else casting_code(casting)
+    if weight is None or normalized_shape is not None:
+        return _over_shape("rms_norm", rms_norm, (x,), weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
     # If no tangent, transform or graph can be involved, the call bypasses autograd's Python kernel, and its work is
     # done here. Every other call goes through it, as does a direct call of the op.
     if (
@@ -69,28 +83,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting =
         and not has_torch_function_variadic(x, weight)
         and not _is_excluded(AUTOGRAD_KEY)
     ):
-        if _is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            return _recorded_rms_norm(_rms_norm_below, x, weight, eps, code)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            return _rms_norm(x, weight, eps, code)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
+        alone = not _is_grad_enabled() or not (x.requires_grad or weight.requires_grad)
+        if alone or _is_tracing():  # torch.jit.trace cannot save a Function, and wants one line for one op
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _rms_norm(x, weight, eps, code)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_rms_norm(_rms_norm_below, x, weight, eps, code)
+    if x.is_nested:
+        return _jagged("rms_norm", rms_norm, (x,), weight, eps, casting)  # type: ignore[no-any-return]
     y: Tensor = RMS_NORM(x, weight, eps, code)
     return y
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, casting: Casting = "none"
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    casting: Casting = "none",
+    normalized_shape: int | Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(rms_norm(sum, weight), sum)`` with ``sum = x + residual``, in one pass. Differentiable.
 
     Args:
-        x: ``(..., hidden)``; float32, float16 or bfloat16, on the CPU or a GPU.
+        x: as in :func:`rms_norm`.
         residual: with the shape, dtype and device of ``x``.
-        weight: ``(hidden,)``, of the dtype and device of ``x``.
+        weight: as in :func:`rms_norm`.
         eps: added to the mean square; 0 or more.
         casting: where a low-precision result is rounded: ``"none"``, ``"llama"`` or ``"gemma"``, as in this module.
+        normalized_shape: as in :func:`rms_norm`.
 
     Returns:
         The norm and the sum, both contiguous. The sum is rounded to the dtype of ``x`` first.
@@ -106,6 +130,9 @@ def fused_add_rms_norm(
         y, total = precast.ops.fused_add_rms_norm(x, residual, weight)
     """
     code = 0 if casting == "none" else casting_code(casting)
+    if weight is None or normalized_shape is not None:
+        rows = (x, residual)
+        return _over_shape("fused_add_rms_norm", fused_add_rms_norm, rows, weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
     if (  # as in rms_norm
         not _is_compiling()
         and forward_ad._current_level < 0
@@ -113,13 +140,16 @@ def fused_add_rms_norm(
         and not has_torch_function_variadic(x, residual, weight)
         and not _is_excluded(AUTOGRAD_KEY)
     ):
-        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
-            return _recorded_fused_add_rms_norm(_fused_add_rms_norm_below, x, residual, weight, eps, code)
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            return _fused_add_rms_norm(x, residual, weight, eps, code)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
+        alone = not _is_grad_enabled() or not (x.requires_grad or residual.requires_grad or weight.requires_grad)
+        if alone or _is_tracing():
+            _set_excluded(AUTOGRAD_KEY, alone)
+            try:
+                return _fused_add_rms_norm(x, residual, weight, eps, code)
+            finally:
+                _set_excluded(AUTOGRAD_KEY, False)
+        return _recorded_fused_add_rms_norm(_fused_add_rms_norm_below, x, residual, weight, eps, code)
+    if x.is_nested:
+        return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, casting)  # type: ignore[no-any-return]
     both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
     return both
 
@@ -168,6 +198,34 @@ def fused_add_rms_norm_(
     else:
         FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
     return x, residual
+
+
+def _over_shape(
+    op: str,
+    norm: Callable[..., Any],
+    rows: tuple[Tensor, ...],
+    weight: Tensor | None,
+    eps: float,
+    casting: Casting,
+    normalized_shape: int | Sequence[int] | None,
+) -> Any:
+    """The norm without a weight, or over several dimensions."""
+    shape = rows[0].shape[-1:] if normalized_shape is None else normalized_shape
+    if _norm.is_jagged(rows[0]):
+        dimensions = 1 if isinstance(shape, int) else len(shape)
+        inner = lambda *values: _over_shape(op, norm, values, weight, eps, casting, shape)  # noqa: E731
+        return _norm.over_jagged(op, inner, rows, dimensions)
+    if weight is None:
+        make = rows[0].new_zeros if casting == "gemma" else rows[0].new_ones
+        weight = make(shape)
+    call = lambda *tensors: norm(*tensors, eps, casting=casting)  # noqa: E731
+    return _norm.over_several(op, call, rows, shape, (weight,))
+
+
+def _jagged(
+    op: str, norm: Callable[..., Any], rows: tuple[Tensor, ...], weight: Tensor, eps: float, casting: Casting
+) -> Any:
+    return _norm.over_jagged(op, lambda *values: norm(*values, weight, eps, casting=casting), rows, 1)
 
 
 def casting_code(casting: str) -> int:

@@ -13,7 +13,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, casting: int) -> Tensor:
     rows = wide(x)
     normal = rows * reciprocal_rms(rows, eps)
     if casting == LLAMA:
-        return normal.to(x.dtype) * weight
+        return (normal.to(x.dtype) * weight).to(x.dtype)
     return (normal * _scale(weight, casting)).to(x.dtype)
 
 

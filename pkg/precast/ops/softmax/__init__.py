@@ -300,6 +300,7 @@ _is_compiling = torch.compiler.is_compiling
 _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_tracing = torch._C._is_tracing
 
 
 def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -319,13 +320,14 @@ def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Calla
             and not has_torch_function_variadic(x, *rest)
             and not _is_excluded(AUTOGRAD_KEY)
         ):
-            if _is_grad_enabled() and x.requires_grad:
-                return recorded(below, x, *rest)
-            _set_excluded(AUTOGRAD_KEY, True)
-            try:
-                return entry(x, *rest)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
+            alone = not _is_grad_enabled() or not x.requires_grad
+            if alone or _is_tracing():
+                _set_excluded(AUTOGRAD_KEY, alone)
+                try:
+                    return entry(x, *rest)
+                finally:
+                    _set_excluded(AUTOGRAD_KEY, False)
+            return recorded(below, x, *rest)
         y: Tensor = op(x, *rest)
         return y
 
