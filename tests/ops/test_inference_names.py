@@ -100,7 +100,8 @@ def test_rotated_and_written(module: Any, columns: int, rows: int) -> None:
 def test_tables_with_too_few_rows_are_refused(module: Any) -> None:
     query, table = torch.randn(3, 2, WIDTH), torch.randn(2, WIDTH // 2)
     kept = query.clone()
-    with pytest.raises(RuntimeError, match=r"needed one row for each of 3 tokens|size of tensor"):  # by torch: its words
+    words = r"needed one row for each of 3 tokens|size of tensor"  # torch's own words where torch computes
+    with pytest.raises(RuntimeError, match=words):
         module.rotary_embedding(query, query.clone(), table, table)
     assert torch.equal(query, kept)
 
