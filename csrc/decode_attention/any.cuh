@@ -177,7 +177,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   float* const tile = reinterpret_cast<float*>(room);     // kAnyKeys rows of kAnyPitch floats
   float* const query = tile + kAnyKeys * kAnyPitch + 32;  // kRows rows of kMostWidth floats
   const Start start = find_start(args, sums, &found);
-  const int width = a.key_width, piece = a.piece, bytes = cache_bytes(a);
+  const int width = a.key_width, piece = a.key_piece_width, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;
   for_segments(args, start, [&](const Segment& s) {
     const Scoring scoring(a, s.kv_head);
@@ -209,7 +209,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
       const bool present = keys.at[threadIdx.x & 31] != nullptr;
       weigh_keys(a, s, scoring, key, present, tile, query, weight, w);
       __syncthreads();
-      bring(a.cache_dtype, values, a.value_width, tile, [&](int i) { return static_cast<i64>(i) * bytes; });
+      bring(a.cache_dtype, values, a.value_width, tile, [&](int i) { return i * a.value_piece; });
       __syncthreads();
       add_values(a, tile, weight, w);
     }

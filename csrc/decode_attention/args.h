@@ -38,14 +38,15 @@ struct Attention {
   float* lse;  // contiguous: sequences, queries, heads
   long long query_sequence, query_token, query_head;
   long long key_block, key_position, key_head, key_piece;
-  long long value_block, value_position, value_head;
+  long long value_block, value_position, value_head, value_piece;
   long long table_row, length_stride;  // in elements
   long long blocks;                    // in the caches
   float scale;
   float softcap;  // 0: no cap
   int sequences, queries, heads, kv_heads;
   int key_width, value_width;
-  int piece;  // adjacent elements of a key: all of them, or x
+  int key_piece_width;    // adjacent elements of a key: all of them, or x
+  int value_piece_width;  // adjacent elements of a value: all of them, or one
   int block_size;
   int table_blocks;  // columns of block_tables
   int window;        // the most keys that a query sees; 0: no limit

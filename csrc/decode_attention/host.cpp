@@ -57,7 +57,7 @@ uint64_t misaligned(const Attention& a) {
   return misalignment(a.query, a.query_sequence | a.query_token | a.query_head) |
          misalignment(a.keys, a.key_block | a.key_position | a.key_head | a.key_piece) |
          misalignment(a.values, a.value_block | a.value_position | a.value_head) |
-         (static_cast<uint64_t>(a.piece * bytes) & 15);
+         (static_cast<uint64_t>((a.key_piece_width | a.value_piece_width) * bytes) & 15);
 }
 
 int shape_for(const Attention& a, int32_t device) {
@@ -77,7 +77,7 @@ void attend_cuda(const Tensor& query, Attention& call) {
   DecodeArgs args = {};
   args.call = call;
   args.block_size = division_by(call.block_size);
-  const int64_t chunks = call.piece * cache_bytes(call.cache_dtype) / 16;
+  const int64_t chunks = call.key_piece_width * cache_bytes(call.cache_dtype) / 16;
   args.pieces = division_by(chunks > 0 ? chunks : 1);
   // As many blocks as are resident at a time, or fewer if even full tables have fewer tiles.
   const int64_t room = block_shared_bytes(device) + 1024, each = shape.shared + 1024 + kStaticSharedBytes;

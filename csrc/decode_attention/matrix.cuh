@@ -104,7 +104,7 @@ DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 
   const int key_chunks = a.key_width / 8, value_chunks = a.value_width / 8;
   const u32 value_stage = stage + kWarpKeys * kWidth * 2;
   const int chunk = lane % kPerRow;
-  const bool pieces = a.piece != a.key_width;
+  const bool pieces = a.key_piece_width != a.key_width;
   if (pieces) {  // neighbours in memory are the same chunk of consecutive keys
     for (int c = lane >> 4; c < key_chunks; c += 2) {
       const u32 piece = quotient(static_cast<u32>(c), args.pieces);
