@@ -118,6 +118,24 @@ def test_a_million_keys(device: str) -> None:
     check(case, device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_cache_of_more_elements_than_32_bits_count(dtype: Any, device: str) -> None:
+    """The same bits as from a small cache. On the CPU only four blocks of this memory are ever touched."""
+    case = plain(1, 4, 2, 64, keys=60, block_size=16, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    query, *small, _, lengths = case.on(device).tensors
+    small = [cache.to(dtype) for cache in small]
+    blocks, places = (1 << 31) // small[0][0].numel() + 9, torch.tensor([2, 1 << 19, (1 << 20) + 7, 0])
+    places[3] = blocks - 1
+    large = [torch.empty(blocks, *cache.shape[1:], dtype=dtype, device=device) for cache in small]
+    assert large[0].numel() > 1 << 31
+    for cache, of_small in zip(large, small, strict=True):
+        for place, block in zip(places.tolist(), of_small, strict=True):
+            cache[place] = block
+    right = attention(query, *small, torch.arange(4, device=device)[None], lengths)
+    assert torch.equal(attention(query, *large, places[None].to(device), lengths), right)
+    assert right.isfinite().all() and (right != 0).any()
+
+
 def test_lengths_and_tables_may_be_views(device: str) -> None:
     case = plain(4, keys=40).on(device)
     query, keys, values, tables, lengths = case.tensors
