@@ -14,16 +14,16 @@ constexpr int kAnyWarps = 4, kAnyKeys = 32, kAnyRows = kRows / kAnyWarps, kMostW
 constexpr int kAnyPitch = kMostWidth + 1;  // odd, so that lanes reading one column of adjacent rows use different banks
 
 struct Float8E4M3 {
-  static DEVICE float load(const char* p) {
-    const u32 bits = *reinterpret_cast<const unsigned char*>(p), magnitude = bits & 0x7fu;
+  static DEVICE float widen(u32 bits) {
+    const u32 magnitude = bits & 0x7fu;
     const float value = __uint_as_float(magnitude << 20) * 0x1p120f;  // correct below the normal range as well
     return __uint_as_float((magnitude == 0x7fu ? 0x7fc00000u : __float_as_uint(value)) | (bits & 0x80u) << 24);
   }
+  static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const unsigned char*>(p)); }
 };
 struct Float8E5M2 {
-  static DEVICE float load(const char* p) {
-    return Float16::widen(static_cast<u16>(*reinterpret_cast<const unsigned char*>(p) << 8));
-  }
+  static DEVICE float widen(u32 bits) { return Float16::widen(static_cast<u16>(bits << 8)); }
+  static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const unsigned char*>(p)); }
 };
 
 DEVICE int cache_bytes(const Attention& a) { return a.cache_dtype == 0 ? 4 : a.cache_dtype >= kCacheE4M3 ? 1 : 2; }

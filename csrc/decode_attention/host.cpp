@@ -11,6 +11,7 @@ namespace {
 //
 //   query and caches                                             kernel       a warp handles
 //   float16 or bfloat16, all at multiples of 16 bytes, sm_80     decode_...   16 keys at a time, by matrix instructions
+//   the same with caches of 8 bits, heads of up to 128           decode_narrow_...
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
 // `Shape` has the numbers of each kernel. A unit of up to 16 rows, the query heads that share a key head, is one row of
@@ -32,14 +33,21 @@ struct Shape {
   int blocks;  // per multiprocessor, by registers
 };
 
-constexpr Shape kShapes[] = {{64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 3}};
-constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
+constexpr Shape kShapes[] = {
+    {64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {128, 4, 65536, 3}, {256, 4, 51200, 3}};
+constexpr int kNarrowShape = 3, kAnyShape = 4, kAny = 8, kMerge = 9;
 
 constexpr Entry kEntries[] = {
-    {"decode_64_f16", kShapes[0].shared},      {"decode_64_bf16", kShapes[0].shared},
-    {"decode_128_f16", kShapes[1].shared},     {"decode_128_bf16", kShapes[1].shared},
-    {"decode_256_f16", kShapes[2].shared},     {"decode_256_bf16", kShapes[2].shared},
-    {"decode_any", kShapes[kAnyShape].shared}, {"merge_parts"},
+    {"decode_64_f16", kShapes[0].shared},
+    {"decode_64_bf16", kShapes[0].shared},
+    {"decode_128_f16", kShapes[1].shared},
+    {"decode_128_bf16", kShapes[1].shared},
+    {"decode_256_f16", kShapes[2].shared},
+    {"decode_256_bf16", kShapes[2].shared},
+    {"decode_narrow_f16", kShapes[kNarrowShape].shared},
+    {"decode_narrow_bf16", kShapes[kNarrowShape].shared},
+    {"decode_any", kShapes[kAnyShape].shared},
+    {"merge_parts"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
@@ -61,9 +69,10 @@ uint64_t misaligned(const Attention& a) {
 }
 
 int shape_for(const Attention& a, int32_t device) {
-  const bool halves = a.dtype != 0 && a.cache_dtype == a.dtype;
-  if (!halves || misaligned(a) != 0 || kernels.devices[device].believed_major < 8) return kAnyShape;
+  const bool narrow = a.cache_dtype >= kCacheE4M3, served = a.dtype != 0 && (narrow || a.cache_dtype == a.dtype);
+  if (!served || misaligned(a) != 0 || kernels.devices[device].believed_major < 8) return kAnyShape;
   const int width = a.key_width > a.value_width ? a.key_width : a.value_width;
+  if (narrow) return width <= kShapes[kNarrowShape].width ? kNarrowShape : kAnyShape;
   return width <= 64 ? 0 : width <= 128 ? 1 : 2;
 }
 
