@@ -11,6 +11,8 @@ constexpr int kMostQueries = 16;  // per sequence in a call
 constexpr int kMostBlockSize = 256;
 constexpr int kRows = 16;  // rows per tile: the query heads that share a key head, for all queries
 
+constexpr int kMostCluster = 8;  // blocks
+
 constexpr int kMergeLine = 260;  // floats: 256 sums and two numbers, a multiple of 16 bytes
 
 enum Flag : int {
@@ -63,6 +65,7 @@ struct DecodeArgs {
   float* parts;       // two per block of the first kernel: rows of value_width sums, then maxima, then sums of weights
   long long* starts;  // the first tile number of each sequence, followed by the total number of tiles
   int blocks;         // in the first kernel
+  int cluster;        // blocks that share a unit and merge it by themselves; 0: the line of all tiles is split
 };
 
 }  // namespace decode_attention

@@ -55,6 +55,16 @@ KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
 
 constexpr int64_t kTile = 64;  // keys per step of a block
 
+// A cluster of blocks has a unit by itself, without a second launch, if even full tables leave no block more tiles.
+constexpr int64_t kMostClusterTiles = 4;
+
+// The number of blocks in a cluster: a power of two. 0: the tiles of all units are split evenly.
+int64_t cluster_for(int64_t tiles, int64_t units, int64_t resident, bool has_clusters) {
+  int64_t size = has_clusters ? kMostCluster : 1;
+  while (size > 1 && (size * units > resident || size >= 2 * tiles)) size /= 2;
+  return tiles <= size * kMostClusterTiles && size * units <= resident ? size : 0;
+}
+
 // From this number of parts per row on, if the units share the blocks evenly, a row's block gets more warps to merge
 // them.
 constexpr int64_t kManyParts = 16;
@@ -95,20 +105,28 @@ void attend_cuda(const Tensor& query, Attention& call) {
   const int64_t keys = (int64_t{call.table_blocks} * call.block_size + kTile - 1) / kTile;
   const int64_t units = int64_t{call.sequences} * call.kv_heads * tiles, most = keys * units,
                 all = multiprocessors(device) * resident;
-  args.blocks = static_cast<int>(most < 1 ? 1 : most < all ? most : all);
-  const Tensor parts = scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
-  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
-  args.parts = static_cast<float*>(parts.mutable_data());
-  args.starts = static_cast<long long*>(starts.mutable_data());
+  args.cluster =
+      chosen == kAnyShape ? 0 : static_cast<int>(cluster_for(keys, units, all, has_clusters(kernels, device)));
+  args.blocks = static_cast<int>(args.cluster != 0 ? units * args.cluster : most < 1 ? 1 : most < all ? most : all);
   const int entry = chosen == kAnyShape ? kAny : 2 * chosen + call.dtype - 1;
   void* arguments[] = {&args};
   LaunchShape decode = {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
                         static_cast<uint32_t>(shape.shared)};
+  decode.early = true;
+  if (args.cluster != 0) {
+    decode.cluster = static_cast<uint32_t>(args.cluster);
+    launch(kernels, device, entry, decode, arguments);
+    return;
+  }
+  const Tensor parts = scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
+  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
+  args.parts = static_cast<float*>(parts.mutable_data());
+  args.starts = static_cast<long long*>(starts.mutable_data());
   const int64_t results = int64_t{call.sequences} * call.queries * call.heads;
   const uint32_t threads = args.blocks / units >= kManyParts ? kManyMergeThreads : kMergeThreads;
   LaunchShape merge = {static_cast<uint32_t>(results), 1, threads, 1,
                        threads / 32 * kMergeLine * static_cast<uint32_t>(sizeof(float))};
-  decode.early = merge.early = true;
+  merge.early = true;
   launch(kernels, device, entry, decode, arguments);
   launch(kernels, device, kMerge, merge, arguments);
 }
