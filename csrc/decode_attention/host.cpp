@@ -22,8 +22,8 @@ namespace {
 // takes each unit and merges it itself, so the second launch is left out.
 //
 // H100, bf16, 32 query heads of 128, as a share of the copy rate: 0.91 with 8 key heads and 0.85 with 4 at 64 sequences
-// of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. One sequence of 512 keys takes 8.9 us,
-// which is two dependent launches; without the early start it takes 0.4 us more. Three blocks of two stages on a
+// of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. In two dependent
+// launches, one sequence of 512 keys takes 8.9 us, and 9.3 us without the early start. Three blocks of two stages on a
 // multiprocessor are 5 to 9 % faster than two blocks of three stages, and one block is 30 % slower because warps wait
 // for their own arithmetic. Prefetching 256 bytes at a time into the L2 cache makes no difference.
 
