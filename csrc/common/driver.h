@@ -20,6 +20,7 @@ constexpr int kMaxDynamicSharedSizeBytes = 8;        // CUfunction_attribute
 constexpr int kCaptureNone = 0;                      // CUstreamCaptureStatus
 constexpr int kCaptureModeRelaxed = 2;               // CUstreamCaptureMode
 constexpr int kModuleEagerLoading = 1;               // CUmoduleLoadingMode
+constexpr int kClusterDimension = 4;                 // CUlaunchAttributeID
 constexpr int kProgrammaticStreamSerialization = 6;  // CUlaunchAttributeID
 constexpr int kDriver12_3 = 12030;
 

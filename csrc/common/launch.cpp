@@ -28,7 +28,7 @@ struct Function {
 
 struct Loaded {
   CuHandle context;  // the primary context that the functions belong to
-  bool early;        // the device code waits by itself if a launch starts early
+  bool early;        // the device code waits by itself if a launch starts early, and may have clusters
   Function functions[1];
 };
 
@@ -288,13 +288,14 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
                 family.name, device, family.entries[entry].name);
   CuResult result;
   if (shape.early && loaded.early) {
-    const LaunchAttribute attribute = {kProgrammaticStreamSerialization, 0, {1}};
+    const LaunchAttribute attributes[] = {{kProgrammaticStreamSerialization, 0, {1}},
+                                          {kClusterDimension, 0, {static_cast<int>(shape.cluster), 1, 1}}};
     const LaunchConfig config = {{shape.blocks_x, shape.blocks_y, 1},
                                  {shape.threads_x, shape.threads_y, 1},
                                  shape.dynamic_shared_bytes,
                                  current_stream(device),
-                                 &attribute,
-                                 1};
+                                 attributes,
+                                 shape.cluster > 1 ? 2u : 1u};
     result = cuda.launch_kernel_ex(&config, handle, arguments, nullptr);
   } else {
     result = cuda.launch_kernel(handle, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1,
@@ -302,6 +303,8 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
   }
   driver_check(result, family.entries[entry].name, family.name, device);
 }
+
+bool has_clusters(KernelFamily& family, int device) { return ready(family, device).early; }
 
 void prepare(KernelFamily& family, int device) { ready(family, device); }
 

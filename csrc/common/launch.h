@@ -47,13 +47,17 @@ struct LaunchShape {
   uint32_t threads_x;
   uint32_t threads_y = 1;
   uint32_t dynamic_shared_bytes = 0;
-  bool early = false;  // blocks may start while the previous launch still runs; the kernel waits by itself
+  bool early = false;    // blocks may start while the previous launch still runs; the kernel waits by itself
+  uint32_t cluster = 1;  // consecutive blocks that share their memory; more than one only if has_clusters()
 };
 
 // Starts `entry` (an index into family.entries) on torch's current stream of `device`. `arguments` holds the address of
 // each parameter. An error names the family, the device and the driver's message. Callers must not launch an empty
 // grid.
 void launch(KernelFamily& family, int device, int entry, const LaunchShape& shape, void** arguments);
+
+// Whether launches on this device can have clusters of blocks, up to 8. Prepares the family first.
+bool has_clusters(KernelFamily& family, int device);
 
 // Does the setup of a first launch, so that a captured launch has nothing left to load.
 void prepare(KernelFamily& family, int device);

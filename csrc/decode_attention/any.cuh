@@ -11,19 +11,19 @@ namespace precast {
 namespace decode_attention {
 
 constexpr int kAnyWarps = 4, kAnyKeys = 32, kAnyRows = kRows / kAnyWarps, kMostWidth = 256;
-constexpr int kAnyPitch = kMostWidth + 1;  // odd, so that lanes reading one column of adjacent rows use different banks
+constexpr int kAnyPitch = kMostWidth + 4;  // lanes reading four columns of adjacent rows use different banks
 
 struct Float8E4M3 {
-  static DEVICE float load(const char* p) {
-    const u32 bits = *reinterpret_cast<const unsigned char*>(p), magnitude = bits & 0x7fu;
+  static DEVICE float widen(u32 bits) {
+    const u32 magnitude = bits & 0x7fu;
     const float value = __uint_as_float(magnitude << 20) * 0x1p120f;  // correct below the normal range as well
     return __uint_as_float((magnitude == 0x7fu ? 0x7fc00000u : __float_as_uint(value)) | (bits & 0x80u) << 24);
   }
+  static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const unsigned char*>(p)); }
 };
 struct Float8E5M2 {
-  static DEVICE float load(const char* p) {
-    return Float16::widen(static_cast<u16>(*reinterpret_cast<const unsigned char*>(p) << 8));
-  }
+  static DEVICE float widen(u32 bits) { return Float16::widen(static_cast<u16>(bits << 8)); }
+  static DEVICE float load(const char* p) { return widen(*reinterpret_cast<const unsigned char*>(p)); }
 };
 
 DEVICE int cache_bytes(const Attention& a) { return a.cache_dtype == 0 ? 4 : a.cache_dtype >= kCacheE4M3 ? 1 : 2; }
@@ -36,11 +36,19 @@ struct Rows {
 // `place(i)` is the offset of element i from the start of its row.
 template <class C, class Place>
 DEVICE void bring_rows(const Rows& rows, int width, float* to, const Place& place) {
-  for (int k = static_cast<int>(threadIdx.x) >> 5; k < kAnyKeys; k += kAnyWarps) {
-    const char* from = rows.at[k];
-    for (int i = static_cast<int>(threadIdx.x) & 31; i < width; i += 32) {
-      to[k * kAnyPitch + i] = from != nullptr ? C::load(from + place(i)) : 0.0f;
+  constexpr int kEach = kAnyKeys / kAnyWarps;
+  const int first = (static_cast<int>(threadIdx.x) >> 5) * kEach;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) & 31; i < width; i += 32) {
+    const i64 offset = place(i);
+    float v[kEach];  // loaded together, so that the memory's latency counts once
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const char* from = rows.at[first + k];
+      v[k] = from != nullptr ? C::load(from + offset) : 0.0f;
     }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) to[(first + k) * kAnyPitch + i] = v[k];
   }
 }
 
@@ -82,11 +90,13 @@ DEVICE void weigh_keys(const Attention& a, const Segment& s, const Scoring& scor
                        const float* keys, const float* query, float (&weight)[kAnyRows], AnyRows& w) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   float product[kAnyRows] = {};
-  for (int i = 0; i < a.key_width; ++i) {
-    const float k = keys[lane * kAnyPitch + i];
+#pragma unroll 2
+  for (int i = 0; i < a.key_width; i += 4) {
+    const float4 k = *reinterpret_cast<const float4*>(keys + lane * kAnyPitch + i);
 #pragma unroll
     for (int r = 0; r < kAnyRows; ++r) {
-      product[r] = fmaf(query[(warp * kAnyRows + r) * kMostWidth + i], k, product[r]);
+      const float4 q = *reinterpret_cast<const float4*>(query + (warp * kAnyRows + r) * kMostWidth + i);
+      product[r] = fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, fmaf(q.x, k.x, product[r]))));
     }
   }
 #pragma unroll
@@ -177,7 +187,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
   float* const tile = reinterpret_cast<float*>(room);     // kAnyKeys rows of kAnyPitch floats
   float* const query = tile + kAnyKeys * kAnyPitch + 32;  // kRows rows of kMostWidth floats
   const Start start = find_start(args, sums, &found);
-  const int width = a.key_width, piece = a.piece, bytes = cache_bytes(a);
+  const int width = a.key_width, piece = a.key_piece_width, bytes = cache_bytes(a);
   const i64 piece_bytes = a.key_piece;
   for_segments(args, start, [&](const Segment& s) {
     const Scoring scoring(a, s.kv_head);
@@ -187,6 +197,7 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
       query[r * kMostWidth + column] = query_at(
           a, a.query + s.sequence * a.query_sequence + row.query * a.query_token + row.head * a.query_head, column);
     }
+    const bool has_rows = (static_cast<int>(threadIdx.x) >> 5) * kAnyRows < s.rows;
     AnyRows w;
 #pragma unroll
     for (int r = 0; r < kAnyRows; ++r) {
@@ -205,13 +216,13 @@ DEVICE void decode_any_types(const DecodeArgs& args) {
         return number * piece_bytes + static_cast<i64>(i - number * piece) * bytes;
       });
       __syncthreads();
-      float weight[kAnyRows];
+      float weight[kAnyRows] = {};
       const bool present = keys.at[threadIdx.x & 31] != nullptr;
-      weigh_keys(a, s, scoring, key, present, tile, query, weight, w);
+      if (has_rows) weigh_keys(a, s, scoring, key, present, tile, query, weight, w);
       __syncthreads();
-      bring(a.cache_dtype, values, a.value_width, tile, [&](int i) { return static_cast<i64>(i) * bytes; });
+      bring(a.cache_dtype, values, a.value_width, tile, [&](int i) { return i * a.value_piece; });
       __syncthreads();
-      add_values(a, tile, weight, w);
+      if (has_rows) add_values(a, tile, weight, w);
     }
     end_any(args, s, w);
   });

@@ -11,6 +11,8 @@ constexpr int kMostQueries = 16;  // per sequence in a call
 constexpr int kMostBlockSize = 256;
 constexpr int kRows = 16;  // rows per tile: the query heads that share a key head, for all queries
 
+constexpr int kMostCluster = 8;  // blocks
+
 constexpr int kMergeLine = 260;  // floats: 256 sums and two numbers, a multiple of 16 bytes
 
 enum Flag : int {
@@ -38,14 +40,15 @@ struct Attention {
   float* lse;  // contiguous: sequences, queries, heads
   long long query_sequence, query_token, query_head;
   long long key_block, key_position, key_head, key_piece;
-  long long value_block, value_position, value_head;
+  long long value_block, value_position, value_head, value_piece;
   long long table_row, length_stride;  // in elements
   long long blocks;                    // in the caches
   float scale;
   float softcap;  // 0: no cap
   int sequences, queries, heads, kv_heads;
   int key_width, value_width;
-  int piece;  // adjacent elements of a key: all of them, or x
+  int key_piece_width;    // adjacent elements of a key: all of them, or x
+  int value_piece_width;  // adjacent elements of a value: all of them, or one
   int block_size;
   int table_blocks;  // columns of block_tables
   int window;        // the most keys that a query sees; 0: no limit
@@ -62,6 +65,7 @@ struct DecodeArgs {
   float* parts;       // two per block of the first kernel: rows of value_width sums, then maxima, then sums of weights
   long long* starts;  // the first tile number of each sequence, followed by the total number of tiles
   int blocks;         // in the first kernel
+  int cluster;        // blocks that share a unit and merge it by themselves; 0: the line of all tiles is split
 };
 
 }  // namespace decode_attention

@@ -37,6 +37,18 @@ inline int cache_type(int32_t code) {
 
 constexpr int64_t cache_bytes(int type) { return type == kCacheFloat32 ? 4 : type >= kCacheE4M3 ? 1 : 2; }
 
+// Where a value cache keeps heads, positions and elements: the numbers of its dimensions.
+struct ValueDims {
+  int head, position, element;
+};
+
+// The last dimension has positions only if the shape leaves no other meaning.
+inline ValueDims value_dims(const Tensors& t) {
+  if (t.key_cache.dim() == 4) return {2, 1, 3};
+  const int64_t *value = t.value_cache.sizes(), block_size = t.key_cache.sizes()[3];
+  return value[2] != block_size && value[3] == block_size ? ValueDims{1, 3, 2} : ValueDims{1, 2, 3};
+}
+
 inline bool read_shapes(const Tensors& t, Attention* call) {
   const int64_t dim = t.key_cache.dim();
   if (t.query.dim() != 4 || t.value_cache.dim() != 4 || (dim != 4 && dim != 5)) return false;
@@ -45,8 +57,11 @@ inline bool read_shapes(const Tensors& t, Attention* call) {
   call->blocks = key[0];
   call->kv_heads = static_cast<int>(key[pieces ? 1 : 2]);
   call->block_size = static_cast<int>(key[pieces ? 3 : 1]);
-  call->piece = static_cast<int>(pieces ? key[4] : key[3]);
-  return value[0] == key[0] && value[pieces ? 1 : 2] == call->kv_heads && value[pieces ? 2 : 1] == call->block_size &&
+  call->key_piece_width = static_cast<int>(pieces ? key[4] : key[3]);
+  const ValueDims dims = value_dims(t);
+  call->value_width = static_cast<int>(value[dims.element]);
+  call->value_piece_width = t.value_cache.strides()[dims.element] == 1 ? call->value_width : 1;
+  return value[0] == key[0] && value[dims.head] == call->kv_heads && value[dims.position] == call->block_size &&
          query[3] == (pieces ? key[2] * key[4] : key[3]);
 }
 
@@ -83,14 +98,13 @@ __attribute__((noinline)) inline void check_caches(const Tensors& t, Attention* 
       read_shapes(t, call),
       "%s: query has shape %s, key_cache %s and value_cache %s; needed (sequences, queries, heads, width), and "
       "(blocks, block_size, kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
-      "(blocks, kv_heads, block_size, width)",
+      "(blocks, kv_heads, block_size, width) or (blocks, kv_heads, width, block_size)",
       kOp, shape_of(t.query).text, shape_of(t.key_cache).text, shape_of(t.value_cache).text);
-  const int64_t *sizes = t.query.sizes(), width = t.value_cache.sizes()[3];
+  const int64_t *sizes = t.query.sizes(), width = call->value_width;
   call->sequences = static_cast<int>(sizes[0]);
   call->queries = static_cast<int>(sizes[1]);
   call->heads = static_cast<int>(sizes[2]);
   call->key_width = static_cast<int>(sizes[3]);
-  call->value_width = static_cast<int>(width);
   PRECAST_CHECK(is_served(sizes[3]) && is_served(width),
                 "%s: heads have %lld elements in keys and %lld in values; needed 64, 80, 96, 128, 192 or 256", kOp,
                 printable(sizes[3]), printable(width));
@@ -128,9 +142,10 @@ __attribute__((noinline)) inline Attention check_call(const Tensors& t, double s
   PRECAST_CHECK(columns * call.block_size < int64_t{1} << 31,
                 "%s: block_tables has room for %lld tokens; needed fewer than 2^31", kOp,
                 printable(columns * call.block_size));
+  const bool pieces = t.key_cache.dim() == 5;  // then the values' elements may be apart
   for (const Named& one :
        {Named{"key_cache", t.key_cache}, {"value_cache", t.value_cache}, {"block_tables", t.block_tables}}) {
-    PRECAST_CHECK(last_is_contiguous(one.tensor),
+    PRECAST_CHECK(last_is_contiguous(one.tensor) || (pieces && &one.tensor == &t.value_cache),
                   "%s: %s has shape %s with strides %s; needed a contiguous last dimension", kOp, one.name,
                   shape_of(one.tensor).text, ShapeText(one.tensor.strides(), one.tensor.dim()).text);
   }
@@ -161,8 +176,10 @@ inline void place(const Tensors& t, const Tensor& query, Attention* call) {
   call->key_piece = pieces ? k[2] * bytes : 0;
   call->values = static_cast<const char*>(t.value_cache.data());
   call->value_block = v[0] * bytes;
-  call->value_position = v[pieces ? 2 : 1] * bytes;
-  call->value_head = v[pieces ? 1 : 2] * bytes;
+  const ValueDims dims = value_dims(t);
+  call->value_position = v[dims.position] * bytes;
+  call->value_head = v[dims.head] * bytes;
+  call->value_piece = v[dims.element] * bytes;
   call->tables = static_cast<const char*>(t.block_tables.data());
   call->table_row = t.block_tables.strides()[0];
   call->lengths = static_cast<const char*>(t.lengths.data());

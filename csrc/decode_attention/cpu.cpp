@@ -106,11 +106,10 @@ PRECAST_INLINE int64_t head_of(const Attention& a, const Tile& tile, int64_t row
   return tile.kv_head * group_of(a) + (tile.first + row) % group_of(a);
 }
 
-void bring_key(const Work& work, Bring bring, const char* at, float* to) {
-  const Attention& a = work.call;
-  for (int64_t piece = 0, i = 0; i < a.key_width; ++piece, i += a.piece) {
-    bring(at + piece * a.key_piece, a.piece, work.narrow, to + i);
-  }
+// A key or a value in pieces of `each` elements, `stride` bytes apart.
+void bring_pieces(const Work& work, Bring bring, const char* at, int64_t width, int64_t each, int64_t stride,
+                  float* to) {
+  for (int64_t i = 0; i < width; i += each, at += stride) bring(at, each, work.narrow, to + i);
 }
 
 // Repeats the last key beyond the end; its scores there become those of a masked key.
@@ -122,7 +121,7 @@ void score_keys(const Work& work, Bring bring, Tile& tile) {
       const int64_t j = smaller(first + k, tile.end - 1);
       const char* at = a.keys + block_of(a, tile.sequence, j / a.block_size) * a.key_block +
                        j % a.block_size * a.key_position + tile.kv_head * a.key_head;
-      bring_key(work, bring, at, keys[k]);
+      bring_pieces(work, bring, at, a.key_width, a.key_piece_width, a.key_piece, keys[k]);
     }
     for (int64_t row = 0; row < tile.rows; ++row) {
       dots(tile.query[row], keys, a.key_width, tile.scores + row * kChunk + (first - tile.begin));
@@ -180,7 +179,7 @@ void add_values(const Work& work, Bring bring, Tile& tile) {
       const int64_t j = smaller(first + k, tile.end - 1);  // beyond the end its weight is zero
       const char* at = a.values + block_of(a, tile.sequence, j / a.block_size) * a.value_block +
                        j % a.block_size * a.value_position + tile.kv_head * a.value_head;
-      bring(at, a.value_width, work.narrow, values[k]);
+      bring_pieces(work, bring, at, a.value_width, a.value_piece_width, a.value_piece, values[k]);
     }
     for (int64_t row = 0; row < tile.rows; ++row) {
       const float* weights = tile.scores + row * kChunk + (first - tile.begin);

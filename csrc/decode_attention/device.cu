@@ -1,6 +1,5 @@
 // Attention over a paged cache on the GPU. host.cpp chooses the kernel, plan.cuh splits keys over blocks, and
 // matrix.cuh and any.cuh do a block's work.
-#include "any.cuh"
 #include "matrix.cuh"
 
 namespace precast {
@@ -101,5 +100,7 @@ KERNEL(decode_128_f16, 128, BLOCKS_OF_128, decode<Float16, 128>)
 KERNEL(decode_128_bf16, 128, BLOCKS_OF_128, decode<BFloat16, 128>)
 KERNEL(decode_256_f16, 64, 3, decode<Float16, 256>)
 KERNEL(decode_256_bf16, 64, 3, decode<BFloat16, 256>)
+KERNEL(decode_narrow_f16, 128, BLOCKS_OF_128, decode<Float16, 128, 1>)
+KERNEL(decode_narrow_bf16, 128, BLOCKS_OF_128, decode<BFloat16, 128, 1>)
 KERNEL(decode_any, 128, 3, decode_any_types)
 KERNEL(merge_parts, 512, 2, merge)

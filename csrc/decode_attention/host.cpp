@@ -11,17 +11,19 @@ namespace {
 //
 //   query and caches                                             kernel       a warp handles
 //   float16 or bfloat16, all at multiples of 16 bytes, sm_80     decode_...   16 keys at a time, by matrix instructions
+//   the same with caches of 8 bits, heads of up to 128           decode_narrow_...
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
 // `Shape` has the numbers of each kernel. A unit of up to 16 rows, the query heads that share a key head, is one row of
 // blocks of the matrix instruction. A block takes 64 of its keys at a time. The grid is what is resident at once, and
 // every block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, is for rows whose
 // keys were split over several blocks, and for rows without keys. Both launches start early: their blocks become
-// resident and wait while the previous launch still runs.
+// resident and wait while the previous launch still runs. If the tables have room for few keys, a cluster of blocks
+// takes each unit and merges it itself, so the second launch is left out.
 //
 // H100, bf16, 32 query heads of 128, as a share of the copy rate: 0.91 with 8 key heads and 0.85 with 4 at 64 sequences
-// of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. One sequence of 512 keys takes 8.9 us,
-// which is two dependent launches; without the early start it takes 0.4 us more. Three blocks of two stages on a
+// of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. In two dependent
+// launches, one sequence of 512 keys takes 8.9 us, and 9.3 us without the early start. Three blocks of two stages on a
 // multiprocessor are 5 to 9 % faster than two blocks of three stages, and one block is 30 % slower because warps wait
 // for their own arithmetic. Prefetching 256 bytes at a time into the L2 cache makes no difference.
 
@@ -32,20 +34,37 @@ struct Shape {
   int blocks;  // per multiprocessor, by registers
 };
 
-constexpr Shape kShapes[] = {{64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {256, 4, 51200, 3}};
-constexpr int kAnyShape = 3, kAny = 6, kMerge = 7;
+constexpr Shape kShapes[] = {
+    {64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {128, 4, 65536, 3}, {256, 4, 51200, 3}};
+constexpr int kNarrowShape = 3, kAnyShape = 4, kAny = 8, kMerge = 9;
 
 constexpr Entry kEntries[] = {
-    {"decode_64_f16", kShapes[0].shared},      {"decode_64_bf16", kShapes[0].shared},
-    {"decode_128_f16", kShapes[1].shared},     {"decode_128_bf16", kShapes[1].shared},
-    {"decode_256_f16", kShapes[2].shared},     {"decode_256_bf16", kShapes[2].shared},
-    {"decode_any", kShapes[kAnyShape].shared}, {"merge_parts"},
+    {"decode_64_f16", kShapes[0].shared},
+    {"decode_64_bf16", kShapes[0].shared},
+    {"decode_128_f16", kShapes[1].shared},
+    {"decode_128_bf16", kShapes[1].shared},
+    {"decode_256_f16", kShapes[2].shared},
+    {"decode_256_bf16", kShapes[2].shared},
+    {"decode_narrow_f16", kShapes[kNarrowShape].shared},
+    {"decode_narrow_bf16", kShapes[kNarrowShape].shared},
+    {"decode_any", kShapes[kAnyShape].shared},
+    {"merge_parts"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
 
 constexpr int64_t kTile = 64;  // keys per step of a block
+
+// A cluster of blocks has a unit by itself, without a second launch, if even full tables leave no block more tiles.
+constexpr int64_t kMostClusterTiles = 4;
+
+// The number of blocks in a cluster: a power of two. 0: the tiles of all units are split evenly.
+int64_t cluster_for(int64_t tiles, int64_t units, int64_t resident, bool has_clusters) {
+  int64_t size = has_clusters ? kMostCluster : 1;
+  while (size > 1 && (size * units > resident || size >= 2 * tiles)) size /= 2;
+  return tiles <= size * kMostClusterTiles && size * units <= resident ? size : 0;
+}
 
 // From this number of parts per row on, if the units share the blocks evenly, a row's block gets more warps to merge
 // them.
@@ -57,13 +76,14 @@ uint64_t misaligned(const Attention& a) {
   return misalignment(a.query, a.query_sequence | a.query_token | a.query_head) |
          misalignment(a.keys, a.key_block | a.key_position | a.key_head | a.key_piece) |
          misalignment(a.values, a.value_block | a.value_position | a.value_head) |
-         (static_cast<uint64_t>(a.piece * bytes) & 15);
+         (static_cast<uint64_t>((a.key_piece_width | a.value_piece_width) * bytes) & 15);
 }
 
 int shape_for(const Attention& a, int32_t device) {
-  const bool halves = a.dtype != 0 && a.cache_dtype == a.dtype;
-  if (!halves || misaligned(a) != 0 || kernels.devices[device].believed_major < 8) return kAnyShape;
+  const bool narrow = a.cache_dtype >= kCacheE4M3, served = a.dtype != 0 && (narrow || a.cache_dtype == a.dtype);
+  if (!served || misaligned(a) != 0 || kernels.devices[device].believed_major < 8) return kAnyShape;
   const int width = a.key_width > a.value_width ? a.key_width : a.value_width;
+  if (narrow) return width <= kShapes[kNarrowShape].width ? kNarrowShape : kAnyShape;
   return width <= 64 ? 0 : width <= 128 ? 1 : 2;
 }
 
@@ -77,7 +97,7 @@ void attend_cuda(const Tensor& query, Attention& call) {
   DecodeArgs args = {};
   args.call = call;
   args.block_size = division_by(call.block_size);
-  const int64_t chunks = call.piece * cache_bytes(call.cache_dtype) / 16;
+  const int64_t chunks = call.key_piece_width * cache_bytes(call.cache_dtype) / 16;
   args.pieces = division_by(chunks > 0 ? chunks : 1);
   // As many blocks as are resident at a time, or fewer if even full tables have fewer tiles.
   const int64_t room = block_shared_bytes(device) + 1024, each = shape.shared + 1024 + kStaticSharedBytes;
@@ -86,20 +106,28 @@ void attend_cuda(const Tensor& query, Attention& call) {
   const int64_t keys = (int64_t{call.table_blocks} * call.block_size + kTile - 1) / kTile;
   const int64_t units = int64_t{call.sequences} * call.kv_heads * tiles, most = keys * units,
                 all = multiprocessors(device) * resident;
-  args.blocks = static_cast<int>(most < 1 ? 1 : most < all ? most : all);
-  const Tensor parts = scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
-  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
-  args.parts = static_cast<float*>(parts.mutable_data());
-  args.starts = static_cast<long long*>(starts.mutable_data());
+  args.cluster =
+      chosen == kAnyShape ? 0 : static_cast<int>(cluster_for(keys, units, all, has_clusters(kernels, device)));
+  args.blocks = static_cast<int>(args.cluster != 0 ? units * args.cluster : most < 1 ? 1 : most < all ? most : all);
   const int entry = chosen == kAnyShape ? kAny : 2 * chosen + call.dtype - 1;
   void* arguments[] = {&args};
   LaunchShape decode = {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
                         static_cast<uint32_t>(shape.shared)};
+  decode.early = true;
+  if (args.cluster != 0) {
+    decode.cluster = static_cast<uint32_t>(args.cluster);
+    launch(kernels, device, entry, decode, arguments);
+    return;
+  }
+  const Tensor parts = scratch(int64_t{args.blocks} * 2 * kRows * (call.value_width + 2), float32_code(), query);
+  const Tensor starts = scratch(int64_t{call.sequences} + 1, aoti_torch_dtype_int64(), query);
+  args.parts = static_cast<float*>(parts.mutable_data());
+  args.starts = static_cast<long long*>(starts.mutable_data());
   const int64_t results = int64_t{call.sequences} * call.queries * call.heads;
   const uint32_t threads = args.blocks / units >= kManyParts ? kManyMergeThreads : kMergeThreads;
   LaunchShape merge = {static_cast<uint32_t>(results), 1, threads, 1,
                        threads / 32 * kMergeLine * static_cast<uint32_t>(sizeof(float))};
-  decode.early = merge.early = true;
+  merge.early = true;
   launch(kernels, device, entry, decode, arguments);
   launch(kernels, device, kMerge, merge, arguments);
 }

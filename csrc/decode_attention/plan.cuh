@@ -4,6 +4,8 @@
 // line, ordered by sequence, then unit, then key. Every block takes a run of the line. All runs have one length, so the
 // work is balanced even if lengths differ. If a run ends inside a unit, the unit's rows have parts in several blocks,
 // and merge_parts merges them in the order of the blocks. Results are deterministic.
+//
+// Short sequences take one launch: a cluster of blocks shares each unit and merges it through shared memory.
 #pragma once
 
 #include "../common/early.cuh"
@@ -105,6 +107,18 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   return *found;
 }
 
+// The same if clusters have units: a block's run is its share of its unit's tiles.
+DEVICE Start start_in_cluster(const DecodeArgs& args) {
+  launch_before_has_ended();
+  next_launch_may_start();
+  const Attention& a = args.call;
+  const int number = static_cast<int>(blockIdx.x) / args.cluster, units = units_of(a), sequence = number / units;
+  const int rank = static_cast<int>(blockIdx.x) - number * args.cluster, tiles = span_of(a, sequence).tiles;
+  const int each = (tiles + args.cluster - 1) / args.cluster, from = lesser(rank * each, tiles);
+  const i64 first = static_cast<i64>(number - sequence * units) * tiles;
+  return {first + from, first + lesser(from + each, tiles), 0, sequence};
+}
+
 // The tiles of a run that belong to one unit.
 struct Segment {
   int sequence, kv_head, first_row, rows;  // rows of the tile, of those that share the head
@@ -137,7 +151,7 @@ DEVICE void for_segments(const DecodeArgs& args, const Start& start, const Body&
       s.oldest = span.oldest;
       s.first_tile = span.first + tile;
       s.tiles = left < span.tiles - tile ? static_cast<int>(left) : span.tiles - tile;
-      s.whole = s.tiles == span.tiles;
+      s.whole = s.tiles == span.tiles && args.cluster == 0;
       s.slot = static_cast<int>(blockIdx.x) * 2 + (tile == 0 ? 1 : 0);
       body(s);
       position += s.tiles;

@@ -22,7 +22,7 @@ struct WrittenHeads {
 };
 
 // A cache: where it stores the heads of the token at one position of a block. The elements of a head form contiguous
-// pieces: one piece, or, in a paged key cache, several of x elements.
+// pieces: one piece, or several of x elements in a paged key cache, or one per element in a value cache by element.
 struct Cache {
   char* data;
   long long block;
@@ -44,10 +44,11 @@ struct CopyArgs {
   Heads key;
   Heads value;
   Cache key_cache;
-  Cache value_cache;
+  Cache value_cache;  // its address is null if there are only keys
   Slots slots;
-  Division head_units;   // per head
-  Division piece_units;  // per piece of the key cache
+  Division head_units;         // per head
+  Division key_piece_units;    // per piece of the key cache
+  Division value_piece_units;  // per piece of the value cache
   unsigned int tokens;
   unsigned int units;       // in the key of a token, and in its value: below 2^31
   unsigned int unit_bytes;  // 16, 8, 4 or 2
@@ -64,16 +65,17 @@ struct RotateArgs {
   Slots slots;
   rotary::Angles angles;
   long long first_token;
-  Division heads;        // per token, over all three
-  Division units;        // per head
-  Division piece_bytes;  // in the key cache
+  Division heads;              // per token, over all three
+  Division units;              // per head
+  Division key_piece_bytes;    // in the key cache
+  Division value_piece_bytes;  // in the value cache
   unsigned int query_heads;
   unsigned int rotated_heads;  // in query and key
   unsigned int total;          // units in total: below 2^31
   unsigned int head_bytes;
 };
 
-static_assert(sizeof(CopyArgs) == 200 && sizeof(RotateArgs) == 304, "host and device must agree");
+static_assert(sizeof(CopyArgs) == 208 && sizeof(RotateArgs) == 312, "host and device must agree");
 
 }  // namespace kv_cache
 }  // namespace precast

@@ -16,8 +16,19 @@ struct Pair {
 
 template <class Unit>
 DEVICE Pair<Unit> read_pair(const CopyArgs& a, i64 token, i64 head, i64 byte) {
-  return {read_unit<Unit>(a.key.data + token * a.key.token + head * a.key.head + byte),
-          read_unit<Unit>(a.value.data + token * a.value.token + head * a.value.head + byte)};
+  Pair<Unit> pair;
+  pair.key = read_unit<Unit>(a.key.data + token * a.key.token + head * a.key.head + byte);
+  if (a.value_cache.data != nullptr) {
+    pair.value = read_unit<Unit>(a.value.data + token * a.value.token + head * a.value.head + byte);
+  }
+  return pair;
+}
+
+// Writes a unit of a head to its piece.
+template <class Unit>
+DEVICE void write_piece(const Cache& cache, char* position, const Division& piece_units, i64 head, u32 unit, Unit v) {
+  const u32 piece = quotient(unit, piece_units), within = unit - piece * piece_units.divisor;
+  write_unit(position + head * cache.head + piece * cache.piece + within * static_cast<u32>(sizeof(Unit)), v);
 }
 
 template <class Unit>
@@ -33,9 +44,10 @@ DEVICE void copy_token(const CopyArgs& a) {
   if (!place.inside) return;
   char *key_cache = at_place(a.key_cache, place), *value_cache = at_place(a.value_cache, place);
   for (;;) {
-    const u32 piece = quotient(within, a.piece_units), of_piece = within - piece * a.piece_units.divisor;
-    write_unit(key_cache + head * a.key_cache.head + piece * a.key_cache.piece + of_piece * kBytes, pair.key);
-    write_unit(value_cache + head * a.value_cache.head + within * kBytes, pair.value);
+    write_piece(a.key_cache, key_cache, a.key_piece_units, head, within, pair.key);
+    if (a.value_cache.data != nullptr) {
+      write_piece(a.value_cache, value_cache, a.value_piece_units, head, within, pair.value);
+    }
     unit += blockDim.x;
     if (unit >= a.units) return;
     head = quotient(unit, a.head_units);
@@ -121,8 +133,9 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
   char* to = is_value ? at_place(a.value_cache, place) : at_place(a.key_cache, place);
   to += head * (is_value ? a.value_cache.head : a.key_cache.head);
   const auto offset = [&](u32 byte) {
-    const u32 piece = is_value ? 0 : quotient(byte, a.piece_bytes);
-    return piece * a.key_cache.piece + (byte - piece * a.piece_bytes.divisor);
+    const u32 piece = is_value ? quotient(byte, a.value_piece_bytes) : quotient(byte, a.key_piece_bytes);
+    const u32 begin = piece * (is_value ? a.value_piece_bytes.divisor : a.key_piece_bytes.divisor);
+    return piece * (is_value ? a.value_cache.piece : a.key_cache.piece) + (byte - begin);
   };
   write_unit(to + offset(parts.first), first);
   if (both) write_unit(to + offset(parts.second), second);

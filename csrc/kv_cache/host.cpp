@@ -56,7 +56,8 @@ void copy_cuda(const char* op, const Call& call, const Copy& copy) {
   args.value_cache = copy.target.value_cache;
   args.slots = copy.target.slots;
   args.head_units = division_by(call.width * bytes / unit);
-  args.piece_units = division_by(call.piece * bytes / unit);
+  args.key_piece_units = division_by(call.key_piece * bytes / unit);
+  args.value_piece_units = division_by(call.value_piece * bytes / unit);
   args.units = static_cast<unsigned>(call.heads * call.width * bytes / unit);
   args.unit_bytes = static_cast<unsigned>(unit);
   RowKernel rows = {kCopy, warps_for(args.units < kMostThreads ? args.units : kMostThreads), 1, 0};
@@ -102,8 +103,8 @@ void copy_cpu(const char* op, const Call& call, const Copy& copy) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t slot = slot_of(target.slots, token);
       if (slot < 0) continue;
-      copy_heads(call, copy.key, target.key_cache, call.piece, token, slot);
-      copy_heads(call, copy.value, target.value_cache, call.width, token, slot);
+      copy_heads(call, copy.key, target.key_cache, call.key_piece, token, slot);
+      if (!call.only_keys) copy_heads(call, copy.value, target.value_cache, call.value_piece, token, slot);
     }
   });
 }
@@ -121,9 +122,13 @@ __attribute__((noinline)) void reshape_and_cache(const Tensors& tensors, CopyFun
 }
 
 template <CopyFunction copy>
-void reshape_and_cache_op(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
+void reshape_and_cache_op(const Tensor& key, const Tensor* value, const Tensor& key_cache, const Tensor* value_cache,
                           const Tensor& slot_mapping) {
-  reshape_and_cache({key, value, key_cache, value_cache, slot_mapping}, copy);
+  PRECAST_CHECK((value == nullptr) == (value_cache == nullptr),
+                "reshape_and_cache: %s is None and %s is not; needed both, or neither to write keys alone",
+                value == nullptr ? "value" : "value_cache", value == nullptr ? "value_cache" : "value");
+  if (value == nullptr) return reshape_and_cache({key, key, key_cache, key_cache, slot_mapping, true}, copy);
+  reshape_and_cache({key, *value, key_cache, *value_cache, slot_mapping}, copy);
 }
 
 // ---- rotated ----
@@ -161,7 +166,8 @@ void rotate_cuda(const char* op, const Call& call, const Rotation& rotation) {
   const int64_t pairs = bits == 0 ? 16 / bytes : 1, units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   args.heads = division_by(heads);
   args.units = division_by(units);
-  args.piece_bytes = division_by(call.piece * bytes);
+  args.key_piece_bytes = division_by(call.key_piece * bytes);
+  args.value_piece_bytes = division_by(call.value_piece * bytes);
   args.query_heads = static_cast<unsigned>(rotation.query_heads);
   args.rotated_heads = static_cast<unsigned>(rotation.query_heads + call.heads);
   args.head_bytes = static_cast<unsigned>(call.width * bytes);

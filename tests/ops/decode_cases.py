@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from precast.ops.decode_attention import WIDTHS, reference
+from precast.ops.decode_attention import WIDTHS, reference, value_dims
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -98,6 +98,8 @@ def generated(seed: int, *, most_keys: int = 700) -> Case:
         x = draw.choice([x for x in (1, 4, 8, 16) if width % x == 0])
         keys = some(blocks, kv_heads, width // x, block_size, x).to(kind)
         values = some(blocks, kv_heads, block_size, value_width).to(kind)
+        if draw.random() < 0.4:
+            values = by_element(values)
     else:
         keys, values = strided(draw, some, (blocks, block_size, kv_heads), width, value_width, kind)
     if draw.random() < 0.3:  # what lies behind the lengths may be anything
@@ -138,6 +140,13 @@ def strided(
     return tuple(some(*shape, w).to(kind) for w in (width, value_width))
 
 
+def by_element(values: Any) -> Any:
+    """The same in memory by element; the shape says so unless it could mean both."""
+    same_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[values.itemsize]  # 8-bit floats have no copies of views
+    turned = values.view(same_bits).mT.contiguous().view(values.dtype)
+    return turned.mT if turned.shape[2] == turned.shape[3] else turned
+
+
 def spoil(keys: Any, values: Any, tables: Any, lengths: list[int], block_size: int) -> None:
     """NaN in every position that no sequence has."""
     taken = set()
@@ -145,7 +154,8 @@ def spoil(keys: Any, values: Any, tables: Any, lengths: list[int], block_size: i
         taken |= {(int(tables[row, at // block_size]), at % block_size) for at in range(length)}
     nan = torch.tensor(torch.nan).to(keys.dtype)
     by_position = keys.movedim(3, 1) if keys.dim() == 5 else keys
-    values_by_position = values.transpose(1, 2) if keys.dim() == 5 else values
+    head, position, element = value_dims(keys, values)
+    values_by_position = values.permute(0, position, head, element)
     for block in range(keys.shape[0]):
         for position in range(block_size):
             if (block, position) not in taken:

@@ -118,6 +118,24 @@ def test_a_million_keys(device: str) -> None:
     check(case, device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_cache_of_more_elements_than_32_bits_count(dtype: Any, device: str) -> None:
+    """The same bits as from a small cache. On the CPU only four blocks of this memory are ever touched."""
+    case = plain(1, 4, 2, 64, keys=60, block_size=16, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    query, *small, _, lengths = case.on(device).tensors
+    small = [cache.to(dtype) for cache in small]
+    blocks = (1 << 31) // small[0][0].numel() + 9
+    places = torch.tensor([2, 1 << 19, (1 << 20) + 7, blocks - 1])
+    large = [torch.empty(blocks, *cache.shape[1:], dtype=dtype, device=device) for cache in small]
+    assert large[0].numel() > 1 << 31
+    for cache, of_small in zip(large, small, strict=True):
+        for place, block in zip(places.tolist(), of_small, strict=True):
+            cache[place] = block
+    right = attention(query, *small, torch.arange(4, device=device)[None], lengths)
+    assert torch.equal(attention(query, *large, places[None].to(device), lengths), right)
+    assert right.isfinite().all() and (right != 0).any()
+
+
 def test_lengths_and_tables_may_be_views(device: str) -> None:
     case = plain(4, keys=40).on(device)
     query, keys, values, tables, lengths = case.tensors
@@ -139,6 +157,27 @@ def test_nothing(device: str) -> None:
     result, lse = attention(query, keys, values, tables, lengths * 0, sinks=sinks, return_lse=True)
     assert (result == 0).all()
     torch.testing.assert_close(lse, sinks.expand(2, 1, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_every_value_of_8_bits(kind: Any, dtype: Any, device: str) -> None:
+    """One key per sequence: finite values come out unchanged, and what is not finite is not lost."""
+    every = torch.arange(256).to(torch.uint8).view(kind)
+    values = every.view(2, 1, 2, 64).expand(2, 1, 2, 64)  # two sequences with a key each, two heads of 64 elements
+    query = torch.zeros(2, 2, 64, dtype=dtype, device=device)
+    keys = torch.zeros(2, 1, 2, 64).to(kind).to(device)
+    tables, lengths = torch.tensor([[0], [1]], device=device), torch.ones(2, dtype=torch.int32, device=device)
+    found = attention(query, keys, values.to(device), tables, lengths).cpu()
+    exact = every.to(dtype).view(2, 2, 64)
+    finite = exact.isfinite()
+    assert torch.equal(found.isfinite(), finite) and torch.equal(found[finite], exact[finite])
+    query += 1
+    scored = attention(query, values.to(device), keys, tables, lengths, return_lse=True, scale=1.0)[1].cpu()
+    exact = every.double().view(2, 2, 64).sum(-1)  # the scores of the values as keys
+    finite = exact.isfinite()
+    assert torch.equal(scored.isfinite(), finite)
+    torch.testing.assert_close(scored.double()[finite], exact[finite], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -377,16 +416,17 @@ def test_compile_and_export_in_a_fresh_process(device: str, run_child: Callable[
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("keys", [900, 2500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_lengths_change_between_the_replays_of_a_cuda_graph(dtype: Any) -> None:
-    """The plan is made on the device: nothing of it is in the graph."""
-    case = plain(6, 8, 2, 128, keys=900, block_size=16, dtype=dtype)
+def test_lengths_change_between_the_replays_of_a_cuda_graph(dtype: Any, keys: int) -> None:
+    """The plan is made on the device: nothing of it is in the graph. Short tables take one launch, long ones two."""
+    case = plain(6, 8, 2, 128, keys=keys, block_size=16, dtype=dtype)
     there = case.on("cuda")
     attention(*there.tensors)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result, lse = attention(*there.tensors, return_lse=True)
-    for lengths in ([900] * 6, [1, 0, 899, 64, 65, 300], [0] * 6, [0, 0, 0, 0, 0, 777]):
+    for lengths in ([keys] * 6, [1, 0, 899, 64, 65, 300], [0] * 6, [0, 0, 0, 0, 0, 777]):
         for one in (case, there):
             one.tensors[4].copy_(torch.tensor(lengths))
             one.tensors[3].copy_(one.tensors[3].flip(1))

@@ -70,18 +70,20 @@ def test_all_tokens_of_packed_sequences(module: Any) -> None:
     assert all(map(torch.equal, ours, right))
 
 
+@pytest.mark.parametrize("rows", [3, 256])
 @pytest.mark.parametrize("columns", [WIDTH // 2, WIDTH])
-def test_rotated_and_written(module: Any, columns: int) -> None:
+def test_rotated_and_written(module: Any, columns: int, rows: int) -> None:
+    """Row ``i`` of the tables is for token ``i``: rows behind the tokens are not used."""
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 5, WIDTH), torch.randn(3, HEADS, WIDTH), torch.randn(3, HEADS, WIDTH)
-    cos, sin = torch.randn(2, 3, columns)
+    cos, sin = torch.randn(2, rows, columns)
     ours, right = caches(), caches()
     for one, other in zip(ours, right, strict=True):
         other.copy_(one)
     turned = []
     for x in (query, key):
         first, second = x.double().chunk(2, -1)
-        c, s = (table[:, None, : WIDTH // 2].double() for table in (cos, sin))
+        c, s = (table[:3, None, : WIDTH // 2].double() for table in (cos, sin))
         turned.append(torch.cat([first * c - second * s, second * c + first * s], -1).float())
     again = [query.clone(), key.clone()]
     module.rotary_embedding_and_cache_copy(
@@ -93,6 +95,49 @@ def test_rotated_and_written(module: Any, columns: int) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     module.rotary_embedding(*again, cos, sin, False)
     assert torch.equal(again[0], query) and torch.equal(again[1], key)
+
+
+def test_tables_with_too_few_rows_are_refused(module: Any) -> None:
+    query, table = torch.randn(3, 2, WIDTH), torch.randn(2, WIDTH // 2)
+    kept = query.clone()
+    words = r"needed one row for each of 3 tokens|size of tensor"  # torch's own words where torch computes
+    with pytest.raises(RuntimeError, match=words):
+        module.rotary_embedding(query, query.clone(), table, table)
+    assert torch.equal(query, kept)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_last_tokens_to_one_cache_and_to_two(module: Any, n: int, in_pieces: bool) -> None:
+    torch.manual_seed(0)
+    lengths, tables = [6, 3, 8], ints(TABLES)
+    key, value = torch.randn(2, 3, n, HEADS, WIDTH)
+    right, right_values = caches()
+    for i, length in enumerate(lengths):
+        for token in range(n):
+            put(right, right_values, key[i, token], value[i, token], i, length - n + token)
+
+    def by_head(cache: Any) -> Any:
+        return cache if in_pieces else cache.transpose(2, 3).flatten(3, 4)
+
+    def unwritten() -> tuple[Any, Any]:
+        pair = right.clone(), right_values.clone()
+        for i, length in enumerate(lengths):
+            for position in range(length - n, length):
+                put(*pair, torch.zeros(HEADS, WIDTH), torch.zeros(HEADS, WIDTH), i, position)
+        return by_head(pair[0]).contiguous(), pair[1]
+
+    for given in (key, key.flatten(0, 1)):
+        cache, _ = unwritten()
+        module.copy_k_to_blocked_cache(given, cache, ints(lengths), tables, n, in_pieces)
+        assert torch.equal(cache, by_head(right))
+    if n == 1:
+        for rows in ((key, value), (key[:, 0], value[:, 0])):
+            pair = unwritten()
+            module.copy_kv_to_blocked_cache(*rows, *pair, ints(lengths), tables, in_pieces)
+            assert torch.equal(pair[0], by_head(right)) and torch.equal(pair[1], right_values)
+    with pytest.raises(ValueError, match=f"use_new_kcache_layout is {not in_pieces}; needed {4 if in_pieces else 5}"):
+        module.copy_k_to_blocked_cache(key, by_head(right), ints(lengths), tables, n, not in_pieces)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RAW = torch.ops.precast
 BLOCKS, SIZE = 5, 4
-LAYOUTS = ["flash", "paged"]
+LAYOUTS = ["flash", "paged", "by element"]
 
 
 def caches(heads: int, width: int, x: int, layout: str, dtype: Any, device: str) -> tuple[Any, Any]:
@@ -27,7 +27,8 @@ def caches(heads: int, width: int, x: int, layout: str, dtype: Any, device: str)
     if layout == "flash":
         return tuple(made(BLOCKS, SIZE, heads, width, dtype=dtype, device=device, seed=seed) for seed in (5, 6))
     key_cache = made(BLOCKS, heads, width // x, SIZE, x, dtype=dtype, device=device, seed=5)
-    return key_cache, made(BLOCKS, heads, SIZE, width, dtype=dtype, device=device, seed=6)
+    values = made(BLOCKS, heads, SIZE, width, dtype=dtype, device=device, seed=6)
+    return key_cache, values if layout == "paged" else values.mT.contiguous()
 
 
 def slots(tokens: int, device: str) -> Any:
@@ -45,6 +46,7 @@ def inputs(device: str, layout: str = "flash", tokens: int = 7, dtype: Any = tor
 def by_hand(key: Any, value: Any, key_cache: Any, value_cache: Any, mapping: Any) -> tuple[Any, Any]:
     """Element by element, as the page says where each lies."""
     key_cache, value_cache = key_cache.clone(), value_cache.clone()
+    by_element = value_cache.shape[2:] == (key.shape[2], SIZE) != (SIZE, key.shape[2])
     for token, slot in enumerate(mapping.tolist()):
         if not 0 <= slot < BLOCKS * SIZE:
             continue
@@ -57,7 +59,8 @@ def by_hand(key: Any, value: Any, key_cache: Any, value_cache: Any, mapping: Any
             x = key_cache.shape[-1]
             for i in range(key.shape[2]):
                 key_cache[block, head, i // x, position, i % x] = key[token, head, i]
-                value_cache[block, head, position, i] = value[token, head, i]
+                at = (i, position) if by_element else (position, i)
+                value_cache[(block, head, *at)] = value[token, head, i]
     return key_cache, value_cache
 
 
@@ -69,7 +72,7 @@ def assert_written(key: Any, value: Any, key_cache: Any, value_cache: Any, mappi
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "width", "x"), [(1, 1, 1), (3, 5, 5), (2, 12, 4), (2, 66, 2), (8, 16, 8)])
+@pytest.mark.parametrize(("heads", "width", "x"), [(1, 1, 1), (1, 4, 2), (3, 5, 5), (2, 12, 4), (2, 66, 2), (8, 16, 8)])
 def test_values(heads: int, width: int, x: int, dtype: Any, layout: str, device: str) -> None:
     rows = [made(9, heads, width, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
     assert_written(*rows, *caches(heads, width, x, layout, dtype, device), slots(9, device))
@@ -78,6 +81,29 @@ def test_values(heads: int, width: int, x: int, dtype: Any, layout: str, device:
     ops.reshape_and_cache(*ours)
     reference.reshape_and_cache(*theirs)
     assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("layout", ["flash", "paged"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_alone(dtype: Any, layout: str, device: str) -> None:
+    for heads, width, x in ((1, 1, 1), (3, 5, 5), (2, 16, 8)):
+        key = made(9, heads, width, dtype=dtype, device=device, seed=1)
+        key_cache, value_cache = caches(heads, width, x, layout, dtype, device)
+        wanted, _ = by_hand(key, key, key_cache, value_cache, slots(9, device))
+        again = key_cache.clone()
+        assert ops.reshape_and_cache(key, None, key_cache, None, slots(9, device)) is None
+        reference.reshape_and_cache(key, None, again, None, slots(9, device))
+        assert torch.equal(key_cache, wanted) and torch.equal(again, wanted)
+
+
+def test_values_by_element_where_the_shape_could_mean_both(device: str) -> None:
+    """As wide as a block is long, the shape means positions first; a transposed view says the other."""
+    key, value = (made(7, 2, SIZE, device=device, seed=seed) for seed in (1, 2))
+    key_cache, value_cache = caches(2, SIZE, 2, "paged", torch.float32, device)
+    by_element = value_cache.mT.contiguous()
+    assert_written(key, value, key_cache, value_cache, slots(7, device))
+    ops.reshape_and_cache(key, value, key_cache, by_element.mT, slots(7, device))
+    assert torch.equal(by_element.mT, value_cache) and by_element.mT.stride() != value_cache.stride()
 
 
 def test_any_layout_in_memory(device: str) -> None:
@@ -199,7 +225,14 @@ BAD: dict[str, tuple[str, dict[int, Callable[[Any], Any]], str]] = {
     "no blocks": ("flash", {KEY_CACHE: lambda t: t[0], VALUE_CACHE: lambda t: t[0]}, SHAPES),
     "paged keys, other values": ("paged", {VALUE_CACHE: lambda t: t.transpose(1, 2)}, SHAPES),
     "paged values of another pool": ("paged", {VALUE_CACHE: lambda t: t[1:]}, SHAPES),
-    "paged values by element": ("paged", {VALUE_CACHE: lambda t: t.mT}, SHAPES),
+    "values by element of another pool": ("by element", {VALUE_CACHE: lambda t: t[1:]}, SHAPES),
+    "keys without values": ("flash", {VALUE: lambda t: None}, "value is None and value_cache is not; needed both, or"),
+    "keys without their cache": ("paged", {VALUE_CACHE: lambda t: None}, "value_cache is None and value is not; need"),
+    "keys alone of another width": (
+        "flash",
+        {KEY_CACHE: lambda t: t[..., :4], VALUE: lambda t: None, VALUE_CACHE: lambda t: None},
+        r"key has shape \(7, 2, 8\), value None, key_cache \(5, 4, 2, 4\) and value_cache None; needed",
+    ),
     "paged keys of fewer pieces": ("paged", {KEY_CACHE: lambda t: t[:, :, :1]}, SHAPES),
     "paged keys of fewer heads": ("paged", {KEY_CACHE: lambda t: t[:, :1]}, SHAPES),
     "slots of 32 bits": ("flash", {SLOTS: lambda t: t.int()}, "slot_mapping is int32; needed int64"),
@@ -229,10 +262,11 @@ def damaged(case: str, device: str) -> list[Any]:
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_error(case: str, way: str, device: str) -> None:
     args = damaged(case, device)
-    kept = [t.clone() for t in args]
+    kept = [None if t is None else t.clone() for t in args]
     with pytest.raises(RuntimeError, match="reshape_and_cache: " + BAD[case][2]):
         WAYS[way](ops.reshape_and_cache, args)
-    assert all(a.is_meta or torch.equal(a, b) for a, b in zip(args, kept, strict=True) if a.dtype != torch.float8_e5m2)
+    for now, before in zip(args, kept, strict=True):
+        assert now is None or now.is_meta or now.dtype == torch.float8_e5m2 or torch.equal(now, before)
 
 
 MEMORY: dict[str, tuple[Callable[..., tuple[Any, Any]], str]] = {

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 OPS = ["reshape_and_cache", "rotary_embedding_and_cache"]
-LAYOUTS = ["flash", "paged"]
+LAYOUTS = ["flash", "paged", "by element"]
 
 
 def raw(name: str) -> Any:
@@ -49,6 +49,12 @@ def test_opcheck(name: str, layout: str, device: str) -> None:
     assert set(torch.library.opcheck(raw(name).default, tuple(args)).values()) == {"SUCCESS"}
 
 
+def test_opcheck_of_keys_alone(device: str) -> None:
+    key, _, key_cache, _, mapping = inputs("reshape_and_cache", device)
+    args = (key, None, key_cache, None, mapping)
+    assert set(torch.library.opcheck(raw("reshape_and_cache").default, args).values()) == {"SUCCESS"}
+
+
 STEP = """
     import torch
     from precast import ops
@@ -67,6 +73,7 @@ STEP = """
             query, key, value, cos, sin, key_cache, value_cache, slots, positions=positions
         )
         ops.reshape_and_cache(value, query[:, :2], key_cache, value_cache, slots.flip(0))
+        ops.reshape_and_cache(key, None, value_cache, None, slots)
         return query + 1, key.sin()
 
     def given(qkv, key_cache, value_cache, slots, positions):

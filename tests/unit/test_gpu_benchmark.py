@@ -195,12 +195,16 @@ def test_everybody_writes_the_same_to_a_paged_cache(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.torch
 @pytest.mark.compiler
-def test_both_attend_to_the_same_caches() -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_all_attend_to_the_same_caches() -> None:
     import torch
 
     decode = importlib.import_module("benchmarks.decode_attention")
-    functions = decode.contestants(2, 40, 8, "cpu")
-    assert list(functions) == ["precast", "torch SDPA"]
+    functions = decode.contestants(decode.Case(2, 140, 8, peers=("torch SDPA", "torch flex")), "cpu")
+    assert list(functions) == ["precast", "torch SDPA", "torch flex"]
     assert functions["precast"]().shape == (2, decode.HEADS, decode.WIDTH)
+    mixed = decode.Case(3, 128, 8, mixed=True, peers=("torch flex",))
+    assert sum(mixed.lengths()) in range(380, 389) and max(mixed.lengths()) == 209
+    assert list(decode.contestants(mixed, "cpu")) == ["precast", "torch flex"]
     with pytest.raises(AssertionError, match="not close"):
         decode.check({**functions, "torch SDPA": lambda: torch.ones(2, decode.HEADS, decode.WIDTH).bfloat16()})

@@ -33,7 +33,10 @@ def members(find: Find) -> Members:
         return y.reshape(shape)
 
     def rotary_embedding(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, high_precision: bool = False) -> None:
-        """Rotate the halves of ``(tokens, heads, head_dim)`` in place, always in float32."""
+        """Rotate the halves of ``(tokens, heads, head_dim)`` in place, always in float32.
+
+        Row ``i`` of the tables is for token ``i``; the rows after the last token are not used.
+        """
         import torch
 
         with torch.no_grad():
@@ -125,7 +128,67 @@ def _caches(find: Find) -> Members:
         "decode_kv_cache_memcpy": decode_kv_cache_memcpy,
         "context_kv_cache_memcpy": context_kv_cache_memcpy,
         "rotary_embedding_and_cache_copy": rotary_embedding_and_cache_copy,
+        **_blocked(find),
     }
+
+
+def _blocked(find: Find) -> Members:
+    """The functions that the older package wrote in Triton."""
+
+    def copy_k_to_blocked_cache(
+        k: Tensor,
+        k_cache: Tensor,
+        kv_lengths: Tensor,
+        block_tables: Tensor,
+        n: int = 1,
+        use_new_kcache_layout: bool = False,
+    ) -> None:
+        """Write the last ``n`` tokens of each sequence to one cache, of keys or of values.
+
+        ``k`` is ``(sequences, n, heads, width)`` or ``(sequences * n, heads, width)``. ``k_cache`` is ``(blocks, heads,
+        block_size, width)``, or with ``use_new_kcache_layout`` ``(blocks, heads, width / x, block_size, x)``.
+        """
+        import torch
+
+        cache = _by_position(k_cache, use_new_kcache_layout)
+        slots = _slots_of_last(cache, kv_lengths, block_tables, n)
+        with torch.no_grad():
+            find("reshape_and_cache")(k.flatten(0, -3), None, cache, None, slots)
+
+    def copy_kv_to_blocked_cache(
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_lengths: Tensor,
+        block_tables: Tensor,
+        use_new_kcache_layout: bool = False,
+    ) -> None:
+        """Write the last token of each sequence. ``v_cache`` is ``(blocks, heads, block_size, width)`` either way."""
+        import torch
+
+        cache = _by_position(k_cache, use_new_kcache_layout)
+        values = v_cache if use_new_kcache_layout else v_cache.transpose(1, 2)
+        slots = _slots_of_last(cache, kv_lengths, block_tables)
+        with torch.no_grad():
+            find("reshape_and_cache")(k.flatten(0, -3), v.flatten(0, -3), cache, values, slots)
+
+    return {
+        "copy_k_to_blocked_cache": copy_k_to_blocked_cache,
+        "copy_kv_to_blocked_cache": copy_kv_to_blocked_cache,
+    }
+
+
+def _by_position(cache: Tensor, in_pieces: bool) -> Tensor:
+    """A cache as ``reshape_and_cache`` takes it."""
+    wanted = 5 if in_pieces else 4
+    if cache.dim() != wanted:
+        raise ValueError(
+            f"k_cache has shape {tuple(cache.shape)} and use_new_kcache_layout is {in_pieces}; needed {wanted} "
+            "dimensions: (blocks, heads, width / x, block_size, x) for the new layout, else (blocks, heads, "
+            "block_size, width)"
+        )
+    return cache if in_pieces else cache.transpose(1, 2)
 
 
 def _attention(find: Find) -> Callable[..., None]:
@@ -179,20 +242,26 @@ def convert_fp8(input: Tensor, output: Tensor) -> None:  # noqa: A002 - a name t
 
 
 def _halves(query: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The first halves of ``cos`` and ``sin`` tables that are as wide as a head; only these are used."""
-    half = query.shape[-1] // 2
-    return cos[:, :half], sin[:, :half]
+    """The rows of the tokens, and of tables that are as wide as a head the first halves: only these are used."""
+    tokens, half = query.shape[0], query.shape[-1] // 2
+    return cos[:tokens, :half], sin[:tokens, :half]
 
 
 def _block_size(key_cache: Tensor) -> int:
     return int(key_cache.shape[3 if key_cache.dim() == 5 else 1])
 
 
-def _slots_of_last(key_cache: Tensor, lengths: Tensor, block_tables: Tensor) -> Tensor:
+def _slots_of_last(key_cache: Tensor, lengths: Tensor, block_tables: Tensor, tokens: int = 1) -> Tensor:
+    """The slots of the last ``tokens`` tokens of each sequence, sequence by sequence."""
     import torch
 
     sequences = torch.arange(block_tables.shape[0], device=block_tables.device)
-    return _slots(_block_size(key_cache), block_tables, sequences, lengths.long() - 1)
+    positions = lengths.long() - 1
+    if tokens != 1:
+        back = torch.arange(tokens - 1, -1, -1, device=block_tables.device)
+        positions = (positions[:, None] - back).flatten()
+        sequences = sequences.repeat_interleave(tokens)
+    return _slots(_block_size(key_cache), block_tables, sequences, positions)
 
 
 def _slots_of_packed(

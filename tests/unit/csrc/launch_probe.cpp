@@ -43,7 +43,8 @@ extern "C" __attribute__((visibility("default"))) int probe_registrations(int cu
 extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, int early, char* err,
                                                                    size_t cap) {
   try {
-    precast::launch(precast::kernels, device, entry, {3, 2, 32, 4, 16, early != 0}, nullptr);
+    precast::launch(precast::kernels, device, entry,
+                    {4, 2, 32, 4, 16, early != 0, early > 1 ? static_cast<uint32_t>(early) : 1}, nullptr);
     return 0;
   } catch (const std::exception& error) {
     snprintf(err, cap, "%s", error.what());

@@ -52,7 +52,14 @@ BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
 BUDGETS |= {"reshape_and_cache": 64, "rotary_and_cache": 64, "rotary_and_cache_any": 64}
 # Registers do not limit these: their stages fill the shared memory of a multiprocessor first.
-BUDGETS |= {"decode_64": 168, "decode_128": 168, "decode_256": 255, "decode_any": 168, "merge_parts": 64}
+BUDGETS |= {
+    "decode_64": 168,
+    "decode_128": 168,
+    "decode_256": 255,
+    "decode_narrow": 168,
+    "decode_any": 168,
+    "merge_parts": 64,
+}
 FEWER_THREADS = {75, 86, 87, 89, 110, 120, 121}
 # What NVRTC 12.8 and 12.9 say of every program for Volta.
 LAST_CALL = (
@@ -102,7 +109,7 @@ def entry_points(family: catalogue.Family) -> set[str]:
 
 def budget(entry: str, target: GpuTarget) -> int:
     name = re.sub(r"_(f32|f16|bf16)", "", entry)
-    if name == "decode_128" and target.capability.number >= 120:
+    if name in ("decode_128", "decode_narrow") and target.capability.number >= 120:
         return 255
     allowed = BUDGETS[name]
     return max(allowed, 64) if target.capability.number in FEWER_THREADS else allowed

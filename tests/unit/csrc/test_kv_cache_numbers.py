@@ -45,12 +45,13 @@ def made(*shape: int, dtype: Any = F32, seed: int = 0) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-def caches(heads: int, width: int, x: int | None, dtype: Any) -> tuple[Any, Any]:
+def caches(heads: int, width: int, x: int | None, dtype: Any, *, by_element: bool = False) -> tuple[Any, Any]:
     """A pair in the layout of flash-attention, or, with x, the paged one; filled, so that a wrong write shows."""
     if x is None:
         return tuple(made(BLOCKS, SIZE, heads, width, dtype=dtype, seed=seed) for seed in (5, 6))
     shape = (BLOCKS, heads, width // x, SIZE, x)
-    return made(*shape, dtype=dtype, seed=5), made(BLOCKS, heads, SIZE, width, dtype=dtype, seed=6)
+    values = (BLOCKS, heads, width, SIZE) if by_element else (BLOCKS, heads, SIZE, width)
+    return made(*shape, dtype=dtype, seed=5), made(*values, dtype=dtype, seed=6)
 
 
 def slots(tokens: int) -> Any:
@@ -96,6 +97,24 @@ def test_every_unit(
     said = check(gpu, key, value, *pair, slots(tokens))
     if paged == (x is not None):
         assert said == f"reshape_and_cache<{launch}>"
+
+
+@pytest.mark.parametrize(("dtype", "tokens", "heads", "width", "x", "launch"), SHAPES, ids=str)
+def test_values_by_element_and_keys_alone(
+    gpu: Emulated, dtype: Any, tokens: int, heads: int, width: int, x: int | None, launch: str
+) -> None:
+    keys, values = caches(heads, width, x or 1, dtype, by_element=True)
+    key, value = made(tokens, heads, width, dtype=dtype, seed=1), made(tokens, heads, width, dtype=dtype, seed=2)
+    # fails if a cache differs from the reference in one element
+    check(gpu, key, value, keys, values, slots(tokens))
+    wanted = made(*keys.shape, dtype=dtype, seed=5)
+    reference.reshape_and_cache(key, None, wanted, None, slots(tokens))
+    alone = made(*keys.shape, dtype=dtype, seed=5)
+    gpu.launches()
+    gpu.ops.reshape_and_cache(key, None, alone, None, slots(tokens))
+    assert torch.equal(alone, wanted)
+    if x is not None:
+        assert gpu.launches() == f"reshape_and_cache<{launch}>"  # as many units as with values
 
 
 def test_views_are_read_and_written_where_they_lie(gpu: Emulated) -> None:
@@ -230,6 +249,20 @@ def test_rotated(
     for table in {dtype, F32}:
         said = rotate(gpu, heads, width, half, x, dtype, interleaved, table)
         assert said == f"rotary_and_cache_{launch}"
+
+
+@pytest.mark.parametrize(("dtype", "width", "x"), [(BF16, 64, 8), (F32, 10, 5)], ids=str)
+def test_rotated_with_values_by_element(gpu: Emulated, dtype: Any, width: int, x: int) -> None:
+    given = [made(5, heads, width, dtype=dtype, seed=heads) for heads in (4, 2, 2)]
+    table = made(5, width // 2, dtype=dtype)
+    pairs = [caches(2, width, x, dtype, by_element=by_element) for by_element in (True, False)]
+    for pair in pairs:
+        gpu.ops.rotary_embedding_and_cache(*(t.clone() for t in given), table, table, *pair, slots(5), None, False)
+    kept = slots(5)[slots(5) >= 0]
+    assert torch.equal(pairs[0][0], pairs[1][0])
+    for _, values in pairs:
+        by_slot = values.movedim(3 if values.shape[2] == width else 2, 1)
+        assert torch.equal(by_slot[kept // SIZE, kept % SIZE], given[2][slots(5) >= 0])
 
 
 def test_rotated_outside_of_everything(gpu: Emulated) -> None:

@@ -87,11 +87,12 @@ def test_a_launch_starts_early_only_where_the_device_code_waits(
     folder: Path, target: str, cc: tuple[int, int], version: int, starts_early: bool
 ) -> None:
     code = f"setting('version', {version})\nimage(0, {target!r}, {cc!r})\nlaunch(0, 0)\nrecord()\n"
-    out = scenario(folder, code + "out['error'] = launch(0, 0, 1)\nout['record'] = record()")
-    assert out["error"] == 0
-    told = "attribute(6) value(1) blocks(6) threads(128) shared(16) " if starts_early else ""
-    once = f"set_current(100) launch(2100) in(100) stream(40) {told}set_current(0)"
-    assert out["record"] == once.split()
+    for cluster, attribute in ((1, ""), (2, "attribute(4) value(2) ")):  # blocks in a cluster
+        out = scenario(folder, code + f"out['error'] = launch(0, 0, {cluster})\nout['record'] = record()")
+        assert out["error"] == 0
+        told = f"attribute(6) value(1) {attribute}blocks(8) threads(128) shared(16) " if starts_early else ""
+        once = f"set_current(100) launch(2100) in(100) stream(40) {told}set_current(0)"
+        assert out["record"] == once.split()
 
 
 def test_prepare_leaves_nothing_to_load(folder: Path) -> None:

@@ -93,8 +93,9 @@ def paged_decode_attention(
             layouts of :func:`reshape_and_cache`. ``heads`` is a multiple of ``kv_heads``: head ``h`` reads key head
             ``h // (heads / kv_heads)``. A block has 1 to 256 tokens. The dtype is that of ``query``, float8_e4m3fn or
             float8_e5m2. Any strides, as long as the last dimension is contiguous.
-        value_cache: ``(blocks, block_size, kv_heads, value_width)`` or ``(blocks, kv_heads, block_size, value_width)``,
-            with the dtype of ``key_cache``. Widths are 64, 80, 96, 128, 192 or 256, and may differ.
+        value_cache: ``(blocks, block_size, kv_heads, value_width)``, ``(blocks, kv_heads, block_size, value_width)``
+            or ``(blocks, kv_heads, value_width, block_size)``: the layouts of :func:`reshape_and_cache`, with the dtype
+            of ``key_cache``. Widths are 64, 80, 96, 128, 192 or 256, and may differ.
         block_tables: int32 or int64, ``(sequences, blocks of a sequence)``: the block of each ``block_size`` tokens.
         lengths: int32 or int64, ``(sequences,)``: tokens in the cache, those of ``query`` included.
         scale: the factor of the scores; by default ``width ** -0.5``.
@@ -242,13 +243,13 @@ def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
             f"{_OP}: query has shape {tuple(query.shape)}, key_cache {tuple(key_cache.shape)} and value_cache "
             f"{tuple(value_cache.shape)}; needed (sequences, queries, heads, width), and (blocks, block_size, "
             "kv_heads, width) twice, or (blocks, kv_heads, width / x, block_size, x) and "
-            "(blocks, kv_heads, block_size, width)"
+            "(blocks, kv_heads, block_size, width) or (blocks, kv_heads, width, block_size)"
         ),
     )
     _, queries, heads, width = query.shape
     pieces = key_cache.dim() == 5
     kv_heads, block_size = key_cache.shape[1 if pieces else 2], key_cache.shape[3 if pieces else 1]
-    value_width = value_cache.shape[3]
+    value_width = value_cache.shape[value_dims(key_cache, value_cache)[2]]
     require(
         width in WIDTHS and value_width in WIDTHS,
         lambda: (
@@ -270,13 +271,24 @@ def _check_caches(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
     )
 
 
+def value_dims(key_cache: Tensor, value_cache: Tensor) -> tuple[int, int, int]:
+    """The dimensions of heads, positions and elements of a value cache."""
+    if key_cache.dim() == 4:
+        return 2, 1, 3
+    block_size = key_cache.shape[3]
+    by_element = value_cache.shape[2] != block_size and value_cache.shape[3] == block_size
+    return (1, 3, 2) if by_element else (1, 2, 3)
+
+
 def _fits(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
     if query.dim() != 4 or value_cache.dim() != 4 or key_cache.dim() not in (4, 5):
         return False
     if key_cache.dim() == 4:
         return value_cache.shape[:3] == key_cache.shape[:3] and key_cache.shape[3] == query.shape[3]
     blocks, kv_heads, pieces, block_size, piece = key_cache.shape
-    return value_cache.shape[:3] == (blocks, kv_heads, block_size) and pieces * piece == query.shape[3]
+    head, position, _ = value_dims(key_cache, value_cache)
+    sizes = (value_cache.shape[0], value_cache.shape[head], value_cache.shape[position])
+    return sizes == (blocks, kv_heads, block_size) and pieces * piece == query.shape[3]
 
 
 def _check_numbers(name: str, numbers: Tensor | None, count: int, or_one: bool, query: Tensor) -> None:
@@ -294,7 +306,7 @@ def _check_numbers(name: str, numbers: Tensor | None, count: int, or_one: bool, 
 
 
 def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    result = query.new_empty((*query.shape[:3], value_cache.shape[3]))
+    result = query.new_empty((*query.shape[:3], value_cache.shape[value_dims(key_cache, value_cache)[2]]))
     return result, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from precast.ops.decode_attention import value_dims
+
 
 def paged_decode_attention(
     query: Tensor,
@@ -61,7 +63,8 @@ def _gathered(key_cache: Tensor, value_cache: Tensor, tables: Tensor, wide: torc
     """Keys and values as ``(sequences, positions, kv_heads, width)``."""
     if key_cache.dim() == 5:
         keys = key_cache.to(wide)[tables].movedim(4, 2).flatten(4, 5)
-        values = value_cache.to(wide)[tables].transpose(2, 3)
+        head, position, element = value_dims(key_cache, value_cache)
+        values = value_cache.permute(0, position, head, element).to(wide)[tables]
         return keys.flatten(1, 2), values.flatten(1, 2)
     return key_cache.to(wide)[tables].flatten(1, 2), value_cache.to(wide)[tables].flatten(1, 2)
 

@@ -2,14 +2,17 @@
 
 ``key`` and ``value`` are ``(tokens, heads, width)``, and may be views of a packed projection. A cache is a pool of
 blocks, each with room for ``block_size`` tokens; slot ``s`` is position ``s % block_size`` of block
-``s // block_size``. There are two layouts, distinguished by their shapes:
+``s // block_size``. There are three layouts, distinguished by their shapes:
 
 - ``(blocks, block_size, heads, width)`` for both caches, the layout of flash-attention;
-- ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values.
+- ``(blocks, heads, width / x, block_size, x)`` for keys and ``(blocks, heads, block_size, width)`` for values;
+- the same for keys and ``(blocks, heads, width, block_size)`` for values, the layout of vLLM's paged attention. If
+  ``width`` equals ``block_size``, the shape means the second layout; pass ``value_cache.transpose(2, 3)`` for this one.
 
-The strides are free as long as the last dimension is contiguous. So ``cache.transpose(1, 2)`` of ``(blocks, heads,
-block_size, width)`` is the first layout, and two halves of one buffer can be two caches. All tensors have the same
-dtype, float32, float16 or bfloat16, and are on the same device; 8-bit caches are not supported.
+The strides are free as long as the last dimension is contiguous; those of the last two ``value_cache`` shapes are free.
+So ``cache.transpose(1, 2)`` of ``(blocks, heads, block_size, width)`` is the first layout, and two halves of one buffer
+can be two caches. All tensors have the same dtype, float32, float16 or bfloat16, and are on the same device; 8-bit
+caches are not supported.
 
 ``slot_mapping`` is int64 with a slot for each token. The token of a negative slot is skipped. A slot that the caches do
 not have is refused on the CPU before anything is written. On a GPU its token is skipped, because the host does not wait
@@ -36,13 +39,15 @@ _is_grad_enabled = torch.is_grad_enabled
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(
+    key: Tensor, value: Tensor | None, key_cache: Tensor, value_cache: Tensor | None, slot_mapping: Tensor
+) -> None:
     """Write ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]`` of paged caches. For inference.
 
     Args:
         key: ``(tokens, heads, width)``; float32, float16 or bfloat16, on the CPU or a GPU.
-        value: with the shape, dtype and device of ``key``.
-        key_cache: in either layout of this module.
+        value: with the shape, dtype and device of ``key``; None, as ``value_cache``, to write keys alone.
+        key_cache: in a layout of this module.
         value_cache: in the same layout.
         slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
 
@@ -57,7 +62,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     """
     if is_plain(key, value, key_cache, value_cache, slot_mapping):
         _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
-        mark_written((key_cache, value_cache))
+        mark_written((key_cache,) if value_cache is None else (key_cache, value_cache))
         _set_excluded(AUTOGRAD_KEY, True)
         try:
             _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
@@ -88,7 +93,7 @@ def rotary_embedding_and_cache(
         value: with the shape of ``key``.
         cos: ``(tokens, rotary_dim / 2)``, or with ``positions`` a row for each position; float32 or as ``query``.
         sin: as ``cos``.
-        key_cache: in either layout of this module.
+        key_cache: in a layout of this module.
         value_cache: in the same layout.
         slot_mapping: ``(tokens,)``, int64; a negative slot leaves its token out.
         positions: int32 or int64, the row of ``cos`` and ``sin`` for each token.
@@ -122,8 +127,8 @@ def rotary_embedding_and_cache(
     return query, key
 
 
-def _no_gradient(op: str, *tensors: Tensor) -> None:
-    if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+def _no_gradient(op: str, *tensors: Tensor | None) -> None:
+    if _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         _refuse_gradient(op)
 
 
@@ -134,22 +139,31 @@ def _refuse_gradient(op: str) -> NoReturn:
     )
 
 
-def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def _check(
+    op: str, key: Tensor, value: Tensor | None, key_cache: Tensor, value_cache: Tensor | None, slot_mapping: Tensor
+) -> None:
     """The kernels' checks, with the same messages in the same order, except those that need data or addresses."""
+    absent, present = ("value", "value_cache") if value is None else ("value_cache", "value")
+    require(
+        (value is None) == (value_cache is None),
+        lambda: f"{op}: {absent} is None and {present} is not; needed both, or neither to write keys alone",
+    )
     require(key.dtype in FLOAT_TYPES, lambda: f"{op}: key is {dtype_name(key)}; needed float32, float16 or bfloat16")
-    both = {"key_cache": key_cache, "value_cache": value_cache}
-    for name, other in {"value": value, **both}.items():
-        hint = " (there is no kernel for caches of 8 bits)" if name in both else ""
+    others = {"value": value, "key_cache": key_cache, "value_cache": value_cache}
+    for name, other in others.items():
+        if other is None:
+            continue
+        hint = "" if name == "value" else " (there is no kernel for caches of 8 bits)"
         text = f"{op}: {name} is {dtype_name(other)} and key is {dtype_name(key)}; needed one dtype{hint}"
         require(other.dtype == key.dtype, lambda: text)  # noqa: B023 - called at once or never
         same_device(op, name, other, key, "key")
     require(
         _fits(key, value, key_cache, value_cache),
         lambda: (
-            f"{op}: key has shape {tuple(key.shape)}, value {tuple(value.shape)}, key_cache {tuple(key_cache.shape)} "
-            f"and value_cache {tuple(value_cache.shape)}; needed (tokens, heads, width) twice, and (blocks, "
+            f"{op}: key has shape {tuple(key.shape)}, value {_shape(value)}, key_cache {tuple(key_cache.shape)} "
+            f"and value_cache {_shape(value_cache)}; needed (tokens, heads, width) twice, and (blocks, "
             "block_size, heads, width) twice, or (blocks, heads, width / x, block_size, x) and (blocks, heads, "
-            "block_size, width)"
+            "block_size, width) or (blocks, heads, width, block_size)"
         ),
     )
     require(
@@ -164,14 +178,21 @@ def _check(op: str, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: 
     )
 
 
-def _fits(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    if key.dim() != 3 or value.shape != key.shape or key_cache.dim() not in (4, 5) or value_cache.dim() != 4:
+def _shape(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else str(tuple(tensor.shape))
+
+
+def _fits(key: Tensor, value: Tensor | None, key_cache: Tensor, value_cache: Tensor | None) -> bool:
+    if key.dim() != 3 or (value is not None and value.shape != key.shape) or key_cache.dim() not in (4, 5):
         return False
     _, heads, width = key.shape
     if key_cache.dim() == 4:
-        return key_cache.shape[2:] == (heads, width) and value_cache.shape == key_cache.shape
+        return key_cache.shape[2:] == (heads, width) and (value_cache is None or value_cache.shape == key_cache.shape)
     blocks, cache_heads, pieces, block_size, piece = key_cache.shape
-    return cache_heads == heads and pieces * piece == width and value_cache.shape == (blocks, heads, block_size, width)
+    if cache_heads != heads or pieces * piece != width:
+        return False
+    sizes = ((blocks, heads, block_size, width), (blocks, heads, width, block_size))
+    return value_cache is None or value_cache.shape in sizes
 
 
 def _check_rotary(

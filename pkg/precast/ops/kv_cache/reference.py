@@ -7,7 +7,9 @@ from torch import Tensor
 from precast.ops.rotary.reference import rotary_embedding_
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+def reshape_and_cache(
+    key: Tensor, value: Tensor | None, key_cache: Tensor, value_cache: Tensor | None, slot_mapping: Tensor
+) -> None:
     """Write ``key[i]`` and ``value[i]`` to slot ``slot_mapping[i]``; tokens with a slot out of range are skipped."""
     paged = key_cache.dim() == 5
     block_size = key_cache.shape[3 if paged else 1]
@@ -16,10 +18,16 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     block, position = slots // block_size, slots % block_size
     if paged:
         key_cache[block, :, :, position] = key[kept].unflatten(-1, (key_cache.shape[2], key_cache.shape[4]))
-        value_cache[block, :, position] = value[kept]
     else:
         key_cache[block, position] = key[kept]
+    if value is None or value_cache is None:
+        return
+    if not paged:
         value_cache[block, position] = value[kept]
+    elif value_cache.shape[2:] == (block_size, value.shape[2]):
+        value_cache[block, :, position] = value[kept]
+    else:
+        value_cache[block, :, :, position] = value[kept]
 
 
 def rotary_embedding_and_cache(
