@@ -21,21 +21,16 @@ struct Slope {
   Floats slope;  // its derivative
 };
 
-// 1 / (1 + exp(-x)), and one minus that.
-struct Share {
-  Floats below, above;
-};
-
-PRECAST_INLINE Share sigmoid(Floats x) {
-  const Floats e = exp_of_negative(minus_magnitude(x), broadcast(0));
-  const Floats large = broadcast(1.0f) / plus(e, broadcast(1.0f)), small = e * large;
-  return {where_negative(x, small, large), where_negative(x, large, small)};
+// 1 / (1 + exp(-x)). From -89 down the exponential is infinite and the result zero.
+PRECAST_INLINE Floats sigmoid(Floats x) {
+  const Floats one = broadcast(1.0f);
+  return one / plus(exponential(bounded(x, 89.0f) * broadcast(-1.0f)), one);
 }
 
 struct Silu {
   PRECAST_METHOD static Slope at(Floats x) {
-    const Share s = sigmoid(x);
-    return {x * s.below, s.below * fma(x, s.above, broadcast(1.0f))};
+    const Floats s = sigmoid(x), rest = broadcast(1.0f) - s;
+    return {x * s, s * fma(x, rest, broadcast(1.0f))};
   }
 };
 
@@ -46,7 +41,7 @@ struct Gelu {
     const Floats w = bounded(magnitude(x), kFar);
     const Floats high = leading_bits(w);  // its square is exact
     const Floats half = broadcast(-0.5f);
-    const Floats e = exp_of_negative(high * high * half, (w - high) * (w + high) * half);
+    const Floats e = exponential(high * high * half, (w - high) * (w + high) * half);
     const Floats t = broadcast(3.0f) / (w + broadcast(3.0f)), s = t + t - broadcast(1.0f);
     Floats q = broadcast(-1.9643519e-05f);
     q = fma(q, s, broadcast(-6.3884276e-05f));
@@ -69,9 +64,9 @@ struct GeluTanh {
   PRECAST_METHOD static Slope at(Floats x) {
     const Floats c = bounded(x, kFar), square = c * c;
     const Floats twice = broadcast(1.5957691f);  // 2 sqrt(2 / pi)
-    const Share s = sigmoid(c * twice * fma(square, broadcast(0.044715f), broadcast(1.0f)));
+    const Floats s = sigmoid(c * twice * fma(square, broadcast(0.044715f), broadcast(1.0f)));
     const Floats inner = twice * fma(square, broadcast(0.134145f), broadcast(1.0f));
-    return {x * s.below, fma(x * s.below * s.above, inner, s.below)};
+    return {x * s, fma(x * s * (broadcast(1.0f) - s), inner, s)};
   }
 };
 
@@ -91,10 +86,11 @@ void forward_piece(const ForwardRows& rows, Piece piece) {
   const int64_t x = piece.row * rows.x_stride + piece.column;
   const T *gate = static_cast<const T*>(rows.gate) + x, *factor = static_cast<const T*>(rows.factor) + x;
   T* y = static_cast<T*>(rows.y) + piece.row * rows.columns + piece.column;
-  for (int64_t i = 0; i < piece.count; i += kLanes) {
+  for (int64_t i = 0; i < piece.count; i += kBlock) {
     const int64_t rest = piece.count - i;
-    const Floats active = round_to(Function::at(load_upto(gate + i, rest)).value, gate);
-    store_upto(y + i, active * load_upto(factor + i, rest), rest);
+    const Block g = load_block_upto(gate + i, rest);
+    const Block active = round_to(Block{Function::at(g.first).value, Function::at(g.second).value}, gate);
+    store_block_upto(y + i, active * load_block_upto(factor + i, rest), rest);
   }
 }
 
@@ -104,12 +100,12 @@ void backward_piece(const BackwardRows& rows, Piece piece) {
   const T *gate = static_cast<const T*>(rows.gate) + x, *factor = static_cast<const T*>(rows.factor) + x;
   const T* grad = static_cast<const T*>(rows.grad) + piece.row * rows.grad_stride + piece.column;
   T *grad_gate = static_cast<T*>(rows.grad_gate) + result, *grad_factor = static_cast<T*>(rows.grad_factor) + result;
-  for (int64_t i = 0; i < piece.count; i += kLanes) {
+  for (int64_t i = 0; i < piece.count; i += kBlock) {
     const int64_t rest = piece.count - i;
-    const Slope here = Function::at(load_upto(gate + i, rest));
-    const Floats g = load_upto(grad + i, rest);
-    store_upto(grad_gate + i, g * load_upto(factor + i, rest) * here.slope, rest);
-    store_upto(grad_factor + i, g * here.value, rest);
+    const Block x = load_block_upto(gate + i, rest), g = load_block_upto(grad + i, rest);
+    const Slope first = Function::at(x.first), second = Function::at(x.second);
+    store_block_upto(grad_gate + i, g * load_block_upto(factor + i, rest) * Block{first.slope, second.slope}, rest);
+    store_block_upto(grad_factor + i, g * Block{first.value, second.value}, rest);
   }
 }
 

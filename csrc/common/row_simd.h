@@ -9,6 +9,37 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// `z` with `value` where a byte of the mask is set. The bytes are in the order of memory, as the block's elements were.
+template <class T>
+PRECAST_INLINE Block masked(Block z, const uint8_t* mask, float value, const T*) {
+  const FloatPart other = value - FloatPart{};
+#define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, z.first.part[i])
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) select(is_set(mask + kLanes + (i) * PRECAST_WIDTH), other, z.second.part[i])
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+}
+
+PRECAST_INLINE Block masked(Block z, const uint8_t* mask, float value, const bf16*) {
+  const FloatPart other = value - FloatPart{};
+#define PRECAST_PART(i) select(is_even_set(mask + (i) * 2 * PRECAST_WIDTH), other, z.first.part[i])
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) select(is_odd_set(mask + (i) * 2 * PRECAST_WIDTH), other, z.second.part[i])
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+}
+
+// `z` with `value` in all elements but the first `count` < 32.
+template <class T>
+PRECAST_INLINE Block beyond(Block z, int64_t count, float value, const T* like) {
+  static constexpr uint8_t kMask[2 * kBlock] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  return masked(z, kMask + kBlock - count, value, like);
+}
+
 // result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end).
 // Without chunks the result is 0.
 template <class T>
