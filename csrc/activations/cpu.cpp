@@ -21,16 +21,22 @@ struct Slope {
   Floats slope;  // its derivative
 };
 
-// 1 / (1 + exp(-x)). From -89 down the exponential is infinite and the result zero.
-PRECAST_INLINE Floats sigmoid(Floats x) {
-  const Floats one = broadcast(1.0f);
-  return one / plus(exponential(bounded(x, 89.0f) * broadcast(-1.0f)), one);
+// 1 / (1 + exp(-x)), and one minus that, both to the last places. From -89 down the exponential is infinite; then both
+// are zero, and so is what they are factors of.
+struct Share {
+  Floats below, above;
+};
+
+PRECAST_INLINE Share sigmoid(Floats x) {
+  const Floats one = broadcast(1.0f), e = exponential(bounded(x, 89.0f) * broadcast(-1.0f));
+  const Floats below = one / plus(e, one);
+  return {below, lesser(e, broadcast(3e38f)) * below};
 }
 
 struct Silu {
   PRECAST_METHOD static Slope at(Floats x) {
-    const Floats s = sigmoid(x), rest = broadcast(1.0f) - s;
-    return {x * s, s * fma(x, rest, broadcast(1.0f))};
+    const Share s = sigmoid(x);
+    return {x * s.below, s.below * fma(x, s.above, broadcast(1.0f))};
   }
 };
 
@@ -64,9 +70,9 @@ struct GeluTanh {
   PRECAST_METHOD static Slope at(Floats x) {
     const Floats c = bounded(x, kFar), square = c * c;
     const Floats twice = broadcast(1.5957691f);  // 2 sqrt(2 / pi)
-    const Floats s = sigmoid(c * twice * fma(square, broadcast(0.044715f), broadcast(1.0f)));
+    const Share s = sigmoid(c * twice * fma(square, broadcast(0.044715f), broadcast(1.0f)));
     const Floats inner = twice * fma(square, broadcast(0.134145f), broadcast(1.0f));
-    return {x * s, fma(x * s * (broadcast(1.0f) - s), inner, s)};
+    return {x * s.below, fma(x * s.below * s.above, inner, s.below)};
   }
 };
 
