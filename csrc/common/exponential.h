@@ -27,7 +27,7 @@ PRECAST_INLINE FloatPart exp_part(FloatPart x, const Low& with_low) {
 }
 
 // exp(a) for a <= 88. NaN stays NaN.
-PRECAST_INLINE Floats exponential(Floats a) {
+PRECAST_BULKY Floats exponential(Floats a) {
 #define PRECAST_PART(i) exp_part(a.part[i], [](FloatPart r) __attribute__((always_inline)) { return r; })
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
@@ -36,7 +36,7 @@ PRECAST_INLINE Floats exponential(Floats a) {
 PRECAST_INLINE Block exponential(Block a) { return {exponential(a.first), exponential(a.second)}; }
 
 // exp(a + low).
-PRECAST_INLINE Floats exponential(Floats a, Floats low) {
+PRECAST_BULKY Floats exponential(Floats a, Floats low) {
 #define PRECAST_PART(i) exp_part(a.part[i], [&](FloatPart r) __attribute__((always_inline)) { return r + low.part[i]; })
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART

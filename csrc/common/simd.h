@@ -277,11 +277,11 @@ PRECAST_INLINE float folded(Floats a, const Two& two) {
   return first_lane(two(all, moved_part<1>(all)));
 }
 
-PRECAST_INLINE float sum(Floats a) {
+PRECAST_BULKY float sum(Floats a) {
   return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return b + c; });
 }
 
-PRECAST_INLINE float largest_lane(Floats a) {
+PRECAST_BULKY float largest_lane(Floats a) {
   return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return greater_part(b, c); });
 }
 
@@ -336,10 +336,8 @@ PRECAST_INLINE void store_block(T* to, Block value) {
 
 template <>
 PRECAST_METHOD void store_block<bf16>(bf16* to, Block value) {
-#define PRECAST_PART(i)                                                      \
-  store_bits(to + (i) * 2 * PRECAST_WIDTH,                                   \
-             WordPart((rounded_to_bf16(value.first.part[i]) >> 16) |         \
-                      (rounded_to_bf16(value.second.part[i]) & 0xffff0000u)))
+#define PRECAST_PART(i) \
+  store_bits(to + (i) * 2 * PRECAST_WIDTH, bf16_pairs_of_floats(value.first.part[i], value.second.part[i]))
   PRECAST_PARTS(PRECAST_PART);
 #undef PRECAST_PART
 }

@@ -5,12 +5,12 @@
 // long as that. Include it only through simd.h.
 #pragma once
 
-// Without a float16 conversion instruction, a conversion takes thirty others. Keeping them out of line halves compile
-// time.
+// Functions of many instructions are called, not inlined, at the level that is compiled for size. A conversion from
+// float16 takes thirty instructions there, and inlining them doubled the time to compile.
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
-#define PRECAST_CONVERSION PRECAST_RARE
+#define PRECAST_BULKY PRECAST_RARE
 #else
-#define PRECAST_CONVERSION PRECAST_INLINE
+#define PRECAST_BULKY PRECAST_INLINE
 #endif
 
 namespace precast::PRECAST_CPU_LEVEL {
@@ -191,7 +191,12 @@ PRECAST_INLINE WordPart rounded_to_bf16(FloatPart value) {
 
 PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) { return narrow(rounded_to_bf16(value) >> 16); }
 
-PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
+// Pairs of bfloat16 numbers: `even` rounded is the lower half of each, `odd` the upper.
+PRECAST_BULKY WordPart bf16_pairs_of_floats(FloatPart even, FloatPart odd) {
+  return (WordPart)((rounded_to_bf16(even) >> 16) | (rounded_to_bf16(odd) & 0xffff0000u));
+}
+
+PRECAST_BULKY FloatPart float_of_f16(HalfPart half) {
 #if PRECAST_WIDTH > 4
   FloatPart value;
   asm("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
@@ -218,7 +223,7 @@ PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
 #endif
 }
 
-PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
+PRECAST_BULKY HalfPart f16_of_float(FloatPart value) {
 #if PRECAST_WIDTH > 4
   HalfPart result;
   asm("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(value));  // 0: to nearest, ties to even

@@ -8,6 +8,8 @@
 
 #include <arm_sve.h>
 
+#define PRECAST_BULKY PRECAST_INLINE
+
 namespace precast::PRECAST_CPU_LEVEL {
 
 #define PRECAST_FIXED __attribute__((arm_sve_vector_bits(PRECAST_WIDTH * 32)))
@@ -89,6 +91,11 @@ PRECAST_INLINE WordPart rounded_to_bf16(FloatPart value) {
 }
 
 PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) { return {rounded_to_bf16(value) >> 16}; }
+
+// Pairs of bfloat16 numbers: `even` rounded is the lower half of each, `odd` the upper.
+PRECAST_BULKY WordPart bf16_pairs_of_floats(FloatPart even, FloatPart odd) {
+  return (WordPart)((rounded_to_bf16(even) >> 16) | (rounded_to_bf16(odd) & 0xffff0000u));
+}
 
 PRECAST_INLINE FloatPart float_of_f16(HalfPart half) {
   return svcvt_f32_f16_x(all_lanes(), svreinterpret_f16_u32(half.word));
