@@ -172,24 +172,28 @@ def buffers(case: Case, sets: int, device: str) -> Buffers:
     shape = (*case.shape[:-1], 2 * case.shape[-1]) if gated else case.shape
     random_of = functools.partial(torch.randn, device=device, dtype=dtype)
     columns = {"rms_norm": 1, "fused_add_rms_norm": 1, "layer_norm": 2}.get(case.op, 0)
-    weights = [random_of(case.shape[-1]).requires_grad_(training) for _ in range(columns)]
+    weights = [random_of(case.shape[-1]) for _ in range(columns)]
     count = _inputs(case.op)
-    inputs = [[random_of(shape).requires_grad_(training) for _ in range(count)] for _ in range(sets)]
+    inputs = [[random_of(shape) for _ in range(count)] for _ in range(sets)]
     gradients = [[random_of(case.shape) for _ in range(count)] if training else [] for _ in range(sets)]
     return Buffers(inputs, gradients, weights)
 
 
 def call_of(function: Function, given: Buffers, index: int) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """The call on one set: the results, followed by the gradients in training."""
+    """The call on one set: the results, followed by the gradients in training.
+
+    Each call has leaves of its own, and its autograd graph ends with it: a node that an earlier call left on another
+    stream would break a capture.
+    """
     import torch
 
-    leaves, gradients = [*given.inputs[index], *given.weights], given.gradients[index]
+    tensors, gradients = [*given.inputs[index], *given.weights], given.gradients[index]
 
     def run() -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_(bool(gradients)) for tensor in tensors]
         result = function(*leaves)
         results = result if isinstance(result, tuple) else (result,)
-        if not gradients:
-            return results
-        return (*results, *torch.autograd.grad(results, leaves, gradients))
+        found = torch.autograd.grad(results, leaves, gradients) if gradients else ()
+        return tuple(tensor.detach() for tensor in (*results, *found))
 
     return run
