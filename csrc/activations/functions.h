@@ -29,8 +29,6 @@ PRECAST_INLINE Floats where_negative(Floats a, Floats yes, Floats no) {
 }
 
 // The nearest number within [-limit, limit]. NaN stays NaN.
-PRECAST_INLINE Floats bounded(Floats a, float limit) {
-  return greater(lesser(a, broadcast(limit)), broadcast(-limit));
-}
+PRECAST_INLINE Floats bounded(Floats a, float limit) { return greater(lesser(a, broadcast(limit)), broadcast(-limit)); }
 
 }  // namespace precast::PRECAST_CPU_LEVEL

@@ -200,11 +200,17 @@ PRECAST_INLINE Floats round_to(Floats value, const f16*) {
 #undef PRECAST_PART
 }
 
+// Copies the first `count` elements; none if it is negative.
+template <class T>
+PRECAST_INLINE void copy(T* to, const T* from, int64_t count) {
+  if (count > 0) __builtin_memcpy(to, from, static_cast<uint64_t>(count) * sizeof(T));
+}
+
 // Loads the first `count` < 16 elements and sets the other lanes to zero. Reads no byte beyond them.
 template <class T>
 PRECAST_RARE Floats load_part(const T* from, int64_t count) {
   T lane[kLanes] = {};
-  __builtin_memcpy(lane, from, static_cast<uint64_t>(count) * sizeof(T));
+  copy(lane, from, count);
   return load(static_cast<const T*>(lane));
 }
 
@@ -212,7 +218,7 @@ template <class T>
 PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
   T lane[kLanes];
   store(lane, value);
-  __builtin_memcpy(to, lane, static_cast<uint64_t>(count) * sizeof(T));
+  copy(to, static_cast<const T*>(lane), count);
 }
 
 // Loads sixteen elements, or the first `count` if there are fewer.
@@ -346,7 +352,7 @@ PRECAST_METHOD void store_block<bf16>(bf16* to, Block value) {
 template <class T>
 PRECAST_RARE Block load_block_part(const T* from, int64_t count) {
   T lane[kBlock] = {};
-  __builtin_memcpy(lane, from, static_cast<uint64_t>(count) * sizeof(T));
+  copy(lane, from, count);
   return load_block(static_cast<const T*>(lane));
 }
 
@@ -354,7 +360,7 @@ template <class T>
 PRECAST_RARE void store_block_part(T* to, Block value, int64_t count) {
   T lane[kBlock];
   store_block(lane, value);
-  __builtin_memcpy(to, lane, static_cast<uint64_t>(count) * sizeof(T));
+  copy(to, static_cast<const T*>(lane), count);
 }
 
 // Loads a block, or the first `count` elements if there are fewer.

@@ -114,9 +114,8 @@ PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
 #define PRECAST_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define PRECAST_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define PRECAST_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define PRECAST_OTHER(k)                                                                                        \
-  0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k, 8 ^ k, 9 ^ k, 10 ^ k, 11 ^ k, 12 ^ k, 13 ^ k, 14 ^ k, \
-      15 ^ k
+#define PRECAST_OTHER(k) \
+  0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k, 8 ^ k, 9 ^ k, 10 ^ k, 11 ^ k, 12 ^ k, 13 ^ k, 14 ^ k, 15 ^ k
 #endif
 #if defined(__clang__)
 #define PRECAST_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

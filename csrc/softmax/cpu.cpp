@@ -13,7 +13,7 @@ namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-constexpr int64_t kKept = 4096;      // elements kept at a time: 16 KiB, whole blocks
+constexpr int64_t kKept = 4096;  // elements kept at a time: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
 
 template <class T>
@@ -33,7 +33,7 @@ struct Row {
     Block z = load_block_part(x + i, count) * both(scale);
     if (mask != nullptr) {
       uint8_t bytes[kBlock] = {};
-      __builtin_memcpy(bytes, mask + i, static_cast<uint64_t>(count));
+      copy(bytes, mask + i, count);
       z = masked(z, bytes, masked_value, x);
     }
     return beyond(z, count, -kInfinity, x);
