@@ -1,6 +1,7 @@
 """``python -m benchmarks.shapes --json FILE``: the row ops at shapes that models have, and at random ones.
 
-Everybody is timed in CUDA graphs, cold and steady (graphs.py), and takes turns. A case in which the best peer is more
+Everybody is timed in CUDA graphs, cold and steady (graphs.py), and takes turns; with ``--device cpu`` at the shapes of
+cpu_shapes.toml, by calls (host_turns.py). A case in which the best peer is more
 than 3 % faster is measured three times; its ratios are the medians of the three. The list of shapes.toml and 40 random
 cases run in parts: ``--part 1/4`` is the first of four, with the same ``--seed`` for all parts of a run, and
 ``--table FILE...`` puts the parts together.
@@ -9,6 +10,7 @@ cases run in parts: ``--part 1/4`` is the first of four, with the same ``--seed`
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -17,20 +19,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import child, graphs, liger, quack, shapes_cases
+from benchmarks import child, graphs, host_turns, liger, quack, shapes_cases
 from benchmarks.graphs import COLD, STEADY, Samples
 from benchmarks.report import host_facts
 from benchmarks.shapes_cases import COMPILED, EAGER, OURS, Case
 
 Json = dict[str, Any]
+Takes = Callable[[Any], Samples]
 
 EVEN = 0.97  # of the best peer's speed
-RANDOM = 40
+RANDOM = {"cuda": 40, "cpu": 30}
 COMPILERS = 8  # processes that compile ahead
 FLUSH_BYTES = 512 << 20  # several times the L2 cache of any GPU
 PEER_ERRORS = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -56,13 +59,10 @@ def check(name: str, case: Case, result: Sequence[Any], reference: Sequence[Any]
         torch.testing.assert_close(one, other, rtol=2e-2, atol=atol, msg=lambda text: f"{case.text}, {name}: {text}")
 
 
-def measured(case: Case, flush: Any, *, compiled: bool) -> Json:
+def measured(case: Case, takes_of: Takes, sets: int, device: str, *, compiled: bool) -> Json:
     """All takes of a case. A peer that cannot do it, or does it wrong, is named with the reason; ours must be right."""
-    import torch
-
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    given = shapes_cases.buffers(case, graphs.sets_for(shapes_cases.call_bytes(case), l2), "cuda")
-    functions, absent = shapes_cases.functions(case, "cuda")
+    given = shapes_cases.buffers(case, sets, device)
+    functions, absent = shapes_cases.functions(case, device)
     if compiled:
         functions[COMPILED] = shapes_cases.compiled(functions[EAGER])
     reference = shapes_cases.call_of(functions[EAGER], given, 0)()
@@ -71,14 +71,14 @@ def measured(case: Case, flush: Any, *, compiled: bool) -> Json:
         calls = [shapes_cases.call_of(function, given, index) for index in range(len(given.inputs))]
         try:
             check(name, case, calls[0](), reference)
-            contestants[name] = graphs.captured(calls)
+            contestants[name] = graphs.captured(calls) if device == "cuda" else calls
         except PEER_ERRORS as failure:
             if name in (OURS, EAGER):
                 raise
             absent[name] = f"no peer: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:160]}"
-    takes = [graphs.in_turns(contestants, flush)]
+    takes = [takes_of(contestants)]
     if min(ratios(takes[0]).values()) < EVEN:
-        takes += [graphs.in_turns(contestants, flush) for _ in range(2)]
+        takes += [takes_of(contestants) for _ in range(2)]
     return {**asdict(case), "absent": absent, "sets": len(given.inputs), "takes": rounded(takes)}
 
 
@@ -145,24 +145,31 @@ def compile_ahead(arguments: list[str]) -> None:
         chosen.unlink()
 
 
-def compile_only(cases: Sequence[Case]) -> None:
+def compile_only(cases: Sequence[Case], device: str) -> None:
     """Call torch.compile's function of each case once."""
     for case in cases:
-        functions, _ = shapes_cases.functions(case, "cuda")
-        shapes_cases.call_of(shapes_cases.compiled(functions[EAGER]), shapes_cases.buffers(case, 1, "cuda"), 0)()
+        functions, _ = shapes_cases.functions(case, device)
+        shapes_cases.call_of(shapes_cases.compiled(functions[EAGER]), shapes_cases.buffers(case, 1, device), 0)()
 
 
-def run(cases: Sequence[Case], results: Json, path: Path, *, compiled: bool, until: float) -> None:
+def run(cases: Sequence[Case], results: Json, path: Path, device: str, *, compiled: bool, until: float) -> None:
     """Measure the cases one by one while there is time, keeping the file complete."""
     import torch
 
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    takes_of: Takes = host_turns.in_turns
+    if device == "cuda":
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+        takes_of = functools.partial(graphs.in_turns, flush=flush)
     for index, case in enumerate(cases):
         if time.monotonic() > until:
             results["left"] = [other.text for other in cases[index:]]
             print(f"no time is left for {len(cases) - index} cases, from {case.text} on")
             break
-        results["cases"].append(measured(case, flush, compiled=compiled))
+        sets = 1
+        if device == "cuda":
+            l2 = torch.cuda.get_device_properties(0).L2_cache_size
+            sets = graphs.sets_for(shapes_cases.call_bytes(case), l2)
+        results["cases"].append(measured(case, takes_of, sets, device, compiled=compiled))
         print(line(results["cases"][-1]), flush=True)
         path.write_text(json.dumps(results) + "\n", encoding="utf-8")
         torch.cuda.empty_cache()
@@ -175,7 +182,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--site", type=Path, help="measure what is installed in this folder (pip install --target)")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="of random cases")
-    parser.add_argument("--random", type=int, default=RANDOM, metavar="COUNT", help="how many random cases")
+    parser.add_argument("--device", choices=tuple(RANDOM), default="cuda", help="where the ops run")
+    parser.add_argument("--random", type=int, metavar="COUNT", help="how many random cases")
     parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose text has this")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many seconds")
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out")
@@ -188,6 +196,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.table is None and options.json is None and options.compile_only is None:
         parser.error("needed --json FILE, for the samples, or --table FILE...")
     options.numbers = (int(part), int(parts))
+    options.random = RANDOM[options.device] if options.random is None else options.random
     return options
 
 
@@ -199,11 +208,11 @@ def main() -> int:
         print("\n".join(table([result for results in kept for result in results["cases"]])))
         return 0
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # the processes are the threads
-    cases = [*shapes_cases.listed(), *shapes_cases.drawn(options.seed, options.random)]
+    cases = [*shapes_cases.listed(options.device), *shapes_cases.drawn(options.seed, options.random, options.device)]
     cases = shapes_cases.part_of([case for case in cases if options.only in case.text], *options.numbers)
     if options.compile_only is not None:
         child.use_installation(options.site)
-        compile_only(cases[options.compile_only :: COMPILERS])
+        compile_only(cases[options.compile_only :: COMPILERS], options.device)
         return 0
     with tempfile.TemporaryDirectory(prefix="precast-bench-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
@@ -214,11 +223,11 @@ def main() -> int:
         print(f"{len(cases)} cases; --seed {options.seed}; {results['facts']}", flush=True)
         if not options.without_compile:
             same = ["--site", str(site), "--part", options.part, "--seed", str(options.seed), "--only", options.only]
-            compile_ahead([*same, "--random", str(options.random)])
+            compile_ahead([*same, "--random", str(options.random), "--device", options.device])
             print(f"compiled ahead after {time.monotonic() - begin:.0f} s", flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         compiled, until = not options.without_compile, begin + options.seconds
-        run(cases, results, options.json, compiled=compiled, until=until)
+        run(cases, results, options.json, options.device, compiled=compiled, until=until)
     print("\n".join(table(results["cases"])))
     return 0
 

@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-LIST = Path(__file__).with_name("shapes.toml")
+LISTS = {"cuda": Path(__file__).with_name("shapes.toml"), "cpu": Path(__file__).with_name("cpu_shapes.toml")}
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}  # of an entry that names none
 OURS, EAGER, COMPILED = "precast", "torch eager", "torch.compile"
 FORWARD, TRAINING = "forward", "training"
 EPS = 1e-6
-MOST_ELEMENTS = 1 << 28  # of a random case
+MOST_ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 22}  # of a random case
+MOST_ROWS = {"cuda": 18, "cpu": 14}  # as powers of two
 GATED = ("silu_and_mul", "gelu_tanh_and_mul")
 RANDOM_OPS = ("rms_norm", "fused_add_rms_norm", "layer_norm", "scaled_softmax", *GATED)
-RANDOM_DTYPES = ("bfloat16",) * 6 + ("float16", "float32")
+RANDOM_DTYPES = {
+    "cuda": ("bfloat16",) * 6 + ("float16", "float32"),
+    "cpu": ("float32",) * 4 + ("bfloat16",) * 3 + ("float16",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +55,18 @@ class Case:
         return f"{self.op} {self.way} {'x'.join(map(str, self.shape))} {self.dtype}"
 
 
-def listed(path: Path = LIST) -> list[Case]:
-    """The cases of shapes.toml; an entry without a way is two."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))
+def listed(device: str) -> list[Case]:
+    """The cases of a device's list; an entry without a way is two."""
+    entries = tomllib.loads(LISTS[device].read_text(encoding="utf-8"))
     return [
-        Case(op, way, tuple(entry["shape"]), entry.get("dtype", "bfloat16"), entry["model"])
+        Case(op, way, tuple(entry["shape"]), entry.get("dtype", DTYPES[device]), entry["model"])
         for op, some in entries.items()
         for entry in some
         for way in ([entry["way"]] if "way" in entry else [FORWARD, TRAINING])
     ]
 
 
-def drawn(seed: int, count: int) -> list[Case]:
+def drawn(seed: int, count: int, device: str) -> list[Case]:
     """Random cases: rows and widths are as likely to be small as large, and a third of the widths is any number."""
     numbers = random.Random(seed)
     cases = []
@@ -69,8 +74,8 @@ def drawn(seed: int, count: int) -> list[Case]:
         op, way = numbers.choice(RANDOM_OPS), numbers.choice((FORWARD, TRAINING))
         vectors = numbers.random() < 2 / 3
         width = 8 * round(2 ** numbers.uniform(2, 14)) if vectors else round(2 ** numbers.uniform(5, 14))
-        rows = min(round(2 ** numbers.uniform(0, 18)), MOST_ELEMENTS // width)
-        cases.append(Case(op, way, (rows, width), numbers.choice(RANDOM_DTYPES), "random"))
+        rows = max(1, min(round(2 ** numbers.uniform(0, MOST_ROWS[device])), MOST_ELEMENTS[device] // width))
+        cases.append(Case(op, way, (rows, width), numbers.choice(RANDOM_DTYPES[device]), "random"))
     return cases
 
 
@@ -85,6 +90,9 @@ def functions(case: Case, device: str) -> tuple[dict[str, Function], dict[str, s
     ours, theirs = _ours_and_theirs(case, device)
     found, absent = {OURS: ours, EAGER: theirs}, {}
     for peer in (liger, quack):
+        if device == "cpu":
+            absent[peer.NAME] = "no peer: it runs on GPUs"
+            continue
         function = peer.functions().get(case.op) if peer.installed() else None
         if function is None:
             absent[peer.NAME] = peer.NO_SUCH_OP if peer.installed() else peer.ABSENT

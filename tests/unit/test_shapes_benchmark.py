@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -35,7 +37,7 @@ def module(name: str) -> Any:
 
 
 def test_the_list_has_the_widths_of_models_in_at_most_120_cases() -> None:
-    cases = module("shapes_cases").listed()
+    cases = module("shapes_cases").listed("cuda")
     assert 100 <= len(cases) <= 120 and len(set(cases)) == len(cases)
     assert tuple(sorted({case.op for case in cases})) == OPS
     assert {case.way for case in cases} == {"forward", "training"} and all(case.model for case in cases)
@@ -46,20 +48,43 @@ def test_the_list_has_the_widths_of_models_in_at_most_120_cases() -> None:
     assert min(rows) == 1 and max(rows) == 262144
 
 
+def test_the_list_for_cpus_has_at_most_80_cases() -> None:
+    cases = module("shapes_cases").listed("cpu")
+    assert 60 <= len(cases) <= 80 and len(set(cases)) == len(cases)
+    assert tuple(sorted({case.op for case in cases})) == OPS
+    assert {case.way for case in cases} == {"forward", "training"} and all(case.model for case in cases)
+    assert {case.dtype for case in cases} == {"float32", "bfloat16", "float16"}
+    assert {37, 77, 96, 128, 197, 769, 4096, 32768, 262144} <= {case.shape[-1] for case in cases}
+    assert all(math.prod(case.shape[:-1]) <= 16384 for case in cases)
+
+
+def test_calls_on_the_cpu_take_turns() -> None:
+    pytest.importorskip("torch")
+    turns, order = module("host_turns"), []
+    calls = {name: [lambda name=name: order.append(name)] for name in ("precast", "torch eager")}
+    found = turns.in_turns(calls)
+    assert set(found) == {"cold", "steady"} and all(set(of) == set(calls) for of in found.values())
+    rounds = turns.ROUNDS
+    assert {len(us) for us in found["cold"].values()} == {rounds * turns.COLD_REPEATS}
+    assert {len(us) for us in found["steady"].values()} == {rounds * turns.STEADY_REPEATS}
+    changes = sum(one != other for one, other in itertools.pairwise(order))
+    assert changes >= 2 * 2 * rounds - 1  # each contestant has a turn for each measure in each round
+
+
 def test_random_cases_follow_their_seed_and_differ_with_it() -> None:
     cases = module("shapes_cases")
-    first, again, other = (cases.drawn(seed, 200) for seed in (1, 1, 2))
+    first, again, other = (cases.drawn(seed, 200, "cuda") for seed in (1, 1, 2))
     assert first == again and first != other
     assert {case.op for case in first} == set(cases.RANDOM_OPS)
     assert {case.dtype for case in first} == {"bfloat16", "float16", "float32"}
     assert any(case.shape[1] % 8 for case in first) and any(case.shape[1] % 8 == 0 for case in first)
-    assert all(1 <= case.shape[0] * case.shape[1] <= cases.MOST_ELEMENTS for case in first)
-    assert cases.drawn(1, 40) == first[:40]
+    assert all(1 <= case.shape[0] * case.shape[1] <= cases.MOST_ELEMENTS["cuda"] for case in first)
+    assert cases.drawn(1, 40, "cuda") == first[:40]
 
 
 def test_parts_are_all_cases_once() -> None:
     cases = module("shapes_cases")
-    everything = [*cases.listed(), *cases.drawn(3, 40)]
+    everything = [*cases.listed("cuda"), *cases.drawn(3, 40, "cuda")]
     parts = [case for part in range(1, 5) for case in cases.part_of(everything, part, 4)]
     assert Counter(parts) == Counter(everything)
 
@@ -164,7 +189,7 @@ def test_a_peer_that_fails_is_named_and_a_case_that_falls_short_is_measured_thre
 
     slow = {"value": True}
 
-    def in_turns(contestants: dict[str, Any], flush: object) -> dict[str, dict[str, list[float]]]:
+    def in_turns(contestants: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
         assert set(contestants) == {"precast", "torch eager"}
         times = {"precast": [2.0 if slow["value"] else 1.0] * 3, "torch eager": [1.0] * 3}
         return {"steady": times, "cold": times}
@@ -173,14 +198,12 @@ def test_a_peer_that_fails_is_named_and_a_case_that_falls_short_is_measured_thre
     monkeypatch.setattr(shapes.shapes_cases, "buffers", lambda case, sets, device: made(case, sets, "cpu"))
     monkeypatch.setattr(shapes.shapes_cases, "functions", functions)
     monkeypatch.setattr(shapes.graphs, "captured", lambda calls: [call() for call in calls])
-    monkeypatch.setattr(shapes.graphs, "in_turns", in_turns)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: type("Some", (), {"L2_cache_size": 1 << 20}))
-    result = shapes.measured(case, None, compiled=False)
+    result = shapes.measured(case, in_turns, 2, "cuda", compiled=False)
     assert len(result["takes"]) == 3 and shapes.ratio_of(result, "steady") == 0.5
     assert result["absent"]["Liger-Kernel"] == "no peer: AssertionError: rows of 16 are not supported"
     assert result["absent"]["QuACK"].startswith("no peer: AssertionError: scaled_softmax forward 4x16 float32, QuACK: ")
     slow["value"] = False
-    assert len(shapes.measured(case, None, compiled=False)["takes"]) == 1
+    assert len(shapes.measured(case, in_turns, 2, "cuda", compiled=False)["takes"]) == 1
     real["precast"] = refuses
     with pytest.raises(AssertionError, match="rows of 16"):
-        shapes.measured(case, None, compiled=False)
+        shapes.measured(case, in_turns, 2, "cuda", compiled=False)
