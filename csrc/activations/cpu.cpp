@@ -28,7 +28,7 @@ struct Share {
 };
 
 PRECAST_INLINE Share sigmoid(Floats x) {
-  const Floats one = broadcast(1.0f), e = exponential(bounded(x, 89.0f) * broadcast(-1.0f));
+  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, 89.0f));
   const Floats below = one / plus(e, one);
   return {below, lesser(e, broadcast(3e38f)) * below};
 }
