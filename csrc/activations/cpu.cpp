@@ -1,8 +1,7 @@
 // Gated activations forward and backward, sixteen elements at a time. Compiled once per CPU level.
 //
 // The activations differ in one function, which gives both value and slope, so each is a branch in front of a loop over
-// a piece of a row. Some have parameters, and one changes the factor as well. The exponential is only computed for
-// numbers that are not positive, so it never overflows, and the far tails keep their relative accuracy.
+// a piece of a row. Some have parameters, and one changes the factor as well.
 #include "cpu.h"
 
 #include <math.h>
@@ -25,15 +24,16 @@ struct Slope {
   Floats slope;  // its derivative
 };
 
-// 1 / (1 + exp(-x)), and one minus that.
+// 1 / (1 + exp(-x)), and one minus that, both to the last places. From -89 down the exponential is infinite; then both
+// are zero, and so is what they are factors of.
 struct Share {
   Floats below, above;
 };
 
 PRECAST_INLINE Share sigmoid(Floats x) {
-  const Floats e = exp_of_negative(minus_magnitude(x), broadcast(0));
-  const Floats large = broadcast(1.0f) / plus(e, broadcast(1.0f)), small = e * large;
-  return {where_negative(x, small, large), where_negative(x, large, small)};
+  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, 89.0f));
+  const Floats below = one / plus(e, one);
+  return {below, lesser(e, broadcast(3e38f)) * below};
 }
 
 // What the activations have in common that leave the factor as it is. Their values are rounded before the product.
@@ -99,7 +99,7 @@ struct Gelu : Plain {
     const Floats w = bounded(magnitude(x), kFar);
     const Floats high = leading_bits(w);  // its square is exact
     const Floats half = broadcast(-0.5f);
-    const Floats e = exp_of_negative(high * high * half, (w - high) * (w + high) * half);
+    const Floats e = exponential(high * high * half, (w - high) * (w + high) * half);
     const Floats t = broadcast(3.0f) / (w + broadcast(3.0f)), s = t + t - broadcast(1.0f);
     Floats q = broadcast(-1.9643519e-05f);
     q = fma(q, s, broadcast(-6.3884276e-05f));
@@ -140,21 +140,21 @@ PRECAST_INLINE Piece piece_at(int64_t index, int64_t columns) {
   return {row, column, rest < kPiece ? rest : kPiece};
 }
 
-// Up to sixteen elements, `step` apart.
+// Up to thirty-two elements, `step` apart.
 template <class T>
-PRECAST_INLINE Floats load_next(const T* from, int64_t step, int64_t count) {
-  if (step == 1) return load_upto(from, count);
-  T part[kLanes] = {};
-  for (int64_t i = 0; i < count && i < kLanes; ++i) part[i] = from[i * step];
-  return load(part);
+PRECAST_INLINE Block load_next(const T* from, int64_t step, int64_t count) {
+  if (step == 1) return load_block_upto(from, count);
+  T part[kBlock] = {};
+  for (int64_t i = 0; i < count && i < kBlock; ++i) part[i] = from[i * step];
+  return load_block(static_cast<const T*>(part));
 }
 
 template <class T>
-PRECAST_INLINE void store_next(T* to, Floats value, int64_t step, int64_t count) {
-  if (step == 1) return store_upto(to, value, count);
-  T part[kLanes];
-  store(part, value);
-  for (int64_t i = 0; i < count && i < kLanes; ++i) to[i * step] = part[i];
+PRECAST_INLINE void store_next(T* to, Block value, int64_t step, int64_t count) {
+  if (step == 1) return store_block_upto(to, value, count);
+  T part[kBlock];
+  store_block(part, value);
+  for (int64_t i = 0; i < count && i < kBlock; ++i) to[i * step] = part[i];
 }
 
 template <class T, class Function>
@@ -165,12 +165,16 @@ void forward_piece(const ForwardRows& rows, Piece piece) {
   const T* factor = static_cast<const T*>(rows.factor);
   if (factor != nullptr) factor += piece.row * rows.factor_stride + column;
   T* y = static_cast<T*>(rows.y) + piece.row * rows.columns + piece.column;
-  for (int64_t i = 0; i < piece.count; i += kLanes) {
+  for (int64_t i = 0; i < piece.count; i += kBlock) {
     const int64_t rest = piece.count - i;
-    Floats active = function.at(load_next(gate + i * step, step, rest)).value;
+    const Block g = load_next(gate + i * step, step, rest);
+    Block active = {function.at(g.first).value, function.at(g.second).value};
     if (Function::kRounds) active = round_to(active, gate);
-    if (factor != nullptr) active = active * function.factor_at(load_next(factor + i * step, step, rest)).value;
-    store_upto(y + i, active, rest);
+    if (factor != nullptr) {
+      const Block f = load_next(factor + i * step, step, rest);
+      active = active * Block{function.factor_at(f.first).value, function.factor_at(f.second).value};
+    }
+    store_block_upto(y + i, active, rest);
   }
 }
 
@@ -186,17 +190,20 @@ void backward_piece(const BackwardRows& rows, Piece piece) {
     factor += piece.row * rows.factor_stride + column;
     grad_factor += result;
   }
-  for (int64_t i = 0; i < piece.count; i += kLanes) {
+  for (int64_t i = 0; i < piece.count; i += kBlock) {
     const int64_t rest = piece.count - i;
-    const Slope here = function.at(load_next(gate + i * step, step, rest));
-    const Floats g = load_upto(grad + i, rest);
+    const Block x = load_next(gate + i * step, step, rest), g = load_block_upto(grad + i, rest);
+    const Slope first = function.at(x.first), second = function.at(x.second);
+    const Block value = {first.value, second.value}, slope = {first.slope, second.slope};
     if (factor == nullptr) {
-      store_next(grad_gate + i * step, g * here.slope, step, rest);
+      store_next(grad_gate + i * step, g * slope, step, rest);
       continue;
     }
-    const Slope there = function.factor_at(load_next(factor + i * step, step, rest));
-    store_next(grad_gate + i * step, g * there.value * here.slope, step, rest);
-    store_next(grad_factor + i * step, Function::kRounds ? g * here.value : g * here.value * there.slope, step, rest);
+    const Block f = load_next(factor + i * step, step, rest);
+    const Slope left = function.factor_at(f.first), right = function.factor_at(f.second);
+    store_next(grad_gate + i * step, g * Block{left.value, right.value} * slope, step, rest);
+    const Block part = g * value;
+    store_next(grad_factor + i * step, Function::kRounds ? part : part * Block{left.slope, right.slope}, step, rest);
   }
 }
 

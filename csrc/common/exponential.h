@@ -1,47 +1,45 @@
-// Exponentials for the CPU softmax kernels. Compiled once per CPU level, like simd.h.
+// The exponential of the CPU kernels. Compiled once per CPU level, like simd.h.
 #pragma once
 
 #include "simd.h"
 
 namespace precast::PRECAST_CPU_LEVEL {
 
-// exp(x) for x <= 0, including minus infinity; NaN stays NaN. x = n ln 2 + r with |r| < 0.35. The series of exp(r) up
-// to r^7 / 7! has an error of 6e-9. ln 2 is split so that n times its upper part is exact without a fused multiply-add.
-// 2^n is split into two factors so that results below the normal range are correct.
-PRECAST_INLINE FloatPart exp_part(FloatPart x) {
+// 2^n exp(r), for n = round(x / ln 2) <= 127, r = x - n ln 2 + low and a `low` that is small compared with 1. ln 2 is
+// split so that n times its upper part is exact without a fused multiply-add. exp(r) = 1 + r + r^2 q(r), with q fitted
+// to the least relative error for |r| < 0.35, which is 1.1e-7. A result below the normal range becomes zero.
+template <class Low>
+PRECAST_INLINE FloatPart exp_part(FloatPart x, const Low& with_low) {
   const FloatPart zero = {};
-  const FloatPart magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it to a number rounds the number to an integer
-  FloatPart bounded = select(is_less(x, zero - 104.0f), zero - 104.0f, x);
-  bounded = select(is_number(x), bounded, zero);
-  const FloatPart shifted = fma_part(bounded, zero + 1.44269504f, magic);
+  // 1.5 * 2^23: adding it to a number rounds the number to an integer. With 127 more, the low bits are 2^n's exponent.
+  const FloatPart magic = zero + (12582912.0f + 127.0f);
+  const FloatPart shifted = fma_part(x, zero + 1.44269504f, magic);
   const FloatPart n = shifted - magic;
-  FloatPart r = fma_part(n, zero - 0.693359375f, bounded);
-  r = fma_part(n, zero + 2.12194440e-4f, r);
-  FloatPart series = zero + 1.0f / 5040.0f;
-  series = fma_part(series, r, zero + 1.0f / 720.0f);
-  series = fma_part(series, r, zero + 1.0f / 120.0f);
-  series = fma_part(series, r, zero + 1.0f / 24.0f);
-  series = fma_part(series, r, zero + 1.0f / 6.0f);
-  series = fma_part(series, r, zero + 0.5f);
-  series = fma_part(series * r, r, r) + 1.0f;
-  const SignedPart power = (SignedPart)shifted - (SignedPart)magic, half = power >> 1;
-  const FloatPart low = (FloatPart)((half + 127) << 23), high = (FloatPart)((power - half + 127) << 23);
-  return select(is_number(x), series * low * high, x);
+  FloatPart r = fma_part(n, zero - 0.693359375f, x);
+  r = with_low(fma_part(n, zero + 2.12194440e-4f, r));
+  FloatPart series = fma_part(zero + 8.312524e-3f, r, zero + 4.1890122e-2f);
+  series = fma_part(series, r, zero + 0.16667114f);
+  series = fma_part(series, r, zero + 0.4999923f);
+  series = fma_part(series, r, zero + 1.0f);
+  series = fma_part(series, r, zero + 1.0f);
+  const FloatPart power = (FloatPart)((WordPart)shifted << 23);
+  return select(is_less(x, zero - 87.336544f), zero, series * power);
 }
 
-PRECAST_INLINE Floats exponential(Floats a) {
-#define PRECAST_PART(i) exp_part(a.part[i])
+// exp(a) for a <= 88. NaN stays NaN.
+PRECAST_BULKY Floats exponential(Floats a) {
+#define PRECAST_PART(i) exp_part(a.part[i], [](FloatPart r) __attribute__((always_inline)) { return r; })
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
 
-PRECAST_INLINE float largest_lane(Floats a) {
-  float lane[kLanes];
-  store(lane, a);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] = lane[i + width] > lane[i] ? lane[i + width] : lane[i];
-  }
-  return lane[0];
+PRECAST_INLINE Block exponential(Block a) { return {exponential(a.first), exponential(a.second)}; }
+
+// exp(a + low).
+PRECAST_BULKY Floats exponential(Floats a, Floats low) {
+#define PRECAST_PART(i) exp_part(a.part[i], [&](FloatPart r) __attribute__((always_inline)) { return r + low.part[i]; })
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
 }
 
 }  // namespace precast::PRECAST_CPU_LEVEL

@@ -9,20 +9,64 @@ constexpr int64_t kSumBlock = 1024;  // elements whose sum is kept in float
 
 PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// A block of float32 numbers in the order of a block of T.
+template <class T>
+PRECAST_INLINE Block in_order_of(Block natural, const T*) {
+  return natural;
+}
+PRECAST_INLINE Block in_order_of(Block natural, const bf16*) {
+  const Pairs pairs = separate({natural.first, natural.second});
+  return {pairs.first, pairs.second};
+}
+
 // A weight or a bias, in the dtype of the rows or in float32. `data` may be null.
 template <class T>
 struct Columns {
   const void* data;
   bool wide;
   PRECAST_METHOD bool absent() const { return data == nullptr; }
-  PRECAST_METHOD Floats at(int64_t i) const {
-    return wide ? load(static_cast<const float*>(data) + i) : load(static_cast<const T*>(data) + i);
-  }
   PRECAST_METHOD Floats upto(int64_t i, int64_t count) const {
     return wide ? load_upto(static_cast<const float*>(data) + i, count)
                 : load_upto(static_cast<const T*>(data) + i, count);
   }
+  // The elements from i on, in the order of a block of T.
+  PRECAST_METHOD Block block_upto(int64_t i, int64_t count) const {
+    const T* narrow = static_cast<const T*>(data);
+    return wide ? in_order_of(load_block_upto(static_cast<const float*>(data) + i, count), narrow)
+                : load_block_upto(narrow + i, count);
+  }
 };
+
+// `z` with `value` where a byte of the mask is set. The bytes are in the order of memory, as the block's elements were.
+template <class T>
+PRECAST_INLINE Block masked(Block z, const uint8_t* mask, float value, const T*) {
+  const FloatPart other = value - FloatPart{};
+#define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, z.first.part[i])
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) select(is_set(mask + kLanes + (i) * PRECAST_WIDTH), other, z.second.part[i])
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+}
+
+PRECAST_INLINE Block masked(Block z, const uint8_t* mask, float value, const bf16*) {
+  const FloatPart other = value - FloatPart{};
+#define PRECAST_PART(i) select(is_even_set(mask + (i) * 2 * PRECAST_WIDTH), other, z.first.part[i])
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) select(is_odd_set(mask + (i) * 2 * PRECAST_WIDTH), other, z.second.part[i])
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+}
+
+// `z` with `value` in all elements but the first `count` < 32.
+template <class T>
+PRECAST_INLINE Block beyond(Block z, int64_t count, float value, const T* like) {
+  static constexpr uint8_t kMask[2 * kBlock] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                                1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  return masked(z, kMask + kBlock - count, value, like);
+}
 
 // result[c] = round(sum over chunks, in a fixed order, of parts[chunk * stride + c]) for the columns [begin, end).
 // Without chunks the result is 0.

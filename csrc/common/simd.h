@@ -115,9 +115,15 @@ PRECAST_INLINE Floats sqrt(Floats a) {
 #undef PRECAST_PART
 }
 
-// The greater of two. Returns `a` if either of them is NaN.
+// The greater and the lesser of two. Both return `a` if either of them is NaN.
 PRECAST_INLINE Floats greater(Floats a, Floats b) {
-#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), b.part[i], a.part[i])
+#define PRECAST_PART(i) greater_part(a.part[i], b.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+PRECAST_INLINE Floats lesser(Floats a, Floats b) {
+#define PRECAST_PART(i) lesser_part(a.part[i], b.part[i])
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
@@ -183,7 +189,7 @@ PRECAST_INLINE void store(T* to, Floats value) {
 PRECAST_INLINE Floats round_to(Floats value, const float*) { return value; }
 
 PRECAST_INLINE Floats round_to(Floats value, const bf16*) {
-#define PRECAST_PART(i) float_of_bf16(bf16_of_float(value.part[i]))
+#define PRECAST_PART(i) (FloatPart)(rounded_to_bf16(value.part[i]) & 0xffff0000u)
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
@@ -194,11 +200,17 @@ PRECAST_INLINE Floats round_to(Floats value, const f16*) {
 #undef PRECAST_PART
 }
 
+// Copies the first `count` elements; none if it is negative.
+template <class T>
+PRECAST_INLINE void copy(T* to, const T* from, int64_t count) {
+  if (count > 0) __builtin_memcpy(to, from, static_cast<uint64_t>(count) * sizeof(T));
+}
+
 // Loads the first `count` < 16 elements and sets the other lanes to zero. Reads no byte beyond them.
 template <class T>
 PRECAST_RARE Floats load_part(const T* from, int64_t count) {
   T lane[kLanes] = {};
-  for (int64_t i = 0; i < count; ++i) lane[i] = from[i];
+  copy(lane, from, count);
   return load(static_cast<const T*>(lane));
 }
 
@@ -206,7 +218,7 @@ template <class T>
 PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
   T lane[kLanes];
   store(lane, value);
-  for (int64_t i = 0; i < count; ++i) to[i] = lane[i];
+  copy(to, static_cast<const T*>(lane), count);
 }
 
 // Loads sixteen elements, or the first `count` if there are fewer.
@@ -255,14 +267,115 @@ PRECAST_INLINE Pairs join(Pairs x) {
 #undef PRECAST_ZIP
 }
 
-// The sum of the lanes, by halving in a fixed order.
-PRECAST_INLINE float sum(Floats a) {
-  float lane[kLanes];
-  store(lane, a);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+// Combines the sixteen lanes to one number: lane i with lane i + 8, then i with i + 4, and so on.
+template <class Two>
+PRECAST_INLINE float folded(Floats a, const Two& two) {
+#if PRECAST_WIDTH == 16
+  FloatPart all = two(a.part[0], moved_part<8>(a.part[0]));
+  all = two(all, moved_part<4>(all));
+#elif PRECAST_WIDTH == 8
+  FloatPart all = two(a.part[0], a.part[1]);
+  all = two(all, moved_part<4>(all));
+#else
+  FloatPart all = two(two(a.part[0], a.part[2]), two(a.part[1], a.part[3]));
+#endif
+  all = two(all, moved_part<2>(all));
+  return first_lane(two(all, moved_part<1>(all)));
+}
+
+PRECAST_BULKY float sum(Floats a) {
+  return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return b + c; });
+}
+
+PRECAST_BULKY float largest_lane(Floats a) {
+  return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return greater_part(b, c); });
+}
+
+// ---- Thirty-two elements at a time ----------------------------------------------------------------------------------
+
+// Thirty-two consecutive elements in an order that a format can be read in at once: of bfloat16, `first` has those at
+// even places and `second` the others, because one shift, or one mask, of a register of pairs gives sixteen floats. Of
+// the other formats, `first` has the first sixteen. What is stored as a block is in the order in which it was loaded.
+struct Block {
+  Floats first, second;
+};
+
+constexpr int64_t kBlock = 2 * kLanes;
+
+PRECAST_INLINE Block both(Floats a) { return {a, a}; }
+PRECAST_INLINE Block both(float value) { return both(broadcast(value)); }
+PRECAST_INLINE Block operator+(Block a, Block b) { return {a.first + b.first, a.second + b.second}; }
+PRECAST_INLINE Block operator-(Block a, Block b) { return {a.first - b.first, a.second - b.second}; }
+PRECAST_INLINE Block operator*(Block a, Block b) { return {a.first * b.first, a.second * b.second}; }
+PRECAST_INLINE Block fma(Block a, Block b, Block c) {
+  return {fma(a.first, b.first, c.first), fma(a.second, b.second, c.second)};
+}
+PRECAST_INLINE Block greater(Block a, Block b) { return {greater(a.first, b.first), greater(a.second, b.second)}; }
+PRECAST_INLINE float sum(Block a) { return sum(a.first + a.second); }
+PRECAST_INLINE float largest_lane(Block a) { return largest_lane(greater(a.first, a.second)); }
+
+template <class T>
+PRECAST_INLINE Block round_to(Block a, const T* like) {
+  return {round_to(a.first, like), round_to(a.second, like)};
+}
+
+template <class T>
+PRECAST_INLINE Block load_block(const T* from) {
+  return {load(from), load(from + kLanes)};
+}
+
+template <>
+PRECAST_METHOD Block load_block<bf16>(const bf16* from) {
+#define PRECAST_PART(i) (FloatPart)(load_words(from + (i) * 2 * PRECAST_WIDTH) << 16)
+  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+#define PRECAST_PART(i) (FloatPart)(load_words(from + (i) * 2 * PRECAST_WIDTH) & 0xffff0000u)
+  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
+#undef PRECAST_PART
+}
+
+template <class T>
+PRECAST_INLINE void store_block(T* to, Block value) {
+  store(to, value.first);
+  store(to + kLanes, value.second);
+}
+
+template <>
+PRECAST_METHOD void store_block<bf16>(bf16* to, Block value) {
+#define PRECAST_PART(i) \
+  store_bits(to + (i) * 2 * PRECAST_WIDTH, bf16_pairs_of_floats(value.first.part[i], value.second.part[i]))
+  PRECAST_PARTS(PRECAST_PART);
+#undef PRECAST_PART
+}
+
+// The first `count` < 32 elements; the others are zero. Reads and writes no byte beyond them.
+template <class T>
+PRECAST_RARE Block load_block_part(const T* from, int64_t count) {
+  T lane[kBlock] = {};
+  copy(lane, from, count);
+  return load_block(static_cast<const T*>(lane));
+}
+
+template <class T>
+PRECAST_RARE void store_block_part(T* to, Block value, int64_t count) {
+  T lane[kBlock];
+  store_block(lane, value);
+  copy(to, static_cast<const T*>(lane), count);
+}
+
+// Loads a block, or the first `count` elements if there are fewer.
+template <class T>
+PRECAST_INLINE Block load_block_upto(const T* from, int64_t count) {
+  return count >= kBlock ? load_block(from) : load_block_part(from, count);
+}
+
+template <class T>
+PRECAST_INLINE void store_block_upto(T* to, Block value, int64_t count) {
+  if (count >= kBlock) {
+    store_block(to, value);
+  } else {
+    store_block_part(to, value, count);
   }
-  return lane[0];
 }
 
 // ---- Stores past the caches -----------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@
 // long as that. Include it only through simd.h.
 #pragma once
 
-// Without a float16 conversion instruction, a conversion takes thirty others. Keeping them out of line halves compile
-// time.
+// Functions of many instructions are called, not inlined, at the level that is compiled for size. A conversion from
+// float16 takes thirty instructions there, and inlining them doubled the time to compile.
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
-#define PRECAST_CONVERSION PRECAST_RARE
+#define PRECAST_BULKY PRECAST_RARE
 #else
-#define PRECAST_CONVERSION PRECAST_INLINE
+#define PRECAST_BULKY PRECAST_INLINE
 #endif
 
 namespace precast::PRECAST_CPU_LEVEL {
@@ -30,9 +30,11 @@ PRECAST_INLINE T load_bits(const void* from) {
 }
 
 PRECAST_INLINE FloatPart load_floats(const float* from) { return load_bits<FloatPart>(from); }
+PRECAST_INLINE WordPart load_words(const void* from) { return load_bits<WordPart>(from); }
 PRECAST_INLINE HalfPart load_halves(const void* from) { return load_bits<HalfPart>(from); }
 PRECAST_INLINE void store_bits(void* to, FloatPart value) { __builtin_memcpy(to, &value, sizeof value); }
 PRECAST_INLINE void store_bits(void* to, HalfPart value) { __builtin_memcpy(to, &value, sizeof value); }
+PRECAST_INLINE void store_bits(void* to, WordPart value) { __builtin_memcpy(to, &value, sizeof value); }
 
 PRECAST_INLINE Mask is_less(FloatPart a, FloatPart b) { return (Mask)(a < b); }
 PRECAST_INLINE Mask is_number(FloatPart a) { return (Mask)(a == a); }
@@ -42,13 +44,43 @@ PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
   const HalfPart half = __builtin_convertvector(load_bits<BytePart>(bytes), HalfPart);
   return (Mask)(__builtin_convertvector(half, WordPart) != 0u);
 }
-
-PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) {
-  return ((WordPart)mask & yes) | (~(WordPart)mask & no);
+// Of the pairs of bytes: whether the first is set, and whether the second is.
+PRECAST_INLINE Mask is_even_set(const uint8_t* bytes) {
+  return (Mask)((__builtin_convertvector(load_bits<HalfPart>(bytes), WordPart) & 0xffu) != 0u);
 }
+PRECAST_INLINE Mask is_odd_set(const uint8_t* bytes) {
+  return (Mask)(__builtin_convertvector(load_bits<HalfPart>(bytes), WordPart) > 0xffu);
+}
+
+PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) { return mask ? yes : no; }
 
 PRECAST_INLINE FloatPart select(Mask mask, FloatPart yes, FloatPart no) {
   return (FloatPart)select(mask, (WordPart)yes, (WordPart)no);
+}
+
+// `b` if it is greater than `a`, else `a`; so `a` if either of them is NaN.
+PRECAST_INLINE FloatPart greater_part(FloatPart a, FloatPart b) {
+#if PRECAST_WIDTH > 4
+  asm("vmaxps %1, %2, %0" : "=v"(b) : "vm"(a), "v"(b));
+  return b;
+#elif defined(__x86_64__)
+  asm("maxps %1, %0" : "+x"(b) : "x"(a));
+  return b;
+#else
+  return select(is_less(a, b), b, a);
+#endif
+}
+
+PRECAST_INLINE FloatPart lesser_part(FloatPart a, FloatPart b) {
+#if PRECAST_WIDTH > 4
+  asm("vminps %1, %2, %0" : "=v"(b) : "vm"(a), "v"(b));
+  return b;
+#elif defined(__x86_64__)
+  asm("minps %1, %0" : "+x"(b) : "x"(a));
+  return b;
+#else
+  return select(is_less(b, a), b, a);
+#endif
 }
 
 PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
@@ -70,16 +102,20 @@ PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) {
 #define PRECAST_ODD 1, 3, 5, 7
 #define PRECAST_LOW 0, 4, 1, 5
 #define PRECAST_HIGH 2, 6, 3, 7
+#define PRECAST_OTHER(k) 0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k
 #elif PRECAST_WIDTH == 8
 #define PRECAST_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define PRECAST_ODD 1, 3, 5, 7, 9, 11, 13, 15
 #define PRECAST_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define PRECAST_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define PRECAST_OTHER(k) 0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k
 #else
 #define PRECAST_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define PRECAST_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define PRECAST_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define PRECAST_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define PRECAST_OTHER(k) \
+  0 ^ k, 1 ^ k, 2 ^ k, 3 ^ k, 4 ^ k, 5 ^ k, 6 ^ k, 7 ^ k, 8 ^ k, 9 ^ k, 10 ^ k, 11 ^ k, 12 ^ k, 13 ^ k, 14 ^ k, 15 ^ k
 #endif
 #if defined(__clang__)
 #define PRECAST_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -91,6 +127,13 @@ PRECAST_INLINE FloatPart even_part(FloatPart a, FloatPart b) { return PRECAST_LA
 PRECAST_INLINE FloatPart odd_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_ODD); }
 PRECAST_INLINE FloatPart low_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_LOW); }
 PRECAST_INLINE FloatPart high_part(FloatPart a, FloatPart b) { return PRECAST_LANES(a, b, PRECAST_HIGH); }
+
+// Moves lane k to lane 0, for k = 1, 2, 4 or 8. The lanes beyond k are moved so that folding works (simd.h).
+template <int k>
+PRECAST_INLINE FloatPart moved_part(FloatPart a) {
+  return PRECAST_LANES(a, a, PRECAST_OTHER(k));
+}
+PRECAST_INLINE float first_lane(FloatPart a) { return a[0]; }
 
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) {
 #if PRECAST_WIDTH > 4
@@ -115,7 +158,15 @@ PRECAST_INLINE double sqrt(double value) {
   return value;
 }
 
-PRECAST_INLINE WordPart widen(HalfPart half) { return __builtin_convertvector(half, WordPart); }
+PRECAST_INLINE WordPart widen(HalfPart half) {
+#if PRECAST_WIDTH > 4  // the compilers split a register of 512 bits
+  WordPart word;
+  asm("vpmovzxwd %1, %0" : "=v"(word) : "vm"(half));
+  return word;
+#else
+  return __builtin_convertvector(half, WordPart);
+#endif
+}
 
 PRECAST_INLINE HalfPart narrow(WordPart word) {
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
@@ -130,16 +181,21 @@ PRECAST_INLINE HalfPart narrow(WordPart word) {
 
 PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(widen(half) << 16); }
 
-// Rounds to nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet. Adding the rounding term
-// could carry into its exponent and make it infinite.
-PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
-  WordPart bits = (WordPart)value;
-  WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;
-  WordPart quiet = (bits >> 16) | 0x40u;
-  return narrow(select(is_number(value), rounded, quiet));
+// A float whose upper half is the bfloat16 number next to `value`, ties to even; the lower half is to be dropped. A NaN
+// keeps its sign and upper payload and becomes quiet: the rounding term could carry into its exponent.
+PRECAST_INLINE WordPart rounded_to_bf16(FloatPart value) {
+  const WordPart bits = (WordPart)value;
+  return select(is_number(value), bits + (((bits >> 16) & 1u) + 0x7fffu), bits | 0x400000u);
 }
 
-PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
+PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) { return narrow(rounded_to_bf16(value) >> 16); }
+
+// Pairs of bfloat16 numbers: `even` rounded is the lower half of each, `odd` the upper.
+PRECAST_BULKY WordPart bf16_pairs_of_floats(FloatPart even, FloatPart odd) {
+  return (WordPart)((rounded_to_bf16(even) >> 16) | (rounded_to_bf16(odd) & 0xffff0000u));
+}
+
+PRECAST_BULKY FloatPart float_of_f16(HalfPart half) {
 #if PRECAST_WIDTH > 4
   FloatPart value;
   asm("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
@@ -166,7 +222,7 @@ PRECAST_CONVERSION FloatPart float_of_f16(HalfPart half) {
 #endif
 }
 
-PRECAST_CONVERSION HalfPart f16_of_float(FloatPart value) {
+PRECAST_BULKY HalfPart f16_of_float(FloatPart value) {
 #if PRECAST_WIDTH > 4
   HalfPart result;
   asm("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(value));  // 0: to nearest, ties to even

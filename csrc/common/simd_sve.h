@@ -8,6 +8,8 @@
 
 #include <arm_sve.h>
 
+#define PRECAST_BULKY PRECAST_INLINE
+
 namespace precast::PRECAST_CPU_LEVEL {
 
 #define PRECAST_FIXED __attribute__((arm_sve_vector_bits(PRECAST_WIDTH * 32)))
@@ -24,10 +26,14 @@ struct HalfPart {
 PRECAST_INLINE Mask all_lanes() { return svptrue_b32(); }
 
 PRECAST_INLINE FloatPart load_floats(const float* from) { return svld1_f32(all_lanes(), from); }
+PRECAST_INLINE WordPart load_words(const void* from) {
+  return svld1_u32(all_lanes(), static_cast<const uint32_t*>(from));
+}
 PRECAST_INLINE HalfPart load_halves(const void* from) {
   return {svld1uh_u32(all_lanes(), static_cast<const uint16_t*>(from))};
 }
 PRECAST_INLINE void store_bits(void* to, FloatPart value) { svst1_f32(all_lanes(), static_cast<float*>(to), value); }
+PRECAST_INLINE void store_bits(void* to, WordPart value) { svst1_u32(all_lanes(), static_cast<uint32_t*>(to), value); }
 PRECAST_INLINE void store_bits(void* to, HalfPart value) {
   svst1h_u32(all_lanes(), static_cast<uint16_t*>(to), value.word);
 }
@@ -38,9 +44,20 @@ PRECAST_INLINE Mask is_negative(FloatPart a) { return svcmplt_n_s32(all_lanes(),
 PRECAST_INLINE Mask is_set(const uint8_t* bytes) {
   return svcmpne_n_u32(all_lanes(), svld1ub_u32(all_lanes(), bytes), 0);
 }
+// Of the pairs of bytes: whether the first is set, and whether the second is.
+PRECAST_INLINE Mask is_even_set(const uint8_t* bytes) {
+  return svcmpne_n_u32(all_lanes(), load_halves(bytes).word & 0xffu, 0);
+}
+PRECAST_INLINE Mask is_odd_set(const uint8_t* bytes) {
+  return svcmpgt_n_u32(all_lanes(), load_halves(bytes).word, 0xff);
+}
 
 PRECAST_INLINE WordPart select(Mask mask, WordPart yes, WordPart no) { return svsel_u32(mask, yes, no); }
 PRECAST_INLINE FloatPart select(Mask mask, FloatPart yes, FloatPart no) { return svsel_f32(mask, yes, no); }
+
+// `b` if it is greater than `a`, else `a`; so `a` if either of them is NaN.
+PRECAST_INLINE FloatPart greater_part(FloatPart a, FloatPart b) { return select(is_less(a, b), b, a); }
+PRECAST_INLINE FloatPart lesser_part(FloatPart a, FloatPart b) { return select(is_less(b, a), b, a); }
 
 PRECAST_INLINE FloatPart fma_part(FloatPart a, FloatPart b, FloatPart c) { return svmla_f32_x(all_lanes(), c, a, b); }
 
@@ -48,6 +65,13 @@ PRECAST_INLINE FloatPart even_part(FloatPart a, FloatPart b) { return svuzp1_f32
 PRECAST_INLINE FloatPart odd_part(FloatPart a, FloatPart b) { return svuzp2_f32(a, b); }
 PRECAST_INLINE FloatPart low_part(FloatPart a, FloatPart b) { return svzip1_f32(a, b); }
 PRECAST_INLINE FloatPart high_part(FloatPart a, FloatPart b) { return svzip2_f32(a, b); }
+
+// Moves lane k to lane 0, and the lanes behind it along.
+template <int k>
+PRECAST_INLINE FloatPart moved_part(FloatPart a) {
+  return svext_f32(a, a, k);
+}
+PRECAST_INLINE float first_lane(FloatPart a) { return svlastb_f32(svptrue_pat_b32(SV_VL1), a); }
 
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) { return svsqrt_f32_x(all_lanes(), a); }
 
@@ -59,13 +83,18 @@ PRECAST_INLINE double sqrt(double value) {
 
 PRECAST_INLINE FloatPart float_of_bf16(HalfPart half) { return (FloatPart)(half.word << 16); }
 
-// Rounds to nearest, ties to even. A NaN keeps its sign and upper payload and becomes quiet. Adding the rounding term
-// could carry into its exponent and make it infinite.
-PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) {
-  WordPart bits = (WordPart)value;
-  WordPart rounded = (bits + (((bits >> 16) & 1u) + 0x7fffu)) >> 16;
-  WordPart quiet = (bits >> 16) | 0x40u;
-  return {select(is_number(value), rounded, quiet)};
+// A float whose upper half is the bfloat16 number next to `value`, ties to even; the lower half is to be dropped. A NaN
+// keeps its sign and upper payload and becomes quiet: the rounding term could carry into its exponent.
+PRECAST_INLINE WordPart rounded_to_bf16(FloatPart value) {
+  const WordPart bits = (WordPart)value;
+  return select(is_number(value), bits + (((bits >> 16) & 1u) + 0x7fffu), bits | 0x400000u);
+}
+
+PRECAST_INLINE HalfPart bf16_of_float(FloatPart value) { return {rounded_to_bf16(value) >> 16}; }
+
+// Pairs of bfloat16 numbers: `even` rounded is the lower half of each, `odd` the upper.
+PRECAST_BULKY WordPart bf16_pairs_of_floats(FloatPart even, FloatPart odd) {
+  return (WordPart)((rounded_to_bf16(even) >> 16) | (rounded_to_bf16(odd) & 0xffff0000u));
 }
 
 PRECAST_INLINE FloatPart float_of_f16(HalfPart half) {

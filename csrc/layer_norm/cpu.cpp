@@ -23,75 +23,26 @@ struct Statistics {
   float mean, inverse_deviation;
 };
 
-template <class T>
-double sum_row(const T* x, int64_t hidden) {
-  double total = 0;
-  for (int64_t start = 0; start < hidden; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats even = broadcast(0), odd = broadcast(0);
-    int64_t i = start;
-    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
-      even = even + load(x + i);
-      odd = odd + load(x + i + kLanes);
-    }
-    for (; i < stop; i += kLanes) even = even + load_upto(x + i, stop - i);
-    total += static_cast<double>(sum(even + odd));
-  }
-  return total;
-}
-
-// x - mean for the elements, zero in the lanes beyond the last one.
-template <class T>
-PRECAST_INLINE Floats deviation(const T* x, Floats mean, int64_t count) {
-  if (count >= kLanes) return load(x) - mean;
-  float lane[kLanes] = {};
-  store(lane, load_part(x, count) - mean);
-  for (int64_t i = count; i < kLanes; ++i) lane[i] = 0;
-  return load(static_cast<const float*>(lane));
-}
-
-template <class T>
-Sums sum_deviations(const T* x, float mean, int64_t hidden) {
+// The sums for an assumed mean. Without a gradient, the last two are zero.
+template <bool kGradient, class T>
+Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
   Sums total = {0, 0, 0, 0};
-  const Floats middle = broadcast(mean);
+  const Block middle = both(mean);
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats deviations = broadcast(0), even = broadcast(0), odd = broadcast(0);
-    int64_t i = start;
-    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
-      const Floats a = load(x + i) - middle, b = load(x + i + kLanes) - middle;
-      deviations = deviations + (a + b);
-      even = fma(a, a, even);
-      odd = fma(b, b, odd);
-    }
-    for (; i < stop; i += kLanes) {
-      const Floats a = deviation(x + i, middle, stop - i);
-      deviations = deviations + a;
-      even = fma(a, a, even);
-    }
-    total.deviations += static_cast<double>(sum(deviations));
-    total.squares += static_cast<double>(sum(even + odd));
-  }
-  return total;
-}
-
-template <class T>
-Sums sum_gradients(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
-  Sums total = {0, 0, 0, 0};
-  const Floats middle = broadcast(mean);
-  for (int64_t start = 0; start < hidden; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats deviations = broadcast(0), squares = broadcast(0), gradients = broadcast(0), products = broadcast(0);
-    for (int64_t i = start; i < stop; i += kLanes) {
-      const int64_t rest = stop - i;
-      const Floats d = deviation(x + i, middle, rest);
-      const Floats g = load_upto(grad + i, rest);
-      const Floats w = weight.absent() ? broadcast(1.0f) : weight.upto(i, rest);
+    Block deviations = both(0.0f), squares = deviations, gradients = deviations, products = deviations;
+    const auto add = [&](Block d, int64_t i) __attribute__((always_inline)) {
       deviations = deviations + d;
       squares = fma(d, d, squares);
-      gradients = fma(g, w, gradients);
-      products = fma(g * w, d, products);
-    }
+      if (!kGradient) return;
+      const Block g = load_block_upto(grad + i, stop - i);
+      const Block h = weight.absent() ? g : g * weight.block_upto(i, stop - i);
+      gradients = gradients + h;
+      products = fma(h, d, products);
+    };
+    int64_t i = start;
+    for (; i + kBlock <= stop; i += kBlock) add(load_block(x + i) - middle, i);
+    if (i < stop) add(beyond(load_block_part(x + i, stop - i) - middle, stop - i, 0, x), i);
     total.deviations += static_cast<double>(sum(deviations));
     total.squares += static_cast<double>(sum(squares));
     total.gradients += static_cast<double>(sum(gradients));
@@ -100,28 +51,41 @@ Sums sum_gradients(const T* x, const T* grad, const Columns<T>& weight, float me
   return total;
 }
 
-template <class T>
-PRECAST_INLINE float rough_mean(const T* x, int64_t hidden) {
-  return static_cast<float>(sum_row(x, hidden) / static_cast<double>(hidden));
-}
+struct Row {
+  Statistics of;
+  Sums sums;
+  double shift;  // the mean minus the one that was assumed for the sums
+};
 
-// The mean was rounded, so the deviations have a mean of their own, which is subtracted here. A row of equal numbers
-// then has zero variance, whatever its width.
-PRECAST_INLINE Statistics corrected(float mean, const Sums& sums, int64_t hidden, float eps) {
-  const double count = static_cast<double>(hidden), shift = sums.deviations / count;
-  double variance = sums.squares / count - shift * shift;
+PRECAST_INLINE double square(double a) { return a * a; }
+
+// One pass over a row: the deviations from the mean of its first elements give mean and variance of all. Rounding is
+// amplified if those elements are far from the rest, so then a second pass starts from the mean that was found. The
+// deviations of a row of equal numbers are zero, and so is its variance.
+template <bool kGradient, class T>
+PRECAST_INLINE Row open_row(const T* x, const T* grad, const Columns<T>& weight, int64_t hidden, float eps) {
+  const double count = static_cast<double>(hidden);
+  const int64_t first = smaller(hidden, kBlock);
+  float assumed = sum(load_block_upto(x, hidden)) / static_cast<float>(first);
+  Sums sums = sum_row<kGradient>(x, grad, weight, assumed, hidden);
+  if (square(sums.deviations / count) > sums.squares / count / 2) {
+    assumed = static_cast<float>(static_cast<double>(assumed) + sums.deviations / count);
+    sums = sum_row<kGradient>(x, grad, weight, assumed, hidden);
+  }
+  const double shift = sums.deviations / count;
+  double variance = sums.squares / count - square(shift);
   if (variance < 0) variance = 0;  // NaN stays NaN
-  return {static_cast<float>(static_cast<double>(mean) + shift),
-          static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)))};
+  const float deviation = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)));
+  return {{static_cast<float>(static_cast<double>(assumed) + shift), deviation}, sums, shift};
 }
 
 template <class T>
-PRECAST_INLINE Floats finish(Floats x, Floats mean, Floats scale, const Columns<T>& weight, const Columns<T>& bias,
-                             int64_t i, int64_t rest) {
-  Floats normal = (x - mean) * scale;
-  if (bias.absent()) return weight.absent() ? normal : normal * weight.upto(i, rest);
-  const Floats added = bias.upto(i, rest);
-  return weight.absent() ? fma(x - mean, scale, added) : fma(normal, weight.upto(i, rest), added);
+PRECAST_INLINE Block finish(Block x, Block mean, Block scale, const Columns<T>& weight, const Columns<T>& bias,
+                            int64_t i, int64_t rest) {
+  const Block normal = (x - mean) * scale;
+  if (bias.absent()) return weight.absent() ? normal : normal * weight.block_upto(i, rest);
+  const Block added = bias.block_upto(i, rest);
+  return weight.absent() ? fma(x - mean, scale, added) : fma(normal, weight.block_upto(i, rest), added);
 }
 
 template <class T>
@@ -130,12 +94,12 @@ void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
     T* y = static_cast<T*>(rows.y) + row * rows.hidden;
-    const float rough = rough_mean(x, rows.hidden);
-    const Statistics of = corrected(rough, sum_deviations(x, rough, rows.hidden), rows.hidden, rows.eps);
-    const Floats mean = broadcast(of.mean), scale = broadcast(of.inverse_deviation);
-    for (int64_t i = 0; i < rows.hidden; i += kLanes) {
+    const T* none = nullptr;
+    const Statistics of = open_row<false>(x, none, weight, rows.hidden, rows.eps).of;
+    const Block mean = both(of.mean), scale = both(of.inverse_deviation);
+    for (int64_t i = 0; i < rows.hidden; i += kBlock) {
       const int64_t rest = rows.hidden - i;
-      store_upto(y + i, finish(load_upto(x + i, rest), mean, scale, weight, bias, i, rest), rest);
+      store_block_upto(y + i, finish(load_block_upto(x + i, rest), mean, scale, weight, bias, i, rest), rest);
     }
   }
 }
@@ -150,19 +114,18 @@ struct BackwardRow {
 };
 
 template <class T>
-BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
+BackwardRow<T> open_backward(const BackwardRows& rows, int64_t row) {
   BackwardRow<T> result;
   result.x = static_cast<const T*>(rows.x) + row * rows.x_stride;
   result.grad = static_cast<const T*>(rows.grad) + row * rows.grad_stride;
   result.grad_x = static_cast<T*>(rows.grad_x) + row * rows.hidden;
-  const float rough = rough_mean(result.x, rows.hidden);
-  const Sums sums =
-      sum_gradients(result.x, result.grad, Columns<T>{rows.weight, rows.wide_columns}, rough, rows.hidden);
-  const Statistics of = corrected(rough, sums, rows.hidden, rows.eps);
-  result.mean = of.mean;
-  result.scale = of.inverse_deviation;
-  const double count = static_cast<double>(rows.hidden), r = static_cast<double>(of.inverse_deviation);
-  const double products = sums.products - sums.deviations / count * sums.gradients;  // with the corrected mean
+  const Columns<T> weight = {rows.weight, rows.wide_columns};
+  const Row found = open_row<true>(result.x, result.grad, weight, rows.hidden, rows.eps);
+  result.mean = found.of.mean;
+  result.scale = found.of.inverse_deviation;
+  const Sums& sums = found.sums;
+  const double count = static_cast<double>(rows.hidden), r = static_cast<double>(result.scale);
+  const double products = sums.products - found.shift * sums.gradients;  // of the deviations from the mean itself
   result.slope = static_cast<float>(-r * r * products / count);
   result.offset = static_cast<float>(-r * sums.gradients / count);
   return result;
@@ -188,7 +151,7 @@ template <class T>
 void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   const Columns<T> weight = {rows.weight, rows.wide_columns};
   sum_chunks<T, 2>(
-      rows, rows.parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
+      rows, rows.parts, begin, end, [&](int64_t row) { return open_backward<T>(rows, row); },
       [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[2][kColumns]) {
         finish_columns(row, weight, first, columns, part[0], part[1]);
       });

@@ -26,22 +26,22 @@ PRECAST_INLINE float inverse_root(double squares, int64_t hidden, float eps) {
 template <class T>
 struct Plain {
   const T* x;
-  PRECAST_METHOD Floats at(int64_t i) const { return load(x + i); }
-  PRECAST_METHOD Floats last(int64_t i, int64_t count) const { return load_part(x + i, count); }
+  PRECAST_METHOD Block at(int64_t i) const { return load_block(x + i); }
+  PRECAST_METHOD Block last(int64_t i, int64_t count) const { return load_block_part(x + i, count); }
 };
 
 template <class T>
 struct Added {
   const T *x, *residual;
   T* out;
-  PRECAST_METHOD Floats at(int64_t i) const {
-    const Floats value = round_to(load(x + i) + load(residual + i), x);
-    store(out + i, value);
+  PRECAST_METHOD Block at(int64_t i) const {
+    const Block value = round_to(load_block(x + i) + load_block(residual + i), x);
+    store_block(out + i, value);
     return value;
   }
-  PRECAST_METHOD Floats last(int64_t i, int64_t count) const {
-    const Floats value = round_to(load_part(x + i, count) + load_part(residual + i, count), x);
-    store_part(out + i, value, count);
+  PRECAST_METHOD Block last(int64_t i, int64_t count) const {
+    const Block value = round_to(load_block_part(x + i, count) + load_block_part(residual + i, count), x);
+    store_block_part(out + i, value, count);
     return value;
   }
 };
@@ -51,32 +51,26 @@ double sum_squares(Row row, int64_t hidden) {
   double total = 0;
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats even = broadcast(0), odd = broadcast(0);
+    Block squares = both(0.0f);
     int64_t i = start;
-    for (; i + 2 * kLanes <= stop; i += 2 * kLanes) {
-      const Floats a = row.at(i), b = row.at(i + kLanes);
-      even = fma(a, a, even);
-      odd = fma(b, b, odd);
-    }
-    if (i + kLanes <= stop) {
-      const Floats a = row.at(i);
-      even = fma(a, a, even);
-      i += kLanes;
+    for (; i + kBlock <= stop; i += kBlock) {
+      const Block a = row.at(i);
+      squares = fma(a, a, squares);
     }
     if (i < stop) {
-      const Floats b = row.last(i, stop - i);
-      odd = fma(b, b, odd);
+      const Block a = row.last(i, stop - i);
+      squares = fma(a, a, squares);
     }
-    total += static_cast<double>(sum(even + odd));
+    total += static_cast<double>(sum(squares));
   }
   return total;
 }
 
 template <class T>
-PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int casting) {
-  Floats normal = x * inverse_rms;
+PRECAST_INLINE Block apply(Block x, Block weight, Block inverse_rms, int casting) {
+  Block normal = x * inverse_rms;
   if (casting == kCastingLlama) normal = round_to(normal, static_cast<const T*>(nullptr));
-  if (casting == kCastingGemma) weight = weight + broadcast(1.0f);
+  if (casting == kCastingGemma) weight = weight + both(1.0f);
   return normal * weight;
 }
 
@@ -84,12 +78,11 @@ PRECAST_INLINE Floats apply(Floats x, Floats weight, Floats inverse_rms, int cas
 // fresh memory, whose pages the kernel has just brought into the cache by clearing them.
 template <class T>
 void scale_row(const T* x, const Columns<T>& weight, T* y, int64_t hidden, float inverse_rms, int casting) {
-  const Floats scale = broadcast(inverse_rms);
-  int64_t i = 0;
-  for (; i + kLanes <= hidden; i += kLanes) store(y + i, apply<T>(load(x + i), weight.at(i), scale, casting));
-  if (i < hidden) {
+  const Block scale = both(inverse_rms);
+  for (int64_t i = 0; i < hidden; i += kBlock) {
     const int64_t rest = hidden - i;
-    store_part(y + i, apply<T>(load_part(x + i, rest), weight.upto(i, rest), scale, casting), rest);
+    const Block normal = apply<T>(load_block_upto(x + i, rest), weight.block_upto(i, rest), scale, casting);
+    store_block_upto(y + i, normal, rest);
   }
 }
 
@@ -121,14 +114,15 @@ PRECAST_INLINE Floats weighted(Floats grad, Floats weight, bool plus_one) {
 template <class T>
 Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, int64_t hidden, bool plus_one) {
   Sums total = {0, 0};
+  const Block one = both(plus_one ? 1.0f : 0.0f);
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
-    Floats squares = broadcast(0), products = broadcast(0);
-    for (int64_t i = start; i < stop; i += kLanes) {
+    Block squares = both(0.0f), products = squares;
+    for (int64_t i = start; i < stop; i += kBlock) {
       const int64_t rest = stop - i;
-      const Floats a = load_upto(x + i, rest);
+      const Block a = load_block_upto(x + i, rest);
       squares = fma(a, a, squares);
-      const Floats g = weighted<T>(load_upto(grad + i, rest), weight.upto(i, rest), plus_one);
+      const Block g = load_block_upto(grad + i, rest) * (weight.block_upto(i, rest) + one);
       products = fma(g, a, products);
     }
     total.squares += static_cast<double>(sum(squares));

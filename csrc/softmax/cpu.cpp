@@ -6,24 +6,15 @@
 #include "cpu.h"
 
 #include "../common/exponential.h"
+#include "../common/row_simd.h"
 
 namespace precast::softmax::PRECAST_CPU_LEVEL {
 namespace {
 
 using namespace ::precast::PRECAST_CPU_LEVEL;
 
-constexpr int64_t kSumBlock = 1024;  // elements summed in float
-constexpr int64_t kKept = 4096;      // elements kept at a time: 16 KiB, whole blocks
+constexpr int64_t kKept = 4096;  // elements kept at a time: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
-
-PRECAST_INLINE Floats masked(Floats a, const uint8_t* mask, float value) {
-  const FloatPart other = value - FloatPart{};
-#define PRECAST_PART(i) select(is_set(mask + (i) * PRECAST_WIDTH), other, a.part[i])
-  return {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
-}
-
-PRECAST_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class T>
 struct Row {
@@ -32,22 +23,20 @@ struct Row {
   int64_t open;
   float scale, masked_value;
 
-  PRECAST_METHOD Floats at(int64_t i) const {
-    const Floats z = load(x + i) * broadcast(scale);
-    return mask != nullptr ? masked(z, mask + i, masked_value) : z;
+  PRECAST_METHOD Block at(int64_t i) const {
+    const Block z = load_block(x + i) * both(scale);
+    return mask != nullptr ? masked(z, mask + i, masked_value, x) : z;
   }
   // The last few elements of the row. The other lanes are minus infinity.
-  Floats last(int64_t i) const {
-    float lane[kLanes];
-    store(lane, load_part(x + i, open - i) * broadcast(scale));
-    for (int64_t k = 0; k < kLanes; ++k) {
-      if (i + k >= open) {
-        lane[k] = -kInfinity;
-      } else if (mask != nullptr && mask[i + k] != 0) {
-        lane[k] = masked_value;
-      }
+  Block last(int64_t i) const {
+    const int64_t count = open - i;
+    Block z = load_block_part(x + i, count) * both(scale);
+    if (mask != nullptr) {
+      uint8_t bytes[kBlock] = {};
+      copy(bytes, mask + i, count);
+      z = masked(z, bytes, masked_value, x);
     }
-    return load(static_cast<const float*>(lane));
+    return beyond(z, count, -kInfinity, x);
   }
 };
 
@@ -72,45 +61,47 @@ bool fully_masked(const uint8_t* mask, int64_t columns) {
   return true;
 }
 
-// Keeps the scaled and masked row, padded with minus infinity. Returns its maximum.
+// Keeps the scaled and masked row, padded with minus infinity, in the order of its blocks. Returns its maximum.
 template <class T>
 PRECAST_RARE float keep(const Row<T>& row, float* kept) {
-  Floats largest = broadcast(-kInfinity);
+  Block largest = both(-kInfinity);
   int64_t i = 0;
-  for (; i + kLanes <= row.open; i += kLanes) {
-    const Floats z = row.at(i);
-    store(kept + i, z);
+  for (; i + kBlock <= row.open; i += kBlock) {
+    const Block z = row.at(i);
+    store_block(kept + i, z);
     largest = greater(largest, z);
   }
   if (i < row.open) {
-    const Floats z = row.last(i);
-    store(kept + i, z);
+    const Block z = row.last(i);
+    store_block(kept + i, z);
     largest = greater(largest, z);
   }
   return largest_lane(largest);
 }
 
-// Replaces the kept values with exponentials and adds them to a sum.
-PRECAST_RARE void exponentials(float* kept, int64_t open, float largest, double& total) {
-  const Floats base = broadcast(largest);
+// Replaces the kept values with exponentials and returns their sum.
+PRECAST_RARE double exponentials(float* kept, int64_t open, float largest) {
+  const Block base = both(largest);
+  double total = 0;
   for (int64_t start = 0; start < open; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, open);
-    Floats block = broadcast(0);
-    for (int64_t i = start; i < stop; i += kLanes) {
-      const Floats e = exponential(load(kept + i) - base);
-      store(kept + i, e);
-      block = block + e;
+    Block part = both(0.0f);
+    for (int64_t i = start; i < stop; i += kBlock) {
+      const Block e = exponential(load_block(kept + i) - base);
+      store_block(kept + i, e);
+      part = part + e;
     }
-    total += static_cast<double>(sum(block));
+    total += static_cast<double>(sum(part));
   }
+  return total;
 }
 
 template <class T>
 PRECAST_RARE void write(const float* kept, int64_t open, float share, T* y) {
-  const Floats factor = broadcast(share);
+  const Block factor = both(share);
   int64_t i = 0;
-  for (; i + kLanes <= open; i += kLanes) store(y + i, load(kept + i) * factor);
-  if (i < open) store_part(y + i, load(kept + i) * factor, open - i);
+  for (; i + kBlock <= open; i += kBlock) store_block(y + i, load_block(kept + i) * factor);
+  if (i < open) store_block_part(y + i, load_block(kept + i) * factor, open - i);
 }
 
 // The part of the row from `start` on that can be kept at once.
@@ -120,28 +111,44 @@ Row<T> part_of(const Row<T>& row, int64_t start) {
   return {row.x + start, mask, smaller(row.open - start, kKept), row.scale, row.masked_value};
 }
 
+// The maximum of a row, and the sum of the exponentials of what lies below it.
+struct Total {
+  float largest;
+  double sum;
+};
+
+// Reads a long row once: whenever a part has a new maximum, the sum so far is scaled to it. Before a number above minus
+// infinity is found, nothing is subtracted: the difference of two infinities would be NaN.
+template <class T>
+Total total_of(const Row<T>& row, float* kept) {
+  Total all = {-kInfinity, 0};
+  for (int64_t start = 0; start < row.open; start += kKept) {
+    const Row<T> part = part_of(row, start);
+    const float found = keep(part, kept);
+    if (found > all.largest) {
+      all.sum *= static_cast<double>(sum(exponential(broadcast(all.largest - found)))) / kLanes;
+      all.largest = found;
+    }
+    all.sum += exponentials(kept, part.open, all.largest > -kInfinity ? all.largest : 0);
+  }
+  return all;
+}
+
 // Returns false, and writes nothing, if the whole row is masked.
 template <class T>
 bool forward_row(const Row<T>& row, int64_t columns, T* y) {
   alignas(64) float kept[kKept];
   const bool once = row.open <= kKept;
-  float largest = -kInfinity;
-  for (int64_t start = 0; start < row.open; start += kKept) {
-    const float found = keep(part_of(row, start), kept);
-    if (found > largest) largest = found;
-  }
-  if (row.mask != nullptr && largest == row.masked_value && fully_masked(row.mask, columns)) return false;
-  double total = 0, unused = 0;
-  for (int64_t start = 0; start < row.open; start += kKept) {
-    const Row<T> part = part_of(row, start);
-    if (!once) keep(part, kept);
-    exponentials(kept, part.open, largest, total);
-  }
+  const Total all = once ? Total{keep(row, kept), 0} : total_of(row, kept);
+  if (row.mask != nullptr && all.largest == row.masked_value && fully_masked(row.mask, columns)) return false;
+  const double total = once ? exponentials(kept, row.open, all.largest) : all.sum;
   const float share = static_cast<float>(1.0 / total);
   for (int64_t start = 0; start < row.open; start += kKept) {
     const Row<T> part = part_of(row, start);
-    if (!once) keep(part, kept);
-    if (!once) exponentials(kept, part.open, largest, unused);
+    if (!once) {
+      keep(part, kept);
+      exponentials(kept, part.open, all.largest);
+    }
     write(kept, part.open, share, y + start);
   }
   return true;
@@ -172,29 +179,28 @@ double row_dot(const T* grad, const T* y, int64_t open) {
   double total = 0;
   for (int64_t start = 0; start < open; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, open);
-    Floats block = broadcast(0);
+    Block part = both(0.0f);
     int64_t i = start;
-    for (; i + kLanes <= stop; i += kLanes) block = fma(load(grad + i), load(y + i), block);
-    if (i < stop) block = fma(load_part(grad + i, stop - i), load_part(y + i, stop - i), block);
-    total += static_cast<double>(sum(block));
+    for (; i + kBlock <= stop; i += kBlock) part = fma(load_block(grad + i), load_block(y + i), part);
+    if (i < stop) part = fma(load_block_part(grad + i, stop - i), load_block_part(y + i, stop - i), part);
+    total += static_cast<double>(sum(part));
   }
   return total;
 }
 
 template <class T>
 void backward_rows(const BackwardRows& rows, int64_t begin, int64_t end) {
-  const Floats scale = broadcast(rows.scale);
+  const Block scale = both(rows.scale);
   for (int64_t number = begin; number < end; ++number) {
     const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
     const T* grad = static_cast<const T*>(rows.grad) + number * rows.grad_stride;
     const T* y = static_cast<const T*>(rows.y) + number * rows.y_stride;
     T* grad_x = static_cast<T*>(rows.grad_x) + number * rows.columns;
-    const Floats dot = broadcast(static_cast<float>(row_dot(grad, y, open)));
-    int64_t i = 0;
-    for (; i + kLanes <= open; i += kLanes) store(grad_x + i, scale * (load(y + i) * (load(grad + i) - dot)));
-    if (i < open) {
+    const Block dot = both(static_cast<float>(row_dot(grad, y, open)));
+    for (int64_t i = 0; i < open; i += kBlock) {
       const int64_t rest = open - i;
-      store_part(grad_x + i, scale * (load_part(y + i, rest) * (load_part(grad + i, rest) - dot)), rest);
+      const Block of = load_block_upto(y + i, rest), g = load_block_upto(grad + i, rest);
+      store_block_upto(grad_x + i, scale * (of * (g - dot)), rest);
     }
     fill_row(grad_x, 0.0f, open, rows.columns);
   }

@@ -1,0 +1,209 @@
+"""``benchmarks.shapes`` without a GPU: the list, the draws, the ratios, and that everybody computes the same."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = (
+    "fused_add_rms_norm",
+    "gelu_tanh_and_mul",
+    "layer_norm",
+    "rms_norm",
+    "scaled_masked_softmax",
+    "scaled_softmax",
+    "scaled_upper_triang_masked_softmax",
+    "silu_and_mul",
+)
+
+
+@pytest.fixture(autouse=True)
+def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def test_the_list_has_the_widths_of_models_in_at_most_120_cases() -> None:
+    cases = module("shapes_cases").listed("cuda")
+    assert 100 <= len(cases) <= 120 and len(set(cases)) == len(cases)
+    assert tuple(sorted({case.op for case in cases})) == OPS
+    assert {case.way for case in cases} == {"forward", "training"} and all(case.model for case in cases)
+    widths = {case.shape[-1] for case in cases}
+    assert {768, 2880, 3584, 5120, 7168, 18432, 64, 128, 256, 32000, 262144} <= widths
+    assert {77, 96, 197, 257, 577, 769, 1500} <= widths
+    rows = {case.shape[0] for case in cases}
+    assert min(rows) == 1 and max(rows) == 262144
+
+
+def test_the_list_for_cpus_has_at_most_80_cases() -> None:
+    cases = module("shapes_cases").listed("cpu")
+    assert 60 <= len(cases) <= 80 and len(set(cases)) == len(cases)
+    assert tuple(sorted({case.op for case in cases})) == OPS
+    assert {case.way for case in cases} == {"forward", "training"} and all(case.model for case in cases)
+    assert {case.dtype for case in cases} == {"float32", "bfloat16", "float16"}
+    assert {37, 77, 96, 128, 197, 769, 4096, 32768, 262144} <= {case.shape[-1] for case in cases}
+    assert all(math.prod(case.shape[:-1]) <= 16384 for case in cases)
+
+
+def test_calls_on_the_cpu_take_turns() -> None:
+    pytest.importorskip("torch")
+    turns, order = module("host_turns"), []
+    calls = {name: [lambda name=name: order.append(name)] for name in ("precast", "torch eager")}
+    found = turns.in_turns(calls)
+    assert set(found) == {"cold", "steady"} and all(set(of) == set(calls) for of in found.values())
+    rounds = turns.ROUNDS
+    assert {len(us) for us in found["cold"].values()} == {rounds * turns.COLD_REPEATS}
+    assert {len(us) for us in found["steady"].values()} == {rounds * turns.STEADY_REPEATS}
+    changes = sum(one != other for one, other in itertools.pairwise(order))
+    assert changes >= 2 * 2 * rounds - 1  # each contestant has a turn for each measure in each round
+
+
+def test_random_cases_follow_their_seed_and_differ_with_it() -> None:
+    cases = module("shapes_cases")
+    first, again, other = (cases.drawn(seed, 200, "cuda") for seed in (1, 1, 2))
+    assert first == again and first != other
+    assert {case.op for case in first} == set(cases.RANDOM_OPS)
+    assert {case.dtype for case in first} == {"bfloat16", "float16", "float32"}
+    assert any(case.shape[1] % 8 for case in first) and any(case.shape[1] % 8 == 0 for case in first)
+    assert all(1 <= case.shape[0] * case.shape[1] <= cases.MOST_ELEMENTS["cuda"] for case in first)
+    assert cases.drawn(1, 40, "cuda") == first[:40]
+
+
+def test_parts_are_all_cases_once() -> None:
+    cases = module("shapes_cases")
+    everything = [*cases.listed("cuda"), *cases.drawn(3, 40, "cuda")]
+    parts = [case for part in range(1, 5) for case in cases.part_of(everything, part, 4)]
+    assert Counter(parts) == Counter(everything)
+
+
+def test_graphs_go_through_more_than_the_cache_holds() -> None:
+    graphs = module("graphs")
+    assert graphs.sets_for(1 << 30, 50 << 20) == 2
+    assert graphs.sets_for(10 << 20, 50 << 20) == 15
+    assert graphs.sets_for(100, 50 << 20) == graphs.MOST_CALLS
+    assert graphs.spread([9.0, 10.0, 11.0, 10.0, 10.0]) == pytest.approx(0.05)
+
+
+def made_up(model: str, way: str, *ratios: float) -> dict[str, Any]:
+    """A case whose takes have these ratios: the best peer takes 10 us, another more."""
+
+    def take(ratio: float) -> dict[str, dict[str, list[float]]]:
+        peers = {"torch eager": [30.0] * 3, "torch.compile": [9.0, 10.0, 11.0]}
+        return {"steady": {"precast": [10 / ratio] * 3, **peers}, "cold": {"precast": [5.0] * 3, **peers}}
+
+    shape = {"op": "rms_norm", "way": way, "shape": [8, 64], "dtype": "bfloat16", "model": model}
+    return {**shape, "absent": {"QuACK": "no peer: not here"}, "takes": [take(ratio) for ratio in ratios]}
+
+
+def test_the_summary_has_cases_share_worst_and_geometric_mean() -> None:
+    shapes = module("shapes")
+    results = [
+        made_up("a", "forward", 0.5, 2.0, 1.0),  # measured three times: the median counts
+        made_up("b", "forward", 4.0),
+        made_up("c", "training", 0.9, 0.8, 0.85),
+        made_up("random", "forward", 1.25),
+    ]
+    assert shapes.ratios(results[0]["takes"][0]) == {"steady": 0.5, "cold": 2.0}
+    lines = list(shapes.table(results))
+    assert lines[0].endswith("1 of 4 cases below 0.97:")
+    assert (
+        "rms_norm training 8x64 bfloat16: precast 11.8 us" in lines[1] and "torch.compile 10.0 us +-10.0 %" in lines[1]
+    )
+    of = {line[:53].strip(): line[53:].split() for line in lines[2:]}
+    assert of["listed rms_norm forward"] == ["2", "1.00", "1.00", "2.00", "1.00", "2.00", "2.00"]
+    assert of["listed rms_norm training"] == ["1", "0.00", "0.85", "0.85", "1.00", "2.00", "2.00"]
+    assert of["random, all, forward"] == ["1", "1.00", "1.25", "1.25", "1.00", "2.00", "2.00"]
+    assert lines[-1] == "QuACK: no peer: not here"
+
+
+def test_parts_are_put_together(tmp_path: Path) -> None:
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    for path, result in zip(files, (made_up("a", "forward", 1.0), made_up("b", "forward", 1.0)), strict=True):
+        path.write_text(json.dumps({"cases": [result]}))
+    command = [sys.executable, "-m", "benchmarks.shapes", "--table", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "0 of 2 cases below 0.97" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--json", "a", "--part", "5/4"], ["--json", "a", "--part", "two"], []])
+def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        module("shapes").parse(arguments)
+    assert "needed" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize("way", ["forward", "training"])
+@pytest.mark.parametrize("op", OPS)
+def test_everybody_computes_the_same(op: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, shapes = module("shapes_cases"), module("shapes")
+    shape = (2, 3, 16, 16) if op.endswith("masked_softmax") else (8, 32)
+    case = cases.Case(op, way, shape, "bfloat16", "a small one")
+    given = cases.buffers(case, 2, "cpu")
+    for peer in (cases.liger, cases.quack):
+        monkeypatch.setattr(peer, "installed", lambda: None)
+    functions, absent = cases.functions(case, "cpu")
+    assert set(functions) == {"precast", "torch eager"} and set(absent) == {"Liger-Kernel", "QuACK"}
+    for index in range(2):
+        ours, theirs = (cases.call_of(functions[name], given, index)() for name in ("precast", "torch eager"))
+        shapes.check("precast", case, ours, theirs)
+        leaves = len(given.inputs[0]) + len(given.weights)
+        results = 2 if op == "fused_add_rms_norm" else 1
+        assert len(ours) == results + (leaves if way == "training" else 0)
+    moved = sum(t.nbytes for t in (*ours, *given.inputs[0])) if way == "forward" else 0
+    assert way == "training" or cases.call_bytes(case) == moved
+    with pytest.raises(AssertionError, match=f"{op} {way} .*, precast: "):
+        shapes.check("precast", case, [t * 1.5 for t in ours], theirs)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_peer_that_fails_is_named_and_a_case_that_falls_short_is_measured_three_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    cases, shapes = module("shapes_cases"), module("shapes")
+    case = cases.Case("scaled_softmax", "forward", (4, 16), "float32", "a small one")
+    real = cases.functions(case, "cpu")[0]
+
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("rows of 16 are not supported\nbut others are")
+
+    def functions(case: Any, device: str) -> Any:
+        return {**real, "Liger-Kernel": refuses, "QuACK": lambda x: 2 * torch.softmax(x, -1)}, {}
+
+    slow = {"value": True}
+
+    def in_turns(contestants: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+        assert set(contestants) == {"precast", "torch eager"}
+        times = {"precast": [2.0 if slow["value"] else 1.0] * 3, "torch eager": [1.0] * 3}
+        return {"steady": times, "cold": times}
+
+    made = cases.buffers
+    monkeypatch.setattr(shapes.shapes_cases, "buffers", lambda case, sets, device: made(case, sets, "cpu"))
+    monkeypatch.setattr(shapes.shapes_cases, "functions", functions)
+    monkeypatch.setattr(shapes.graphs, "captured", lambda calls: [call() for call in calls])
+    result = shapes.measured(case, in_turns, 2, "cuda", compiled=False)
+    assert len(result["takes"]) == 3 and shapes.ratio_of(result, "steady") == 0.5
+    assert result["absent"]["Liger-Kernel"] == "no peer: AssertionError: rows of 16 are not supported"
+    assert result["absent"]["QuACK"].startswith("no peer: AssertionError: scaled_softmax forward 4x16 float32, QuACK: ")
+    slow["value"] = False
+    assert len(shapes.measured(case, in_turns, 2, "cuda", compiled=False)["takes"]) == 1
+    real["precast"] = refuses
+    with pytest.raises(AssertionError, match="rows of 16"):
+        shapes.measured(case, in_turns, 2, "cuda", compiled=False)
