@@ -1,0 +1,169 @@
+"""A page of the site for each function of ``precast.ops``: its docstring, and what the project knows about it.
+
+The docstring has the formula, shapes, dtypes, errors and an example. Devices, gradient kernels and autocast come from
+``family.toml``, numerics from the docstring of the folder's module, the chart from the benchmarks. Only the functions of
+other libraries that a function replaces are written by hand, in ``docs/replaces.toml``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from precast._builder import catalogue, descriptions
+from precast._builder.catalogue import Folder
+from precast._builder.tables import read_toml
+from precast.errors import KernelError
+
+LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
+NOTE = "note"
+
+
+def functions() -> list[str]:
+    """Every public function, in alphabetical order."""
+    return sorted(name for folder in catalogue.FOLDERS for name in folder.public)
+
+
+def replaced(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Read ``docs/replaces.toml``: function -> library -> what it replaces. KernelError if a name is wrong or missing."""
+    table: Mapping[str, Any] = read_toml(path)
+    keys = {key for row in table.values() for key in row}
+    unknown = sorted((set(table) - set(functions())) | (keys - set(LIBRARIES) - {NOTE}))
+    missing = sorted(set(functions()) - set(table))
+    if unknown or missing:
+        raise KernelError(
+            f"{path.name} does not list the functions of precast.ops\n"
+            f"  found   {', '.join(unknown) or 'no name'} that nothing has\n"
+            f"  missing {', '.join(missing) or 'nothing'}\n"
+            f"  needed  one table for each public function, with keys of {', '.join((*LIBRARIES, NOTE))}"
+        )
+    return table
+
+
+def pages(root: Path) -> dict[str, str]:
+    """File name -> Markdown, for each function and for the list of them."""
+    table = replaced(root / "docs" / "replaces.toml")
+    rows = [f"| [`{name}`]({name}.md) | {_summary(root, name)} |" for name in functions()]
+    index = "\n".join(("# All ops", "", "| Function of `precast.ops` | Result |", "| --- | --- |", *rows, ""))
+    return {"index.md": index, **{f"{name}.md": page(root, name, table[name]) for name in functions()}}
+
+
+def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
+    """The page of one function."""
+    folder = catalogue.folder_of(name)
+    lines = [
+        f"# {name}",
+        "",
+        f"::: precast.ops.{folder.name}.{name}",
+        "    options: { show_root_heading: false, show_root_toc_entry: false }",
+        "",
+        "## Where it runs",
+        "",
+        *([instead[NOTE]] if NOTE in instead else _devices(folder)),
+        "",
+        "## Gradients",
+        "",
+        _gradients(folder, docstring(root, folder, name)),
+        "",
+        *_numerics(root, folder),
+        *_charts(root, name),
+        "## What it replaces",
+        "",
+        "| Library | There |",
+        "| --- | --- |",
+        *(f"| {title} | {instead[key]} |" for key, title in LIBRARIES.items() if key in instead),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _devices(folder: Folder) -> Iterator[str]:
+    devices = {device for family in folder.families for device in family.devices}
+    twins = {device for family in folder.families for device in family.twins}
+    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in twins)
+    yield "| Device | Kernel |"
+    yield "| --- | --- |"
+    yield f"| CPU | {'prebuilt, for each instruction set' if 'cpu' in devices else 'none'} |"
+    yield f"| NVIDIA GPU | {'prebuilt, for each CUDA label' if 'cuda' in devices else 'none'} |"
+    yield f"| {others or 'Other'} GPU | {'a Triton twin' if twins else 'none'} |"
+    yield ""
+    yield f"Families: {', '.join(f'`{family.name}`' for family in folder.families)}. Sources: `csrc/{folder.name}`."
+
+
+def _gradients(folder: Folder, text: str) -> str:
+    if "ifferentiable" not in text:
+        return "The function has no gradient formula. Use it for inference or in an optimizer step."
+    kernels = [op for family in folder.families for op in family.op_names if "backward" in op]
+    own = f" Kernels of the gradients: {', '.join(f'`{op}`' for op in kernels)}." if kernels else ""
+    return f"The function is differentiable, and it works under `torch.compile` and `torch.export`.{own}"
+
+
+def _numerics(root: Path, folder: Folder) -> Iterator[str]:
+    """The module's docstring after its first paragraph, and what autocast does."""
+    said = _module(root, folder).partition("\n\n")[2].strip()
+    rows = [words for names, *words in descriptions.autocast(root / "csrc") if names == folder.public]
+    if said or rows:
+        yield "## Numerics"
+        yield ""
+    if said:
+        yield said
+        yield ""
+    for ours, torchs in rows:
+        yield f"* Result dtype under `torch.autocast`: {ours}."
+        yield f"* torch's own functions there: {torchs}."
+        yield ""
+
+
+def _charts(root: Path, name: str) -> Iterator[str]:
+    """The chart that has this function's bars, if there are benchmarks of it."""
+    for chart in sorted((root / "docs" / "benchmarks").glob("bars-*.svg")):
+        if name in charted(chart.read_text(encoding="utf-8")):
+            yield "## Speed"
+            yield ""
+            yield f"![{name}: percent of the copy rate](../../benchmarks/{chart.name})"
+            yield ""
+            yield "Longer is faster. 100 % is the rate of a large copy. [All results](../../benchmarks.md)."
+            yield ""
+
+
+def charted(svg: str) -> list[str]:
+    """The functions that a chart is about, from its own ``data-ops``."""
+    return svg.partition('data-ops="')[2].partition('"')[0].split()
+
+
+def _summary(root: Path, name: str) -> str:
+    """The first line of the docstring, as a cell of a table."""
+    return docstring(root, catalogue.folder_of(name), name).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def docstring(root: Path, folder: Folder, name: str) -> str:
+    """The docstring of a public function, read from the sources without an import."""
+    for node in ast.parse(_source(root, folder)).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name and (text := ast.get_docstring(node)):
+            return as_markdown(text)
+    raise KernelError(f"pkg/precast/ops/{folder.name}/__init__.py has no function {name} with a docstring")
+
+
+def _module(root: Path, folder: Folder) -> str:
+    return as_markdown(ast.get_docstring(ast.parse(_source(root, folder))) or "")
+
+
+def _source(root: Path, folder: Folder) -> str:
+    return (root / "pkg" / "precast" / "ops" / folder.name / "__init__.py").read_text(encoding="utf-8")
+
+
+def as_markdown(text: str) -> str:
+    """A docstring, or a file of them, with examples and references in the form that Markdown knows."""
+    text = re.sub(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`", r"`\1`", text)
+    return re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE).removesuffix("\n")
+
+
+def _fenced(found: re.Match[str]) -> str:
+    """A line that ends with ``::`` and the indented code below it, as a fenced block."""
+    margin, words, code = found[1], found[2], textwrap.dedent(found[3])
+    lead = "**Example**" if words == "Example" else f"{words}:"
+    return textwrap.indent(f"{lead}\n\n```python\n{code.strip()}\n```\n", margin) + code[len(code.rstrip()) + 1 :]
