@@ -17,8 +17,11 @@ from pathlib import Path
 
 import jinja2
 
+from precast._builder import matrix
+from precast._version import __version__
 from precast.errors import KernelError
-from tools.shared import op_pages, site_source
+from tools.shared import op_pages, selector, site_source
+from tools.shared.pages import selector_part
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "site-source"
@@ -30,7 +33,7 @@ _ELEMENT = re.compile(
 _STYLE = re.compile(r"(?:url\(|@import\s)[\"']?((?:https?:)?//[^\"')]+)")
 
 
-def build(out: Path, repository: str | None) -> None:
+def build(out: Path, repository: str | None, index: str) -> None:
     """Gather the pages and build the site into ``out``. KernelError quotes mkdocs, or names what would be loaded."""
     pages, package, settings = WORK / "pages", WORK / "package", WORK / "mkdocs.yml"
     shutil.rmtree(WORK, ignore_errors=True)
@@ -47,9 +50,20 @@ def build(out: Path, repository: str | None) -> None:
     said = (done.stdout + done.stderr).strip()
     if done.returncode or said:
         raise KernelError(f"mkdocs refuses the site\n{said}")
+    _put_selector(out / "install.html", index)
     foreign = [f"{path.relative_to(out)}: {url}" for path, url in loads(out)]
     if foreign:
         raise KernelError("\n  ".join(("the site would load files from another host", *foreign)))
+
+
+def _put_selector(page: Path, index: str) -> None:
+    """Replace the placeholder of the page with the selector, for an index at this address."""
+    known = matrix.load(ROOT / "matrix.toml")
+    part = selector_part(selector.planned(known, __version__, index))
+    text, count = re.subn(r'<div id="install-selector">.*?</div>', lambda _: part, page.read_text(encoding="utf-8"))
+    if count != 1:
+        raise KernelError(f"{page.name}: wanted one place for the selector; found {count}")
+    page.write_text(text, encoding="utf-8")
 
 
 def decisions(root: Path) -> list[tuple[str, str]]:
@@ -70,9 +84,12 @@ def main(arguments: list[str]) -> int:
     """Build the site."""
     parser = argparse.ArgumentParser(prog="python -m tools site", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--index", default="$INDEX", metavar="URL", help="the index that the commands name, as seen from the site ($INDEX)"
+    )
     options = parser.parse_args(arguments)
     try:
-        build(options.out, None)
+        build(options.out, None, options.index)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1
