@@ -23,6 +23,9 @@ BESIDE = (
 )  # fmt: skip
 # The modules of the reference that is made from docstrings, with the name of the page.
 MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "errors", "jit")
+# How much a page counts in the search: guides for users come before notes for those who work on precast.
+WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
+WEIGHTS |= {"reference/attacks.md": 0.3, "reference/launch.md": 0.3, "reference/python/": 0.7}
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -37,11 +40,12 @@ def write(root: Path, pages: Path, package: Path, repository: str | None) -> Non
     copies = where(root)
     for name, target in copies.items():
         text = (root / name).read_text(encoding="utf-8")
-        _write(pages / target, with_links(text, root, name, copies, repository))
+        _write(pages / target, weighted(target, with_links(text, root, name, copies, repository)))
     for name, text in op_pages.pages(root).items():
         _write(pages / "reference" / "ops" / name, text)
     for module in MODULES:
-        _write(pages / "reference" / "python" / f"{module}.md", module_page(root, module))
+        place = f"reference/python/{module}.md"
+        _write(pages / place, weighted(place, module_page(root, module)))
     for path in sorted((root / "pkg" / "precast").rglob("*.py")):
         _write(package / path.relative_to(root / "pkg"), op_pages.as_markdown(path.read_text(encoding="utf-8")))
 
@@ -51,6 +55,12 @@ def where(root: Path) -> dict[str, str]:
     docs = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
     beside = {name: f"project/{name.replace('/README', '').replace('/', '-').lower()}" for name in BESIDE}
     return {**{name: name.removeprefix("docs/") for name in sorted(docs)}, **beside}
+
+
+def weighted(place: str, text: str) -> str:
+    """The text of a page with its weight in the search, as the theme reads it."""
+    weight = next((weight for start, weight in WEIGHTS.items() if place.startswith(start)), 1)
+    return text if weight == 1 else f"---\nsearch: {{ boost: {weight} }}\n---\n\n{text}"
 
 
 def with_links(text: str, root: Path, page: str, copies: Mapping[str, str], repository: str | None) -> str:
