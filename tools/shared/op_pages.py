@@ -56,10 +56,8 @@ def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
     """The page of one function."""
     folder = catalogue.folder_of(name)
     lines = [
-        f"# {name}",
-        "",
         f"::: precast.ops.{folder.name}.{name}",
-        "    options: { show_root_heading: false, show_root_toc_entry: false }",
+        "    options: { heading_level: 1, show_root_full_path: false }",
         "",
         "## Where it runs",
         "",
@@ -113,21 +111,21 @@ def _numerics(root: Path, folder: Folder) -> Iterator[str]:
         yield said
         yield ""
     for ours, torchs in rows:
-        yield f"* Result dtype under `torch.autocast`: {ours}."
-        yield f"* torch's own functions there: {torchs}."
+        yield f"Under `torch.autocast` the result has this dtype: {ours}. torch's own functions there: {torchs}."
         yield ""
 
 
 def _charts(root: Path, name: str) -> Iterator[str]:
-    """The chart that has this function's bars, if there are benchmarks of it."""
-    for chart in sorted((root / "docs" / "benchmarks").glob("bars-*.svg")):
-        if name in charted(chart.read_text(encoding="utf-8")):
-            yield "## Speed"
-            yield ""
-            yield f"![{name}: percent of the copy rate](../../benchmarks/{chart.name})"
-            yield ""
-            yield "Longer is faster. 100 % is the rate of a large copy. [All results](../../benchmarks.md)."
-            yield ""
+    """The charts that have this function's bars, if there are benchmarks of it."""
+    charts = sorted((root / "docs" / "benchmarks").glob("bars-*.svg"))
+    ours = [chart.name for chart in charts if name in charted(chart.read_text(encoding="utf-8"))]
+    if ours:
+        yield "## Speed"
+        yield ""
+        yield "Longer is faster. 100 % is the rate of a large copy. [All results](../../benchmarks.md)."
+        yield ""
+        yield from (f"![{name}: percent of the copy rate](../../benchmarks/{chart})" for chart in ours)
+        yield ""
 
 
 def charted(svg: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Write what repeats matrix.toml: the tables of README and the guides, and what the package knows of CUDA toolkits.
+"""Write what repeats matrix.toml: tables of README and the guides, its picture, what the package knows of toolkits.
 
 The table of settings is written too, from the package's own list. With --check nothing is written: exit status 1 when a
 file differs.
@@ -18,7 +18,7 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
 from precast.errors import KernelError
-from tools.shared import served
+from tools.shared import matrix_picture, served
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +98,11 @@ def settings(_known: Matrix, text: str) -> str:
     return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
 
 
+def drawn(known: Matrix, _text: str) -> str:
+    """The picture of what was built and executed."""
+    return matrix_picture.draw(known)
+
+
 def toolkits(known: Matrix, _text: str) -> str:
     """The Python module with the facts that the package needs when it has no matrix.toml."""
     specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
@@ -131,6 +136,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
     "docs/concepts/wheels.md": wheels,
+    "docs/images/matrix.svg": drawn,
     "docs/reference/settings.md": settings,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
