@@ -1,7 +1,7 @@
 """``python -m benchmarks.plots FILE... [--out DIR]``: the charts of a ``gpu.json``, or of a file of times.
 
-A chart has horizontal bars, one group for each shape or question. Our bars have one colour in every chart; peers are
-grey and their names stand beside the bars, so nothing depends on colours. A GPU bar is the share of the copy rate: these
+A chart has horizontal bars, one group for each shape or question. Our bars have one colour in every chart. Peers are
+grey, and names stand beside the bars, so nothing depends on colours. A GPU bar is the share of the copy rate: these
 kernels move memory and compute little, so 100 % is what a large copy reaches.
 """
 

@@ -81,7 +81,9 @@ class Page:
         """Go to an address and wait until the page is complete; the same address is loaded again."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
-        self.wait(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.partition('#')[0])})")
+        self.wait(
+            f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.partition('#')[0])})"
+        )
 
     def wait(self, condition: str) -> None:
         """Wait until an expression is true."""
@@ -93,7 +95,9 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression or of its promise; raises RuntimeError with the exception of the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
+        )
         if "exceptionDetails" in found:
             raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", str(found)))
         return found["result"].get("value")
@@ -122,7 +126,14 @@ def page() -> Iterator[Page]:
     read, commands = os.pipe()
     answers, write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        line = ["bash", "-c", f'exec "$0" "$@" 3<&{read} 4>&{write}', program() or "", *OPTIONS, f"--user-data-dir={profile}"]
+        line = [
+            "bash",
+            "-c",
+            f'exec "$0" "$@" 3<&{read} 4>&{write}',
+            program() or "",
+            *OPTIONS,
+            f"--user-data-dir={profile}",
+        ]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(line, pass_fds=(read, write), **quiet) as process:  # type: ignore[call-overload]
             os.close(read)

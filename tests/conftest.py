@@ -2,9 +2,9 @@
 
 A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``, ``act``,
 ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
-collected tests are probed once; what was found is printed below the results, and a test whose need is not met is skipped here, with the
-reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
-Every skip is listed again at the end. A module that cannot be imported without torch says
+collected tests are probed once; what was found is printed below the results, and a test whose need is not met is
+skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
+could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch says
 ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``

@@ -16,8 +16,8 @@ SITE = HERE.parents[1] / "build" / "docs"
 QUESTIONS = {
     "which wheel for a V100 under CUDA 12.4": ["questions.html#which-wheel-for-a-v100-under-cuda-124"],
     "why did it compile at run time": ["guides/jit.html"],
-    "ship my own .cu": ["questions.html#how-do-i-ship-my-own-cu-file-or-cuda-kernel", "guides/device-code.html"],
-    "no compiler on the machine": ["questions.html#do-i-need-nvcc-a-cuda-toolkit-or-a-compiler", "guides/troubleshooting.html"],
+    "ship my own .cu": ["questions.html#how-do-i-ship-my-own-cu-file-or-cuda-kernel"],
+    "no compiler on the machine": ["questions.html#do-i-need-nvcc-a-cuda-toolkit-or-a-compiler"],
     "install without internet": ["guides/install.html", "install.html"],
     "doctor kernel not found": ["reference/doctor.html"],
     "rms_norm bf16": ["reference/ops/rms_norm.html"],
@@ -30,7 +30,7 @@ QUESTIONS = {
     "ARM wheel": ["guides/arm.html"],
     "port colossalai": ["guides/port.html"],
     "make a release": ["guides/release.html", "questions.html#how-do-i-make-a-release-with-wheels-for-every-cuda"],
-    "undefined symbol": ["questions.html#i-get-undefined-symbol-wrong-abi-or-an-import-error-what-now", "reference/fixes.html"],
+    "undefined symbol": ["questions.html#i-get-undefined-symbol-wrong-abi-or-an-import-error-what-now"],
     "paged kv cache decode": ["reference/ops/paged_decode_attention.html", "reference/python/nn.html"],
 }  # fmt: skip
 
@@ -38,7 +38,9 @@ QUESTIONS = {
 def search(questions: list[str]) -> list[list[str]]:
     """The pages found for each question, best first."""
     command = ["node", str(HERE / "search.js"), str(SITE)]
-    done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, input=json.dumps(questions), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: list[list[str]] = json.loads(done.stdout)
     return found

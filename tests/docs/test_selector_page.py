@@ -35,7 +35,8 @@ EVERYTHING = """(() => {
   const answer = () => {
     count += 1;
     const arch = radios("arch").find((one) => one.checked).value;
-    found.add(JSON.stringify([arch, document.getElementById("sel-command").textContent, document.getElementById("sel-note").textContent]));
+    const [command, note] = ["command", "note"].map((id) => document.getElementById(`sel-${id}`).textContent);
+    found.add(JSON.stringify([arch, command, note]));
   };
   each("arch", () => each("torch", () => each("build", () => each("driver", () => {
     if (gpu.disabled) return answer();
@@ -135,7 +136,9 @@ def test_the_address_keeps_the_choice(tab: Page, address: str) -> None:
 
 @pytest.mark.parametrize("tool", ["pip", "uv", "requirements.txt", "Dockerfile", "pyproject.toml (uv)"])
 def test_torch_comes_first_in_every_form(tab: Page, tool: str) -> None:
-    tab.evaluate(f"{radio('torch', '2.13.0')}.click(); {radio('build', 'cu126')}.click(); {radio('tool', tool)}.click()")
+    tab.evaluate(
+        f"{radio('torch', '2.13.0')}.click(); {radio('build', 'cu126')}.click(); {radio('tool', tool)}.click()"
+    )
     text = tab.evaluate(COMMAND)
     assert 0 < text.index("torch==2.13.0") < text.index("precast==1.0+cu129")
     assert "https://download.pytorch.org/whl/cu126" in text and "/cu129/" in text
@@ -171,7 +174,9 @@ def test_copy_works_without_https(tab: Page, address: str) -> None:
 def test_a_screen_reader_finds_a_name_for_everything(tab: Page) -> None:
     nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
     named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
-    controls = [(role, name) for role, name in named if role in ("radio", "button", "combobox", "radiogroup", "group", "form")]
+    controls = [
+        (role, name) for role, name in named if role in ("radio", "button", "combobox", "radiogroup", "group", "form")
+    ]
     assert len(controls) > 40 and all(name for _, name in controls), [role for role, name in controls if not name]
     assert ("combobox", "GPU") in controls and ("group", "torch") in controls
     assert any(role == "status" for role, _ in named)
@@ -183,13 +188,19 @@ def test_it_is_readable_on_a_phone_and_in_the_dark(tab: Page, width: int, dark: 
     tab.look(width=width, dark=dark)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     ratio = """(() => {
-      const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((one) => one / 255).map(
-        (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const linear = (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+      const light = (text) => {
+        const [r, g, b] = text.match(/[0-9.]+/g).map((one) => linear(one / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
       const style = (css) => getComputedStyle(document.querySelector(css));
-      const pairs = [[".selector legend", ".selector"], [".selector .note", ".selector"], [".selector .why", ".selector"],
+      const pairs = [
+        [".selector legend", ".selector"], [".selector .note", ".selector"], [".selector .why", ".selector"],
         [".selector input:checked + span", ".selector input:checked + span"], [".selector pre", ".selector .answer"]];
-      return pairs.map(([ink, paper]) => { const a = light(style(ink).color), b = light(style(paper).backgroundColor);
-        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); });
+      return pairs.map(([ink, paper]) => {
+        const a = light(style(ink).color), b = light(style(paper).backgroundColor);
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      });
     })()"""
     assert min(tab.evaluate(ratio)) >= 4.5  # WCAG 2.2, 1.4.3
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._builder import catalogue
-from precast.errors import KernelError
+from precast._builder import catalogue, descriptions
 from tests import browser
 from tests.loopback import served
 from tools.shared import op_pages, site_source
@@ -22,20 +21,20 @@ def test_every_public_function_has_a_page_with_its_facts() -> None:
     pages = op_pages.pages(ROOT)
     assert set(pages) == {"index.md", *(f"{name}.md" for folder in catalogue.FOLDERS for name in folder.public)}
     rms = pages["rms_norm.md"]
-    for words in ("| CPU | prebuilt", "AMD and Intel GPU | a Triton twin", "`rms_norm_backward`", "LigerRMSNormFunction"):
+    for words in (
+        "| CPU | prebuilt",
+        "AMD and Intel GPU | a Triton twin",
+        "`rms_norm_backward`",
+        "LigerRMSNormFunction",
+    ):
         assert words in rms, words
     assert "no gradient formula" in pages["reshape_and_cache.md"] and "| NVIDIA GPU | none |" in pages["adam_.md"]
 
 
-def test_a_table_of_replacements_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "replaces.toml").read_text(encoding="utf-8")
-    wrong = tmp_path / "replaces.toml"
-    wrong.write_text(text.replace("[rms_norm]", "[rms_nrom]"))
-    with pytest.raises(KernelError, match=r"rms_nrom(.|\n)*missing rms_norm"):
-        op_pages.replaced(wrong)
-    wrong.write_text(text.replace("vllm =", "vlmm =", 1))
-    with pytest.raises(KernelError, match="vlmm"):
-        op_pages.replaced(wrong)
+def test_the_functions_of_today_say_what_they_replace() -> None:
+    known = descriptions.replaces(ROOT / "csrc")
+    assert known["rms_norm"]["torch"] == "`torch.nn.functional.rms_norm`" and set(known) <= set(op_pages.functions())
+    assert len(known) > 20 and all("torch" in row for row in known.values())
 
 
 def test_links_of_a_page_lead_to_its_copies() -> None:
@@ -44,7 +43,10 @@ def test_links_of_a_page_lead_to_its_copies() -> None:
     def turned(text: str, repository: str | None = None) -> str:
         return site_source.with_links(text, ROOT, "docs/guides/jit.md", copies, repository)
 
-    assert turned("[a](../../SECURITY.md#x) [b](../concepts/cache.md)") == "[a](../project/security.md#x) [b](../concepts/cache.md)"
+    assert (
+        turned("[a](../../SECURITY.md#x) [b](../concepts/cache.md)")
+        == "[a](../project/security.md#x) [b](../concepts/cache.md)"
+    )
     assert turned("[c](../../Makefile)") == "c"
     assert turned("[c](../../Makefile)", "https://host/us") == "[c](https://host/us/blob/main/Makefile)"
     assert turned("```\n[d](../../Makefile)\n```") == "```\n[d](../../Makefile)\n```"
@@ -63,7 +65,9 @@ def test_a_file_from_another_host_is_found(tmp_path: Path) -> None:
         '<a href="https://ok.example"></a><script defer src="https://cdn.example/x.js"></script>'
         '<link rel="stylesheet" href="//fonts.example/f.css"><link rel="canonical" href="https://ok.example">'
     )
-    (tmp_path / "b.css").write_text("@import 'https://fonts.example/g.css'; a { background: url(https://img.example/i) }")
+    (tmp_path / "b.css").write_text(
+        "@import 'https://fonts.example/g.css'; a { background: url(https://img.example/i) }"
+    )
     found = [url for _, url in verb.loads(tmp_path)]
     assert found == [
         "https://cdn.example/x.js", "//fonts.example/f.css", "https://fonts.example/g.css", "https://img.example/i"
@@ -79,7 +83,7 @@ def test_the_decisions_of_the_list_are_the_pages() -> None:
 def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
     for name in op_pages.functions():
         page = (SITE / "reference" / "ops" / f"{name}.html").read_text(encoding="utf-8")
-        assert "<h2 id=\"what-it-replaces\">" in page and ":::" not in page and "::</p>" not in page, name
+        assert '<h2 id="where-it-runs">' in page and ":::" not in page and "::</p>" not in page, name
     assert 'id="selector-data"' in (SITE / "install.html").read_text(encoding="utf-8")
     assert list(verb.loads(SITE)) == []
 
@@ -90,7 +94,10 @@ def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> Non
     with served(SITE) as (address, _), browser.page() as page:
         for name in ("index.html", "install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
             page.open(f"{address}/{name}")
-        page.evaluate("document.querySelector('[data-md-toggle=search]').click(); document.querySelector('.md-search__input').focus()")
+        page.evaluate(
+            "document.querySelector('[data-md-toggle=search]').click();"
+            "document.querySelector('.md-search__input').focus()"
+        )
         page.call("Input.insertText", text="rms_norm")
         page.wait("document.querySelectorAll('.md-search-result__item').length > 2")
         first = page.evaluate("document.querySelector('.md-search-result__link').href")

@@ -1,6 +1,6 @@
 """The matrix as a picture: for each architecture, torch and CUDA build, how far it was executed.
 
-A cell is as good as its best Python: executed on a GPU or CPU, its CPU part alone, under an emulator, built, or declared.
+A cell is as good as its best Python: executed on hardware, under an emulator, its CPU part alone, built, or declared.
 The states differ by sign as well as by colour.
 """
 
@@ -33,6 +33,8 @@ STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#e6eaf0}.paper{fill:#12181f}.hardware{fill:#0f6b4c}.emulated{fill:#1d4a3b}"
     ".part{fill:#22382f}.built{fill:#2c3643}.declared{fill:#4d3d20}}"
 )
+
+PAPER = '<rect class="paper" width="100%" height="100%"/>'  # a page may be dark where the reader's system is not
 
 
 def states(matrix: Matrix, records: tuple[Evidence, ...]) -> dict[tuple[str, str, str], str]:
@@ -72,13 +74,14 @@ def picture(matrix: Matrix, records: tuple[Evidence, ...]) -> str:
     y = len(matrix.machines) * (height_of + 10) + 24
     counts = {state: sum(value == state for value in found.values()) for state in STATES}
     for state, (sign, words) in STATES.items():
-        lines.append(f'<rect class="{state}" x="12" y="{y - 15}" width="22" height="20"/><text class="s" x="23" y="{y}">{sign}</text>')
+        lines.append(f'<rect class="{state}" x="12" y="{y - 15}" width="22" height="20"/>')
+        lines.append(f'<text class="s" x="23" y="{y}">{sign}</text>')
         lines.append(f'<text class="l" x="44" y="{y}">{counts[state]}: {html.escape(words)}</text>')
         y += ROW
     said = "; ".join(f"{counts[state]} {words}" for state, (_, words) in STATES.items())
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y - 6}" role="img">'
-    about = f'<title>torch, CUDA and architecture</title><desc>{html.escape(said)}</desc><style>{STYLE}</style><rect class="paper" width="100%" height="100%"/>'
-    return "\n".join((head, about, *lines, "</svg>", ""))
+    about = f"<title>torch, CUDA and architecture</title><desc>{html.escape(said)}</desc><style>{STYLE}</style>"
+    return "\n".join((head, about, PAPER, *lines, "</svg>", ""))
 
 
 def _table(

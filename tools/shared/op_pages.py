@@ -1,8 +1,8 @@
 """A page of the site for each function of ``precast.ops``: its docstring, and what the project knows about it.
 
 The docstring has the formula, shapes, dtypes, errors and an example. Devices, gradient kernels and autocast come from
-``family.toml``, numerics from the docstring of the folder's module, the chart from the benchmarks. Only the functions of
-other libraries that a function replaces are written by hand, in ``docs/replaces.toml``.
+``family.toml``, and so does what the function replaces in other libraries; numerics come from the docstring of the
+folder's module, and charts from the benchmarks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from precast._builder import catalogue, descriptions
 from precast._builder.catalogue import Folder
-from precast._builder.tables import read_toml
 from precast.errors import KernelError
 
 LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
@@ -28,28 +26,12 @@ def functions() -> list[str]:
     return sorted(name for folder in catalogue.FOLDERS for name in folder.public)
 
 
-def replaced(path: Path) -> Mapping[str, Mapping[str, str]]:
-    """Read ``docs/replaces.toml``: function -> library -> what it replaces. KernelError if a name is wrong or missing."""
-    table: Mapping[str, Any] = read_toml(path)
-    keys = {key for row in table.values() for key in row}
-    unknown = sorted((set(table) - set(functions())) | (keys - set(LIBRARIES) - {NOTE}))
-    missing = sorted(set(functions()) - set(table))
-    if unknown or missing:
-        raise KernelError(
-            f"{path.name} does not list the functions of precast.ops\n"
-            f"  found   {', '.join(unknown) or 'no name'} that nothing has\n"
-            f"  missing {', '.join(missing) or 'nothing'}\n"
-            f"  needed  one table for each public function, with keys of {', '.join((*LIBRARIES, NOTE))}"
-        )
-    return table
-
-
 def pages(root: Path) -> dict[str, str]:
     """File name -> Markdown, for each function and for the list of them."""
-    table = replaced(root / "docs" / "replaces.toml")
+    known = descriptions.replaces(root / "csrc")
     rows = [f"| [`{name}`]({name}.md) | {_summary(root, name)} |" for name in functions()]
     index = "\n".join(("# All ops", "", "| Function of `precast.ops` | Result |", "| --- | --- |", *rows, ""))
-    return {"index.md": index, **{f"{name}.md": page(root, name, table[name]) for name in functions()}}
+    return {"index.md": index, **{f"{name}.md": page(root, name, known.get(name, {})) for name in functions()}}
 
 
 def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
@@ -69,12 +51,7 @@ def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
         "",
         *_numerics(root, folder),
         *_charts(root, name),
-        "## What it replaces",
-        "",
-        "| Library | There |",
-        "| --- | --- |",
-        *(f"| {title} | {instead[key]} |" for key, title in LIBRARIES.items() if key in instead),
-        "",
+        *_replaces(instead),
     ]
     return "\n".join(lines)
 
@@ -126,6 +103,12 @@ def _charts(root: Path, name: str) -> Iterator[str]:
         yield ""
         yield from (f"![{name}: percent of the copy rate](../../benchmarks/{chart})" for chart in ours)
         yield ""
+
+
+def _replaces(instead: Mapping[str, str]) -> Iterator[str]:
+    rows = [f"| {title} | {instead[key]} |" for key, title in LIBRARIES.items() if key in instead]
+    if rows:
+        yield from ("## What it replaces", "", "| Library | There |", "| --- | --- |", *rows, "")
 
 
 def charted(svg: str) -> list[str]:

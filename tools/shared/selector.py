@@ -69,7 +69,9 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
     builds = {build.name: build for each in matrix.releases for found in each.builds.values() for build in found}
     names = sorted(builds, key=lambda name: builds[name].cuda or CudaVersion(0, 0))
     driver_of = {name: max(cuda, OLDEST_DRIVER) for name in names if (cuda := builds[name].cuda) is not None}
-    drivers = sorted({OLDEST_DRIVER, *driver_of.values(), *(c for s in matrix.labels if (c := s.label.cuda) is not None)})
+    drivers = sorted(
+        {OLDEST_DRIVER, *driver_of.values(), *(c for s in matrix.labels if (c := s.label.cuda) is not None)}
+    )
     return {
         "schema": SCHEMA,
         "project": PROJECT,
@@ -105,7 +107,7 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
 
 
 def _torch(matrix: Matrix, release: TorchRelease) -> dict[str, Any]:
-    """A release: for each machine its builds and whether their host library is built, PyPI's build, the newest Python."""
+    """A release: on each machine its builds and whether they have a host library, PyPI's build, the newest Python."""
     return {
         "version": release.version,
         "builds": {

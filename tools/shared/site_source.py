@@ -1,7 +1,7 @@
 """The sources of the documentation site: the pages of ``docs``, those beside the code, and those that are derived.
 
-A page keeps the links that a forge follows. Here each one is turned to the page's copy on the site, to the repository if
-its address is known, or to plain text.
+A page keeps the links that a forge follows. Here each link is turned to the page's copy on the site, to the repository
+if its address is known, or to plain text.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 def write(root: Path, pages: Path, package: Path, repository: str | None) -> None:
     """Write every page below ``pages``, and below ``package`` the Python sources with docstrings in Markdown."""
     for path in sorted((root / "docs").rglob("*")):
-        if path.is_file() and path.suffix != ".md" and path.suffix != ".toml":
+        if path.is_file() and path.suffix != ".md":
             target = pages / path.relative_to(root / "docs")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
     copies = where(root)
-    for name, target in copies.items():
+    for name, place in copies.items():
         text = (root / name).read_text(encoding="utf-8")
-        _write(pages / target, weighted(target, with_links(text, root, name, copies, repository)))
+        _write(pages / place, weighted(place, with_links(text, root, name, copies, repository)))
     for name, text in op_pages.pages(root).items():
         _write(pages / "reference" / "ops" / name, text)
     for module in MODULES:
-        place = f"reference/python/{module}.md"
-        _write(pages / place, weighted(place, module_page(root, module)))
+        reference = f"reference/python/{module}.md"
+        _write(pages / reference, weighted(reference, module_page(root, module)))
     for path in sorted((root / "pkg" / "precast").rglob("*.py")):
         _write(package / path.relative_to(root / "pkg"), op_pages.as_markdown(path.read_text(encoding="utf-8")))
 
@@ -88,7 +88,9 @@ def module_page(root: Path, module: str) -> str:
     """The reference of one module from docstrings: its own, then each public name in order."""
     name = "precast" if module == "precast" else f"precast.{module}"
     shown = [f"::: {member}\n" for member in members(root, module)]
-    return "\n".join((f"# `{name}`\n", f"::: {name}", "    options: { members: false, show_root_heading: false }\n", *shown))
+    return "\n".join(
+        (f"# `{name}`\n", f"::: {name}", "    options: { members: false, show_root_heading: false }\n", *shown)
+    )
 
 
 def members(root: Path, module: str) -> list[str]:
@@ -99,7 +101,11 @@ def members(root: Path, module: str) -> list[str]:
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" and isinstance(node.value, ast.List):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List)
+        ):
             return [f"precast.{module}.{name}" for name in ast.literal_eval(node.value)]
     classes = [node.name for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     return [f"precast.{module}.{name}" for name in classes]

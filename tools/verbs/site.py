@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jinja2
 
-from precast._builder import matrix
+from precast._builder import matrix, metadata
 from precast._version import __version__
 from precast.errors import KernelError
 from tools.shared import op_pages, selector, site_source
@@ -69,7 +69,9 @@ def _put_selector(page: Path, index: str) -> None:
 def decisions(root: Path) -> list[tuple[str, str]]:
     """Title and page of each decision, in the order of their list."""
     listed = (root / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
-    return [(title, f"decisions/{page}") for title, page in re.findall(r"^\| \[(.+?)\]\((\S+\.md)\)", listed, re.MULTILINE)]
+    return [
+        (title, f"decisions/{page}") for title, page in re.findall(r"^\| \[(.+?)\]\((\S+\.md)\)", listed, re.MULTILINE)
+    ]
 
 
 def loads(site: Path) -> Iterator[tuple[Path, str]]:
@@ -85,11 +87,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools site", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", metavar="DIR", help="the folder to write")
     parser.add_argument(
-        "--index", default="$INDEX", metavar="URL", help="the index that the commands name, as seen from the site ($INDEX)"
+        "--index",
+        default="$INDEX",
+        metavar="URL",
+        help="the index that the commands name, as seen from the site ($INDEX)",
     )
     options = parser.parse_args(arguments)
     try:
-        build(options.out, None, options.index)
+        build(options.out, metadata.repository(ROOT) or None, options.index)
     except KernelError as error:
         print(error, file=sys.stderr)
         return 1
