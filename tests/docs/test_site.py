@@ -79,6 +79,11 @@ def test_the_decisions_of_the_list_are_the_pages() -> None:
     assert listed == {f"decisions/{path.name}" for path in ROOT.glob("docs/decisions/*.md")} - {"decisions/README.md"}
 
 
+def test_a_page_that_the_navigation_does_not_name_is_in_it() -> None:
+    template = (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8")
+    assert verb.others(ROOT, template.replace("Settings: reference/settings.md", "")) == ["reference/settings.md"]
+
+
 @pytest.mark.site
 def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
     for name in op_pages.functions():

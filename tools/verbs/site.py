@@ -38,11 +38,10 @@ def build(out: Path, repository: str | None, index: str) -> None:
     pages, package, settings = WORK / "pages", WORK / "package", WORK / "mkdocs.yml"
     shutil.rmtree(WORK, ignore_errors=True)
     site_source.write(ROOT, pages, package, repository)
-    template = jinja2.Template(
-        (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8"), trim_blocks=True, lstrip_blocks=True
-    )
+    text = (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8")
+    template = jinja2.Template(text, trim_blocks=True, lstrip_blocks=True)
     values = {"pages": pages, "package": package, "out": out.resolve(), "ops": op_pages.functions()}
-    values |= {"modules": site_source.MODULES, "decisions": decisions(ROOT)}
+    values |= {"modules": site_source.MODULES, "decisions": decisions(ROOT), "others": others(ROOT, text)}
     settings.write_text(template.render(values), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(settings)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme's authors about another program
@@ -72,6 +71,12 @@ def decisions(root: Path) -> list[tuple[str, str]]:
     return [
         (title, f"decisions/{page}") for title, page in re.findall(r"^\| \[(.+?)\]\((\S+\.md)\)", listed, re.MULTILINE)
     ]
+
+
+def others(root: Path, template: str) -> list[str]:
+    """The pages that the navigation does not name: they stand at the end of the reference."""
+    pages = site_source.where(root).values()
+    return [page for page in pages if f" {page}\n" not in template and not page.startswith("decisions/")]
 
 
 def loads(site: Path) -> Iterator[tuple[Path, str]]:
