@@ -184,8 +184,10 @@ def probe_chromium() -> Found:
 
 def probe_site() -> Found:
     """The built site; it may be older than the sources, which is for whoever runs the tests to know."""
-    there = Path(__file__).parents[1].joinpath("build", "docs", "index.html").is_file()
-    return Found(there, "build/docs" if there else "no build/docs: make docs")
+    root = Path(__file__).resolve().parents[1]
+    wanted = (root / "build" / "docs" / "index.html", root / ".venv-docs" / "bin" / "python")
+    missing = [path.relative_to(root).as_posix() for path in wanted if not path.exists()]
+    return Found(not missing, f"no {', '.join(missing)}: make docs" if missing else "build/docs")
 
 
 def probe_node() -> Found:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,33 @@ def test_the_decisions_of_the_list_are_the_pages() -> None:
 def test_a_page_that_the_navigation_does_not_name_is_in_it() -> None:
     template = (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8")
     assert verb.others(ROOT, template.replace("Settings: reference/settings.md", "")) == ["reference/settings.md"]
+
+
+DEAD = """
+import sys
+from pathlib import Path
+from tools.shared import site_source
+from tools.verbs import site
+weighted, folder, added = site_source.weighted, Path(sys.argv[1]), sys.argv[2]
+site_source.weighted = lambda place, text: weighted(place, text) + (added if place == "support.md" else "")
+site.WORK = folder / "work"
+sys.exit(site.main(["--out", str(folder / "out")]))
+"""
+
+
+@pytest.mark.site
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("\n[x](nowhere.md) [y](questions.md#no-such-heading)\n", ["nowhere.md", "no-such-heading"]),
+        ('\n<img alt="" src="https://img.example/x.png">\n', ["support.html: https://img.example/x.png"]),
+    ],
+)
+def test_a_dead_link_and_a_file_from_another_host_end_the_build(added: str, said: list[str], tmp_path: Path) -> None:
+    command = [str(ROOT / ".venv-docs" / "bin" / "python"), "-c", DEAD, str(tmp_path), added]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'pkg'}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
 
 
 @pytest.mark.site

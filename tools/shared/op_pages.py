@@ -94,7 +94,7 @@ def _numerics(root: Path, folder: Folder) -> Iterator[str]:
 
 def _charts(root: Path, name: str) -> Iterator[str]:
     """The charts that have this function's bars, if there are benchmarks of it."""
-    charts = sorted((root / "docs" / "benchmarks").glob("bars-*.svg"))
+    charts = sorted((root / "docs" / "benchmarks").glob("bars-*.svg"), key=lambda path: path.stem)
     ours = [chart.name for chart in charts if name in charted(chart.read_text(encoding="utf-8"))]
     if ours:
         yield "## Speed"

@@ -43,12 +43,13 @@ def build(out: Path, repository: str | None, index: str) -> None:
     values = {"pages": pages, "package": package, "out": out.resolve(), "ops": op_pages.functions()}
     values |= {"modules": site_source.MODULES, "decisions": decisions(ROOT), "others": others(ROOT, text)}
     settings.write_text(template.render(values), encoding="utf-8")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(settings)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(settings)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme's authors about another program
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = (done.stdout + done.stderr).strip()
-    if done.returncode or said:
-        raise KernelError(f"mkdocs refuses the site\n{said}")
+    if done.returncode:
+        lines = (done.stdout + done.stderr).splitlines()
+        said = "\n  ".join(line for line in lines if line and not line.startswith("INFO"))
+        raise KernelError(f"mkdocs refuses the site\n  {said}")
     _put_selector(out / "install.html", index)
     foreign = [f"{path.relative_to(out)}: {url}" for path, url in loads(out)]
     if foreign:

@@ -31,7 +31,14 @@ RUNS = [
 
 def record(folder: Path) -> evidence.Evidence:
     path = folder / "a.json"
-    document = {"schema": 1, "title": "runs", "date": "2026-11-21", "commit": None, "command": "make test", "runs": RUNS}
+    document = {
+        "schema": 1,
+        "title": "runs",
+        "date": "2026-11-21",
+        "commit": None,
+        "command": "make test",
+        "runs": RUNS,
+    }
     path.write_text(json.dumps(document))
     return evidence.read(path, KNOWN)
 
