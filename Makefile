@@ -14,6 +14,7 @@
 #   make newcomer                 the README's commands on a stranger's machine, a row each; ARGS may name some of them
 #   make mutate                   small changes of the Python parts: does a test notice?  ARGS="--count 200 --seed 7"
 #   make tools                    only what `python -m tools` needs, without torch; in a workflow, found by later steps
+#   make docs                     the documentation site, in build/docs, in an environment of its own without torch
 #   make act                      the release workflow on this machine, one wheel of it, as a dry run
 
 SHELL := /bin/bash
@@ -32,14 +33,15 @@ FREE_VENV := .venv-free-threaded
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(TORCH),-torch$(TORCH))
 BIN := $(VENV)/bin
 TOOLS := .venv-tools
+DOCS := .venv-docs
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools act
+.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -118,6 +120,10 @@ act: $(READY)
 tools: $(TOOLS)/.ready
 	$(if $(GITHUB_PATH),echo $(CURDIR)/$(TOOLS)/bin >> $(GITHUB_PATH),@echo '. $(TOOLS)/bin/activate')
 
+# A warning is an error. To read it: python3 -m http.server --directory build/docs
+docs: $(DOCS)/.ready
+	$(DOCS)/bin/python -m tools site $(ARGS)
+
 format: $(READY)
 	$(BIN)/python -m tools tables
 	$(BIN)/ruff format .
@@ -139,11 +145,12 @@ $(READY): constraints.txt pyproject.toml setup.py Makefile
 	$(BIN)/python -m pip install -qq -c $(VENV)/constraints.txt --no-build-isolation --editable .
 	touch $@
 
-$(TOOLS)/.ready: constraints.txt pyproject.toml Makefile
+# What needs no torch: the group of pyproject.toml that the folder is named after.
+$(TOOLS)/.ready $(DOCS)/.ready: .venv-%/.ready: constraints.txt pyproject.toml Makefile
 	$(NEW_ENOUGH)
-	rm -rf $(TOOLS)
-	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m tools constraints > $(TOOLS)/constraints.txt
-	$(TOOLS)/bin/python -m pip install -qq -c $(TOOLS)/constraints.txt --upgrade pip
-	$(TOOLS)/bin/python -m pip install -qq -c $(TOOLS)/constraints.txt --group tools
+	rm -rf .venv-$*
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m tools constraints > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install -qq -c .venv-$*/constraints.txt --upgrade pip
+	.venv-$*/bin/python -m pip install -qq -c .venv-$*/constraints.txt --group $*
 	touch $@

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.plots FILE [--out DIR]``: the roofline plots of a ``gpu.json``.
+"""``python -m benchmarks.plots FILE... [--out DIR]``: the charts of a ``gpu.json``, or of a file of times.
 
-These kernels move memory and compute little, so the roof is over the bytes a call must move: a large call cannot be
-faster than the copy rate, a small one not faster than a launch. Each op is one plot; each point a median with the
-middle half of its samples.
+A chart has horizontal bars, one group for each shape or question. Our bars have one colour in every chart. Peers are
+grey, and names stand beside the bars, so nothing depends on colours. A GPU bar is the share of the copy rate: these
+kernels move memory and compute little, so 100 % is what a large copy reaches.
 """
 
 from __future__ import annotations
@@ -10,156 +10,144 @@ from __future__ import annotations
 import argparse
 import html
 import json
-import math
-import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_cases import OURS, SECOND, TWIN
+from benchmarks.gpu_table import shares
+from benchmarks.norm import COPY
+
 Json = dict[str, Any]
 
-# One colour for each contestant (Okabe and Ito, "Color Universal Design"), around again in another shape.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
-WIDTH, HEIGHT = 800, 400
-LEFT, RIGHT, TOP, BOTTOM = 56, 176, 30, 48  # margins of the axes; the names stand in the right one
-HEAD = (
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">'
+WIDTH, NAMES, END = 600, 168, 540  # of the picture, of the names on the left, where 100 % ends
+BAR, STEP, HEAD, GAP = 13, 17, 22, 6
+GRID = (0, 50, 100)
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#1c2430}.t{font-weight:600;font-size:15px}.h{font-weight:600}"
+    ".q{fill:#5d6b7e;font-size:11px}.e{text-anchor:end}rect{fill:#a9b4c1}.p{fill:#fff}.o{fill:#0b6e4f}path{stroke:#c3cbd4}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6eaf0}.q{fill:#a3afbe}rect{fill:#566273}.p{fill:#12181f}.o{fill:#3fbf8f}"
+    "path{stroke:#3a4656}}"
 )
+PAPER = '<rect class="p" width="100%" height="100%"/>'  # a page may be dark where the reader's system is not
+# The public functions and classes whose pages show the chart of an op of the benchmarks.
+PAGES = {
+    "fused_add_rms_norm": "fused_add_rms_norm fused_add_rms_norm_",
+    "masked softmax": "scaled_masked_softmax scaled_softmax",
+    "causal softmax": "scaled_upper_triang_masked_softmax scaled_aligned_causal_softmax",
+    "silu_and_mul": "silu_and_mul mul_and_silu",
+}
 
 
-def rate_and_launch(results: Json) -> tuple[float, float]:
-    """The two roofs: bytes in a second, and the seconds of the smallest launch."""
-    copied = results["copy"]
-    rate = copied["bytes"] / (statistics.median(copied["samples_ms"]) * 1e-3)
-    return rate, statistics.median(results["launch"]["samples_ms"]) * 1e-3
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: its length as a share of the axis, and the words at its end."""
+
+    name: str
+    share: float
+    words: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a kernel of ours, which has our colour."""
+        return self.name.startswith(OURS)
 
 
-def roof(moved_bytes: float, rate: float, launch_s: float) -> float:
-    """The bytes in a second that a call of so many bytes can reach."""
-    return moved_bytes / (launch_s + moved_bytes / rate)
+Groups = Sequence[tuple[str, Sequence[Bar]]]
 
 
-def quartiles(samples_ms: list[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile, in seconds."""
-    low, middle, high = statistics.quantiles(samples_ms, n=4)
-    return low * 1e-3, middle * 1e-3, high * 1e-3
+def chart(title: str, groups: Groups, below: str, *, ops: str = "", grid: Sequence[int] = ()) -> str:
+    """A chart as SVG. ``grid`` are per cents with a line; ``ops`` are the functions that it is about."""
+    lines, y = [f'<text class="t" x="8" y="20">{html.escape(title)}</text>'], 30
+    for heading, bars in groups:
+        y += GAP + HEAD
+        lines.append(f'<text class="h" x="8" y="{y - 7}">{html.escape(heading)}</text>')
+        for bar in bars:
+            width = bar.share * (END - NAMES)
+            own = ' class="o"' if bar.ours else ""
+            lines += [
+                f'<text class="e" x="{NAMES - 6}" y="{y + 11}">{html.escape(bar.name)}</text>',
+                f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR}"{own}/>',
+                f'<text x="{NAMES + width + 5:.1f}" y="{y + 11}">{html.escape(bar.words)}</text>',
+            ]
+            y += STEP
+    marks = [NAMES + percent / 100 * (END - NAMES) for percent in grid]
+    path = "".join(f"M{x:g} 34V{y + 2}" for x in marks)
+    numbers = [f'<text class="q" x="{x - 10:g}" y="{y + 15}">{n} %</text>' for x, n in zip(marks, grid, strict=True)]
+    height = y + 36
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" data-ops="{ops}">'
+    spoken = "; ".join(f"{heading}: " + ", ".join(f"{b.name} {b.words}" for b in bars) for heading, bars in groups)
+    about = f"<title>{html.escape(title)}</title><desc>{html.escape(spoken)}</desc>"
+    foot = f'<text class="q" x="8" y="{height - 6}">{html.escape(below)}</text>'
+    grid_lines = f'<path d="{path}" stroke-dasharray="2 3"/>' if path else ""
+    return "\n".join((head, about, f"<style>{STYLE}</style>", PAPER, grid_lines, *lines, *numbers, foot, "</svg>", ""))
 
 
-def points(results: Json, op: str) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Of each contestant: bytes moved, then bytes in a second at the upper quartile, median and lower one of time."""
-    found: dict[str, list[tuple[float, float, float, float]]] = {}
-    for case in results["cases"]:
-        if case["op"] != op:
-            continue
-        for name, samples in case["samples_ms"].items():
-            low, middle, high = quartiles(samples)
-            moved = float(case["moved_bytes"])
-            found.setdefault(name, []).append((moved, moved / high, moved / middle, moved / low))
-    return found
+def bars_of(found: dict[str, float]) -> list[Bar]:
+    """Ours first, then the peers from the fastest on; a copy of as many bytes and a second shape are in the table."""
+    peers = sorted((name for name in found if name not in (OURS, COPY, SECOND, TWIN)), key=lambda name: -found[name])
+    names = [OURS, *([TWIN] if TWIN in found else []), *peers]
+    return [Bar(name, found[name], f"{100 * found[name]:.0f} %") for name in names if name in found]
 
 
-def title(results: Json, op: str) -> str:
-    """The op and the dtype of its cases."""
-    return f"{op}, {', '.join(dict.fromkeys(case['dtype'] for case in results['cases'] if case['op'] == op))}"
+def facts(results: Json, cases: Sequence[Json]) -> str:
+    """The line below a chart of these cases."""
+    known = results["facts"]
+    dtypes = " and ".join(dict.fromkeys(case["dtype"] for case in cases))
+    return f"per cent of the copy rate; {known['gpu']}, torch {known['torch']}, {dtypes}, {known['date'][:10]}"
+
+
+def gpu_charts(results: Json) -> Iterator[tuple[str, str]]:
+    """File name and SVG for each op, and an overview of all ops at their largest shape, beside the best peer."""
+    largest: dict[str, list[Bar]] = {}
+    for op in dict.fromkeys(case["op"] for case in results["cases"]):
+        cases = [case for case in results["cases"] if case["op"] == op]
+        groups = [(" x ".join(map(str, case["shape"])), bars_of(shares(results, case))) for case in cases]
+        bars = groups[0][1]
+        largest[op] = [bar for bar in bars if bar.name != TWIN][:2]
+        name = op.removesuffix(" forward").removesuffix(" backward")
+        page = PAGES.get(name, name) if " with " not in name else ""
+        yield f"bars-{op.replace(' ', '-')}.svg", chart(op, groups, facts(results, cases), ops=page, grid=GRID)
+    title, below = "Each op at its largest shape, and its best peer", facts(results, results["cases"])
+    yield "bars-overview.svg", chart(title, list(largest.items()), below, grid=GRID)
+
+
+def time_charts(results: Json) -> Iterator[tuple[str, str]]:
+    """The chart of a file of times: for each question the seconds of ours and of each peer."""
+    groups = []
+    for asked, times in results["seconds"].items():
+        longest = max(times.values())
+        groups.append((asked, [Bar(name, s / longest * 0.88, duration(s)) for name, s in times.items()]))
+    yield f"bars-{results['name']}.svg", chart(results["title"], groups, results["facts"])
+
+
+def duration(seconds: float) -> str:
+    """``0.0152`` -> ``15 ms``."""
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def draw(results: Json, folder: Path) -> list[Path]:
-    """One SVG for each op; returns their paths."""
+    """Write the charts of one file; returns their paths."""
     drawn = []
-    for op in dict.fromkeys(case["op"] for case in results["cases"]):
-        path = folder / f"roofline-{op.replace(' ', '-')}.svg"
-        path.write_text(svg(results, op), encoding="utf-8")
-        drawn.append(path)
+    for name, svg in time_charts(results) if "seconds" in results else gpu_charts(results):
+        (folder / name).write_text(svg, encoding="utf-8")
+        drawn.append(folder / name)
     return drawn
 
 
-class Axes:
-    """Two logarithmic axes, from values to the places of a page."""
-
-    def __init__(self, xs: list[float], ys: list[float]) -> None:
-        self.x_range = math.log10(min(xs)) - 0.1, math.log10(max(xs)) + 0.1
-        self.y_range = math.log10(min(ys)) - 0.1, math.log10(max(ys)) + 0.1
-
-    def x(self, value: float) -> str:
-        """How far to the right."""
-        low, high = self.x_range
-        return f"{LEFT + (math.log10(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT):.1f}"
-
-    def y(self, value: float) -> str:
-        """How far down."""
-        low, high = self.y_range
-        return f"{HEIGHT - BOTTOM - (math.log10(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM):.1f}"
-
-
-def svg(results: Json, op: str) -> str:
-    """The plot of one op: text is text, and what a contestant has is one path."""
-    rate, launch_s = rate_and_launch(results)
-    found, facts = points(results, op), results["facts"]
-    xs = [moved for values in found.values() for moved, *_ in values]
-    ys = [rate, *(end for values in found.values() for _, *ends in values for end in ends)]
-    axes = Axes(xs, ys)
-    steps = [min(xs) * (max(xs) / min(xs)) ** (step / 40) for step in range(41)]
-    line = [(x, y) for x in steps if (y := roof(x, rate, launch_s)) >= 10 ** axes.y_range[0]]
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        HEAD,
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        *_grid(axes),
-        _text((LEFT + WIDTH - RIGHT) / 2, 18, title(results, op), ' text-anchor="middle" font-size="14"'),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "bytes that must move", ' text-anchor="middle"'),
-        _text(LEFT, TOP - 6, "GB/s", ' text-anchor="end"'),
-        _text(4, HEIGHT - 4, f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}", ' font-size="9"'),
-        f'<path d="M{" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in line)}" fill="none" stroke="black"/>',
-    ]
-    lines.append(_text(WIDTH - RIGHT + 10, TOP + 10, "roof: launch + copy", ""))
-    for number, (name, values) in enumerate(found.items()):
-        mark = "h6v6h-6z" if number % 2 else "l3-3l3 3l-3 3z"
-        colour = COLOURS[number % len(COLOURS)]
-        path = "".join(_point(axes, *value, mark) for value in values)
-        lines.append(f'<path d="{path}" fill="{colour}" fill-opacity="0.8" stroke="{colour}"/>')
-        lines.append(_text(WIDTH - RIGHT + 10, TOP + 26 + 16 * number, name, f' fill="{colour}"'))
-    return "\n".join((*lines, "</svg>", ""))
-
-
-def _point(axes: Axes, moved: float, low: float, middle: float, high: float, mark: str) -> str:
-    """A bar from the lower quartile to the upper one, and a mark at the median."""
-    x, start = axes.x(moved), "m-3-3" if mark.startswith("h") else "m-3 0"
-    return f"M{x} {axes.y(low)}V{axes.y(high)}M{x} {axes.y(middle)}{start}{mark}"
-
-
-def _grid(axes: Axes) -> Iterator[str]:
-    """A line and a number at each power of ten, at its double and at its fivefold."""
-    path, numbers = "", []
-    ticks = [step * 10.0**power for power in range(15) for step in (1, 2, 5)]
-    for value in ticks:
-        if axes.x_range[0] <= math.log10(value) <= axes.x_range[1]:
-            place = axes.x(value)
-            path += f"M{place} {TOP}V{HEIGHT - BOTTOM}"
-            words = f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-            numbers.append(_text(float(place), HEIGHT - BOTTOM + 14, words, ' text-anchor="middle"'))
-        if axes.y_range[0] <= math.log10(value) <= axes.y_range[1]:
-            place = axes.y(value)
-            path += f"M{LEFT} {place}H{WIDTH - RIGHT}"
-            numbers.append(_text(LEFT - 6, float(place) + 4, f"{value * 1e-9:g}", ' text-anchor="end"'))
-    yield f'<path d="{path}" fill="none" stroke="#ddd"/>'
-    yield from numbers
-
-
-def _text(x: float, y: float, words: str, style: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}"{style}>{html.escape(words)}</text>'
-
-
 def main() -> int:
-    """Draw the plots of one file beside it, or elsewhere."""
+    """Draw the charts of each file beside it, or elsewhere."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
-    parser.add_argument("file", type=Path, metavar="FILE", help="a gpu.json")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the plots go; beside the file by default")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a gpu.json, or a file of times")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the charts go; beside each file by default")
     options = parser.parse_args()
-    folder = options.out or options.file.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw(json.loads(options.file.read_text(encoding="utf-8")), folder):
-        print(path)
+    for file in options.files:
+        folder = options.out or file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in draw(json.loads(file.read_text(encoding="utf-8")), folder):
+            print(path)
     return 0
 
 

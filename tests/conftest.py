@@ -1,10 +1,10 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
-``act``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the collected tests are
-probed once; what was found is printed below the results, and a test whose need is not met is skipped here, with the
-reason. Any other skip is reported as a failure, because it would hide that something untested could have been tested.
-Every skip is listed again at the end. A module that cannot be imported without torch says
+A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``, ``act``,
+``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
+collected tests are probed once; what was found is printed below the results, and a test whose need is not met is
+skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
+could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch says
 ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
@@ -172,6 +172,29 @@ def probe_mutants() -> Found:
     return Found(True, f"cosmic-ray {version('cosmic-ray')}, coverage {version('coverage')}")
 
 
+def probe_chromium() -> Found:
+    from tests import browser
+
+    program = browser.program()
+    if program is None:
+        return Found(False, f"none of {', '.join(browser.PROGRAMS)} is on PATH")
+    run = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return Found(run.returncode == 0, (run.stdout or run.stderr).strip()[-200:])
+
+
+def probe_site() -> Found:
+    """The built site; it may be older than the sources, which is for whoever runs the tests to know."""
+    root = Path(__file__).resolve().parents[1]
+    wanted = (root / "build" / "docs" / "index.html", root / ".venv-docs" / "bin" / "python")
+    missing = [path.relative_to(root).as_posix() for path in wanted if not path.exists()]
+    return Found(not missing, f"no {', '.join(missing)}: make docs" if missing else "build/docs")
+
+
+def probe_node() -> Found:
+    node = shutil.which("node")
+    return Found(node is not None, node or "no node on PATH")
+
+
 def probe_strace() -> Found:
     """Whether it is there and may watch a process: a container can forbid it."""
     strace = shutil.which("strace")
@@ -195,6 +218,9 @@ NEEDS = {
         Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
         Need("mutants", "makes mutants of Python, with what make mutate installs", probe_mutants),
+        Need("chromium", "drives pages in Chromium", probe_chromium),
+        Need("site", "reads the documentation site that make docs built", probe_site),
+        Need("node", "runs scripts of the site by Node.js", probe_node),
         Need("strace", "watches the system calls of a process", probe_strace),
         Need("container", "needs a container engine that answers", probe_container),
     )

@@ -26,6 +26,7 @@ VERBS = {
     "repair": "make a built wheel what is published: tag, bill of materials, one form",
     "reproduce": "build a label's wheel twice, in unlike surroundings, and compare the bytes",
     "sdist": "make the sdist that every wheel is built from",
+    "site": "build the documentation site",
     "smoke": "install a wheel into a fresh environment and run one op from it",
     "tables": "write what repeats matrix.toml: tables of the docs, what the package knows of CUDA toolkits",
 }

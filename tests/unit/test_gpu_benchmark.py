@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,22 +81,36 @@ def test_what_is_asked_is_of_shapes_that_are_measured() -> None:
     assert asked.asked("rms_norm", (3, 5)) == asked.Asked()
 
 
-def test_the_roof_is_the_copy_rate_for_large_calls_and_a_launch_for_small_ones() -> None:
+def test_a_bar_is_the_share_of_the_copy_rate_and_ours_comes_first() -> None:
     plots = importlib.import_module("benchmarks.plots")
-    rate, launch = plots.rate_and_launch(made_up())
-    assert (rate, launch) == (pytest.approx(4e12), pytest.approx(1e-5))
-    assert plots.roof(4e12, rate, launch) == pytest.approx(rate, rel=1e-4)
-    assert plots.roof(1.0, rate, launch) == pytest.approx(1e5, rel=1e-4)
-    moved, low, middle, high = plots.points(made_up(), "rms_norm")["precast"][0]
-    assert middle == pytest.approx(moved / 0.125e-3) and low < middle < high
+    table = importlib.import_module("benchmarks.gpu_table")
+    results = made_up()
+    ours, peer = plots.bars_of(table.shares(results, results["cases"][0]))
+    assert (ours.name, ours.words, ours.ours) == ("precast", "80 %", True)
+    assert (peer.name, peer.words, peer.ours) == ("torch eager", "40 %", False)
+    svg = dict(plots.gpu_charts(results))["bars-rms_norm.svg"]
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', svg)]
+    assert widths[1] == pytest.approx(widths[0] / 2, abs=0.1) and 'data-ops="rms_norm"' in svg
+    assert "400 x 1000: precast 80 %, torch eager 40 %" in svg
 
 
-def test_each_op_is_a_plot_and_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
+def test_each_op_is_a_chart_and_the_same_figures_give_the_same_file(tmp_path: Path) -> None:
     plots = importlib.import_module("benchmarks.plots")
-    (path,) = plots.draw(made_up(), tmp_path)
-    first = path.read_bytes()
-    assert path.name == "roofline-rms_norm.svg" and first.startswith(b"<?xml")
-    assert plots.draw(made_up(), tmp_path) == [path] and path.read_bytes() == first
+    one, overview = plots.draw(made_up(), tmp_path)
+    assert (one.name, overview.name) == ("bars-rms_norm.svg", "bars-overview.svg")
+    before = one.read_bytes()
+    assert plots.draw(made_up(), tmp_path) == [one, overview] and one.read_bytes() == before
+
+
+def test_the_kept_charts_are_those_of_the_kept_figures(tmp_path: Path) -> None:
+    plots, kept = importlib.import_module("benchmarks.plots"), ROOT / "docs" / "benchmarks"
+    for name in ("h200-cu130.json", "start.json"):
+        plots.draw(json.loads((kept / name).read_text(encoding="utf-8")), tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in kept.glob("*.svg")}, (
+        "python -m benchmarks.plots docs/benchmarks/h200-cu130.json docs/benchmarks/start.json draws them"
+    )
+    assert sum(map(len, drawn.values())) < 150_000
 
 
 def test_contestants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,3 +70,33 @@ def test_a_broken_workflow_is_refused(linter: str, old: str, new: str, said: str
     (tmp_path / ".git").mkdir()  # where a project begins, for actionlint
     done = lint(linter, [folder / "ci.yml"])
     assert done.returncode != 0 and said in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+# The other files below .github: program, options, file.
+OTHERS = [
+    ("check-jsonschema", "vendor.dependabot", "dependabot.yml"),
+    ("check-jsonschema", "vendor.github-issue-forms", "ISSUE_TEMPLATE/bug.yml"),
+    ("check-jsonschema", "vendor.github-issue-forms", "ISSUE_TEMPLATE/feature.yml"),
+    ("check-jsonschema", "vendor.github-issue-config", "ISSUE_TEMPLATE/config.yml"),
+    ("zizmor", "", "dependabot.yml"),
+]
+
+
+def other(program: str, schema: str, path: Path) -> subprocess.CompletedProcess[str]:
+    found = shutil.which(program, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    options = ["--builtin-schema", schema] if schema else COMMANDS["zizmor"][1:]
+    return subprocess.run([found or program, *options, str(path)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("program", "schema", "name"), OTHERS, ids=lambda value: value.rpartition("/")[2])
+def test_the_forms_and_the_updates_pass(program: str, schema: str, name: str) -> None:
+    done = other(program, schema, ROOT / ".github" / name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_broken_form_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8")
+    assert "precast report" in text
+    broken = tmp_path / "bug.yml"
+    broken.write_text(text.replace("type: textarea", "type: text", 1), encoding="utf-8")
+    assert other("check-jsonschema", "vendor.github-issue-forms", broken).returncode == 1

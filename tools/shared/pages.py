@@ -52,6 +52,11 @@ def pages(dists: Sequence[Dist], yanked: Mapping[str, str], selector: Mapping[st
     return found
 
 
+def selector_part(selector: Mapping[str, Any]) -> str:
+    """The selector alone, to be put into another page."""
+    return _render("selector.html", selector=selector)
+
+
 def folder_of(dist: Dist) -> str:
     """The folder of a file, relative to the root of the site."""
     return f"{dist.label}/{PROJECT}" if dist.label else PROJECT

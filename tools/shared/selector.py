@@ -1,4 +1,4 @@
-"""The data of the landing page's selector: for a machine, a torch and a GPU, the label to install.
+"""The data of the install selector: for a machine, a torch, a driver and a GPU, the label to install and what happens.
 
 The page decides nothing itself: each answer is the decision of ``decide`` about the manifest of a label's wheel.
 """
@@ -10,47 +10,73 @@ from typing import Any
 
 from precast._abi.build_info import BuildInfo
 from precast._abi.capability import ComputeCapability, TargetKind
+from precast._abi.label import Label
+from precast._abi.toolkits import FIRST_TOOLKIT
 from precast._abi.version import CudaVersion
-from precast._builder.matrix import Matrix, TorchBuild
+from precast._builder.matrix import Matrix
+from precast._builder.torch_releases import TorchBuild, TorchRelease
 from tools.shared import served
 from tools.shared.cells import expand, label_of
 from tools.shared.dists import PROJECT, Dist
 from tools.shared.published import in_order
 from tools.shared.served import TorchCell
 
-SCHEMA = 1
-# A well-known GPU for each compute capability (NVIDIA, "CUDA GPU Compute Capability").
+SCHEMA = 2
+# Well-known GPUs of each compute capability (NVIDIA, "CUDA GPU Compute Capability").
 GPUS = {
-    "7.0": "V100",
-    "7.5": "T4, RTX 20",
-    "8.0": "A100, A30",
-    "8.6": "A10, A40, RTX 30",
-    "8.7": "Jetson Orin",
-    "8.9": "L4, L40S, RTX 40",
-    "9.0": "H100, H200, GH200",
-    "10.0": "B200, GB200",
-    "10.3": "B300, GB300",
-    "11.0": "Jetson Thor",
-    "12.0": "RTX 50, RTX PRO 6000",
-    "12.1": "GB10 (DGX Spark)",
+    "7.0": ("V100", "TITAN V"),
+    "7.5": ("T4", "RTX 20 series", "GTX 16 series"),
+    "8.0": ("A100", "A30"),
+    "8.6": ("A10", "A40", "RTX 30 series", "RTX A6000"),
+    "8.7": ("Jetson Orin",),
+    "8.9": ("L4", "L40S", "RTX 40 series", "RTX 6000 Ada"),
+    "9.0": ("H100", "H200", "GH200"),
+    "10.0": ("B200", "GB200"),
+    "10.3": ("B300", "GB300"),
+    "11.0": ("Jetson Thor",),
+    "12.0": ("RTX 50 series", "RTX PRO 6000 Blackwell"),
+    "12.1": ("GB10 (DGX Spark)",),
 }
+# These are parts of an ARM machine.
+ARM_ONLY = ("8.7", "11.0", "12.1")
+# The first driver that supports the older ones is older than any that a label needs.
+OLDEST_DRIVER = CudaVersion(12, 0)
 # The device code of an answer: for this GPU, for its major version, PTX for the driver, or none, so it must be built.
 SASS, SAME_MAJOR, PTX, JIT = "exact", "same major", "PTX", "built at first use"
 _RANK = (SASS, SAME_MAJOR, PTX, JIT)
+HERE = "."  # the address of an index, as its own first page sees it
 
 
 def data(matrix: Matrix, dists: Sequence[Dist]) -> dict[str, Any]:
-    """The data of the page as plain values, for the newest release, or the newest version if there is no release."""
+    """The data of an index's page as plain values, for the newest release, or the newest version without a release."""
     ordered = in_order([dist for dist in dists if dist.machines])
     releases = [dist for dist in ordered if not dist.version.is_prerelease] or ordered
     version = releases[-1].version.public if releases else None
     files = [dist for dist in releases if dist.version.public == version]
-    there = {machine: _labels_for(machine, files) for machine in matrix.machines}
+    return of_labels(matrix, version, {machine: _labels_for(machine, files) for machine in matrix.machines}, HERE)
+
+
+def planned(matrix: Matrix, version: str, base: str) -> dict[str, Any]:
+    """The data of a page away from an index at ``base``, for a release that has every planned wheel."""
+    cells = expand(matrix, matrix.event("release")).wheel
+    there = {m: frozenset(label_of(c.label).text for c in cells if c.machine == m) for m in matrix.machines}
+    return of_labels(matrix, version, there, base)
+
+
+def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset[str]], base: str) -> dict[str, Any]:
+    """The data for the labels that each machine has, at the index ``base``."""
     specs = [spec for spec in matrix.labels if any(spec.label.text in labels for labels in there.values())]
+    builds = {build.name: build for each in matrix.releases for found in each.builds.values() for build in found}
+    names = sorted(builds, key=lambda name: builds[name].cuda or CudaVersion(0, 0))
+    driver_of = {name: max(cuda, OLDEST_DRIVER) for name in names if (cuda := builds[name].cuda) is not None}
+    drivers = sorted(
+        {OLDEST_DRIVER, *driver_of.values(), *(c for s in matrix.labels if (c := s.label.cuda) is not None)}
+    )
     return {
         "schema": SCHEMA,
         "project": PROJECT,
         "version": version,
+        "base": base,
         "labels": {
             spec.name: {
                 "toolkit": spec.nvrtc,
@@ -59,21 +85,37 @@ def data(matrix: Matrix, dists: Sequence[Dist]) -> dict[str, Any]:
             }
             for spec in specs
         },
-        "torch": [
+        "torch_index": matrix.torch_index,
+        "torch": [_torch(matrix, release) for release in reversed(matrix.releases)],
+        "machines": list(matrix.machines),
+        "builds": names,
+        "drivers": [str(driver) for driver in drivers],
+        "driver_of": {name: str(driver) for name, driver in driver_of.items()},
+        "gpus": [
             {
-                "version": release.version,
-                "builds": {
-                    machine: {
-                        build.name: matrix.abi_not_built(matrix.abi_of(release, build)) is None
-                        for build in release.builds[machine]
-                    }
-                    for machine in matrix.machines
-                },
+                "capability": capability,
+                "names": list(names),
+                "driver": FIRST_TOOLKIT.get(capability, str(OLDEST_DRIVER)),
+                "machines": [m for m in matrix.machines if m == "aarch64" or capability not in ARM_ONLY],
             }
-            for release in reversed(matrix.releases)
+            for capability, names in GPUS.items()
         ],
-        "gpus": [{"capability": capability, "name": name} for capability, name in GPUS.items()],
-        "choice": {machine: _choices(matrix, machine, there[machine]) for machine in matrix.machines},
+        "no_code": {name: without_code(matrix, Label(name)) for name in names},
+        "cpu": [machine for machine in matrix.machines if "cpu" in there[machine]],
+        "choice": {machine: _choices(matrix, machine, there[machine], drivers) for machine in matrix.machines},
+    }
+
+
+def _torch(matrix: Matrix, release: TorchRelease) -> dict[str, Any]:
+    """A release: on each machine its builds and whether they have a host library, PyPI's build, the newest Python."""
+    return {
+        "version": release.version,
+        "builds": {
+            machine: {build.name: matrix.abi_not_built(matrix.abi_of(release, build)) is None for build in builds}
+            for machine, builds in release.builds.items()
+        },
+        "pypi": dict(release.pypi),
+        "python": {machine: str(pythons[-1]) for machine, pythons in release.pythons.items()},
     }
 
 
@@ -81,8 +123,20 @@ def _labels_for(machine: str, files: Iterable[Dist]) -> frozenset[str]:
     return frozenset(dist.label for dist in files if machine in dist.machines)
 
 
-def _choices(matrix: Matrix, machine: str, labels: frozenset[str]) -> dict[str, dict[str, list[str]]]:
-    """For each build of torch on this machine and each GPU, the label to install and its kind of device code."""
+def without_code(matrix: Matrix, build: Label) -> list[str]:
+    """The GPUs that torch's own wheel of a build has no machine code for. Jetson's torch comes from NVIDIA."""
+    if build.cuda is None:
+        return []
+    spec = matrix.label(matrix.without_label.get(build.text, build))
+    gpus = [ComputeCapability.parse(text) for text in GPUS]
+    able = {gpu for gpu in gpus for target in spec.targets if target.kind is TargetKind.SASS and target.runs_on(gpu)}
+    return [str(gpu) for gpu in gpus if gpu not in able and str(gpu) != "8.7"]
+
+
+def _choices(
+    matrix: Matrix, machine: str, labels: frozenset[str], drivers: Sequence[CudaVersion]
+) -> dict[str, dict[str, list[str]]]:
+    """For each driver and GPU, the label to install on this machine and its kind of device code."""
     plan = expand(matrix, matrix.event("release"))
     infos = {
         cell.label: served.manifest(matrix, cell, declared=True)
@@ -90,21 +144,19 @@ def _choices(matrix: Matrix, machine: str, labels: frozenset[str]) -> dict[str, 
         if cell.machine == machine and label_of(cell.label).text in labels and label_of(cell.label).cuda
     }
     release = matrix.releases[-1]
-    builds = {build.name: build for each in matrix.releases for build in each.builds[machine]}
-    found: dict[str, dict[str, list[str]]] = {}
-    for name in sorted(builds, key=lambda name: builds[name].cuda or CudaVersion(0, 0)):
-        if builds[name].cuda is None:
-            found[name] = {"": ["cpu", SASS]} if "cpu" in labels else {}
-            continue
-        cell = TorchCell(release.version, TorchBuild(name, cxx11=True), release.pythons[machine][-1], machine)
-        answers = {gpu: best(cell, ComputeCapability.parse(gpu), infos) for gpu in GPUS}
-        found[name] = {gpu: list(answer) for gpu, answer in answers.items() if answer is not None}
+    found = {}
+    for driver in drivers:
+        build = TorchBuild(f"cu{driver.major}{driver.minor}", cxx11=True)
+        cell = TorchCell(release.version, build, release.pythons[machine][-1], machine)
+        answers = {gpu: best(cell, ComputeCapability.parse(gpu), infos, driver) for gpu in GPUS}
+        found[str(driver)] = {gpu: list(answer) for gpu, answer in answers.items() if answer is not None}
     return found
 
 
-def best(cell: TorchCell, gpu: ComputeCapability, infos: Mapping[str, BuildInfo]) -> tuple[str, str] | None:
-    """The best label for this GPU with the driver that torch's CUDA needs."""
-    driver = max(cell.build.cuda or CudaVersion(0, 0), CudaVersion(12, 0))
+def best(
+    cell: TorchCell, gpu: ComputeCapability, infos: Mapping[str, BuildInfo], driver: CudaVersion
+) -> tuple[str, str] | None:
+    """The label with the best code for this GPU and driver, and among equals the newest one."""
     offers = []
     for label, info in infos.items():
         cuda = label_of(label).cuda

@@ -1,4 +1,4 @@
-"""Write what repeats matrix.toml: the tables of README and the guides, and what the package knows of CUDA toolkits.
+"""Write what repeats matrix.toml: tables of README and the guides, its picture, what the package knows of toolkits.
 
 The table of settings is written too, from the package's own list, and those of docs/reference/parity.md from the TOML
 file beside it. With --check nothing is written: exit status 1 when a file differs.
@@ -18,7 +18,7 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
 from precast.errors import KernelError
-from tools.shared import parity, served
+from tools.shared import matrix_picture, parity, served
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +107,11 @@ def parities(_known: Matrix, text: str) -> str:
     return f"{head}{mark}\n{parity.page(parity.read(ROOT / parity.FILE))}"
 
 
+def drawn(known: Matrix, _text: str) -> str:
+    """The picture of what was built and executed."""
+    return matrix_picture.draw(known)
+
+
 def toolkits(known: Matrix, _text: str) -> str:
     """The Python module with the facts that the package needs when it has no matrix.toml."""
     specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
@@ -140,6 +145,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "README.md": readme,
     "docs/guides/install.md": install,
     "docs/concepts/wheels.md": wheels,
+    "docs/images/matrix.svg": drawn,
     "docs/reference/settings.md": settings,
     "docs/reference/parity.md": parities,
     "pkg/precast/_abi/toolkits.py": toolkits,

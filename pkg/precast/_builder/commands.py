@@ -15,7 +15,7 @@ from setuptools.command.sdist import sdist
 
 from precast._abi.build_info import BuildMode
 from precast._abi.settings import Settings
-from precast._builder import aot, provenance
+from precast._builder import aot, metadata, provenance
 
 
 def for_setup(settings: Settings, root: Path) -> dict[str, object]:
@@ -55,6 +55,7 @@ def for_setup(settings: Settings, root: Path) -> dict[str, object]:
         "distclass": Precast,
         "cmdclass": {"build": _Build, "build_kernels": BuildKernels, "bdist_wheel": Wheel, "sdist": Sdist},
         "setup_requires": aot.requirements(settings, root),
+        **metadata.for_setup(root),
         "options": {"egg_info": {"egg_base": _temporary()}},
     }
 

@@ -13,6 +13,8 @@ from precast._builder.tables import MatrixError, Table, read_toml
 
 NAME = "family.toml"
 DEVICES = ("cpu", "cuda", "xpu")
+# Whose functions ours may replace; a note stands for a function without a kernel of its own, and says where it runs.
+ELSEWHERE = ("note", "torch", "apex", "vllm", "liger")
 
 
 def read(csrc: Path) -> list[dict[str, Any]]:
@@ -35,6 +37,7 @@ def gathered(csrc: Path) -> str:
 def _folder(path: Path) -> dict[str, Any]:
     table = Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}")
     _autocast(table)
+    _replaces(table)
     public, late = table.texts("public"), table.maybe("late", bool) or False
     if late and path.parent.name in public:  # importing the module would hide the function
         raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
@@ -58,6 +61,25 @@ def _autocast(table: Table) -> tuple[str, str]:
     inner = table.table("autocast")
     found = inner.take("ours", str), inner.take("torch", str)
     inner.finish()
+    return found
+
+
+def replaces(csrc: Path) -> dict[str, dict[str, str]]:
+    """For the docs: function -> library -> what the function replaces there, for those of which it is known."""
+    tables = [Table(read_toml(path), f"csrc/{path.parent.name}/{NAME}") for path in sorted(csrc.glob(f"*/{NAME}"))]
+    return {name: words for table in tables for name, words in _replaces(table).items()}
+
+
+def _replaces(table: Table) -> dict[str, dict[str, str]]:
+    """The optional tables of replacements, one for each public function."""
+    inner = Table(table.maybe("replaces", dict) or {}, f"{table.where}.replaces")
+    found = {}
+    for name in list(inner.values):
+        if name not in table.values.get("public", ()):
+            raise MatrixError(f"{inner.where}: {name} is not public")
+        words = inner.table(name)
+        found[name] = {key: text for key in ELSEWHERE if (text := words.maybe(key, str)) is not None}
+        words.finish()
     return found
 
 

@@ -12,9 +12,9 @@ INTERRUPTED = 130
 LOADABLE = ("prebuilt", "jit", "triton")
 
 MEANINGS = {
-    GOOD: "it was done, or the answer is yes",
-    NO: "the answer is no: a kernel that should be there cannot be loaded, an entry of the cache is damaged",
-    USAGE: "the command, a name in it, or a setting cannot be understood",
-    FAILED: "it could not be done; the error says why and how to fix it",
+    GOOD: "done, or the answer is yes",
+    NO: "the answer is no: a kernel cannot be loaded, a cache entry is damaged",
+    USAGE: "an invalid command, name or setting",
+    FAILED: "failed; the error says why and how to fix it",
     INTERRUPTED: "interrupted with Ctrl-C",
 }

@@ -57,6 +57,12 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         ("public", "late = 1\npublic", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
         ("[autocast]", "order = 3\n[autocast]", r"csrc/half/family\.toml: nobody reads order"),
         ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
+        ("[loader]", "[replaces.third]\n[loader]", r"csrc/half/family\.toml\.replaces: third is not public"),
+        (
+            "[loader]",
+            "[replaces.halve]\ntf = 'x'\n[loader]",
+            r"csrc/half/family\.toml\.replaces\.halve: nobody reads tf",
+        ),
         ("about", "text", r"csrc/half/family\.toml\.loader: about is missing"),
         ("host.cpp", "gone.cpp", r"csrc/half/family\.toml\.family\.half: there is no half/gone\.cpp in csrc"),
         ('"cpu"', '"gpu"', r"csrc/half/family\.toml\.family\.half: there is no device 'gpu'"),

@@ -17,7 +17,7 @@ from tools.shared.dists import Dist, read_dist
 KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 CUDA = ("cu121", "cu124", "cu126", "cu128", "cu129", "cu130", "cu132")
 
-# The label for a GPU beside torch for CUDA 12 and for CUDA 13, when all are published, and what it brings: code for
+# The label for a GPU with a driver for CUDA 12.8 and one for 13.0, when all are published, and what it brings: code for
 # exactly this GPU (=), for its generation (~), PTX (p), or code that is built at its first use (j).
 TABLE = """
 7.0   cu129= cu129=
@@ -41,21 +41,22 @@ def published(folder: Path, *labels: str, version: str = "1.0") -> list[Dist]:
 
 
 def test_the_answers_are_those_of_the_table(tmp_path: Path) -> None:
-    choice = selector.data(KNOWN, published(tmp_path, *CUDA, "cpu", ""))["choice"]["x86_64"]
-    assert choice["cpu"] == {"": ["cpu", selector.SASS]}
+    data = selector.data(KNOWN, published(tmp_path, *CUDA, "cpu", ""))
+    choice = data["choice"]["x86_64"]
+    assert data["cpu"] == ["x86_64"]
     for row in TABLE.strip().splitlines():
         gpu, *wanted = row.split()
-        for build, word in zip(("cu128", "cu130"), wanted, strict=True):
-            assert choice[build][gpu] == [word[:-1], CODES[word[-1]]], (gpu, build)
-    assert set(choice["cu128"]) == set(selector.GPUS)
+        for driver, word in zip(("12.8", "13.0"), wanted, strict=True):
+            assert choice[driver][gpu] == [word[:-1], CODES[word[-1]]], (gpu, driver)
+    assert set(choice["12.8"]) == set(selector.GPUS)
 
 
 def test_only_what_is_published_is_offered(tmp_path: Path) -> None:
     data = selector.data(KNOWN, published(tmp_path, "cu121", "cu130"))
     assert list(data["labels"]) == ["cu121", "cu130"]
-    assert data["choice"]["x86_64"]["cpu"] == {}
-    assert data["choice"]["x86_64"]["cu128"]["12.0"] == ["cu121", selector.PTX]
-    assert data["choice"]["aarch64"]["cu130"] == {}
+    assert data["cpu"] == []
+    assert data["choice"]["x86_64"]["12.8"]["12.0"] == ["cu121", selector.PTX]
+    assert data["choice"]["aarch64"]["13.0"] == {}
     assert {entry["version"] for entry in data["torch"]} == {release.version for release in KNOWN.releases}
 
 
@@ -77,7 +78,29 @@ def test_the_page_needs_nothing_but_itself(tmp_path: Path, labels: tuple[str, ..
     # The root of an index has one link for each project, and this one has one project (PEP 503).
     assert re.findall(r"<a\b[^>]*>", page) == ['<a href="precast/">']
     assert not re.search(r"https?:|//[a-z]|<link|<img|@import|url\(|src=", page.replace("://", ""))
-    embedded = re.search(r'<script type="application/json" id="data">(.*)</script>', page)
+    if not labels:
+        assert "Nothing has been published yet" in page and json.loads(found["selector.json"]) == data
+        return
+    embedded = re.search(r'<script type="application/json" id="selector-data">(.*)</script>', page)
     assert embedded is not None
     assert json.loads(embedded[1]) == json.loads(found["selector.json"]) == data
-    assert ("Nothing has been published yet" in page) == (not labels)
+    assert "Nothing has been published yet" not in page
+
+
+def test_what_a_build_of_torch_cannot_use_is_known() -> None:
+    """By hand: CUDA 13 dropped Volta, CUDA 12.8 brought Blackwell; the torch of a Jetson is not on torch's index."""
+    data = selector.planned(KNOWN, "1.0", "$INDEX")
+    assert data["no_code"]["cu130"] == ["7.0"] and data["no_code"]["cpu"] == []
+    assert data["no_code"]["cu118"] == data["no_code"]["cu126"] == ["10.0", "10.3", "11.0", "12.0", "12.1"]
+    assert data["no_code"]["cu128"] == ["11.0"]
+    assert data["driver_of"]["cu118"] == "12.0" and data["driver_of"]["cu126"] == "12.6"
+    first = {gpu["capability"]: gpu["driver"] for gpu in data["gpus"]}
+    assert (first["9.0"], first["12.0"], first["10.3"]) == ("12.0", "12.8", "12.9")
+
+
+def test_a_page_away_from_the_index_offers_what_is_planned() -> None:
+    data = selector.planned(KNOWN, "1.0", "$INDEX")
+    assert data["base"] == "$INDEX" and data["cpu"] == ["x86_64", "aarch64"]
+    assert set(data["labels"]) >= {*CUDA, "cpu"}
+    every = [answer for machine in data["choice"].values() for gpus in machine.values() for answer in gpus.values()]
+    assert len(every) == 2 * len(data["drivers"]) * len(selector.GPUS) and all(label in CUDA for label, _ in every)

@@ -1,0 +1,215 @@
+"""The install selector in Chromium: on the first page of an index, over plain HTTP, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from precast._builder import matrix
+from tests import browser
+from tests.browser import Page
+from tests.loopback import served
+from tests.made_up import make_wheel
+from tools.shared import selector
+from tools.verbs import index
+
+pytestmark = pytest.mark.chromium
+
+KNOWN = matrix.load(Path(__file__).resolve().parents[2] / "matrix.toml")
+LABELS = [spec.label.text for spec in KNOWN.labels if spec.label.text]
+COMMAND = "document.getElementById('sel-command').textContent"
+NOTE = "document.getElementById('sel-note').textContent"
+# Chooses every combination that the page allows, as a user does, and collects the distinct answers.
+EVERYTHING = """(() => {
+  const found = new Set(), radios = (name) => [...document.querySelectorAll(`input[name=${name}]`)];
+  const gpu = document.getElementById("sel-gpu");
+  const each = (name, inner) => {
+    for (const input of radios(name)) if (!input.disabled) { input.click(); inner(); }
+  };
+  let count = 0;
+  const answer = () => {
+    count += 1;
+    const arch = radios("arch").find((one) => one.checked).value;
+    const [command, note] = ["command", "note"].map((id) => document.getElementById(`sel-${id}`).textContent);
+    found.add(JSON.stringify([arch, command, note]));
+  };
+  each("arch", () => each("torch", () => each("build", () => each("driver", () => {
+    if (gpu.disabled) return answer();
+    for (const option of gpu.options) {
+      if (option.disabled) continue;
+      gpu.value = option.value;
+      gpu.dispatchEvent(new Event("change"));
+      answer();
+    }
+  }))));
+  return [count, [...found]];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("selector")
+    for label in LABELS:
+        for machine in KNOWN.machines:
+            make_wheel(work / "house", version=f"1.0+{label}", tag=f"py3-none-manylinux_2_28_{machine}")
+    arguments = [str(work / "house"), "--out", str(work / "site"), "--version", "1.0"]
+    assert index.main(arguments) == 0
+    return work / "site"
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with served(site) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Page]:
+    with browser.page() as page:
+        yield page
+
+
+@pytest.fixture
+def tab(chromium: Page, address: str) -> Page:
+    chromium.look()
+    chromium.open(f"{address}/index.html")
+    chromium.requests.clear()
+    return chromium
+
+
+def radio(name: str, value: str) -> str:
+    return f"document.querySelector('input[name={name}][value=\"{value}\"]')"
+
+
+def test_every_combination_names_a_wheel_of_the_index(tab: Page, site: Path, address: str, tmp_path: Path) -> None:
+    count, answers = tab.evaluate(EVERYTHING)
+    assert count > 3000
+    wanted = set()
+    for arch, command, note in map(json.loads, answers):
+        theirs, ours = command.splitlines()
+        assert theirs.startswith("pip install torch==") and note.startswith("On this machine: "), command
+        words = ours.split()
+        assert words[:2] == ["pip", "install"] and words[3] == "--extra-index-url"
+        label = words[2].removeprefix("precast==1.0+")
+        assert words[4] == f"{address}/{label}/"
+        assert (site / label / "precast" / f"precast-1.0+{label}-py3-none-manylinux_2_28_{arch}.whl").is_file()
+        wanted.add((arch, *words[2:]))
+    assert {label for _, label, *_ in wanted} >= {"precast==1.0+cu129", "precast==1.0+cu132", "precast==1.0+cpu"}
+    for number, (arch, *words) in enumerate(sorted(wanted)):
+        into = tmp_path / str(number)
+        only = ["--platform", f"manylinux_2_28_{arch}", "--only-binary", ":all:", "--no-deps", "--isolated", "-q"]
+        command = [sys.executable, "-m", "pip", "download", *words, *only, "--index-url", words[-1], "-d", str(into)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert [path.name.endswith(f"{arch}.whl") for path in into.iterdir()] == [True]
+
+
+def test_a_choice_that_cannot_be_is_greyed_with_its_reason(tab: Page) -> None:
+    tab.evaluate(f"{radio('torch', '2.15.0')}.click()")
+    assert tab.evaluate(f"{radio('build', 'cu128')}.disabled")
+    assert "torch 2.15.0 has no such build" in tab.evaluate("document.getElementById('sel-build-why').textContent")
+    volta = "[...document.getElementById('sel-gpu').options].find((one) => one.value === 'V100')"
+    assert tab.evaluate(f"{volta}.disabled") and "no code" in tab.evaluate(f"{volta}.textContent")
+    silent = "[...document.querySelectorAll('.selector input:disabled')].filter((one) => !one.title).length"
+    assert tab.evaluate(silent) == 0
+    tab.evaluate(f"{radio('build', 'cpu')}.click()")
+    assert tab.evaluate("document.getElementById('sel-gpu').disabled") and "precast==1.0+cpu" in tab.evaluate(COMMAND)
+
+
+def test_the_address_keeps_the_choice(tab: Page, address: str) -> None:
+    tab.open(f"{address}/index.html#arch=x86_64&torch=2.5.1&build=cu124&gpu=V100&tool=uv")
+    assert "uv pip install precast==1.0+cu129" in tab.evaluate(COMMAND) and "torch==2.5.1" in tab.evaluate(COMMAND)
+    assert tab.evaluate(NOTE) == "On this machine: machine code for compute capability 7.0. Nothing is compiled."
+    tab.evaluate(f"{radio('driver', '12.1')}.click()")
+    assert "driver=12.1" in tab.evaluate("location.hash")
+    kept = tab.evaluate("location.href"), tab.evaluate(COMMAND)
+    tab.open(kept[0])
+    assert (tab.evaluate("location.href"), tab.evaluate(COMMAND)) == kept
+    tab.open(f"{address}/index.html#torch=0.1&gpu=Voodoo&nonsense")
+    assert tab.evaluate(f"{radio('torch', '2.15.0')}.checked")
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv", "requirements.txt", "Dockerfile", "pyproject.toml (uv)"])
+def test_torch_comes_first_in_every_form(tab: Page, tool: str) -> None:
+    tab.evaluate(
+        f"{radio('torch', '2.13.0')}.click(); {radio('build', 'cu126')}.click(); {radio('tool', tool)}.click()"
+    )
+    text = tab.evaluate(COMMAND)
+    assert 0 < text.index("torch==2.13.0") < text.index("precast==1.0+cu129")
+    assert "https://download.pytorch.org/whl/cu126" in text and "/cu129/" in text
+
+
+def test_the_keyboard_is_enough_and_the_focus_stays(tab: Page) -> None:
+    focus = "document.activeElement.name + ' ' + document.activeElement.value"
+    tab.press("Tab")
+    assert tab.evaluate(focus) == "arch x86_64"
+    tab.press("ArrowRight")
+    assert tab.evaluate(focus) == "arch aarch64" and tab.evaluate(f"{radio('arch', 'aarch64')}.checked")
+    tab.press("Tab")
+    for _ in range(2):
+        tab.press("ArrowRight")
+    assert tab.evaluate(focus) == "torch 2.13.0" and "torch==2.13.0" in tab.evaluate(COMMAND)
+    order = []
+    for _ in range(6):
+        tab.press("Tab")
+        order.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
+    assert order == ["build", "driver", "sel-gpu", "tool", "sel-command", "sel-copy"]
+
+
+def test_copy_works_without_https(tab: Page, address: str) -> None:
+    tab.open(f"{address.replace('127.0.0.1', browser.PLAIN_HOST)}/index.html")
+    assert tab.evaluate("window.isSecureContext") is False and tab.evaluate("navigator.clipboard === undefined")
+    tab.evaluate("document.addEventListener('copy', () => { window.copied = document.activeElement.value; }); 0")
+    tab.evaluate("document.getElementById('sel-copy').focus(); document.getElementById('sel-copy').click()")
+    assert tab.evaluate("window.copied") == tab.evaluate(COMMAND)
+    assert tab.evaluate("document.getElementById('sel-copy').textContent") == "copied"
+    assert tab.evaluate("document.activeElement.id") == "sel-copy"
+
+
+def test_a_screen_reader_finds_a_name_for_everything(tab: Page) -> None:
+    nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+    named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    controls = [
+        (role, name) for role, name in named if role in ("radio", "button", "combobox", "radiogroup", "group", "form")
+    ]
+    assert len(controls) > 40 and all(name for _, name in controls), [role for role, name in controls if not name]
+    assert ("combobox", "GPU") in controls and ("group", "torch") in controls
+    assert any(role == "status" for role, _ in named)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_it_is_readable_on_a_phone_and_in_the_dark(tab: Page, width: int, dark: bool) -> None:
+    tab.look(width=width, dark=dark)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    ratio = """(() => {
+      const linear = (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+      const light = (text) => {
+        const [r, g, b] = text.match(/[0-9.]+/g).map((one) => linear(one / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      const style = (css) => getComputedStyle(document.querySelector(css));
+      const pairs = [
+        [".selector legend", ".selector"], [".selector .note", ".selector"], [".selector .why", ".selector"],
+        [".selector input:checked + span", ".selector input:checked + span"], [".selector pre", ".selector .answer"]];
+      return pairs.map(([ink, paper]) => {
+        const a = light(style(ink).color), b = light(style(paper).backgroundColor);
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      });
+    })()"""
+    assert min(tab.evaluate(ratio)) >= 4.5  # WCAG 2.2, 1.4.3
+
+
+def test_the_page_asks_for_nothing_from_another_host(tab: Page, address: str) -> None:
+    tab.open(f"{address}/index.html")
+    assert [url for url in tab.requests if not url.startswith((address, "about:"))] == []
+
+
+def test_the_table_of_gpus_has_each_name_once() -> None:
+    names = [name for names in selector.GPUS.values() for name in names]
+    assert len(names) == len(set(names)) > 20

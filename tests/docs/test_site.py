@@ -1,0 +1,139 @@
+"""The documentation site: its sources, its refusals, and what make docs has built."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from precast._builder import catalogue, descriptions
+from tests import browser
+from tests.loopback import served
+from tools.shared import op_pages, site_source
+from tools.verbs import site as verb
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "build" / "docs"
+
+
+def test_every_public_function_has_a_page_with_its_facts() -> None:
+    pages = op_pages.pages(ROOT)
+    assert set(pages) == {"index.md", *(f"{name}.md" for folder in catalogue.FOLDERS for name in folder.public)}
+    rms = pages["rms_norm.md"]
+    for words in (
+        "| CPU | prebuilt",
+        "AMD and Intel GPU | a Triton twin",
+        "`rms_norm_backward`",
+        "LigerRMSNormFunction",
+    ):
+        assert words in rms, words
+    assert "no gradient formula" in pages["reshape_and_cache.md"] and "| NVIDIA GPU | none |" in pages["adam_.md"]
+
+
+def test_the_functions_of_today_say_what_they_replace() -> None:
+    known = descriptions.replaces(ROOT / "csrc")
+    assert known["rms_norm"]["torch"] == "`torch.nn.functional.rms_norm`" and set(known) <= set(op_pages.functions())
+    assert len(known) > 20 and all("torch" in row for row in known.values())
+
+
+def test_links_of_a_page_lead_to_its_copies() -> None:
+    copies = site_source.where(ROOT)
+
+    def turned(text: str, repository: str | None = None) -> str:
+        return site_source.with_links(text, ROOT, "docs/guides/jit.md", copies, repository)
+
+    assert (
+        turned("[a](../../SECURITY.md#x) [b](../concepts/cache.md)")
+        == "[a](../project/security.md#x) [b](../concepts/cache.md)"
+    )
+    assert turned("[c](../../Makefile)") == "c"
+    assert turned("[c](../../Makefile)", "https://host/us") == "[c](https://host/us/blob/main/Makefile)"
+    assert turned("```\n[d](../../Makefile)\n```") == "```\n[d](../../Makefile)\n```"
+    assert turned("[e](https://pytorch.org) [f](#g)") == "[e](https://pytorch.org) [f](#g)"
+
+
+def test_docstrings_become_markdown() -> None:
+    text = "See :func:`~precast.load`.\n\nExample::\n\n    x = 1\n\n    y = 2\n\nMore.\n"
+    assert op_pages.as_markdown(text) == (
+        "See `precast.load`.\n\n**Example**\n\n```python\nx = 1\n\ny = 2\n```\n\nMore.\n"
+    )
+
+
+def test_a_file_from_another_host_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="https://ok.example"></a><script defer src="https://cdn.example/x.js"></script>'
+        '<link rel="stylesheet" href="//fonts.example/f.css"><link rel="canonical" href="https://ok.example">'
+    )
+    (tmp_path / "b.css").write_text(
+        "@import 'https://fonts.example/g.css'; a { background: url(https://img.example/i) }"
+    )
+    found = [url for _, url in verb.loads(tmp_path)]
+    assert found == [
+        "https://cdn.example/x.js", "//fonts.example/f.css", "https://fonts.example/g.css", "https://img.example/i"
+    ]  # fmt: skip
+
+
+def test_the_decisions_of_the_list_are_the_pages() -> None:
+    listed = {page for _, page in verb.decisions(ROOT)}
+    assert listed == {f"decisions/{path.name}" for path in ROOT.glob("docs/decisions/*.md")} - {"decisions/README.md"}
+
+
+def test_a_page_that_the_navigation_does_not_name_is_in_it() -> None:
+    template = (ROOT / "tools" / "templates" / "mkdocs.yml").read_text(encoding="utf-8")
+    assert verb.others(ROOT, template.replace("Settings: reference/settings.md", "")) == ["reference/settings.md"]
+
+
+DEAD = """
+import sys
+from pathlib import Path
+from tools.shared import site_source
+from tools.verbs import site
+weighted, folder, added = site_source.weighted, Path(sys.argv[1]), sys.argv[2]
+site_source.weighted = lambda place, text: weighted(place, text) + (added if place == "support.md" else "")
+site.WORK = folder / "work"
+sys.exit(site.main(["--out", str(folder / "out")]))
+"""
+
+
+@pytest.mark.site
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("\n[x](nowhere.md) [y](questions.md#no-such-heading)\n", ["nowhere.md", "no-such-heading"]),
+        ('\n<img alt="" src="https://img.example/x.png">\n', ["support.html: https://img.example/x.png"]),
+    ],
+)
+def test_a_dead_link_and_a_file_from_another_host_end_the_build(added: str, said: list[str], tmp_path: Path) -> None:
+    command = [str(ROOT / ".venv-docs" / "bin" / "python"), "-c", DEAD, str(tmp_path), added]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'pkg'}:{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
+
+
+@pytest.mark.site
+def test_the_site_has_a_page_for_each_op_and_the_selector() -> None:
+    for name in op_pages.functions():
+        page = (SITE / "reference" / "ops" / f"{name}.html").read_text(encoding="utf-8")
+        assert '<h2 id="where-it-runs">' in page and ":::" not in page and "::</p>" not in page, name
+    assert 'id="selector-data"' in (SITE / "install.html").read_text(encoding="utf-8")
+    assert list(verb.loads(SITE)) == []
+
+
+@pytest.mark.site
+@pytest.mark.chromium
+def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> None:
+    with served(SITE) as (address, _), browser.page() as page:
+        for name in ("index.html", "install.html", "benchmarks.html", "reference/ops/rms_norm.html"):
+            page.open(f"{address}/{name}")
+        page.evaluate(
+            "document.querySelector('[data-md-toggle=search]').click();"
+            "document.querySelector('.md-search__input').focus()"
+        )
+        page.call("Input.insertText", text="rms_norm")
+        page.wait("document.querySelectorAll('.md-search-result__item').length > 2")
+        first = page.evaluate("document.querySelector('.md-search-result__link').href")
+        assert "reference/ops/rms_norm.html" in first
+        assert [url for url in page.requests if not re.match(rf"{address}/|about:|data:|blob:", url)] == []

@@ -1,0 +1,150 @@
+"""A page of the site for each function of ``precast.ops``: its docstring, and what the project knows about it.
+
+The docstring has the formula, shapes, dtypes, errors and an example. Devices, gradient kernels and autocast come from
+``family.toml``, and so does what the function replaces in other libraries; numerics come from the docstring of the
+folder's module, and charts from the benchmarks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from precast._builder import catalogue, descriptions
+from precast._builder.catalogue import Folder
+from precast.errors import KernelError
+
+LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
+NOTE = "note"
+
+
+def functions() -> list[str]:
+    """Every public function, in alphabetical order."""
+    return sorted(name for folder in catalogue.FOLDERS for name in folder.public)
+
+
+def pages(root: Path) -> dict[str, str]:
+    """File name -> Markdown, for each function and for the list of them."""
+    known = descriptions.replaces(root / "csrc")
+    rows = [f"| [`{name}`]({name}.md) | {_summary(root, name)} |" for name in functions()]
+    index = "\n".join(("# All ops", "", "| Function of `precast.ops` | Result |", "| --- | --- |", *rows, ""))
+    return {"index.md": index, **{f"{name}.md": page(root, name, known.get(name, {})) for name in functions()}}
+
+
+def page(root: Path, name: str, instead: Mapping[str, str]) -> str:
+    """The page of one function."""
+    folder = catalogue.folder_of(name)
+    lines = [
+        f"::: precast.ops.{folder.name}.{name}",
+        "    options: { heading_level: 1, show_root_full_path: false }",
+        "",
+        "## Where it runs",
+        "",
+        *([instead[NOTE]] if NOTE in instead else _devices(folder)),
+        "",
+        "## Gradients",
+        "",
+        _gradients(folder, docstring(root, folder, name)),
+        "",
+        *_numerics(root, folder),
+        *_charts(root, name),
+        *_replaces(instead),
+    ]
+    return "\n".join(lines)
+
+
+def _devices(folder: Folder) -> Iterator[str]:
+    devices = {device for family in folder.families for device in family.devices}
+    twins = {device for family in folder.families for device in family.twins}
+    others = " and ".join(title for key, title in {"cuda": "AMD", "xpu": "Intel"}.items() if key in twins)
+    yield "| Device | Kernel |"
+    yield "| --- | --- |"
+    yield f"| CPU | {'prebuilt, for each instruction set' if 'cpu' in devices else 'none'} |"
+    yield f"| NVIDIA GPU | {'prebuilt, for each CUDA label' if 'cuda' in devices else 'none'} |"
+    yield f"| {others or 'Other'} GPU | {'a Triton twin' if twins else 'none'} |"
+    yield ""
+    yield f"Families: {', '.join(f'`{family.name}`' for family in folder.families)}. Sources: `csrc/{folder.name}`."
+
+
+def _gradients(folder: Folder, text: str) -> str:
+    if "ifferentiable" not in text:
+        return "The function has no gradient formula. Use it for inference or in an optimizer step."
+    kernels = [op for family in folder.families for op in family.op_names if "backward" in op]
+    own = f" Kernels of the gradients: {', '.join(f'`{op}`' for op in kernels)}." if kernels else ""
+    return f"The function is differentiable, and it works under `torch.compile` and `torch.export`.{own}"
+
+
+def _numerics(root: Path, folder: Folder) -> Iterator[str]:
+    """The module's docstring after its first paragraph, and what autocast does."""
+    said = _module(root, folder).partition("\n\n")[2].strip()
+    rows = [words for names, *words in descriptions.autocast(root / "csrc") if names == folder.public]
+    if said or rows:
+        yield "## Numerics"
+        yield ""
+    if said:
+        yield said
+        yield ""
+    for ours, torchs in rows:
+        yield f"Under `torch.autocast` the result has this dtype: {ours}. torch's own functions there: {torchs}."
+        yield ""
+
+
+def _charts(root: Path, name: str) -> Iterator[str]:
+    """The charts that have this function's bars, if there are benchmarks of it."""
+    charts = sorted((root / "docs" / "benchmarks").glob("bars-*.svg"), key=lambda path: path.stem)
+    ours = [chart.name for chart in charts if name in charted(chart.read_text(encoding="utf-8"))]
+    if ours:
+        yield "## Speed"
+        yield ""
+        yield "Longer is faster. 100 % is the rate of a large copy. [All results](../../benchmarks.md)."
+        yield ""
+        yield from (f"![{name}: percent of the copy rate](../../benchmarks/{chart})" for chart in ours)
+        yield ""
+
+
+def _replaces(instead: Mapping[str, str]) -> Iterator[str]:
+    rows = [f"| {title} | {instead[key]} |" for key, title in LIBRARIES.items() if key in instead]
+    if rows:
+        yield from ("## What it replaces", "", "| Library | There |", "| --- | --- |", *rows, "")
+
+
+def charted(svg: str) -> list[str]:
+    """The functions that a chart is about, from its own ``data-ops``."""
+    return svg.partition('data-ops="')[2].partition('"')[0].split()
+
+
+def _summary(root: Path, name: str) -> str:
+    """The first line of the docstring, as a cell of a table."""
+    return docstring(root, catalogue.folder_of(name), name).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def docstring(root: Path, folder: Folder, name: str) -> str:
+    """The docstring of a public function, read from the sources without an import."""
+    for node in ast.parse(_source(root, folder)).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name and (text := ast.get_docstring(node)):
+            return as_markdown(text)
+    raise KernelError(f"pkg/precast/ops/{folder.name}/__init__.py has no function {name} with a docstring")
+
+
+def _module(root: Path, folder: Folder) -> str:
+    return as_markdown(ast.get_docstring(ast.parse(_source(root, folder))) or "")
+
+
+def _source(root: Path, folder: Folder) -> str:
+    return (root / "pkg" / "precast" / "ops" / folder.name / "__init__.py").read_text(encoding="utf-8")
+
+
+def as_markdown(text: str) -> str:
+    """A docstring, or a file of them, with examples and references in the form that Markdown knows."""
+    text = re.sub(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`", r"`\1`", text)
+    return re.sub(r"^( *)(\S.*)::\n\n((?:\1    .*\n|\n)+)", _fenced, text + "\n", flags=re.MULTILINE).removesuffix("\n")
+
+
+def _fenced(found: re.Match[str]) -> str:
+    """A line that ends with ``::`` and the indented code below it, as a fenced block."""
+    margin, words, code = found[1], found[2], textwrap.dedent(found[3])
+    lead = "**Example**" if words == "Example" else f"{words}:"
+    return textwrap.indent(f"{lead}\n\n```python\n{code.strip()}\n```\n", margin) + code[len(code.rstrip()) + 1 :]

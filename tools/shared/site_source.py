@@ -1,0 +1,116 @@
+"""The sources of the documentation site: the pages of ``docs``, those beside the code, and those that are derived.
+
+A page keeps the links that a forge follows. Here each link is turned to the page's copy on the site, to the repository
+if its address is known, or to plain text.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.shared import op_pages
+
+# Pages outside ``docs`` that the site has too.
+BESIDE = (
+    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "csrc/README.md", "tests/README.md", "tests/gpu/README.md",
+    "tools/README.md", "examples/edits/README.md", "examples/image_ops/README.md", "examples/rowstats/README.md",
+    "examples/rowwise/README.md",
+)  # fmt: skip
+# The modules of the reference that is made from docstrings, with the name of the page.
+MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "errors", "jit")
+# How much a page counts in the search: guides for users come before notes for those who work on precast.
+WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
+WEIGHTS |= {"reference/attacks.md": 0.3, "reference/launch.md": 0.3, "reference/python/": 0.7}
+_FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def write(root: Path, pages: Path, package: Path, repository: str | None) -> None:
+    """Write every page below ``pages``, and below ``package`` the Python sources with docstrings in Markdown."""
+    for path in sorted((root / "docs").rglob("*")):
+        if path.is_file() and path.suffix != ".md":
+            target = pages / path.relative_to(root / "docs")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    copies = where(root)
+    for name, place in copies.items():
+        text = (root / name).read_text(encoding="utf-8")
+        _write(pages / place, weighted(place, with_links(text, root, name, copies, repository)))
+    for name, text in op_pages.pages(root).items():
+        _write(pages / "reference" / "ops" / name, text)
+    for module in MODULES:
+        reference = f"reference/python/{module}.md"
+        _write(pages / reference, weighted(reference, module_page(root, module)))
+    for path in sorted((root / "pkg" / "precast").rglob("*.py")):
+        _write(package / path.relative_to(root / "pkg"), op_pages.as_markdown(path.read_text(encoding="utf-8")))
+
+
+def where(root: Path) -> dict[str, str]:
+    """Page of the repository -> its place on the site."""
+    docs = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
+    beside = {name: f"project/{name.replace('/README', '').replace('/', '-').lower()}" for name in BESIDE}
+    return {**{name: name.removeprefix("docs/") for name in sorted(docs)}, **beside}
+
+
+def weighted(place: str, text: str) -> str:
+    """The text of a page with its weight in the search, as the theme reads it."""
+    weight = next((weight for start, weight in WEIGHTS.items() if place.startswith(start)), 1)
+    return text if weight == 1 else f"---\nsearch: {{ boost: {weight} }}\n---\n\n{text}"
+
+
+def with_links(text: str, root: Path, page: str, copies: Mapping[str, str], repository: str | None) -> str:
+    """The text of a page with links for its copy; code blocks are left as they are."""
+    here = Path(copies[page]).parent
+
+    def link(found: re.Match[str]) -> str:
+        mark, words, target = found.groups()
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target) or not path:
+            return found[0]
+        name = os.path.normpath((root / page).parent / path).removeprefix(f"{root}/")
+        place = copies.get(name, copies.get(f"{name}/README.md"))
+        if place is None and name.startswith("docs/"):
+            place = name.removeprefix("docs/")
+        if place is not None:
+            return f"{mark}[{words}]({os.path.relpath(place, here)}{'#' if anchor else ''}{anchor})"
+        return f"[{words}]({repository}/blob/main/{name})" if repository else words
+
+    parts = _FENCE.split(text)
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
+
+
+def module_page(root: Path, module: str) -> str:
+    """The reference of one module from docstrings: its own, then each public name in order."""
+    name = "precast" if module == "precast" else f"precast.{module}"
+    shown = [f"::: {member}\n" for member in members(root, module)]
+    return "\n".join(
+        (f"# `{name}`\n", f"::: {name}", "    options: { members: false, show_root_heading: false }\n", *shown)
+    )
+
+
+def members(root: Path, module: str) -> list[str]:
+    """The dotted names that the page of a module shows: its literal ``__all__``, or else its public classes."""
+    if module == "precast":
+        return ["precast._loading.load", "precast._loading.prebuild", "precast._load.source.Loaded"]
+    folder = root / "pkg" / "precast" / module
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List)
+        ):
+            return [f"precast.{module}.{name}" for name in ast.literal_eval(node.value)]
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return [f"precast.{module}.{name}" for name in classes]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
