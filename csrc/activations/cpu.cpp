@@ -36,12 +36,11 @@ PRECAST_INLINE Share sigmoid(Floats x) {
   return {below, lesser(e, broadcast(3e38f)) * below};
 }
 
-// What the activations have in common that leave the factor as it is. Their values are rounded before the product.
+// What the activations have in common that leave the factor as it is. Their values are rounded before the product,
+// those of SwigluOai are not.
 struct Plain {
-  static constexpr bool kRounds = true;
   template <class Rows>
   PRECAST_METHOD explicit Plain(const Rows&) {}
-  PRECAST_METHOD Slope factor_at(Floats f) const { return {f, broadcast(1.0f)}; }
 };
 
 struct Silu : Plain {
@@ -75,7 +74,6 @@ struct FatRelu : Plain {
 };
 
 struct SwigluOai : Swish {
-  static constexpr bool kRounds = false;
   template <class Rows>
   PRECAST_METHOD explicit SwigluOai(const Rows& rows) : Swish(rows), limit(rows.limit) {}
   PRECAST_METHOD Slope at(Floats x) const {
@@ -157,53 +155,46 @@ PRECAST_INLINE void store_next(T* to, Block value, int64_t step, int64_t count) 
   for (int64_t i = 0; i < count && i < kBlock; ++i) to[i * step] = part[i];
 }
 
-template <class T, class Function>
-void forward_piece(const ForwardRows& rows, Piece piece) {
+// Elements that are processed as floats at a time. Reading, the function and writing are loops of their own, from one
+// buffer in the first cache to the next: then each function is compiled once, and not once for each dtype.
+constexpr int64_t kChunk = 512;
+
+// Up to kChunk elements, `step` apart, in the order of their blocks. Those beyond `count` in the last block are zero.
+template <class T>
+PRECAST_RARE void read(const T* from, int64_t step, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += kBlock) store_block(to + i, load_next(from + i * step, step, count - i));
+}
+
+// The last block counts as a whole: its elements may be anywhere in it.
+PRECAST_INLINE int64_t whole_blocks(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
+
+template <class Function, class Rows>
+PRECAST_RARE void values(const Rows& rows, int64_t count, float* x) {
   const Function function(rows);
-  const int64_t step = rows.step, column = piece.column * step;
-  const T* gate = static_cast<const T*>(rows.gate) + piece.row * rows.gate_stride + column;
-  const T* factor = static_cast<const T*>(rows.factor);
-  if (factor != nullptr) factor += piece.row * rows.factor_stride + column;
-  T* y = static_cast<T*>(rows.y) + piece.row * rows.columns + piece.column;
-  for (int64_t i = 0; i < piece.count; i += kBlock) {
-    const int64_t rest = piece.count - i;
-    const Block g = load_next(gate + i * step, step, rest);
-    Block active = {function.at(g.first).value, function.at(g.second).value};
-    if (Function::kRounds) active = round_to(active, gate);
-    if (factor != nullptr) {
-      const Block f = load_next(factor + i * step, step, rest);
-      active = active * Block{function.factor_at(f.first).value, function.factor_at(f.second).value};
-    }
-    store_block_upto(y + i, active, rest);
+  const int64_t end = whole_blocks(count);
+  for (int64_t i = 0; i < end; i += kLanes) store(x + i, function.at(load(x + i)).value);
+}
+
+template <class Function, class Rows>
+PRECAST_RARE void slopes(const Rows& rows, int64_t count, float* x, float* slope) {
+  const Function function(rows);
+  const int64_t end = whole_blocks(count);
+  for (int64_t i = 0; i < end; i += kLanes) {
+    const Slope here = function.at(load(x + i));
+    store(x + i, here.value);
+    store(slope + i, here.slope);
   }
 }
 
-template <class T, class Function>
-void backward_piece(const BackwardRows& rows, Piece piece) {
-  const Function function(rows);
-  const int64_t step = rows.step, column = piece.column * step, result = piece.row * rows.grad_x_stride + column;
-  const T* gate = static_cast<const T*>(rows.gate) + piece.row * rows.gate_stride + column;
-  const T* grad = static_cast<const T*>(rows.grad) + piece.row * rows.grad_stride + piece.column;
-  const T* factor = static_cast<const T*>(rows.factor);
-  T *grad_gate = static_cast<T*>(rows.grad_gate) + result, *grad_factor = static_cast<T*>(rows.grad_factor);
-  if (factor != nullptr) {
-    factor += piece.row * rows.factor_stride + column;
-    grad_factor += result;
-  }
-  for (int64_t i = 0; i < piece.count; i += kBlock) {
-    const int64_t rest = piece.count - i;
-    const Block x = load_next(gate + i * step, step, rest), g = load_block_upto(grad + i, rest);
-    const Slope first = function.at(x.first), second = function.at(x.second);
-    const Block value = {first.value, second.value}, slope = {first.slope, second.slope};
-    if (factor == nullptr) {
-      store_next(grad_gate + i * step, g * slope, step, rest);
-      continue;
-    }
-    const Block f = load_next(factor + i * step, step, rest);
-    const Slope left = function.factor_at(f.first), right = function.factor_at(f.second);
-    store_next(grad_gate + i * step, g * Block{left.value, right.value} * slope, step, rest);
-    const Block part = g * value;
-    store_next(grad_factor + i * step, Function::kRounds ? part : part * Block{left.slope, right.slope}, step, rest);
+// The factors of SwigluOai become what the activation is multiplied with. Their slopes are 0 where they are clamped.
+template <class Rows>
+PRECAST_RARE void factor_slopes(const Rows& rows, int64_t count, float* factor, float* slope) {
+  const SwigluOai function(rows);
+  const int64_t end = whole_blocks(count);
+  for (int64_t i = 0; i < end; i += kLanes) {
+    const Slope there = function.factor_at(load(factor + i));
+    store(factor + i, there.value);
+    store(slope + i, there.slope);
   }
 }
 
@@ -225,20 +216,93 @@ PRECAST_INLINE void with_function(int activation, const Body& body) {
   }
 }
 
+PRECAST_RARE void values_of(const ForwardRows& rows, int64_t count, float* x) {
+  with_function(rows.activation,
+                [&](auto* function) { values<std::remove_pointer_t<decltype(function)>>(rows, count, x); });
+}
+
+PRECAST_RARE void slopes_of(const BackwardRows& rows, int64_t count, float* x, float* slope) {
+  with_function(rows.activation,
+                [&](auto* function) { slopes<std::remove_pointer_t<decltype(function)>>(rows, count, x, slope); });
+}
+
+template <class T>
+void forward_chunk(const ForwardRows& rows, const T* gate, const T* factor, int64_t count, T* y) {
+  alignas(64) float active[kChunk], factors[kChunk], unused[kChunk];
+  read(gate, rows.step, count, active);
+  values_of(rows, count, active);
+  const bool clamps = rows.activation == kSwigluOai;
+  if (factor != nullptr) read(factor, rows.step, count, factors);
+  if (factor != nullptr && clamps) factor_slopes(rows, count, factors, unused);
+  for (int64_t i = 0; i < count; i += kBlock) {
+    Block result = load_block(static_cast<const float*>(active) + i);
+    if (!clamps) result = round_to(result, gate);
+    if (factor != nullptr) result = result * load_block(static_cast<const float*>(factors) + i);
+    store_block_upto(y + i, result, count - i);
+  }
+}
+
+template <class T>
+void backward_chunk(const BackwardRows& rows, const T* gate, const T* factor, const T* grad, int64_t count,
+                    T* grad_gate, T* grad_factor) {
+  alignas(64) float value[kChunk], slope[kChunk], factors[kChunk], factor_slope[kChunk];
+  const int64_t step = rows.step;
+  read(gate, step, count, value);
+  slopes_of(rows, count, value, slope);
+  const bool clamps = rows.activation == kSwigluOai;
+  if (factor != nullptr) read(factor, step, count, factors);
+  if (factor != nullptr && clamps) factor_slopes(rows, count, factors, factor_slope);
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t rest = count - i;
+    const Block g = load_block_upto(grad + i, rest), here = load_block(static_cast<const float*>(slope) + i);
+    if (factor == nullptr) {
+      store_next(grad_gate + i * step, g * here, step, rest);
+      continue;
+    }
+    store_next(grad_gate + i * step, g * load_block(static_cast<const float*>(factors) + i) * here, step, rest);
+    Block result = g * load_block(static_cast<const float*>(value) + i);
+    if (clamps) result = result * load_block(static_cast<const float*>(factor_slope) + i);
+    store_next(grad_factor + i * step, result, step, rest);
+  }
+}
+
 template <class T>
 void forward_pieces(const ForwardRows& rows, int64_t begin, int64_t end) {
-  with_function(rows.activation, [&](auto* function) {
-    using Function = std::remove_pointer_t<decltype(function)>;
-    for (int64_t i = begin; i < end; ++i) forward_piece<T, Function>(rows, piece_at(i, rows.columns));
-  });
+  const int64_t step = rows.step;
+  for (int64_t index = begin; index < end; ++index) {
+    const Piece piece = piece_at(index, rows.columns);
+    const T* gate = static_cast<const T*>(rows.gate) + piece.row * rows.gate_stride;
+    const T* factor = static_cast<const T*>(rows.factor);
+    if (factor != nullptr) factor += piece.row * rows.factor_stride;
+    T* y = static_cast<T*>(rows.y) + piece.row * rows.columns;
+    for (int64_t i = piece.column; i < piece.column + piece.count; i += kChunk) {
+      const int64_t count = smaller(kChunk, piece.column + piece.count - i);
+      forward_chunk(rows, gate + i * step, factor != nullptr ? factor + i * step : nullptr, count, y + i);
+    }
+  }
 }
 
 template <class T>
 void backward_pieces(const BackwardRows& rows, int64_t begin, int64_t end) {
-  with_function(rows.activation, [&](auto* function) {
-    using Function = std::remove_pointer_t<decltype(function)>;
-    for (int64_t i = begin; i < end; ++i) backward_piece<T, Function>(rows, piece_at(i, rows.columns));
-  });
+  const int64_t step = rows.step;
+  for (int64_t index = begin; index < end; ++index) {
+    const Piece piece = piece_at(index, rows.columns);
+    const T* gate = static_cast<const T*>(rows.gate) + piece.row * rows.gate_stride;
+    const T* grad = static_cast<const T*>(rows.grad) + piece.row * rows.grad_stride;
+    const T* factor = static_cast<const T*>(rows.factor);
+    T *grad_gate = static_cast<T*>(rows.grad_gate) + piece.row * rows.grad_x_stride,
+      *grad_factor = static_cast<T*>(rows.grad_factor);
+    if (factor != nullptr) {
+      factor += piece.row * rows.factor_stride;
+      grad_factor += piece.row * rows.grad_x_stride;
+    }
+    for (int64_t i = piece.column; i < piece.column + piece.count; i += kChunk) {
+      const int64_t count = smaller(kChunk, piece.column + piece.count - i);
+      const bool alone = factor == nullptr;
+      backward_chunk(rows, gate + i * step, alone ? nullptr : factor + i * step, grad + i, count, grad_gate + i * step,
+                     alone ? nullptr : grad_factor + i * step);
+    }
+  }
 }
 
 }  // namespace

@@ -71,7 +71,11 @@ template <int k>
 PRECAST_INLINE FloatPart moved_part(FloatPart a) {
   return svext_f32(a, a, k);
 }
-PRECAST_INLINE float first_lane(FloatPart a) { return svlastb_f32(svptrue_pat_b32(SV_VL1), a); }
+PRECAST_INLINE float first_lane(FloatPart a) {
+  float lane;
+  asm("fmov %s0, %s1" : "=w"(lane) : "w"(a));
+  return lane;
+}
 
 PRECAST_INLINE FloatPart sqrt_part(FloatPart a) { return svsqrt_f32_x(all_lanes(), a); }
 

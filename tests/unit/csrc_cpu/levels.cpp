@@ -115,7 +115,8 @@ void optimizers(Update update) {
       }
       slot.numel = kCount;
       const precast::cpu_optim::Step numbers_of_step = step(mix % 2 == 0);
-      update({&slot, 1, &numbers_of_step, which.rule, mix % 4 == 0}, 0, precast::cpu_optim::units(kCount));
+      update({&slot, 1, &numbers_of_step, which.rule, mix % 4 == 0, mix % 3 == 0 ? 0.5f : 0.0f}, 0,
+             precast::cpu_optim::units(kCount));
       const std::string name = std::string(which.name) + "." + std::to_string(mix);
       write(name + ".param", param, p);
       for (int i = 0; i < precast::cpu_optim::kStates; ++i) {
@@ -130,54 +131,58 @@ void optimizers(Update update) {
 constexpr int64_t kWidths[] = {1, 15, 16, 33, 1029, 2064};
 constexpr int64_t kRows = 5, kChunk = 2, kChunks = 3;
 
-void rms_norm(int type, int64_t width, const std::string& end) {
+// `wide`: the parameters are float32, whatever the type of the rows.
+void rms_norm(int type, bool wide, int64_t width, const std::string& end) {
   const int64_t count = kRows * width;
-  const Bytes weight = numbers(type, width), grad = numbers(type, count), grad_sum = numbers(type, count);
+  const Bytes weight = numbers(wide ? 0 : type, width), grad = numbers(type, count), grad_sum = numbers(type, count);
   for (int casting = 0; casting < 3; ++casting) {
     Bytes x = numbers(type, count), residual = numbers(type, count), y(x.size()), sum(x.size()), grad_x(x.size());
-    precast::rms_norm::ForwardRows rows = {x.data(),      casting == 1 ? residual.data() : nullptr,
-                                           weight.data(), y.data(),
-                                           sum.data(),    width,
-                                           width,         width,
-                                           width,         width,
-                                           1e-6f,         type,
-                                           casting};
+    precast::rms_norm::ForwardRows rows = {};
+    rows.x = x.data(), rows.residual = casting == 1 ? residual.data() : nullptr, rows.weight = weight.data();
+    rows.y = y.data(), rows.sum = sum.data(), rows.hidden = width;
+    rows.x_stride = rows.residual_stride = rows.y_stride = rows.sum_stride = width;
+    rows.eps = 1e-6f, rows.dtype = type, rows.casting = casting, rows.wide_weight = wide;
     PRECAST_AT_CPU_LEVEL(rms_norm, forward)(rows, 0, kRows);
     std::vector<double> parts(static_cast<size_t>(kChunks * width));
-    precast::rms_norm::BackwardRows back = {grad.data(),   casting == 1 ? grad_sum.data() : nullptr,
-                                            x.data(),      weight.data(),
-                                            grad_x.data(), parts.data(),
-                                            kRows,         width,
-                                            kChunk,        width,
-                                            width,         width,
-                                            1e-6f,         type,
-                                            casting};
+    precast::rms_norm::BackwardRows back = {};
+    back.grad = grad.data(), back.grad_sum = casting == 1 ? grad_sum.data() : nullptr, back.x = x.data();
+    back.weight = weight.data(), back.grad_x = grad_x.data(), back.weight_parts = parts.data();
+    back.rows = kRows, back.hidden = width, back.chunk_rows = kChunk;
+    back.grad_stride = back.grad_sum_stride = back.x_stride = width;
+    back.eps = 1e-6f, back.dtype = type, back.casting = casting, back.wide_weight = wide;
     PRECAST_AT_CPU_LEVEL(rms_norm, backward)(back, 0, kChunks);
-    Bytes grad_weight(static_cast<size_t>(width) * kSize[type]);
-    PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight)(parts.data(), kChunks, width, grad_weight.data(), type, 0, width);
-    const std::string name = "rms_norm." + std::to_string(casting) + end;
+    const int of_weight = wide ? 0 : type;
+    Bytes grad_weight(weight.size());
+    PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight)
+    (parts.data(), kChunks, width, grad_weight.data(), of_weight, 0, width);
+    const std::string name = "rms_norm." + std::to_string(casting) + (wide ? ".wide" : "") + end;
     write(name + ".y", type, y), write(name + ".sum", type, sum), write(name + ".grad_x", type, grad_x);
-    write(name + ".grad_weight", type, grad_weight);
+    write(name + ".grad_weight", of_weight, grad_weight);
   }
 }
 
-void layer_norm(int type, int64_t width, const std::string& end) {
+void layer_norm(int type, bool wide, int64_t width, const std::string& end) {
   const int64_t count = kRows * width;
-  const Bytes x = numbers(type, count), weight = numbers(type, width), bias = numbers(type, width),
+  const int of_weight = wide ? 0 : type;
+  const Bytes x = numbers(type, count), weight = numbers(of_weight, width), bias = numbers(of_weight, width),
               grad = numbers(type, count);
   Bytes y(x.size()), grad_x(x.size()), grad_weight(weight.size()), grad_bias(bias.size());
-  precast::layer_norm::ForwardRows rows = {x.data(), weight.data(), bias.data(), y.data(), width, width, 1e-5f, type};
+  precast::layer_norm::ForwardRows rows = {};
+  rows.x = x.data(), rows.weight = weight.data(), rows.bias = bias.data(), rows.y = y.data();
+  rows.hidden = rows.x_stride = width, rows.eps = 1e-5f, rows.wide_columns = wide, rows.dtype = type;
   PRECAST_AT_CPU_LEVEL(layer_norm, forward)(rows, 0, kRows);
   std::vector<double> parts(static_cast<size_t>(2 * kChunks * width));
-  precast::layer_norm::BackwardRows back = {grad.data(), x.data(), weight.data(), grad_x.data(), parts.data(), kRows,
-                                            width,       kChunk,   width,         width,         1e-5f,        type};
+  precast::layer_norm::BackwardRows back = {};
+  back.grad = grad.data(), back.x = x.data(), back.weight = weight.data(), back.grad_x = grad_x.data();
+  back.parts = parts.data(), back.rows = kRows, back.hidden = width, back.chunk_rows = kChunk;
+  back.grad_stride = back.x_stride = width, back.eps = 1e-5f, back.wide_columns = wide, back.dtype = type;
   PRECAST_AT_CPU_LEVEL(layer_norm, backward)(back, 0, kChunks);
   const auto reduce = PRECAST_AT_CPU_LEVEL(layer_norm, reduce);
-  reduce(parts.data(), kChunks, 2 * width, grad_weight.data(), type, 0, width);
-  reduce(parts.data() + width, kChunks, 2 * width, grad_bias.data(), type, 0, width);
-  write("layer_norm" + end + ".y", type, y), write("layer_norm" + end + ".grad_x", type, grad_x);
-  write("layer_norm" + end + ".grad_weight", type, grad_weight);
-  write("layer_norm" + end + ".grad_bias", type, grad_bias);
+  reduce(parts.data(), kChunks, 2 * width, grad_weight.data(), of_weight, 0, width);
+  reduce(parts.data() + width, kChunks, 2 * width, grad_bias.data(), of_weight, 0, width);
+  const std::string name = std::string("layer_norm") + (wide ? ".wide" : "") + end;
+  write(name + ".y", type, y), write(name + ".grad_x", type, grad_x);
+  write(name + ".grad_weight", of_weight, grad_weight), write(name + ".grad_bias", of_weight, grad_bias);
 }
 
 void softmax(int type, int64_t width, const std::string& end) {
@@ -200,15 +205,20 @@ void softmax(int type, int64_t width, const std::string& end) {
 
 void activations(int type, int64_t width, const std::string& end) {
   const int64_t count = kRows * width;
-  for (int kind = 0; kind < 3; ++kind) {
+  for (int kind = 0; kind < 6; ++kind) {
     const Bytes gate = numbers(type, count, width == 1029), factor = numbers(type, count), grad = numbers(type, count);
     Bytes y(gate.size()), grad_gate(gate.size()), grad_factor(gate.size());
     const int64_t pieces = kRows * precast::activations::pieces_of(width);
-    precast::activations::ForwardRows rows = {gate.data(), factor.data(), y.data(), width, width, type, kind};
+    precast::activations::ForwardRows rows = {};
+    rows.gate = gate.data(), rows.factor = factor.data(), rows.y = y.data();
+    rows.columns = rows.gate_stride = rows.factor_stride = width, rows.step = 1;
+    rows.dtype = type, rows.activation = kind, rows.alpha = 1.5f, rows.limit = 2.0f;
     PRECAST_AT_CPU_LEVEL(activations, forward)(rows, 0, pieces);
-    precast::activations::BackwardRows back = {
-        grad.data(), gate.data(), factor.data(), grad_gate.data(), grad_factor.data(), width, width, width,
-        width,       type,        kind};
+    precast::activations::BackwardRows back = {};
+    back.grad = grad.data(), back.gate = gate.data(), back.factor = factor.data();
+    back.grad_gate = grad_gate.data(), back.grad_factor = grad_factor.data();
+    back.columns = back.grad_stride = back.gate_stride = back.factor_stride = back.grad_x_stride = width;
+    back.step = 1, back.dtype = type, back.activation = kind, back.alpha = 1.5f, back.limit = 2.0f;
     PRECAST_AT_CPU_LEVEL(activations, backward)(back, 0, pieces);
     const std::string name = "activations." + std::to_string(kind) + end;
     write(name + ".y", type, y), write(name + ".grad_gate", type, grad_gate);
@@ -254,7 +264,10 @@ void everything() {
   for (int type = 0; type < kTypes; ++type) {
     for (const int64_t width : kWidths) {
       const std::string end = "." + std::to_string(type) + "." + std::to_string(width);
-      rms_norm(type, width, end), layer_norm(type, width, end);
+      for (const bool wide : {false, true}) {
+        if (wide && type == 0) continue;
+        rms_norm(type, wide, width, end), layer_norm(type, wide, width, end);
+      }
       softmax(type, width, end), activations(type, width, end);
       if (width > 1) rotary(type, width, end);
     }
@@ -280,7 +293,7 @@ void huge() {
   for (const int64_t unit : {int64_t{0}, kMiddle / kUnit - 1, kMiddle / kUnit, units(kCount) - 1}) {
     const int64_t begin = unit * kUnit, end = begin + kUnit < kCount ? begin + kUnit : kCount;
     for (int64_t i = begin; i < end; ++i) grad[i] = static_cast<float>(i % 7 + 1);
-    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, Rule::kSgd, false}, unit, unit + 1);
+    PRECAST_AT_CPU_LEVEL(cpu_optim, update)({&slot, 1, &plain, Rule::kSgd, false, 0}, unit, unit + 1);
     for (int64_t i = begin; i < end; ++i) {
       if (param[i] != -grad[i]) precast::fail("element %lld is %g", static_cast<long long>(i), param[i]);
     }

