@@ -19,6 +19,14 @@ PRECAST_INLINE Block in_order_of(Block natural, const bf16*) {
   return {pairs.first, pairs.second};
 }
 
+// float32 parameters of narrower rows. They are read by calls: few models have them, and the loops stay small.
+PRECAST_RARE Floats wide_upto(const float* from, int64_t count) { return load_upto(from, count); }
+
+template <class T>
+PRECAST_RARE Block wide_block_upto(const float* from, int64_t count, const T* like) {
+  return in_order_of(load_block_upto(from, count), like);
+}
+
 // A weight or a bias, in the dtype of the rows or in float32. `data` may be null.
 template <class T>
 struct Columns {
@@ -26,13 +34,13 @@ struct Columns {
   bool wide;
   PRECAST_METHOD bool absent() const { return data == nullptr; }
   PRECAST_METHOD Floats upto(int64_t i, int64_t count) const {
-    return wide ? load_upto(static_cast<const float*>(data) + i, count)
+    return wide ? wide_upto(static_cast<const float*>(data) + i, count)
                 : load_upto(static_cast<const T*>(data) + i, count);
   }
   // The elements from i on, in the order of a block of T.
   PRECAST_METHOD Block block_upto(int64_t i, int64_t count) const {
     const T* narrow = static_cast<const T*>(data);
-    return wide ? in_order_of(load_block_upto(static_cast<const float*>(data) + i, count), narrow)
+    return wide ? wide_block_upto(static_cast<const float*>(data) + i, count, narrow)
                 : load_block_upto(narrow + i, count);
   }
 };

@@ -23,6 +23,12 @@ struct Statistics {
   float mean, inverse_deviation;
 };
 
+// x - mean for the last elements of a row, zero for those beyond.
+template <class T>
+PRECAST_RARE Block last_deviations(const T* x, Block mean, int64_t count) {
+  return beyond(load_block_part(x, count) - mean, count, 0, x);
+}
+
 // The sums for an assumed mean. Without a gradient, the last two are zero.
 template <bool kGradient, class T>
 Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
@@ -31,18 +37,17 @@ Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, float mean, in
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
     Block deviations = both(0.0f), squares = deviations, gradients = deviations, products = deviations;
-    const auto add = [&](Block d, int64_t i) __attribute__((always_inline)) {
+    for (int64_t i = start; i < stop; i += kBlock) {
+      const int64_t rest = stop - i;
+      const Block d = rest >= kBlock ? load_block(x + i) - middle : last_deviations(x + i, middle, rest);
       deviations = deviations + d;
       squares = fma(d, d, squares);
-      if (!kGradient) return;
-      const Block g = load_block_upto(grad + i, stop - i);
-      const Block h = weight.absent() ? g : g * weight.block_upto(i, stop - i);
+      if (!kGradient) continue;
+      const Block g = load_block_upto(grad + i, rest);
+      const Block h = weight.absent() ? g : g * weight.block_upto(i, rest);
       gradients = gradients + h;
       products = fma(h, d, products);
-    };
-    int64_t i = start;
-    for (; i + kBlock <= stop; i += kBlock) add(load_block(x + i) - middle, i);
-    if (i < stop) add(beyond(load_block_part(x + i, stop - i) - middle, stop - i, 0, x), i);
+    }
     total.deviations += static_cast<double>(sum(deviations));
     total.squares += static_cast<double>(sum(squares));
     total.gradients += static_cast<double>(sum(gradients));
