@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer, optimizer
 
@@ -51,6 +52,7 @@ class PlannedOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
+        self._moved: dict[Tensor, Tensor] = {}  # redistributed gradients of the current step, by parameter
         super().__init__(params, defaults)
 
     def _drop(self) -> None:
@@ -92,7 +94,7 @@ class PlannedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_changed" not in self.__dict__:  # created by copy or pickle, without __init__
-            self._changed = _dropper(self)
+            self._changed, self._moved = _dropper(self), {}
         super().__setstate__(state)
         self._watch()
         self._drop()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from precast.ops._shards import is_dtensor, local_like, local_of
 from precast.optim import _saved
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
@@ -85,23 +86,27 @@ class CPUOptimizer(PlannedOptimizer):
                 return loss
         scale = _factor(grad_scale, getattr(self, "grad_scale", None), clip_coef)
         known, self._known = self._known, None
-        if known is None or not self._step_again(known, grads, copies, scale):
-            known = self._first_step(grads, copies, scale)
+        try:
+            if known is None or not self._step_again(known, grads, copies, scale):
+                known = self._first_step(grads, copies, scale)
+        finally:
+            self._moved.clear()
         if known is not None and known.plan.kept:
             self._known = known
         return loss
 
     def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
         """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
-        if not self._looks_same() or self._kinds() != known.kinds:
+        if not self._looks_same() or self._kinds() != known.kinds or not known.plan.has_shards():
             return False
         params = known.params
-        if not same(self._given("copies", copies, params), known.copies):
+        sharded = bool(known.plan.shards)
+        if not same(self._given("copies", copies, params, sharded), known.copies):
             return False
         try:
             if grads is None and known.plan.run_again(self._row, scale, known.idle):
                 return True
-            given = self._given("grads", grads, params)
+            given = self._given("grads", grads, params, sharded)
             if [grad is None for grad in given] != known.missing:
                 return False
             known.plan.run(self.rule, self._row, given, scale)
@@ -113,7 +118,10 @@ class CPUOptimizer(PlannedOptimizer):
     def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
         """Make a plan and run it. New states are kept only on success. Return None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
-        given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
+        sharded = any(map(is_dtensor, params))
+        given, targets = (
+            self._given(name, values, params, sharded) for name, values in (("grads", grads), ("copies", copies))
+        )
         items = list(self._items(params, given, targets))
         if not items:
             return None
@@ -134,13 +142,14 @@ class CPUOptimizer(PlannedOptimizer):
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
             if grad is None:
                 continue
-            for tensor in (param, grad) if copy is None else (param, grad, copy):
+            local = local_of(param)
+            for tensor in (local, grad) if copy is None else (local, grad, copy):
                 if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in FLOAT_TYPES):
-                    self._refuse(index, param, grad, copy)
-                if tensor.shape != param.shape:
-                    self._refuse(index, param, grad, copy)
+                    self._refuse(index, local, grad, copy)
+                if tensor.shape != local.shape:
+                    self._refuse(index, local, grad, copy)
             if copy is not None and copy.dtype is torch.float32:
-                self._refuse(index, param, grad, copy)
+                self._refuse(index, local, grad, copy)
             names = self._names(group)
             state = self.state.get(param) or {}
             fresh = any(name is not None and state.get(name) is None for name in names)
@@ -193,10 +202,22 @@ class CPUOptimizer(PlannedOptimizer):
         """The state names of each group."""
         return [self._names(group) for group in self.param_groups]
 
-    def _given(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """``grads`` or ``copies`` as a list, one per parameter. None means ``.grad``, or no copies."""
-        if values is None:
-            return [param.grad for param in params] if name == "grads" else []
+    def _given(
+        self, name: str, values: PerParameter | None, params: Sequence[Tensor], sharded: bool
+    ) -> list[Tensor | None]:
+        """``grads`` or ``copies`` as local tensors, one per parameter. None means ``.grad``, or no copies."""
+        if values is None and name == "copies":
+            return []
+        given = [param.grad for param in params] if values is None else self._listed(name, values, params)
+        if not sharded:
+            return given
+        what, moved = ("its gradient", self._moved) if name == "grads" else ("its copy", None)
+        return [
+            None if tensor is None else local_like(tensor, param, what, moved)
+            for param, tensor in zip(params, given, strict=True)
+        ]
+
+    def _listed(self, name: str, values: PerParameter, params: Sequence[Tensor]) -> list[Tensor | None]:
         what = f"{type(self).__name__}.step"
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))

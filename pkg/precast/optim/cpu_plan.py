@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
+from precast.ops._shards import is_dtensor, local_like, local_of
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
@@ -47,7 +48,7 @@ class Item:
     position: int  # index among all parameters of the optimizer
     group: Group
     param: Tensor
-    grad: Tensor
+    grad: Tensor  # local, as is the copy
     copy: Tensor | None
     names: tuple[str | None, ...]
     state: dict[str, Any]
@@ -76,6 +77,7 @@ class Plan:
         "passing",
         "positions",
         "rows",
+        "shards",
     )
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -83,11 +85,10 @@ class Plan:
         self.rows = _rows(items)
         # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
         self.passing: list[tuple[Tensor, Tensor]] = []
-        params = [item.param if _in_place(item.param) else self._pass(item.param) for item in items]
-        states = [
-            [_NONE if (name := item.names[index]) is None else item.state[name] for item in items]
-            for index in range(STATES)
-        ]
+        sharded = [item.param for item in items if is_dtensor(item.param)]
+        self.shards = [(param, local_of(param)) for param in sharded]  # the DTensors of the plan
+        params = [local if _in_place(local) else self._pass(local) for local in (local_of(i.param) for i in items)]
+        states = [[self._state(item, item.names[index]) for item in items] for index in range(STATES)]
         copies = [_NONE if item.copy is None else item.copy for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
         first, second, third, targets = (self._like(params, tensors) for tensors in (*states, copies))
@@ -99,8 +100,23 @@ class Plan:
         self.kept = not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
-        # Inference tensors have no version counter.
-        self._alone = self.kept and not any(tensor.is_inference() for tensor in self._written)
+        # Inference tensors have no version counter. A local shard has no gradient: its DTensor has one.
+        self._alone = self.kept and not self.shards and not any(tensor.is_inference() for tensor in self._written)
+        self._written += sharded
+
+    def _state(self, item: Item, name: str | None) -> Tensor:
+        if name is None:
+            return _NONE
+        state: Tensor = item.state[name]
+        if not is_dtensor(item.param):
+            return state
+        local = local_like(state, item.param, f"its {name}")
+        self.shards.append((state, local))
+        return local
+
+    def has_shards(self) -> bool:
+        """Whether each DTensor still has the local shard that the plan knows."""
+        return all(local_of(tensor) is local for tensor, local in self.shards)
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in the layouts of their parameters; an empty list if all are placeholders."""

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from precast._dispatch.formulas import mark_written
 from precast.ops import multi_tensor
-from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
+from precast.ops._shards import is_dtensor, local_like, local_of, summed
+from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
-from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of
+from precast.optim._gathered import Signature, Work, check_memory, gather, locals_of
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
@@ -51,6 +52,7 @@ class Plan:
     listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
     locals: tuple[Tensor, ...]  # local shards of the parameters, if `listed`
     idle: tuple[Tensor, ...]  # parameters without a gradient
+    sharded: bool  # a parameter is a DTensor, so norms are computed over all its shards
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -58,6 +60,7 @@ class FusedOptimizer(PlannedOptimizer):
 
     kind: ClassVar[int]
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
+    _norm: Tensor | None = None  # of the current step's gradients, over all shards
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -110,9 +113,16 @@ class FusedOptimizer(PlannedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        plans = self._current_plans()
+        try:
+            self._run_all()
+        finally:
+            self._norm = None
+            self._moved.clear()
+        return loss
+
+    def _run_all(self) -> None:
         done: set[Signature] = set()
-        for plan in plans:
+        for plan in self._current_plans():
             if self._run(plan):
                 done.add(plan.signature)
                 continue
@@ -124,7 +134,6 @@ class FusedOptimizer(PlannedOptimizer):
                         "is made; needed: one thread at a time for one optimizer"
                     )
             break
-        return loss
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
         """Call the op once. Return False, and change nothing, if the plan does not match the tensors."""
@@ -132,31 +141,35 @@ class FusedOptimizer(PlannedOptimizer):
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
                 return False
-            found = locals_of(plan.written)
+            found = locals_of(plan.written, self._moved)
             if found is None or (plan.listed and not all(map(operator.is_, found[0], plan.locals))):
                 return False
             grads = found[1]
+        norm = self._norm_of_shards(plan, grads) if plan.sharded and self.max_grad_norm else None
+        sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.sharded and self.kind == LAMB else None
         groups, rates = self._group_numbers()
         steps = cast("Tensor", self._steps)
-        outcome = multi_tensor.step_(
-            plan.number,
-            grads,
-            steps,
-            groups,
-            rates,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-            self.max_grad_norm or 0.0,
-            self.kind,
-            plan.signature.flags,
-        )
+        found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        most, flags = self.max_grad_norm or 0.0, plan.signature.flags
+        numbers = (steps, groups, rates, found_inf, grad_scale, most)
+        outcome = multi_tensor.step_(plan.number, grads, *numbers, self.kind, flags, norm, sums)
         if outcome == STALE:
             return False
+        if sums is not None:
+            total = summed(sums.view(-1, 2), plan.written).flatten()
+            multi_tensor.step_(plan.number, grads, *numbers, LAMB_APPLY, flags, norm, total)
         if outcome == UNCOUNTED:
             mark_written(plan.written)
         if _gathered.capturing() and plan not in self._kept:
             self._kept.append(plan)
         return True
+
+    def _norm_of_shards(self, plan: Plan, grads: list[Tensor]) -> Tensor:
+        """The norm of all gradients on all ranks; only one collective per step, even if this rank plans again."""
+        if self._norm is None:
+            _, squares = multi_tensor.multi_tensor_l2norm(grads)
+            self._norm = summed(squares, plan.written).sum().sqrt()
+        return self._norm
 
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
@@ -193,7 +206,7 @@ class FusedOptimizer(PlannedOptimizer):
         """Make a plan for each signature, over the parameters that have a gradient now, and create missing states."""
         self._drop()
         name = type(self).__name__
-        works, idle = gather(name, self.param_groups, self._signature_of)
+        works, idle = gather(name, self.param_groups, self._signature_of, self._moved)
         if self.max_grad_norm is not None and len(works) > 1:
             raise ValueError(
                 f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, "
@@ -213,7 +226,10 @@ class FusedOptimizer(PlannedOptimizer):
         for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
             self._complete(param, self.param_groups[group], slot)
         states = [self.state[param] for param in work.params]
-        lists = [[local_of(state[entry]) for state in states] for entry in signature.names]
+        lists = [
+            [local_like(self.state[param][entry], param, f"its {entry}") for param in work.params]
+            for entry in signature.names
+        ]
         lists += [[] for _ in range(3 - len(lists))]
         if self.kind == LAMB:  # the direction of the step, between its two launches
             lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
@@ -231,9 +247,9 @@ class FusedOptimizer(PlannedOptimizer):
             [] if work.listed else idle,
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
-        plan = Plan(
-            number, signature, tuple(work.params), work.listed, tuple(params) if work.listed else (), tuple(idle)
-        )
+        kept = tuple(params) if work.listed else ()
+        sharded = any(map(is_dtensor, work.params))
+        plan = Plan(number, signature, tuple(work.params), work.listed, kept, tuple(idle), sharded)
         # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import late, register
 from precast.ops import _checks
+from precast.ops._shards import is_dtensor, is_partial, local_of, summed
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
-ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
+ADAM, SGD, ADAGRAD, LION, LAMB, LAMB_APPLY = range(6)
 MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
 STALE, UNCOUNTED = 0, 1
 
@@ -115,7 +116,8 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         max_norm: gradients are clipped to this norm if theirs is larger.
 
     Returns:
-        The norm before clipping; 0 if there is no gradient. Gradients are read once, and written only if clipped.
+        The norm before clipping; 0 if there is no gradient. Gradients are read once, and written only if clipped. If
+        some are DTensors, the norm is that of all their shards, as a replicated DTensor; every rank must call this.
 
     Raises:
         RuntimeError: a gradient has another dtype or device.
@@ -130,10 +132,26 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     grads = [param.grad for param in params if param.grad is not None]
     if not grads:
         return torch.tensor(0.0)
+    if any(map(is_dtensor, grads)):
+        return _clip_shards_(grads, max_norm)
     with torch.no_grad():
         total, _ = multi_tensor_l2norm(grads)
         multi_tensor_scale_(grads, grads, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
+
+
+def _clip_shards_(grads: Sequence[Tensor], max_norm: float) -> Tensor:
+    """``clip_grad_norm_`` if some gradients are DTensors."""
+    with torch.no_grad():
+        # The terms of a partial gradient must be added before they are squared.
+        read = [cast("Any", grad).full_tensor() if is_partial(grad) else grad for grad in grads]
+        _, squares = multi_tensor_l2norm([local_of(grad) for grad in read])
+        total = summed(squares, read).sum().sqrt()
+        written = [local_of(grad) for grad in grads]
+        multi_tensor_scale_(written, written, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
+        first: Any = next(filter(is_dtensor, grads))
+        replicated: Tensor = type(first).from_local(total, first.device_mesh, run_check=False)
+    return replicated
 
 
 def _refuse_derivative(*_: Any) -> NoReturn:

@@ -12,13 +12,14 @@ import triton
 from torch import Tensor
 
 from precast.ops._twin_rows import on
-from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LION, SGD, STALE, UNCOUNTED, check_lists
+from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LAMB_APPLY, LION, SGD, STALE, UNCOUNTED, check_lists
 from precast.ops.multi_tensor import twin_updates as updates
 from precast.ops.multi_tensor.twin_lists import BLOCK, Plan
 from precast.ops.multi_tensor.twin_updates import COEFFICIENTS, COPY, FIRST, GRAD, PARAM, SECOND, THIRD
 
 _NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
 _NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
+_NEEDED[LAMB_APPLY] = _NEEDED[LAMB]
 _ROWS = 128  # per program of ``prepare``
 
 _plans: dict[int, Plan] = {}
@@ -70,11 +71,13 @@ def multi_tensor_step_(
     max_norm: float,
     kind: int,
     flags: int,
+    norm: Tensor | None = None,
+    sums: Tensor | None = None,
 ) -> int:
     """The same as the op."""
     known = _known(plan)
-    scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), *(("a learning rate", rate) for rate in rates)]
-    for name, scalar in scalars:
+    scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), ("norm", norm)]
+    for name, scalar in (*scalars, *(("a learning rate", rate) for rate in rates)):
         _check_scalar("multi_tensor_step_", name, scalar, steps)
     if not known.current(grads):
         return STALE
@@ -82,13 +85,23 @@ def multi_tensor_step_(
         raise RuntimeError(f"multi_tensor_step_: the plan lacks the states that an update of kind {kind} needs")
     with on(steps):
         table = known.table()
-        norm = None
-        if max_norm > 0.0:
+        if kind == LAMB_APPLY and sums is not None:
+            squares = torch.zeros(2, steps.numel(), dtype=torch.float32, device=steps.device)
+            squares[:, known.slots] = sums.view(-1, 2).t()
+            _step_along(known, table, squares, flags)
+            return UNCOUNTED
+        if max_norm > 0.0 and norm is None:
             norm = _sums_of_squares(known, table, GRAD, steps.numel()).sum().sqrt()
         scales = (found_inf, grad_scale, norm, max_norm)
-        coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
-        _prepare(known, table, coefficients, steps, groups.tolist(), rates, scales, kind, flags)
-        _update(known, table, coefficients, steps.numel(), kind, flags)
+        known.coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
+        _prepare(known, table, known.coefficients, steps, groups.tolist(), rates, scales, kind, flags)
+        _update(known, table, kind, flags)
+        if kind == LAMB:
+            squares = torch.stack([_sums_of_squares(known, table, m, steps.numel()) for m in (PARAM, THIRD)])
+            if sums is None:
+                _step_along(known, table, squares, flags)
+            else:
+                sums.copy_(squares[:, known.slots].t().flatten())
     return UNCOUNTED
 
 
@@ -117,17 +130,22 @@ def _log(beta: float) -> float:
     return math.log1p(beta - 1.0) if beta > 0.0 else -math.inf
 
 
-def _update(plan: Plan, table: Tensor, coefficients: Tensor, slots: int, kind: int, flags: int) -> None:
+def _update(plan: Plan, table: Tensor, kind: int, flags: int) -> None:
     shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
-    launches = [launch for launch in plan.launches if launch.programs]
-    for launch in launches:
-        updates.update[(launch.programs,)](table, launch.owners, coefficients, *launch.types, kind=kind, **shape)
-    if kind != LAMB:
-        return
-    sizes, lengths = (_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD))
-    for launch in launches:
-        types = (launch.types[PARAM], launch.types[THIRD], launch.types[COPY])
-        updates.step_along[(launch.programs,)](table, launch.owners, coefficients, sizes, lengths, *types, **shape)
+    for launch in plan.launches:
+        if launch.programs:
+            chosen = (table, launch.owners, plan.coefficients, *launch.types)
+            updates.update[(launch.programs,)](*chosen, kind=kind, **shape)
+
+
+def _step_along(plan: Plan, table: Tensor, squares: Tensor, flags: int) -> None:
+    """LAMB's second launch. ``squares``: the sums for parameters and for directions, by slot."""
+    shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
+    for launch in plan.launches:
+        if launch.programs:
+            types = (launch.types[PARAM], launch.types[THIRD], launch.types[COPY])
+            chosen = (table, launch.owners, plan.coefficients, *squares.unbind(), *types)
+            updates.step_along[(launch.programs,)](*chosen, **shape)
 
 
 def _sums_of_squares(plan: Plan, table: Tensor, member: int, slots: int) -> Tensor:

@@ -1,0 +1,91 @@
+"""DTensors for ops that run on local shards: the shards themselves, and sums over a device mesh.
+
+A DTensor is recognized by its attributes. Importing ``torch.distributed.tensor`` takes about a second, and only a
+program that has a DTensor has already imported it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether this is a DTensor."""
+    return getattr(tensor, "_local_tensor", None) is not None
+
+
+def is_partial(tensor: Tensor) -> bool:
+    """Whether this is a DTensor whose elements are sums over ranks."""
+    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the local shard of a DTensor, once its collective has finished.
+
+    ``to_local`` returns a new tensor at each call if the DTensor is a Parameter.
+    """
+    shard: Any = getattr(tensor, "_local_tensor", None)
+    if shard is None:
+        return tensor
+    if type(shard).__name__ == "AsyncCollectiveTensor":
+        shard.wait()
+        shard = shard.elem
+    return cast("Tensor", shard)
+
+
+def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[Tensor, Tensor] | None = None) -> Tensor:
+    """The local part of ``tensor`` that belongs to the local shard of ``param``; ``tensor`` if that is no DTensor.
+
+    A tensor with other placements is redistributed, and the result kept in ``moved``, so that every rank redistributes
+    it once. If ``moved`` is None, that is a RuntimeError, as is a tensor that is no DTensor.
+    """
+    if not is_dtensor(param):
+        return tensor
+    wanted: Any = param
+    placements = wanted.placements
+    if is_partial(param):
+        raise RuntimeError(f"a parameter has placements {placements}; needed Shard or Replicate; nothing was updated")
+    if not is_dtensor(tensor):
+        raise RuntimeError(f"a parameter is a DTensor, and {what} is not; needed a DTensor; nothing was updated")
+    given: Any = tensor
+    if given.device_mesh != wanted.device_mesh:
+        raise RuntimeError(
+            f"a parameter is on {wanted.device_mesh}, and {what} on {given.device_mesh}; needed one mesh for both; "
+            "nothing was updated"
+        )
+    if given.placements != placements:
+        if moved is None:
+            raise RuntimeError(
+                f"a parameter has placements {placements}, and {what} has {given.placements}; needed the same for "
+                "both; nothing was updated"
+            )
+        if param not in moved:
+            with torch.no_grad():
+                moved[param] = given.redistribute(placements=placements)
+        given = moved[param]
+    return local_of(given)
+
+
+def summed(values: Tensor, owners: Sequence[Tensor]) -> Tensor:
+    """Add each row of ``values`` over the ranks that hold other shards of the owner with the same index.
+
+    One collective for all owners that are sharded over the same dimension of a mesh. Every rank must call this.
+    """
+    rows: dict[tuple[Any, int], list[int]] = {}
+    for index, owner in enumerate(owners):
+        if is_dtensor(owner):
+            mesh, placements = cast("Any", owner).device_mesh, cast("Any", owner).placements
+            for dim, placement in enumerate(placements):
+                if not placement.is_replicate():
+                    rows.setdefault((mesh, dim), []).append(index)
+    result = values.clone()
+    for (mesh, dim), indices in rows.items():
+        part = result if len(indices) == len(owners) else result[indices]
+        torch.distributed.all_reduce(part, group=mesh.get_group(dim))
+        if part is not result:
+            result[indices] = part
+    return result

@@ -1,0 +1,48 @@
+"""The optimizers on DTensors, in two processes over gloo; on GPUs over NCCL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.ops import ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+MODULE = "tests.ops.sharded_cases"
+CASES = (
+    "fsdp2_trains_as_torch",
+    "elementwise_steps_are_those_of_the_whole",
+    "a_new_shard_is_noticed",
+    "other_gradients_are_redistributed",
+    "a_gradient_that_is_still_underway",
+    "tensor_parallel_steps",
+    "fsdp1_trains_as_torch",
+    "a_scaled_loss",
+    "masters_of_a_sharded_model",
+    "what_does_not_fit_is_refused",
+    "copies_and_pickles",
+)
+NORMS = (
+    "lamb_adapts_to_the_whole_parameter",
+    "lamb_with_masters_and_without_clipping",
+    "adamw_clips_by_the_norm_of_all_shards",
+    "clip_grad_norm_is_torchs",
+    "partial_gradients_are_added_before_they_are_squared",
+    "clipped_training_is_torchs",
+)
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """How each case went on each of two ranks."""
+    return ranks.run(MODULE, "cpu", tmp_path_factory.mktemp("ranks"), 2, CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks(on_two: list[dict[str, str]], case: str) -> None:
+    for found in on_two:
+        assert found.get(case, "an earlier case failed") == ""
