@@ -46,3 +46,21 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_two_ranks(on_two: list[dict[str, str]], case: str) -> None:
     for found in on_two:
         assert found.get(case, "an earlier case failed") == ""
+
+
+def all_went_well(found: list[dict[str, str]]) -> None:
+    for rank in found:
+        for case, text in rank.items():
+            assert text == "", f"{case}: {text}"
+
+
+def check_checkpoints(module: str, kind: str, folder: Path) -> None:
+    """One rank saves; two resume, and save; one and two resume."""
+    all_went_well(ranks.run(module, kind, folder, 1, ["saves"]))
+    cases = ["resumes_from_one_rank", "saves", "resumes_from_two_ranks", "passes_on_a_full_state"]
+    all_went_well(ranks.run(module, kind, folder, 2, cases))
+    all_went_well(ranks.run(module, kind, folder, 1, ["resumes_from_two_ranks_without_shards"]))
+
+
+def test_checkpoints_go_to_other_numbers_of_ranks_and_to_torch(tmp_path: Path) -> None:
+    check_checkpoints("tests.ops.sharded_checkpoints", "cpu", tmp_path)

@@ -43,6 +43,7 @@ class CPUAdagrad(CPUOptimizer):
     """
 
     rule = ADAGRAD
+    torchs = torch.optim.Adagrad
     counts_steps = True
     state_names = (None, "sum", None)
 

@@ -46,6 +46,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     kind: ClassVar[int] = ADAM
+    torchs = torch.optim.Adam
 
     def __init__(
         self,
@@ -138,6 +139,8 @@ class FusedAdamW(FusedAdam):
             state_dtype=state_dtype,
             max_grad_norm=max_grad_norm,
         )
+
+    torchs = torch.optim.AdamW
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.ops import sharded_cases, sharded_norms
+from tests.ops import sharded_cases, sharded_checkpoints, sharded_norms
 
 
 def prepare(kind: str, folder: Path) -> None:
@@ -14,7 +14,8 @@ def prepare(kind: str, folder: Path) -> None:
     from tests.unit.csrc.conftest import EmulatedLists
 
     sharded_cases.prepare(kind, folder)
-    emulated = EmulatedLists(Path((folder / "library").read_text())).ops
+    sharded_cases.HERE["library"] = library = EmulatedLists(Path((folder / "library").read_text()))
+    emulated = library.ops
     _gathered.on_gpu = lambda tensor: tensor.is_cpu
     for name in ("plan", "step_", "forget"):
         setattr(multi_tensor, name, getattr(emulated, f"multi_tensor_{name}").default._op)
@@ -23,4 +24,5 @@ def prepare(kind: str, folder: Path) -> None:
 
 
 def __getattr__(name: str) -> object:
-    return getattr(sharded_norms, name, None) or getattr(sharded_cases, name)
+    modules = (sharded_norms, sharded_cases, sharded_checkpoints)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
