@@ -1,6 +1,6 @@
 """Start a module of cases in several processes, and collect how each case went in each process.
 
-    python -m tests.ops.ranks MODULE KIND FOLDER RANK RANKS CASE...
+python -m tests.ops.ranks MODULE KIND FOLDER RANK RANKS CASE...
 """
 
 from __future__ import annotations
@@ -53,14 +53,13 @@ def main(module: str, kind: str, folder: str, rank: str, ranks: str, *cases: str
     dist.init_process_group(backend, init_method=f"file://{folder}/store", **place)  # type: ignore[arg-type]
     library = importlib.import_module(module)
     library.prepare(kind, Path(folder))
-    found = {}
-    for case in cases:
-        try:
+    found: dict[str, str] = {}
+    try:
+        for case in cases:
             getattr(library, case)()
             found[case] = ""
-        except Exception:  # noqa: BLE001  # the parent shows it
-            found[case] = traceback.format_exc()
-            break
+    except Exception:  # noqa: BLE001  # the parent shows it
+        found[case] = traceback.format_exc()
     (Path(folder) / f"found{rank}.json").write_text(json.dumps(found))
     if all(text == "" for text in found.values()):
         dist.barrier()

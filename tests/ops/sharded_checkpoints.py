@@ -75,9 +75,7 @@ def resumed(ranks: int, make: Any) -> Iterator[str]:
                 model_state, optimizer_state = get_state_dict(model, optimizer)
                 state = {"model": model_state, "optim": optimizer_state}
                 dcp.load(state, checkpoint_id=HERE["folder"] / name)
-                set_state_dict(
-                    model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
-                )
+                set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
                 train(model, optimizer, 5, 5)
                 for found, expected in zip(everything(model), torch.load(HERE["folder"] / f"{name}.pt"), strict=True):
                     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=f"{name} by {side}")

@@ -55,7 +55,7 @@ _NONE = object()
 class PlannedOptimizer(Optimizer):
     """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
 
-    torchs: ClassVar[type[Optimizer] | None] = None  # torch's class of the same rule, whose entries state_dict has
+    torchs: ClassVar[Any] = None  # torch's class of the same rule, whose entries state_dict has
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
@@ -123,7 +123,7 @@ class PlannedOptimizer(Optimizer):
 
 
 @functools.cache
-def _defaults(torchs: Callable[[list[Tensor]], Optimizer] | None) -> dict[str, Any]:
+def _defaults(torchs: Any) -> dict[str, Any]:
     """The options of torch's class and their defaults, which depend on the version of torch."""
     return {} if torchs is None else torchs([torch.empty(1)]).defaults
 

@@ -46,7 +46,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     kind: ClassVar[int] = ADAM
-    torchs = torch.optim.Adam
+    torchs: ClassVar[Any] = torch.optim.Adam
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ def on_two(emulated_lists: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     return ranks.run("tests.unit.csrc.emulated_ranks", "emulated", folder, 2, (*CASES, *NORMS))
 
 
-@pytest.mark.parametrize("case", (*CASES, *NORMS))
+@pytest.mark.parametrize("case", [*CASES, *NORMS])
 def test_two_ranks(on_two: list[dict[str, str]], case: str) -> None:
     for found in on_two:
         assert found.get(case, "an earlier case failed") == ""

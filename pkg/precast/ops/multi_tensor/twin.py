@@ -83,6 +83,7 @@ def multi_tensor_step_(
         return STALE
     if not all(map(known.has, _NEEDED[kind])):
         raise RuntimeError(f"multi_tensor_step_: the plan lacks the states that an update of kind {kind} needs")
+    _check_sums(known, kind, sums, steps)
     with on(steps):
         table = known.table()
         if kind == LAMB_APPLY and sums is not None:
@@ -103,6 +104,20 @@ def multi_tensor_step_(
             else:
                 sums.copy_(squares[:, known.slots].t().flatten())
     return UNCOUNTED
+
+
+def _check_sums(plan: Plan, kind: int, sums: Tensor | None, steps: Tensor) -> None:
+    op = "multi_tensor_step_"
+    if sums is None:
+        if kind == LAMB_APPLY:
+            raise RuntimeError(f"{op}: LAMB's second launch needs sums")
+        return
+    fits = sums.dtype == torch.float32 and sums.numel() == 2 * plan.count and sums.is_contiguous()
+    if not fits or sums.device != steps.device or kind not in (LAMB, LAMB_APPLY):
+        raise RuntimeError(
+            f"{op}: sums is {sums.dtype} of shape {tuple(sums.shape)} on {sums.device}; two float32 for each of "
+            f"{plan.count} tensors are needed, and an update of kind 4 or 5"
+        )
 
 
 def _prepare(
