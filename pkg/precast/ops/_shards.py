@@ -45,13 +45,12 @@ def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[T
     """
     if not is_dtensor(param):
         return tensor
-    wanted: Any = param
-    placements = wanted.placements
-    if is_partial(param):
-        raise RuntimeError(f"a parameter has placements {placements}; needed Shard or Replicate; nothing was updated")
     if not is_dtensor(tensor):
         raise RuntimeError(f"a parameter is a DTensor, and {what} is not; needed a DTensor; nothing was updated")
-    given: Any = tensor
+    given, wanted = cast("Any", tensor), cast("Any", param)
+    if given._spec is wanted._spec:  # so it is in FSDP2; the comparisons below take 3 us
+        return local_of(given)
+    placements = wanted.placements
     if given.device_mesh != wanted.device_mesh:
         raise RuntimeError(
             f"a parameter is on {wanted.device_mesh}, and {what} on {given.device_mesh}; needed one mesh for both; "
@@ -68,6 +67,15 @@ def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[T
                 moved[param] = given.redistribute(placements=placements)
         given = moved[param]
     return local_of(given)
+
+
+def local_param(param: Tensor) -> Tensor:
+    """The local shard of a parameter. RuntimeError if its elements are sums over ranks."""
+    if is_partial(param):
+        raise RuntimeError(
+            f"a parameter has placements {cast('Any', param).placements}; needed Shard or Replicate; nothing was updated"
+        )
+    return local_of(param)
 
 
 def summed(values: Tensor, owners: Sequence[Tensor]) -> Tensor:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
-from precast.ops._shards import is_dtensor, local_like, local_of
+from precast.ops._shards import is_dtensor, local_like, local_param
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
@@ -86,8 +86,8 @@ class Plan:
         # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
         self.passing: list[tuple[Tensor, Tensor]] = []
         sharded = [item.param for item in items if is_dtensor(item.param)]
-        self.shards = [(param, local_of(param)) for param in sharded]  # the DTensors of the plan
-        params = [local if _in_place(local) else self._pass(local) for local in (local_of(i.param) for i in items)]
+        self.shards = [(param, cast("Any", param)._local_tensor) for param in sharded]  # the DTensors of the plan
+        params = [local if _in_place(local) else self._pass(local) for local in (local_param(i.param) for i in items)]
         states = [[self._state(item, item.names[index]) for item in items] for index in range(STATES)]
         copies = [_NONE if item.copy is None else item.copy for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
@@ -111,12 +111,12 @@ class Plan:
         if not is_dtensor(item.param):
             return state
         local = local_like(state, item.param, f"its {name}")
-        self.shards.append((state, local))
+        self.shards.append((state, cast("Any", state)._local_tensor))
         return local
 
     def has_shards(self) -> bool:
         """Whether each DTensor still has the local shard that the plan knows."""
-        return all(local_of(tensor) is local for tensor, local in self.shards)
+        return all(cast("Any", tensor)._local_tensor is shard for tensor, shard in self.shards)
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in the layouts of their parameters; an empty list if all are placeholders."""

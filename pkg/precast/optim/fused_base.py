@@ -19,7 +19,7 @@ from torch import Tensor
 
 from precast._dispatch.formulas import mark_written
 from precast.ops import multi_tensor
-from precast.ops._shards import is_dtensor, local_like, local_of, summed
+from precast.ops._shards import is_dtensor, local_like, local_of, local_param, summed
 from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, check_memory, gather, locals_of
@@ -233,7 +233,7 @@ class FusedOptimizer(PlannedOptimizer):
         lists += [[] for _ in range(3 - len(lists))]
         if self.kind == LAMB:  # the direction of the step, between its two launches
             lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
-        params = [local_of(param) for param in work.params]
+        params = [local_param(param) for param in work.params]
         masters = [local_of(state["master_param"]) for state in states] if work.masters else []
         named = {"parameter": params, "master_param of parameter": masters}
         named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}
