@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ def everything(model: Any) -> list[Any]:
     return [whole(param).detach().cpu() for param in model.parameters()]
 
 
-def saves() -> None:
+def saves(rules: Iterable[str] = ("adamw",)) -> None:
     """Five steps, a checkpoint, and what five more steps lead to."""
-    for rule in TORCHS:
+    for rule in rules:
         for side in ("ours", "torchs"):
             model = sharded_model()
             optimizer = sides(model, rule)[side]()
@@ -59,9 +60,9 @@ def saves() -> None:
             torch.save(everything(model), HERE["folder"] / f"{name}.pt")
 
 
-def resumed(ranks: int, make: Any) -> Iterator[str]:
+def resumed(ranks: int, make: Any, rules: Iterable[str]) -> Iterator[str]:
     """Each optimizer loads each checkpoint of its rule from this number of ranks, and continues."""
-    for rule in TORCHS:
+    for rule in rules:
         for saved_by in ("ours", "torchs"):
             for side in ("ours", "torchs"):
                 if saved_by == side == "torchs":
@@ -82,19 +83,26 @@ def resumed(ranks: int, make: Any) -> Iterator[str]:
                 yield name
 
 
-def resumes_from_one_rank() -> None:
+def resumes_from_one_rank(rules: Sequence[str] = ("adamw",)) -> None:
     """In an FSDP2 model."""
-    assert len(list(resumed(1, sharded_model))) == 9
+    assert len(list(resumed(1, sharded_model, rules))) == 3 * len(rules)
 
 
 def resumes_from_two_ranks() -> None:
-    """In an FSDP2 model."""
-    assert len(list(resumed(2, sharded_model))) == 9
+    """In an FSDP2 model, every rule."""
+    assert len(list(resumed(2, sharded_model, list(TORCHS)))) == 9
 
 
-def resumes_from_two_ranks_without_shards() -> None:
+def resumes_from_two_ranks_without_shards(rules: Sequence[str] = ("adamw",)) -> None:
     """In a model of one process, that knows no DTensor."""
-    assert len(list(resumed(2, lambda: Transformer().to(HERE["device"])))) == 9
+    assert len(list(resumed(2, lambda: Transformer().to(HERE["device"]), rules))) == 3 * len(rules)
+
+
+saves_by_every_rule = functools.partial(saves, list(TORCHS))
+resumes_every_rule_from_one_rank = functools.partial(resumes_from_one_rank, list(TORCHS))
+resumes_every_rule_from_two_ranks_without_shards = functools.partial(
+    resumes_from_two_ranks_without_shards, list(TORCHS)
+)
 
 
 def passes_on_a_full_state() -> None:

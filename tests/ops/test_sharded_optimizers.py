@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from tests.ops import ranks  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.fsdp2]
 
 MODULE = "tests.ops.sharded_cases"
 CASES = (
@@ -55,12 +57,48 @@ def all_went_well(found: list[dict[str, str]]) -> None:
 
 
 def check_checkpoints(module: str, kind: str, folder: Path) -> None:
-    """One rank saves; two resume, and save; one and two resume."""
-    all_went_well(ranks.run(module, kind, folder, 1, ["saves"]))
-    cases = ["resumes_from_one_rank", "saves", "resumes_from_two_ranks", "passes_on_a_full_state"]
+    """One rank saves; two resume, and save; one and two resume. Every rule."""
+    all_went_well(ranks.run(module, kind, folder, 1, ["saves_by_every_rule"]))
+    cases = ["resumes_every_rule_from_one_rank", "saves_by_every_rule", "resumes_from_two_ranks"]
     all_went_well(ranks.run(module, kind, folder, 2, cases))
-    all_went_well(ranks.run(module, kind, folder, 1, ["resumes_from_two_ranks_without_shards"]))
+    last = ["resumes_every_rule_from_two_ranks_without_shards"]
+    all_went_well(ranks.run(module, kind, folder, 1, last))
 
 
 def test_checkpoints_go_to_other_numbers_of_ranks_and_to_torch(tmp_path: Path) -> None:
+    module = "tests.ops.sharded_checkpoints"
+    all_went_well(ranks.run(module, "cpu", tmp_path, 1, ["saves"]))
+    cases = ["resumes_from_one_rank", "saves", "passes_on_a_full_state"]
+    all_went_well(ranks.run(module, "cpu", tmp_path, 2, cases))
+    all_went_well(ranks.run(module, "cpu", tmp_path, 1, ["resumes_from_two_ranks_without_shards"]))
+
+
+@pytest.mark.long
+def test_checkpoints_of_every_rule(tmp_path: Path) -> None:
     check_checkpoints("tests.ops.sharded_checkpoints", "cpu", tmp_path)
+
+
+def test_the_package_imports_no_dtensor() -> None:
+    code = "import sys, precast.nn, precast.optim; sys.exit('torch.distributed.tensor' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def check_gpus(folder: Path, count: int) -> None:
+    """All cases over NCCL, those of the CPU optimizers with offloaded parameters too."""
+    all_went_well(ranks.run(MODULE, "cuda", folder, count, [*CASES, "an_offloaded_model_trains_as_torch"]))
+    all_went_well(ranks.run("tests.ops.sharded_norms", "cuda", folder, count, NORMS))
+
+
+@pytest.mark.gpu
+def test_one_gpu_as_a_mesh(tmp_path: Path) -> None:
+    check_gpus(tmp_path, 1)
+
+
+@pytest.mark.gpu(2)
+def test_two_gpus(tmp_path: Path) -> None:
+    check_gpus(tmp_path, 2)
+
+
+@pytest.mark.gpu(2)
+def test_checkpoints_of_two_gpus(tmp_path: Path) -> None:
+    check_checkpoints("tests.ops.sharded_checkpoints", "cuda", tmp_path)

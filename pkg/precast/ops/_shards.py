@@ -71,10 +71,11 @@ def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[T
 
 def local_param(param: Tensor) -> Tensor:
     """The local shard of a parameter. RuntimeError if its elements are sums over ranks."""
+    if not is_dtensor(param):
+        return param
     if is_partial(param):
-        raise RuntimeError(
-            f"a parameter has placements {cast('Any', param).placements}; needed Shard or Replicate; nothing was updated"
-        )
+        placements = cast("Any", param).placements
+        raise RuntimeError(f"a parameter has placements {placements}; needed Shard or Replicate; nothing was updated")
     return local_of(param)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from precast.ops._shards import is_dtensor, local_like, local_of
+from precast.ops._shards import is_dtensor, local_like, local_param
 from precast.optim import _saved
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
@@ -142,7 +142,7 @@ class CPUOptimizer(PlannedOptimizer):
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
             if grad is None:
                 continue
-            local = local_of(param)
+            local = local_param(param)
             for tensor in (local, grad) if copy is None else (local, grad, copy):
                 if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in FLOAT_TYPES):
                     self._refuse(index, local, grad, copy)
@@ -155,7 +155,7 @@ class CPUOptimizer(PlannedOptimizer):
             fresh = any(name is not None and state.get(name) is None for name in names)
             if fresh:
                 state = {**state, **self._new_state(group, param, state)}
-            yield Item(index, group, param, grad, copy, names, state, fresh)
+            yield Item(index, group, param, local, grad, copy, names, state, fresh)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""

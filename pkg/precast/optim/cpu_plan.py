@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
-from precast.ops._shards import is_dtensor, local_like, local_param
+from precast.ops._shards import local_like
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
@@ -48,6 +48,7 @@ class Item:
     position: int  # index among all parameters of the optimizer
     group: Group
     param: Tensor
+    local: Tensor  # its local shard, or the parameter itself
     grad: Tensor  # local, as is the copy
     copy: Tensor | None
     names: tuple[str | None, ...]
@@ -85,9 +86,9 @@ class Plan:
         self.rows = _rows(items)
         # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
         self.passing: list[tuple[Tensor, Tensor]] = []
-        sharded = [item.param for item in items if is_dtensor(item.param)]
+        sharded = [item.param for item in items if item.local is not item.param]
         self.shards = [(param, cast("Any", param)._local_tensor) for param in sharded]  # the DTensors of the plan
-        params = [local if _in_place(local) else self._pass(local) for local in (local_param(i.param) for i in items)]
+        params = [item.local if _in_place(item.local) else self._pass(item.local) for item in items]
         states = [[self._state(item, item.names[index]) for item in items] for index in range(STATES)]
         copies = [_NONE if item.copy is None else item.copy for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
@@ -108,7 +109,7 @@ class Plan:
         if name is None:
             return _NONE
         state: Tensor = item.state[name]
-        if not is_dtensor(item.param):
+        if item.local is item.param:
             return state
         local = local_like(state, item.param, f"its {name}")
         self.shards.append((state, cast("Any", state)._local_tensor))

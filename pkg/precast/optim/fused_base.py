@@ -223,6 +223,7 @@ class FusedOptimizer(PlannedOptimizer):
         return plans
 
     def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:
+        params = [local_param(param) for param in work.params]
         for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
             self._complete(param, self.param_groups[group], slot)
         states = [self.state[param] for param in work.params]
@@ -232,8 +233,7 @@ class FusedOptimizer(PlannedOptimizer):
         ]
         lists += [[] for _ in range(3 - len(lists))]
         if self.kind == LAMB:  # the direction of the step, between its two launches
-            lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
-        params = [local_param(param) for param in work.params]
+            lists[2] = [torch.empty_like(param, dtype=torch.float32) for param in params]
         masters = [local_of(state["master_param"]) for state in states] if work.masters else []
         named = {"parameter": params, "master_param of parameter": masters}
         named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}

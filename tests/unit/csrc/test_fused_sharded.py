@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from tests.ops import ranks  # noqa: E402
 from tests.ops.test_sharded_optimizers import CASES, NORMS, check_checkpoints  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.fsdp2]
 
 
 @pytest.fixture(scope="module")
