@@ -217,6 +217,7 @@ def a_gradient_that_is_still_underway() -> None:
     plain.grad = grad
     for optimizer in (HERE["adamw"]([param], **ADAM), HERE["adamw"]([plain], **ADAM)):
         optimizer.step()
+    assert getattr(param.grad._local_tensor, "completed", True)
     torch.testing.assert_close(whole(param), plain.detach())
 
 

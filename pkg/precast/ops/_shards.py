@@ -32,7 +32,7 @@ def local_of(tensor: Tensor) -> Tensor:
     if shard is None:
         return tensor
     if type(shard).__name__ == "AsyncCollectiveTensor":
-        shard.wait()
+        shard.trigger_wait()
         shard = shard.elem
     return cast("Tensor", shard)
 
