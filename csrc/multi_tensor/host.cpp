@@ -125,12 +125,13 @@ float* sums_for(const Plan& plan, const StepNumbers& numbers) {
     return nullptr;
   }
   const Tensor& sums = *numbers.sums;
-  PRECAST_CHECK(numbers.kind >= kLamb && sums.numel() == 2 * plan.count() && sums.is_contiguous() &&
-                    sums.dtype_code() == float32_code() && sums.device_type() == numbers.steps.device_type() &&
-                    sums.device_index() == numbers.steps.device_index(),
-                "multi_tensor_step_: sums is %s of shape %s on %s; two float32 for each of %lld tensors are needed, and "
-                "an update of kind 4 or 5",
-                dtype_name(sums.dtype_code()), shape_of(sums).text, device_of(sums).text, printable(plan.count()));
+  PRECAST_CHECK(
+      numbers.kind >= kLamb && sums.numel() == 2 * plan.count() && sums.is_contiguous() &&
+          sums.dtype_code() == float32_code() && sums.device_type() == numbers.steps.device_type() &&
+          sums.device_index() == numbers.steps.device_index(),
+      "multi_tensor_step_: sums is %s of shape %s on %s; two float32 for each of %lld tensors are needed, and "
+      "an update of kind 4 or 5",
+      dtype_name(sums.dtype_code()), shape_of(sums).text, device_of(sums).text, printable(plan.count()));
   return static_cast<float*>(sums.mutable_data());
 }
 
