@@ -59,8 +59,4 @@ inline void prefetch_parts(const void* impl) {
   __builtin_prefetch(static_cast<const char*>(impl) + 160);
 }
 
-inline void prefetch_tensor(AtenTensorHandle handle) {
-  if (handle != nullptr) prefetch_parts(impl_of(handle));
-}
-
 }  // namespace precast

@@ -51,7 +51,7 @@ int place_of_keys(const void* impl) {
   return (word_at(impl, found) & keys) == keys ? found : -1;
 }
 
-// Finds the tensor's Python object, and the class in that object.
+// Finds the tensor's Python object, and in that object the class and the tensor.
 bool find_object(const Tensor& tensor, KindLayout& layout) {
   using Wrap = void* (*)(AtenTensorHandle);
   // THPVariable_Wrap(const at::TensorBase&)
@@ -71,10 +71,12 @@ bool find_object(const Tensor& tensor, KindLayout& layout) {
     layout.object = only_place_of(reinterpret_cast<uintptr_t>(object), 1, impl_of(tensor.get()), layout.keys);
     layout.type = only_place_of(reinterpret_cast<uintptr_t>(*tensor_class), 0, object, kHead);
     layout.tensor_class = *tensor_class;
+    // After the head. In older versions a flag comes first, which says whether the object owns the tensor.
+    layout.impl = only_place_of(reinterpret_cast<uintptr_t>(impl_of(tensor.get())), 0, object, kHead + 2 * kWord);
     drop(object);
   }
   release_lock(locked);
-  return object != nullptr && layout.object >= 0 && layout.type >= 0;
+  return object != nullptr && layout.object >= 0 && layout.type >= 0 && layout.impl >= 0;
 }
 
 }  // namespace

@@ -12,14 +12,27 @@
 
 namespace precast {
 
-// Offsets of the words in bytes, from the start of a TensorImpl, or of a Python object for `type`.
+// Offsets of the words in bytes, from the start of a TensorImpl, or of a Python object for `type` and `impl`.
 struct KindLayout {
-  int keys, object, type;
+  int keys, object, type, impl;
   const void* tensor_class;  // torch.Tensor
 };
 
 // Finds the layout. `tensor` must be a plain CPU tensor made in Python. Null if this torch uses no known layout.
 const KindLayout* kind_layout(const Tensor& tensor);
+
+// A tensor that a plan uses again without a reference of its own. With one, torch would refuse to exchange the tensor
+// (torch.utils.swap_tensors), and garbage collection would not see who keeps it. The plan's owner in Python keeps the
+// Python object, and that keeps its TensorImpl alive for as long as it points to it. Null if absent.
+struct Lent {
+  const void* impl;
+  const void* object;
+
+  // An at::Tensor is one pointer, so this one serves as a tensor whose reference has another owner.
+  AtenTensorHandle handle() const {
+    return impl == nullptr ? nullptr : reinterpret_cast<AtenTensorHandle>(const_cast<const void**>(&impl));
+  }
+};
 
 // The kinds that a plan accepts: those that the dispatcher passed to it. They differ in whether autograd tracks the
 // tensor.
@@ -48,6 +61,23 @@ class Kinds {
     return object == nullptr || word(object, layout_.type) == reinterpret_cast<uintptr_t>(layout_.tensor_class);
   }
 
+  Lent lend(const Tensor& tensor) const {
+    const void* const impl = impl_of(tensor.get());
+    return {impl, known_ ? object_of(impl) : nullptr};
+  }
+
+  // True if the Python object still has this TensorImpl, which otherwise may be freed. Call it only if there is an
+  // object.
+  bool still(const Lent& lent) const {
+    return word(lent.object, layout_.impl) == reinterpret_cast<uintptr_t>(lent.impl);
+  }
+
+  void prefetch(const Lent& lent) const {
+    if (lent.impl == nullptr) return;
+    __builtin_prefetch(static_cast<const char*>(lent.object) + layout_.impl);
+    prefetch_parts(lent.impl);
+  }
+
   const void* object_of(const void* impl) const {
     // Up to torch 2.9 the lowest bit says which of the two owns the other.
     return reinterpret_cast<const void*>(word(impl, layout_.object) & ~uintptr_t{1});
@@ -66,12 +96,8 @@ class Kinds {
   uint64_t taken_ = 0, ignored_ = 0;
 };
 
-// Where a gradient and its Python object were at the last step. Used only for prefetching.
-struct Seen {
-  const void *impl, *object;
-};
-
-inline void prefetch_gradient(const Seen& seen) {
+// `seen`: where a gradient and its Python object were at the last step. They may be freed.
+inline void prefetch_gradient(const Lent& seen) {
   prefetch_parts(seen.impl);
   __builtin_prefetch(static_cast<const char*>(seen.impl) +
                      63);  // the head can lie in two lines, the object in the second

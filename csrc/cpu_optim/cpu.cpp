@@ -184,6 +184,12 @@ void stream_all(const float* from, T* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) stream(to + i, load(from + i));
 }
 
+void unscale(const Stream& grad, int64_t at, int64_t count, float* floats, float by) {
+  const Floats factor = broadcast(by);
+  for (int64_t i = 0; i < count; i += kLanes) store(floats + i, load(floats + i) * factor);
+  write(grad, at, count, floats);
+}
+
 void write_copy(const Stream& copy, int64_t at, int64_t count, const float* floats, bool past_caches) {
   char* data = static_cast<char*>(copy.data) + at * 2;
   bool whole_lines = count % (2 * kLanes) == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
@@ -201,7 +207,8 @@ void update_block(const Work& work, const Slot& slot, int64_t at, int64_t count)
   Block block = {};
   block.count = count;
   block.param = open(slot.param, at, count, buffer[0]);
-  block.grad = open(slot.grad, at, count, buffer[1]);
+  float* const grad = open(slot.grad, at, count, buffer[1]);
+  block.grad = grad;
   for (int i = 0; i < kStates; ++i) {
     if (slot.state[i].data != nullptr) block.state[i] = open(slot.state[i], at, count, buffer[2 + i]);
   }
@@ -220,6 +227,7 @@ void update_block(const Work& work, const Slot& slot, int64_t at, int64_t count)
       lion(block, step);
       break;
   }
+  if (work.unscale != 0.0f) unscale(slot.grad, at, count, grad, work.unscale);
   for (int i = 0; i < kStates; ++i) {
     if (block.state[i] != nullptr) write(slot.state[i], at, count, block.state[i]);
   }

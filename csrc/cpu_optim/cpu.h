@@ -64,6 +64,7 @@ struct Work {
   const Step* steps;
   Rule rule;
   bool stream_copies;  // write copies with stores that bypass the caches
+  float unscale;       // gradients are multiplied by it in place; 0: they are only read
 };
 
 // Updates the units [begin, end) of the range that the slots form.

@@ -19,7 +19,8 @@ constexpr const char* kOp = "optimize_";
 
 // The columns of `numbers`. A row applies to kCount consecutive parameters.
 enum Column { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kExtra, kFlag, kMaximize, kCount, kColumns };
-// kBeta1 is SGD's momentum; kExtra is its dampening, or Adagrad's lr_decay; kFlag means decoupled, or nesterov.
+// kBeta1 is SGD's momentum; kExtra is its dampening, Adagrad's lr_decay, or 1 for Adam without bias correction; kFlag
+// means decoupled, or nesterov.
 
 // The least number of slots that is worth another thread. Inspecting one takes 0.1 to 0.5 us.
 constexpr int64_t kGrainSlots = 128;
@@ -45,43 +46,49 @@ class Plan {
   }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
-  ~Plan() {
-    for (int64_t i = 0; i < owned_size_; ++i) (*owned_)[i].~Tensor();
-  }
 
-  // Replaces the borrowed references to the op's arguments with references of its own.
-  void own() {
-    int64_t size = 0;
-    for (const Span& list : borrowed_) size += list.size;
-    owned_ = std::make_unique<Array<Tensor>>(size);
+  // Replaces the borrowed references to the op's arguments, which end with the op, with those that the caller keeps.
+  void keep() {
+    for (const Span& list : borrowed_) width_ += list.size > 0 ? 1 : 0;
+    lent_size_ = width_ * borrowed_[kParams].size;
+    lent_ = std::make_unique<Array<Lent>>(lent_size_);
+    tensors_ = std::make_unique<Array<Tensor>>(lent_size_);
+    int64_t column = 0;
     for (Span& list : borrowed_) {
-      Tensor* const begin = owned_->data() + owned_size_;
-      for (int64_t i = 0; i < list.size; ++i, ++owned_size_) {
-        kinds_.learn(*new (begin + i) Tensor(another(list[i])));
+      if (list.size == 0) continue;
+      Tensor* const begin = tensors_->data() + column * list.size;
+      for (int64_t i = 0; i < list.size; ++i) {
+        Lent& lent = (*lent_)[i * width_ + column];
+        lent = kinds_.lend(list[i]);
+        reusable_ = reusable_ && lent.object != nullptr;
+        kinds_.learn(list[i]);
+        new (begin + i) Tensor(lent.handle());  // never destroyed: the reference is not ours
       }
       list.data = begin;
+      ++column;
     }
   }
 
   // Checks everything before anything is written.
   void step(const TensorList& grads, const double* numbers, int64_t rows, double grad_scale);
 
-  // A step with the gradients that the parameters have; it tells autograd about the change. Only for a plan that owns
+  // A step with the gradients that the parameters have; it tells autograd about the change. Only for a plan that keeps
   // its lists. Returns false and does nothing unless all tensors are unchanged and in the same place. Gradients may
-  // have moved.
-  bool step_again(const double* numbers, int64_t rows, double grad_scale);
+  // have moved. With `unscale` not 0 it multiplies them by that, in place; raises if two of them share memory.
+  bool step_again(const double* numbers, int64_t rows, double grad_scale, float unscale);
 
  private:
   enum List : int { kParams, kFirst, kSecond, kThird, kSteps, kCopies, kLists };
 
   void check_states() const;
   void check_kinds() const;
+  void check_apart() const;
   void find_counts();
-  bool is_current();
-  bool slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end);
-  bool take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& slot) const;
+  bool is_current(bool writes);
+  bool slots_are_current(GradientFunction gradient_of, bool writes, int64_t begin, int64_t end);
+  bool take_gradient(AtenTensorHandle handle, const int32_t* codes, bool writes, Slot& slot) const;
   void make_steps(const double* numbers, int64_t rows, double grad_scale);
-  void update(const double* numbers, int64_t rows, double grad_scale);
+  void update(const double* numbers, int64_t rows, double grad_scale, float unscale = 0.0f);
   double count_of(int64_t index) const;
 
   const Rule rule_;
@@ -91,11 +98,13 @@ class Plan {
   Array<Range> ranges_;
   Array<Step> steps_;
   Array<float*> counts_;  // the parameters' step counters
-  Array<Seen> seen_;
+  Array<Lent> seen_;      // gradients
   int64_t slot_count_ = 0, range_count_ = 0;
   Total total_ = {};
-  std::unique_ptr<Array<Tensor>> owned_;
-  int64_t owned_size_ = 0;
+  std::unique_ptr<Array<Lent>> lent_;  // the tensors of all lists: `width_` of each parameter, side by side
+  std::unique_ptr<Array<Tensor>> tensors_;
+  int64_t width_ = 0, lent_size_ = 0;
+  bool reusable_ = kinds_.known();  // every tensor is known by its Python object
 };
 
 // The lists that a rule takes: first, second, third, steps. Adam can do without the third, SGD without the first.
@@ -117,12 +126,24 @@ void Plan::check_states() const {
   }
 }
 
-// A tensor whose data was exchanged may be one that the dispatcher would not pass on unchanged. Checks for that.
+// A tensor that was exchanged may be freed. One whose data was exchanged may be one that the dispatcher would not pass
+// on unchanged. Checks for both.
 void Plan::check_kinds() const {
-  for (int64_t i = 0; i < owned_size_; ++i) {
-    PRECAST_CHECK(kinds_.known() && kinds_.odd(impl_of((*owned_)[i].get())) == 0,
-                  "%s: a tensor of the plan is not of the kind it was", kOp);
+  for (int64_t i = 0; i < lent_size_; ++i) {
+    const Lent& lent = (*lent_)[i];
+    PRECAST_CHECK(reusable_ && kinds_.still(lent) && kinds_.odd(lent.impl) == 0,
+                  "%s: a tensor of the plan is not the one it was", kOp);
   }
+}
+
+// Gradients that are written must have memory of their own.
+void Plan::check_apart() const {
+  Array<Range> ranges(slot_count_);
+  for (int64_t i = 0; i < slot_count_; ++i) {
+    const Stream& grad = slots_[i].grad;
+    ranges[i] = range_of(grad.data, slots_[i].numel, static_cast<DType>(static_cast<int>(grad.type)));
+  }
+  PRECAST_CHECK(sort_apart(ranges.data(), slot_count_), "%s: two gradients share memory", kOp);
 }
 
 void Plan::find_counts() {
@@ -167,8 +188,11 @@ Step make_step(Rule rule, const double* row, double count, double grad_scale) {
   step.eps = static_cast<float>(row[kEps]);
   step.nesterov = flag;
   double size = lr;
-  if (rule == Rule::kAdam) size /= 1.0 - power(beta1, count);
-  if (rule == Rule::kAdam) step.root_scale = static_cast<float>(1.0 / ::sqrt(1.0 - power(beta2, count)));
+  step.root_scale = 1.0f;
+  if (rule == Rule::kAdam && row[kExtra] == 0.0) {
+    size /= 1.0 - power(beta1, count);
+    step.root_scale = static_cast<float>(1.0 / ::sqrt(1.0 - power(beta2, count)));
+  }
   if (rule == Rule::kAdagrad) size /= 1.0 + (count - 1.0) * row[kExtra];
   step.minus_step_size = static_cast<float>(-size);
   return step;
@@ -200,9 +224,9 @@ void Plan::make_steps(const double* numbers, int64_t rows, double grad_scale) {
                 printable(param), printable(borrowed_[kParams].size));
 }
 
-void Plan::update(const double* numbers, int64_t rows, double grad_scale) {
+void Plan::update(const double* numbers, int64_t rows, double grad_scale, float unscale) {
   make_steps(numbers, rows, grad_scale);
-  if (slot_count_ > 0) run(slots_.data(), total_, steps_.data(), rule_);
+  if (slot_count_ > 0) run(slots_.data(), total_, steps_.data(), rule_, unscale);
   for (int64_t i = 0; i < borrowed_[kSteps].size; ++i) *counts_[i] += 1.0f;
 }
 
@@ -231,7 +255,7 @@ void Plan::step(const TensorList& grads, const double* numbers, int64_t rows, do
 
 // True if a gradient matches that of the slot, and the dispatcher would pass it on unchanged. Its new address is then
 // taken over. An undefined gradient has another kind. `codes`: torch's numbers of the dtypes.
-bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& slot) const {
+bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, bool writes, Slot& slot) const {
   const void* const impl = impl_of(handle);
   if (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl)) return false;
   const Borrowed borrowed(handle);
@@ -239,7 +263,7 @@ bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& sl
   if (grad.dtype_code() != codes[static_cast<int>(slot.grad.type)]) return false;
   if (grad.numel() != slot.numel || !grad.is_contiguous()) return false;
   const DType dtype = static_cast<DType>(static_cast<int>(slot.grad.type));
-  const void* const data = grad.data();
+  const void* const data = writes ? grad.mutable_data() : grad.data();  // copies may share memory until a write
   // This step's gradient can be at the same address as the last one, but in a shorter storage.
   if (!dense_has_memory(grad, dtype)) return false;
   if (data == slot.grad.data) return true;
@@ -250,57 +274,60 @@ bool Plan::take_gradient(AtenTensorHandle handle, const int32_t* codes, Slot& sl
   return true;
 }
 
-bool Plan::slots_are_current(GradientFunction gradient_of, int64_t begin, int64_t end) {
+bool Plan::slots_are_current(GradientFunction gradient_of, bool writes, int64_t begin, int64_t end) {
   constexpr int64_t kAhead = 4;
   const Kinds kinds = kinds_;
   const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16()};
   for (int64_t i = begin; i < end; ++i) {
+    const Lent* lent = lent_->data() + i * width_;
     // Thousands of tensors do not fit in the L1 cache, so prefetch the ones that are needed soon.
     if (i + kAhead < end) {
-      for (const Span& list : borrowed_) {
-        if (list.size > 0) prefetch_tensor(list[i + kAhead].get());
-      }
+      for (int64_t k = 0; k < width_; ++k) kinds.prefetch(lent[kAhead * width_ + k]);
       prefetch_gradient(seen_[i + kAhead]);
     }
     Slot& slot = slots_[i];
     uint64_t odd = 0;
     const void* const expected[kLists] = {slot.param.data,    slot.state[0].data, slot.state[1].data,
                                           slot.state[2].data, counts_[i],         slot.copy.data};
+    const Borrowed param(lent->handle());
     for (int k = 0; k < kLists; ++k) {
       if (borrowed_[k].size == 0) continue;
-      const Tensor& tensor = borrowed_[k][i];
-      odd |= kinds.odd(impl_of(tensor.get()));
-      if (tensor.data() != expected[k]) return false;
+      if (!kinds.still(*lent)) return false;
+      odd |= kinds.odd(lent->impl);
+      if (Borrowed(lent->handle())->data() != expected[k]) return false;
+      ++lent;
     }
-    const Tensor& param = borrowed_[kParams][i];
     if (odd != 0) return false;
-    if (param.numel() != slot.numel || !param.is_contiguous()) return false;
-    const AtenTensorHandle grad = gradient_of(impl_of(param.get()));
-    if (!take_gradient(grad, codes, slot)) return false;
+    if (param->numel() != slot.numel || !param->is_contiguous()) return false;
+    const AtenTensorHandle grad = gradient_of(impl_of(param->get()));
+    if (!take_gradient(grad, codes, writes, slot)) return false;
     seen_[i] = {impl_of(grad), kinds.object_of(impl_of(grad))};
   }
   return true;
 }
 
-bool Plan::is_current() {
+bool Plan::is_current(bool writes) {
   const GradientFunction gradient_of = gradient_function();
-  if (gradient_of == nullptr || version_function() == nullptr || !kinds_.known()) return false;
-  if (owned_ == nullptr || slot_count_ != borrowed_[kParams].size) return false;  // parameters without elements
+  if (gradient_of == nullptr || version_function() == nullptr || !reusable_) return false;
+  if (lent_ == nullptr || slot_count_ != borrowed_[kParams].size) return false;  // parameters without elements
   std::atomic<bool> current{true};
   parallel_for(0, slot_count_, kGrainSlots, [&](int64_t begin, int64_t end) {
-    if (!slots_are_current(gradient_of, begin, end)) current.store(false, std::memory_order_relaxed);
+    if (!slots_are_current(gradient_of, writes, begin, end)) current.store(false, std::memory_order_relaxed);
   });
   return current;
 }
 
-bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale) {
-  if (!is_current()) return false;
+bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale, float unscale) {
+  const bool writes = unscale != 0.0f;
+  if (!is_current(writes)) return false;
+  if (writes) check_apart();
   // First, so that a caller who gets an error from here knows that nothing was written.
   const VersionFunction bump_version = version_function();
-  parallel_for(0, owned_size_, kLists * kGrainSlots, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) bump_version((*owned_)[i].get());
+  parallel_for(0, lent_size_, kLists * kGrainSlots, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) bump_version((*lent_)[i].handle());
   });
-  update(numbers, rows, grad_scale);
+  for (int64_t i = 0; writes && i < slot_count_; ++i) bump_version(seen_[i].handle());
+  update(numbers, rows, grad_scale, unscale);
   return true;
 }
 
@@ -335,14 +362,15 @@ void check_known(bool known, int64_t number) {
   PRECAST_CHECK(known, "%s: there is no plan %lld; it was forgotten", kOp, printable(number));
 }
 
-bool optimize_again(const Tensor& plan, const Tensor& numbers, double grad_scale) {
+bool optimize_again(const Tensor& plan, const Tensor& numbers, double grad_scale, double unscale) {
   const int64_t* const number = number_in(plan);
   PRECAST_CHECK(number != nullptr && *number != 0, "%s: a step without tensors, and without a plan", kOp);
   const Numbers numbered = numbers_in(numbers);
   bool done = false;
-  check_known(
-      plans().use(*number, [&](Plan& known) { done = known.step_again(numbered.values, numbered.rows, grad_scale); }),
-      *number);
+  const auto step = [&](Plan& known) {
+    done = known.step_again(numbered.values, numbered.rows, grad_scale, static_cast<float>(unscale));
+  };
+  check_known(plans().use(*number, step), *number);
   return done;
 }
 
@@ -367,7 +395,7 @@ void optimize_cpu(const TensorList& params, const TensorList& grads, const Tenso
                                      static_cast<Rule>(static_cast<int>(rule)));
   made->step(grads, numbered.values, numbered.rows, grad_scale);
   if (number == nullptr) return;
-  made->own();
+  made->keep();
   if (*number != 0) plans().forget(*number);
   *number = plans().add(made.release());
 }

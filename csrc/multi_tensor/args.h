@@ -17,20 +17,22 @@ enum Kind : int {
 
 enum Flag : int {
   kMaximize = 1,
-  kDecoupled = 2,  // weight decay is separate from the gradient
+  kDecoupled = 2,  // weight decay is separate from the gradient, and from the momentum
   kNesterov = 4,
-  kAlwaysAdapt = 8,  // LAMB: adapt even without weight decay
+  kAlwaysAdapt = 8,   // LAMB: adapt even without weight decay
+  kUncorrected = 16,  // Adam and LAMB: the moments as they are, without bias correction
+  kSummed = 32,       // LAMB: the gradient enters its average with a weight of one
 };
 
 // One parameter with its gradient and state: n elements each, dense, in the same order. `types` holds four dtypes of
 // two bits each (numbers of precast::DType): param (lowest), grad, the states, copy.
 struct Row {
   char* param;
-  const char* grad;
-  char* first;   // momentum, exp_avg or sum; these pointers are null if the tensor is absent
-  char* second;  // exp_avg_sq
-  char* third;   // max_exp_avg_sq
-  char* copy;    // receives the rounded parameter
+  const char* grad;  // written only to unscale it
+  char* first;       // momentum, exp_avg or sum; these pointers are null if the tensor is absent
+  char* second;      // exp_avg_sq
+  char* third;       // max_exp_avg_sq
+  char* copy;        // receives the rounded parameter
   long long n;
   unsigned short types;
   unsigned short aligned;  // 1: four elements of any of the tensors can be moved at once
@@ -73,11 +75,13 @@ struct PrepareArgs {
   const Row* rows;
   const unsigned int* slots;
   Coefficients* coefficients;
-  float* steps;
+  float* steps;  // null: every tensor is at `step`
   const float* found_inf;
   const float* grad_scale;
   const float* norm;  // of all gradients, before unscaling; null: no clipping
   float max_norm;
+  float step;
+  float factor;  // of the gradients
   unsigned int count;
   int first_group;
   int groups;
@@ -90,8 +94,9 @@ struct UpdateArgs {
   const Row* rows;
   const unsigned int* first;
   const Coefficients* coefficients;
-  float* parts;       // LAMB: two per block, for the parameter and for the direction
-  const float* sums;  // LAMB: two per tensor
+  float* parts;             // LAMB: two per block, for the parameter and for the direction
+  const float* sums;        // LAMB: two per tensor
+  const float* grad_scale;  // gradients are divided by it in place; null: they are only read
   unsigned int count;
   int kind;
   int flags;
@@ -118,7 +123,7 @@ struct AxpbyArgs {
 };
 
 static_assert(sizeof(Row) == 64 && sizeof(Coefficients) == 48 && sizeof(Group) == 40, "host and device must agree");
-static_assert(sizeof(PrepareArgs) == 80 + kGroups * 40 && sizeof(UpdateArgs) == 56, "host and device must agree");
+static_assert(sizeof(PrepareArgs) == 88 + kGroups * 40 && sizeof(UpdateArgs) == 64, "host and device must agree");
 
 }  // namespace multi_tensor
 }  // namespace precast

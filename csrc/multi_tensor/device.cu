@@ -21,10 +21,10 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   const Group& group = a.group[number];
   Coefficients c;
   c.skip = a.found_inf != nullptr ? *a.found_inf : 0.0f;
-  const float before = a.steps[a.slots[index]], step = before + 1.0f;
-  if (c.skip == 0.0f) a.steps[a.slots[index]] = step;
+  const float before = a.steps != nullptr ? a.steps[a.slots[index]] : a.step - 1.0f, step = before + 1.0f;
+  if (c.skip == 0.0f && a.steps != nullptr) a.steps[a.slots[index]] = step;
   const float lr = group.device_lr != nullptr ? *group.device_lr : group.lr;
-  c.grad = a.flags & kMaximize ? -1.0f : 1.0f;
+  c.grad = a.flags & kMaximize ? -a.factor : a.factor;
   if (a.grad_scale != nullptr) c.grad /= *a.grad_scale;
   if (a.norm != nullptr) {
     const float norm = *a.norm / (a.grad_scale != nullptr ? *a.grad_scale : 1.0f);
@@ -42,10 +42,12 @@ DEVICE void prepare_all(const PrepareArgs& a) {
   c.root = c.bias = 1.0f;
   c.first = before == 0.0f ? 1.0f : 0.0f;
   if (a.kind == kAdam || a.kind == kLamb) {
-    c.bias = 1.0f / correction(group.log_beta1, step);
-    c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
+    if ((a.flags & kUncorrected) == 0) {
+      c.bias = 1.0f / correction(group.log_beta1, step);
+      c.root = 1.0f / sqrtf(correction(group.log_beta2, step));
+    }
     c.rate = a.kind == kAdam ? lr * c.bias : lr;
-    if (a.kind == kLamb) c.decay = group.weight_decay;
+    if (a.kind == kLamb) c.decay = a.flags & kDecoupled ? group.weight_decay : 0.0f;
   }
   if (a.kind == kAdagrad) c.rate = lr / (1.0f + before * group.extra);
   a.coefficients[index] = c;
@@ -60,7 +62,8 @@ template <int kind>
 DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags) {
   float g = fmaf(c.l2, e.param, e.grad * c.grad);
   if constexpr (kind == kAdam || kind == kLamb) {
-    e.first = fmaf(g - e.first, c.one_minus_beta1, e.first);
+    const bool summed = kind == kLamb && (flags & kSummed) != 0;
+    e.first = summed ? fmaf(c.beta1, e.first, g) : fmaf(g - e.first, c.one_minus_beta1, e.first);
     e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
     float size = e.second;
     if (kind == kAdam && row.third != nullptr) {
@@ -80,6 +83,7 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
       e.first = c.first != 0.0f ? g : fmaf(c.beta1, e.first, c.one_minus_beta1 * g);
       g = flags & kNesterov ? fmaf(c.beta1, e.first, g) : e.first;
     }
+    e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, g, e.param);
   } else if constexpr (kind == kAdagrad) {
     e.first = fmaf(g, g, e.first);
@@ -111,9 +115,18 @@ DEVICE void advance_all(Streams& s, const Coefficients& c, const Row& row, int f
   }
 }
 
+// Divides a gradient by the loss scale, in place.
+DEVICE void unscale(const Row& row, u32 type, const Place& at, Quad grad, float scale) {
+  const float by = 1.0f / scale;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) put(grad, k, get(grad, k) * by);
+  keep(const_cast<char*>(row.grad), type, at, grad);
+}
+
 // Five instances. kAny: any update and any dtypes. kOfLamb: LAMB's two launches, the direction and the step along it.
 // The others need fewer registers: Adam without amsgrad if everything is float32, or everything but the gradients and
-// copies; and updates with at most one state if everything is float32. H200, 671 M elements, share of the copy rate:
+// copies, and no gradient is unscaled, for which it has no register left; and updates with at most one state if
+// everything is float32. H200, 671 M elements, share of the copy rate:
 // Adam 1.00, with masters 0.98; SGD, Adagrad and Lion 1.01. With kAny: SGD 0.82, Adagrad 0.78, amsgrad 0.90.
 enum Instance { kAny, kOfLamb, kPlainAdam, kMasterAdam, kPlainOthers };
 
@@ -154,6 +167,7 @@ DEVICE void update_all(const UpdateArgs& a) {
   }
   widen(s.param, param, at);
   if (!apply) widen(s.grad, grad, at);
+  if (!masters && !apply && a.grad_scale != nullptr) unscale(row, grad, at, s.grad, *a.grad_scale);
   if (has_first) widen(s.first, state, at);
   if (has_second) widen(s.second, state, at);
   if (has_third && !lamb) widen(s.third, state, at);

@@ -1,4 +1,4 @@
-// The ops of optimizer steps: create a plan, run steps with it, delete it.
+// The ops of optimizer steps: create a plan, run steps with it, delete it; and one step without a plan.
 #include <math.h>
 
 #include "../common/numbered.h"
@@ -26,7 +26,8 @@ int64_t plan_op(const TensorList& params, const TensorList& grads, const TensorL
                 printable(count));
   const Lists lists = {"multi_tensor_plan",
                        {&params, &grads, &firsts, &seconds, &thirds, &copies},
-                       {"params", "grads", "firsts", "seconds", "thirds", "copies"}};
+                       {"params", "grads", "firsts", "seconds", "thirds", "copies"},
+                       true};
   return plans().add(new Plan(lists, &idle, &places));
 }
 
@@ -36,10 +37,10 @@ void forget_op(int64_t number, const Tensor&) { check_known(plans().forget(numbe
 
 constexpr int64_t kNumbers = 6;  // per group: lr, beta1, beta2, eps, weight_decay, extra
 
-Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
+Group group_of(const double* numbers, const TensorList* rates, int64_t index) {
   const double beta1 = numbers[1], beta2 = numbers[2];
   Group group;
-  group.device_lr = rates.size() > 0 ? static_cast<const float*>(rates[index].data()) : nullptr;
+  group.device_lr = rates != nullptr && rates->size() > 0 ? static_cast<const float*>((*rates)[index].data()) : nullptr;
   group.lr = static_cast<float>(numbers[0]);
   group.one_minus_beta1 = static_cast<float>(1.0 - beta1);
   group.one_minus_beta2 = static_cast<float>(1.0 - beta2);
@@ -52,7 +53,7 @@ Group group_of(const double* numbers, const TensorList& rates, int64_t index) {
 }
 
 void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, int64_t groups,
-                    const TensorList& rates) {
+                    const TensorList* rates) {
   const auto blocks = static_cast<uint32_t>((plan.count() + kThreads - 1) / kThreads);
   void* arguments[] = {&args};
   for (int64_t first = 0; first < groups; first += kGroups) {
@@ -65,7 +66,8 @@ void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, 
 
 // `sums_given`: LAMB's sums of squares. The caller adds them over several devices between the two launches. If it is
 // null, both launches run at once.
-void launch_update(const Plan& plan, const Memory& memory, int kind, int flags, float* sums_given) {
+void launch_update(const Plan& plan, const Memory& memory, const float* grad_scale, int kind, int flags,
+                   float* sums_given) {
   const TableLayout& at = plan.layout();
   UpdateArgs args = {};
   args.rows = reinterpret_cast<const Row*>(memory.table);
@@ -74,6 +76,7 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags, 
   args.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
   float* const sum_data = sums_given != nullptr ? sums_given : reinterpret_cast<float*>(memory.scratch + at.sums);
   args.sums = sum_data;
+  args.grad_scale = grad_scale;
   args.count = static_cast<uint32_t>(plan.count());
   args.kind = kind;
   args.flags = flags;
@@ -81,7 +84,7 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags, 
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
   int entry = kind >= kLamb ? kLambUpdate : kUpdate;
-  if (kind == kAdam && plan.masters()) entry = kMasterUpdate;
+  if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = kMasterUpdate;
   if (plan.plain() && kind == kAdam) entry = kAdamUpdate;
   if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = kOthersUpdate;
   launch(kernels, plan.device(), entry, shape, arguments);
@@ -94,13 +97,25 @@ void launch_update(const Plan& plan, const Memory& memory, int kind, int flags, 
   launch(kernels, plan.device(), kLambUpdate, shape, arguments);
 }
 
+// Launches the whole step; `unscale` is what gradients are divided by in place, `rates` are learning rates on the
+// device, and `sums` is as for launch_update(). All three may be null.
+void launch_step(const Plan& plan, const Memory& memory, PrepareArgs& args, const float* unscale, const double* numbers,
+                 int64_t groups, const TensorList* rates, float* sums) {
+  args.rows = reinterpret_cast<const Row*>(memory.table);
+  args.slots = reinterpret_cast<const uint32_t*>(memory.table + plan.layout().slots);
+  args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
+  args.count = static_cast<uint32_t>(plan.count());
+  if (args.kind != kLambApply) launch_prepare(plan, args, numbers, groups, rates);
+  launch_update(plan, memory, unscale, args.kind, args.flags, sums);
+}
+
 // Checks that the plan has the tensors that this kind of update needs. The kernels do not check.
-void check_members(const Plan& plan, int64_t kind) {
-  PRECAST_CHECK(kind >= kAdam && kind <= kLambApply, "multi_tensor_step_: there is no update of kind %lld",
-                printable(kind));
+// `last`: the largest kind that the op takes.
+void check_members(const char* op, const Plan& plan, int64_t kind, int64_t last) {
+  PRECAST_CHECK(kind >= kAdam && kind <= last, "%s: there is no update of kind %lld", op, printable(kind));
   const bool two = kind == kAdam || kind >= kLamb, one = two || kind == kAdagrad || kind == kLion;
   PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind < kLamb || plan.has(kThird)),
-                "multi_tensor_step_: the plan lacks the states that an update of kind %lld needs", printable(kind));
+                "%s: an update of kind %lld needs states that were not given", op, printable(kind));
 }
 
 enum Outcome : int64_t {
@@ -136,9 +151,10 @@ float* sums_for(const Plan& plan, const StepNumbers& numbers) {
 }
 
 int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepNumbers& numbers) {
-  if (!plan.is_current(grads)) return kStale;
+  const bool unscales = args.grad_scale != nullptr;
+  if (!plan.is_current(grads, unscales)) return kStale;
   if (plan.count() == 0) return kDone;
-  check_members(plan, numbers.kind);
+  check_members("multi_tensor_step_", plan, numbers.kind, kLambApply);
   float* const sums = sums_for(plan, numbers);
   const bool clips = numbers.max_norm > 0.0 && args.norm == nullptr && numbers.kind != kLambApply;
   const int64_t lamb_parts = numbers.kind >= kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
@@ -149,20 +165,16 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
     launch_norm(plan, memory, norm, reinterpret_cast<float*>(memory.scratch + at.sums));
     args.norm = norm;
   }
-  args.rows = reinterpret_cast<const Row*>(memory.table);
-  args.slots = reinterpret_cast<const uint32_t*>(memory.table + at.slots);
-  args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
   args.steps = static_cast<float*>(numbers.steps.mutable_data());
   args.max_norm = static_cast<float>(numbers.max_norm);
-  args.count = static_cast<uint32_t>(plan.count());
+  args.factor = 1.0f;
   args.kind = static_cast<int>(numbers.kind);
   args.flags = static_cast<int>(numbers.flags);
-  if (args.kind != kLambApply) {
-    launch_prepare(plan, args, static_cast<const double*>(numbers.groups.data()), numbers.groups.sizes()[0],
-                   numbers.rates);
-  }
-  launch_update(plan, memory, args.kind, args.flags, sums);
-  return grads.size() == 0 && plan.count_change() ? kDone : kUncounted;
+  // First: a tensor without a version counter raises.
+  const bool counted = grads.size() == 0 && plan.count_change(unscales);
+  launch_step(plan, memory, args, args.grad_scale, static_cast<const double*>(numbers.groups.data()),
+              numbers.groups.sizes()[0], &numbers.rates, sums);
+  return counted ? kDone : kUncounted;
 }
 
 int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
@@ -187,6 +199,31 @@ int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, co
   return outcome;
 }
 
+// ---- one step without a plan ----
+
+void update_op(const TensorList& params, const TensorList& grads, const TensorList& firsts, const TensorList& seconds,
+               const TensorList& thirds, const TensorList& copies, const Tensor* found_inf, const Tensor* grad_scale,
+               double step, double factor, double lr, double beta1, double beta2, double eps, double weight_decay,
+               double extra, int64_t kind, int64_t flags) {
+  constexpr const char* kOp = "multi_tensor_update_";
+  PRECAST_CHECK(params.size() > 0, "%s: the list of params is empty; one tensor or more is needed", kOp);
+  const Lists lists = {kOp,
+                       {&params, &grads, &firsts, &seconds, &thirds, &copies},
+                       {"params", "grads", "firsts", "seconds", "thirds", "copies"},
+                       true};
+  Plan plan(lists, nullptr, nullptr);
+  check_members(kOp, plan, kind, kLamb);
+  PrepareArgs args = {};
+  args.found_inf = scalar_beside(kOp, "found_inf", found_inf, params[0]);
+  args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, params[0]);
+  args.step = static_cast<float>(step);
+  args.factor = static_cast<float>(factor);
+  args.kind = static_cast<int>(kind);
+  args.flags = static_cast<int>(flags);
+  const double numbers[kNumbers] = {lr, beta1, beta2, eps, weight_decay, extra};
+  launch_step(plan, plan.memory(kind == kLamb ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr, nullptr);
+}
+
 }  // namespace
 
 void multi_tensor_axpby(const TensorList&, const TensorList&, const TensorList&, double, double, const Tensor*,
@@ -199,6 +236,7 @@ constexpr Implementation kImplementations[] = {
     PRECAST_IMPLEMENTATION("multi_tensor_plan", "CUDA", plan_op),
     PRECAST_IMPLEMENTATION("multi_tensor_step_", "CUDA", step_op),
     PRECAST_IMPLEMENTATION("multi_tensor_forget", "CUDA", forget_op),
+    PRECAST_IMPLEMENTATION("multi_tensor_update_", "CUDA", update_op),
     PRECAST_IMPLEMENTATION("multi_tensor_l2norm", "CUDA", multi_tensor_l2norm),
     PRECAST_IMPLEMENTATION("multi_tensor_axpby_", "CUDA", multi_tensor_axpby),
 };

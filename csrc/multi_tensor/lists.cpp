@@ -5,7 +5,7 @@ namespace precast::multi_tensor {
 
 TensorPair multi_tensor_l2norm(const TensorList& tensors) {
   PRECAST_CHECK(tensors.size() > 0, "multi_tensor_l2norm: the list of tensors is empty; one tensor or more is needed");
-  const Lists lists = {"multi_tensor_l2norm", {&tensors, &tensors}, {"tensors", "tensors"}};
+  const Lists lists = {"multi_tensor_l2norm", {&tensors, &tensors}, {"tensors", "tensors"}, false};
   Plan plan(lists, nullptr, nullptr);
   const int64_t count = tensors.size();
   Tensor total = empty(nullptr, 0, float32_code(), tensors[0]), sums = empty(&count, 1, float32_code(), tensors[0]);
@@ -17,7 +17,7 @@ TensorPair multi_tensor_l2norm(const TensorList& tensors) {
 void multi_tensor_axpby(const TensorList& outs, const TensorList& xs, const TensorList& ys, double a, double b,
                         const Tensor* factor, const Tensor* found_inf) {
   PRECAST_CHECK(outs.size() > 0, "multi_tensor_axpby_: the list of outs is empty; one tensor or more is needed");
-  const Lists lists = {"multi_tensor_axpby_", {&outs, &xs, &ys}, {"outs", "xs", "ys"}};
+  const Lists lists = {"multi_tensor_axpby_", {&outs, &xs, &ys}, {"outs", "xs", "ys"}, false};
   Plan plan(lists, nullptr, nullptr);
   if (plan.blocks() == 0) return;
   const float* const scale = scalar_beside(lists.op, "factor", factor, outs[0]);

@@ -82,8 +82,9 @@ const float* scalar_beside(const char* op, const char* name, const Tensor* tenso
 
 Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
     : kinds_(layout != nullptr ? kind_layout(*layout) : nullptr),
+      once_(layout == nullptr),
       rows_(lists.member[kParam]->size()),
-      handles_(lists.member[kParam]->size() * kMembers),
+      lent_(lists.member[kParam]->size() * kMembers),
       idle_(size_of(idle)),
       first_(lists.member[kParam]->size() + 1),
       norm_first_(lists.member[kParam]->size() + 1),
@@ -153,39 +154,39 @@ Plan::Plan(const Lists& lists, const TensorList* idle, const Tensor* layout)
   }
   first_[count_] = static_cast<uint32_t>(blocks);
   norm_first_[count_] = static_cast<uint32_t>(norm_blocks);
-  if (places != nullptr) check_overlap(lists.op, rows_.data(), count_);
+  if (lists.updates) check_overlap(lists.op, rows_.data(), count_);
 
-  memset(handles_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(AtenTensorHandle));
+  memset(lent_.data(), 0, static_cast<size_t>(count_ * kMembers) * sizeof(Lent));
+  reusable_ = kinds_.known();
+  const auto lend = [&](Lent& lent, const Tensor& tensor) {
+    lent = kinds_.lend(tensor);
+    reusable_ = reusable_ && lent.object != nullptr;
+  };
   for (int64_t row = 0; row < count_; ++row) {
     for (int member = 0; member < kMembers; ++member) {
       if (member == kGrad || size_of(lists.member[member]) == 0) continue;
-      handles_[row * kMembers + member] = another((*lists.member[member])[row]).release();
+      lend(lent_[row * kMembers + member], (*lists.member[member])[row]);
     }
   }
-  for (; idle_count_ < size_of(idle); ++idle_count_) idle_[idle_count_] = another((*idle)[idle_count_]).release();
+  for (; idle_count_ < size_of(idle); ++idle_count_) lend(idle_[idle_count_], (*idle)[idle_count_]);
 }
 
-Plan::~Plan() {
-  release();
-  for (int64_t i = 0; i < count_ * kMembers; ++i) {
-    if (handles_[i] != nullptr) aoti_torch_delete_tensor_object(handles_[i]);
-  }
-  for (int64_t i = 0; i < idle_count_; ++i) aoti_torch_delete_tensor_object(idle_[i]);
-}
+Plan::~Plan() { release(); }
 
 // True if a gradient is unchanged except for its address. A gradient that the plan found itself must be one that the
 // dispatcher would pass on unchanged. An undefined gradient has another kind and another dtype.
-bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
+bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found, bool writes) {
   const void* const impl = impl_of(handle);
   if (found && (kinds_.odd(impl) != 0 || !kinds_.is_no_subclass(impl))) return false;
   const Borrowed grad(handle);
   Row& row = rows_[index];
   if (grad->dtype_code() != grad_dtype_[index] || grad->numel() != row.n) return false;
   if (contiguous_[index] != 0 ? !grad->is_contiguous()
-                              : !same_layout(*grad, *Borrowed(handles_[index * kMembers + kParam]))) {
+                              : !same_layout(*grad, *Borrowed(lent_[index * kMembers + kParam].handle()))) {
     return false;
   }
-  const char* data = static_cast<const char*>(grad->data());
+  // The first write to memory that torch shares between copies moves it.
+  const char* data = static_cast<const char*>(writes ? grad->mutable_data() : grad->data());
   // This step's gradient can be at the same address as the last one, but in a shorter storage.
   if (!dense_has_memory(*grad, dtype_at(row, 2))) return false;
   if (__builtin_expect(data != row.grad, 0)) {
@@ -199,51 +200,64 @@ bool Plan::take_gradient(int64_t index, AtenTensorHandle handle, bool found) {
 }
 
 // The model's parameter, which has the gradient: the copy if there is one.
-AtenTensorHandle Plan::owner(int64_t index) const {
-  const AtenTensorHandle* member = handles_.data() + index * kMembers;
-  return member[kCopy] != nullptr ? member[kCopy] : member[kParam];
+const Lent& Plan::owner(int64_t index) const {
+  const Lent* member = lent_.data() + index * kMembers;
+  return member[member[kCopy].impl != nullptr ? kCopy : kParam];
 }
 
-bool Plan::count_change() const {
+bool Plan::count_change(bool grads) const {
   const VersionFunction bump_version = version_function();
   if (bump_version == nullptr) return false;
   for (int64_t i = 0; i < count_; ++i) {
-    if (i + kAhead < count_) __builtin_prefetch(impl_of(owner(i + kAhead)));
-    bump_version(owner(i));
+    if (i + kAhead < count_) __builtin_prefetch(owner(i + kAhead).impl);
+    bump_version(owner(i).handle());
+    if (grads) bump_version(seen_[i].handle());
   }
   return true;
 }
 
-bool Plan::is_current(const TensorList& grads) {
+void Plan::check_gradients() const {
+  Array<Range> ranges(count_);
+  for (int64_t i = 0; i < count_; ++i) ranges[i] = range_of(rows_[i].grad, rows_[i].n, dtype_at(rows_[i], 2));
+  PRECAST_CHECK(sort_apart(ranges.data(), count_),
+                "multi_tensor_step_: two gradients share memory; each must have its own to be unscaled in place");
+}
+
+bool Plan::is_current(const TensorList& grads, bool writes) {
   const bool listed = grads.size() > 0;
   const GradientFunction gradient_of = gradient_function();
-  if (listed ? grads.size() != count_ : gradient_of == nullptr || !kinds_.known()) return false;
+  if (listed ? grads.size() != count_ || (used_ && !reusable_) : gradient_of == nullptr || !reusable_) return false;
   const Kinds kinds = kinds_;
   for (int64_t i = 0; i < count_; ++i) {
-    const AtenTensorHandle* member = handles_.data() + i * kMembers;
+    const Lent* member = lent_.data() + i * kMembers;
     // Thousands of tensors do not fit in the L1 cache, so prefetch the ones that are needed soon.
     if (i + kAhead < count_) {
-      for (int k = 0; k < kMembers; ++k) prefetch_tensor(member[k + kAhead * kMembers]);
+      for (int k = 0; k < kMembers; ++k) kinds.prefetch(member[k + kAhead * kMembers]);
       if (!listed) prefetch_gradient(seen_[i + kAhead]);
     }
     const Row& row = rows_[i];
     uint64_t odd = 0;
     const char* expected[kMembers] = {row.param, nullptr, row.first, row.second, row.third, row.copy};
     for (int k = 0; k < kMembers; ++k) {
-      if (member[k] == nullptr) continue;
-      if (kinds.known()) odd |= kinds.odd(impl_of(member[k]));
-      if (Borrowed(member[k])->data() != expected[k]) return false;
+      if (member[k].impl == nullptr) continue;
+      if (reusable_) {
+        if (!kinds.still(member[k])) return false;
+        odd |= kinds.odd(member[k].impl);
+      }
+      if (Borrowed(member[k].handle())->data() != expected[k]) return false;
     }
-    const Borrowed param(member[kParam]);
+    const Borrowed param(member[kParam].handle());
     if (odd != 0) return false;
     if (param->numel() != row.n || param->is_contiguous() != (contiguous_[i] != 0)) return false;
-    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(impl_of(owner(i)));
-    if (!take_gradient(i, grad, !listed)) return false;
+    const AtenTensorHandle grad = listed ? grads[i].get() : gradient_of(owner(i).impl);
+    if (!take_gradient(i, grad, !listed, writes)) return false;
     if (!listed) seen_[i] = {impl_of(grad), kinds.object_of(impl_of(grad))};
   }
   for (int64_t i = 0; i < idle_count_ && !listed; ++i) {
-    if (is_defined(gradient_of(impl_of(idle_[i])))) return false;
+    if (!kinds.still(idle_[i]) || is_defined(gradient_of(idle_[i].impl))) return false;
   }
+  if (writes) check_gradients();
+  used_ = true;
   return true;
 }
 

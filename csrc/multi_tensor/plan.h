@@ -17,6 +17,7 @@ struct Lists {
   const char* op;
   const TensorList* member[kMembers];
   const char* name[kMembers];
+  bool updates;  // the tensors are a step's: those that are written must not share memory
 };
 
 // Offsets in bytes. The first ones are in the table, whose length is `written`. The others are in the scratch memory,
@@ -40,11 +41,13 @@ class Plan {
   ~Plan();
 
   // True if every tensor is unchanged and in the same place. Gradients may have moved: the plan then takes over their
-  // new addresses. They are `grads`, or the gradients of the parameters if that list is empty.
-  bool is_current(const TensorList& grads);
+  // new addresses. They are `grads`, or the gradients of the parameters if that list is empty. `writes`: the step
+  // writes gradients too; raises if two of them share memory.
+  bool is_current(const TensorList& grads, bool writes);
 
-  // Tells autograd that the parameters have changed. False if that has to happen through Python in this torch.
-  bool count_change() const;
+  // Tells autograd that the parameters have changed, and with `grads` their gradients. False if that has to happen
+  // through Python in this torch.
+  bool count_change(bool grads) const;
 
   // The table on the device. It is written again on the current stream if a gradient has moved, the stream has changed
   // or more parts are needed. A table captured by a graph is kept unchanged for the life of the plan.
@@ -59,11 +62,12 @@ class Plan {
   // dtype.
   bool plain() const { return plain_; }
   bool masters() const { return masters_; }
-  bool has(Member member) const { return count_ > 0 && handles_[member] != nullptr; }
+  bool has(Member member) const { return count_ > 0 && lent_[member].impl != nullptr; }
 
  private:
-  AtenTensorHandle owner(int64_t index) const;
-  bool take_gradient(int64_t index, AtenTensorHandle grad, bool found);
+  const Lent& owner(int64_t index) const;
+  bool take_gradient(int64_t index, AtenTensorHandle grad, bool found, bool writes);
+  void check_gradients() const;
   void keep(AtenTensorHandle& tensor);
   void release();
 
@@ -73,16 +77,19 @@ class Plan {
   int32_t device_type_ = 0;
   Kinds kinds_;
   bool moved_ = true;  // the table on the device is older than rows_
+  bool reusable_;      // every tensor is known by its Python object; else the plan is good for one step
+  bool used_ = false;
   bool captured_ = false;
+  bool once_;  // for one call
   bool plain_ = true, masters_ = true;
   void* stream_ = nullptr;
   Array<Row> rows_;
-  Array<AtenTensorHandle> handles_;  // kMembers per row, as references of our own; null if absent
-  Array<AtenTensorHandle> idle_;
+  Array<Lent> lent_;  // kMembers per row
+  Array<Lent> idle_;
   Array<uint32_t> first_, norm_first_, slots_;
   Array<int32_t> grad_dtype_;
   Array<uint8_t> contiguous_;
-  Array<Seen> seen_;
+  Array<Lent> seen_;  // gradients
   TableLayout layout_ = {};
   AtenTensorHandle table_ = nullptr, scratch_ = nullptr;
   struct Kept* kept_ = nullptr;  // tables, and their sources in pinned memory, that graphs refer to

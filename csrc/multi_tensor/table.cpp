@@ -57,6 +57,8 @@ void Plan::keep(AtenTensorHandle& tensor) {
 }
 
 void Plan::release() {
+  // The graph that captured a call outlives its plan, and nothing says when it ends: its table's source stays for good.
+  if (once_) kept_ = nullptr;
   drop(table_);
   drop(scratch_);
   while (kept_ != nullptr) {

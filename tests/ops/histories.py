@@ -221,6 +221,10 @@ CHANGED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 NO_MEMORY = ("empty storage", "short storage", "part of an empty storage")  # torch itself reads past the end
+# Gradients with which a scaler can do something.
+SCALABLE = {"gaps", "none", "offset", "parameter", "plain", "turned"}
+SCALE = 64.0
+
 UNLIKE = ("two",)  # runs every op twice: what comes of it depends on which ops there are
 # Where two of these meet, which of them has its say first is another matter for one op than for many.
 STRANGE = (
@@ -279,6 +283,14 @@ def _swap_states(optimizer: Any, param: Any) -> None:
         tensor.data = tensor.data.clone()
 
 
+def _swap(optimizer: Any, param: Any) -> None:
+    other = torch.nn.Parameter(param.detach().clone())
+    if hasattr(other, "grad_dtype"):
+        other.grad_dtype = None
+    other.grad = param.grad
+    torch.utils.swap_tensors(param, other)  # which refuses a tensor that a plan refers to
+
+
 EVENTS: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda optimizer, param: None,
     "other data": lambda optimizer, param: setattr(param, "data", param.data.clone()),
@@ -288,6 +300,7 @@ EVENTS: dict[str, Callable[[Any, Any], Any]] = {
     "new states": _new_states,
     "states' data": _swap_states,
     "negative state": _negate_state,
+    "swapped": _swap,
     "loaded": lambda optimizer, param: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
     "lr": _other_rate,
     "zero_grad": lambda optimizer, param: optimizer.zero_grad(),
@@ -319,6 +332,21 @@ class Side:
             self.kinds[index] = kind
         elif self.kinds[index] not in (*STRANGE, *NO_MEMORY, "none", "graph", "fake", "zero tensor", "inference"):
             CHANGED[kind](param.grad, values.contiguous())
+
+    def scaled_step(self) -> None:
+        """A step of GradScaler; the gradients are scaled first."""
+        device = self.params[0].device.type
+        with torch.no_grad():
+            for param in self.params:
+                if param.grad is not None:
+                    param.grad.mul_(SCALE)
+        scaler = torch.amp.GradScaler(device, init_scale=SCALE)
+        scaler.scale(torch.ones((), device=device))
+        scaler.step(self.optimizer)
+
+    def forget_gradients(self) -> None:
+        for index, param in enumerate(self.params):
+            param.grad, self.kinds[index] = None, "none"
 
     def tensors(self) -> list[Any]:
         states = (self.optimizer.state.get(param) or {} for param in self.params)
@@ -363,7 +391,7 @@ class Mismatch(AssertionError):
 
 def history(number: int, device: str, family: str = "") -> Counter[str]:
     """Runs one history, and counts the steps by how they went. Raises Mismatch."""
-    some = random.Random(number)
+    some, apart = random.Random(number), random.Random(-number - 1)
     pairs = PAIRS[family or ("gpu" if device == "cuda" else "cpu")]
     name = some.choice(sorted(pairs))
     pair = pairs[name]
@@ -395,7 +423,12 @@ def history(number: int, device: str, family: str = "") -> Counter[str]:
             errors = [_attempt(lambda s=side: s.give(index, kind, values), device) for side in (ours, theirs)]  # type: ignore[misc]  # noqa: B023
             if (errors[0] is None) != (errors[1] is None):
                 raise Mismatch(f"history {number}: {told}: gradient {index}: {errors}")
-        counts[_step(f"history {number}: {told}", ours, theirs, step, device)] += 1
+        scaled = apart.random() < 0.3 and SCALABLE.issuperset((*ours.kinds, *theirs.kinds))
+        # Without any gradient, torch's scaler refuses the optimizers that do not know of it.
+        if scaled and "negative data" not in kinds and any(param.grad is not None for param in theirs.params):
+            counts[_scaled_step(f"history {number}: {told}, scaled", ours, theirs, step, device)] += 1
+        else:
+            counts[_step(f"history {number}: {told}", ours, theirs, step, device)] += 1
     return counts
 
 
@@ -428,6 +461,22 @@ def _step(told: str, ours: Side, theirs: Side, steps: int, device: str) -> str:
         _compare(told, ours, theirs, steps)
         return "equal"
     went = _errors(told, error, their_error, kinds)
+    _follow(ours, theirs)
+    return went
+
+
+def _scaled_step(told: str, ours: Side, theirs: Side, steps: int, device: str) -> str:
+    """One step of GradScaler on both sides, and how it went; both leave the same gradients."""
+    errors = [_attempt(side.scaled_step, device) for side in (ours, theirs)]
+    if errors == [None, None]:
+        _compare(told, ours, theirs, steps)
+        for a, b in zip(ours.params, theirs.params, strict=True):
+            if (a.grad is None) != (b.grad is None) or (a.grad is not None and not torch.equal(a.grad, b.grad)):
+                raise Mismatch(f"{told}: gradients differ: {a.grad} and {b.grad}")
+        return "equal, scaled"
+    went = _errors(told, *errors, set(ours.kinds))
+    for side in (ours, theirs):
+        side.forget_gradients()
     _follow(ours, theirs)
     return went
 

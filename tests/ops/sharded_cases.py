@@ -264,7 +264,7 @@ def fsdp1_trains_as_torch() -> None:
 
 
 def a_scaled_loss() -> None:
-    """GradScaler on DTensors: an overflow on one rank skips the step on all of them."""
+    """GradScaler on DTensors: an overflow on one rank skips the step on all; other steps unscale the gradients."""
     sharded, plain = twins([(5, 7), (3,)], Shard(0))
     scaler = torch.amp.GradScaler(HERE["device"], init_scale=4.0)
     ours = HERE["adamw"](sharded, **ADAM)
@@ -277,14 +277,37 @@ def a_scaled_loss() -> None:
         scaler.scale(torch.zeros((), device=HERE["device"]))
         for p in sharded:
             p.grad.mul_(scaler.get_scale())
+        if step != 2:  # gradients with other placements
+            local = plain[1].grad * scaler.get_scale() / (dist.get_world_size() if step else 1)
+            sharded[1].grad = DTensor.from_local(local, HERE["mesh"], [Partial() if step else Replicate()])
         scaler.step(ours)
         scaler.update()
         if step == 2:
             assert all(map(torch.equal, map(whole, sharded), before))
-        else:
-            one.step()
+            continue
+        one.step()
+        for a, b in zip(sharded, plain, strict=True):
+            torch.testing.assert_close(whole(a.grad), b.grad)
     for a, b in zip(sharded, plain, strict=True):
         torch.testing.assert_close(whole(a), b.detach())
+
+
+def tensors_are_swapped() -> None:
+    """A plan refers to no tensor in a way that torch.utils.swap_tensors refuses, and the new shards are updated."""
+    sharded, plain = twins([(5, 7), (3,)], Shard(0))
+    ours, one = HERE["adamw"](sharded, **ADAM), HERE["adamw"](plain, **ADAM)
+    for step in range(4):
+        give(sharded, plain, step)
+        ours.step()
+        one.step()
+        tensor = sharded[0] if step == 0 else ours.state[sharded[1]]["exp_avg"]
+        other = torch.nn.Parameter(tensor.clone()) if tensor.requires_grad else tensor.clone()
+        torch.utils.swap_tensors(tensor, other)
+        with torch.no_grad():
+            other.to_local().fill_(torch.nan)
+    for a, b in zip(sharded, plain, strict=True):
+        torch.testing.assert_close(whole(a), b.detach())
+        torch.testing.assert_close(whole(ours.state[a]["exp_avg"]), one.state[b]["exp_avg"])
 
 
 def masters_of_a_sharded_model() -> None:

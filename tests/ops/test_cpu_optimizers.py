@@ -259,14 +259,15 @@ def test_no_factor_is_a_subnormal_number(make: Any) -> None:
 
 
 def test_both_scales_divide_the_gradient() -> None:
-    """One is an argument, the other what ``GradScaler`` leaves at the optimizer."""
+    """One is an argument, the other what ``GradScaler`` leaves at the optimizer: only that one is taken back."""
     param = torch.nn.Parameter(torch.zeros(3))
     optimizer = CPUSGD([param], lr=1.0)
-    param.grad = torch.full((3,), 8.0)
     optimizer.grad_scale = torch.tensor(2.0)
     for step in (1, 2):
+        param.grad = torch.full((3,), 8.0)
         optimizer.step(grad_scale=4.0)
         assert param.tolist() == [-float(step)] * 3
+        assert param.grad.tolist() == [4.0] * 3
 
 
 @pytest.mark.parametrize("rule", MAKERS)

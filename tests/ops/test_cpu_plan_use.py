@@ -184,3 +184,62 @@ def test_an_optimizer_may_be_collected_in_the_middle_of_anything() -> None:
     with torch._subclasses.FakeTensorMode():
         collected(torch.ones(3))
     assert [int(number) for number in numbers] == [0, 0, 0]
+
+
+def test_a_plan_keeps_no_reference_to_what_it_uses_again(calls: list[str]) -> None:
+    run = Run(forgetful=False)
+    with_copies(run)
+    for _ in range(3):
+        run.step()
+    assert calls == ["everything", "nothing", "nothing"]
+    assert {tensor._use_count() for tensor in run.everything()} == {1}
+
+
+def swap_parameter(run: Run) -> None:
+    torch.utils.swap_tensors(run.params[1], torch.full((33,), 2.0, requires_grad=True))
+
+
+def swap_state(run: Run) -> None:
+    torch.utils.swap_tensors(run.optimizer.state[run.params[1]]["exp_avg_sq"], torch.full((33,), 2.0))
+
+
+def swap_count(run: Run) -> None:
+    torch.utils.swap_tensors(run.optimizer.state[run.params[1]]["step"], torch.tensor(7.0))
+
+
+def swap_copy(run: Run) -> None:
+    torch.utils.swap_tensors(run.copies[1], torch.zeros(33, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("handed", [False, True], ids=["own", "handed"])
+@pytest.mark.parametrize("swap", [swap_parameter, swap_state, swap_count, swap_copy], ids=lambda swap: swap.__name__)
+def test_what_is_swapped_is_seen_and_what_is_freed_is_not_touched(
+    calls: list[str], swap: Callable[[Run], None], handed: bool
+) -> None:
+    runs = [Run(forgetful, handed) for forgetful in (False, True)]
+    for run in runs:
+        with_copies(run)
+        run.step(), run.step()
+        swap(run)
+        run.step(), run.step()
+    assert calls[:2].count("everything") == 1 and "everything" in calls[2:5]
+    for one, other in zip(runs[0].everything(), runs[1].everything(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("make", [CPUSGD, CPUAdam])
+def test_a_module_that_is_converted_by_swapping_goes_on(make: Any) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = torch.nn.Linear(5, 7)
+        optimizer = make(model.parameters(), lr=0.1)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float32):
+            model.to(dtype)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(2, 5, dtype=dtype)).sum().backward()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                assert model.weight.dtype == dtype and (model.weight < before).all()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

@@ -15,12 +15,14 @@ pytestmark = [pytest.mark.torch, pytest.mark.triton]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, CHANGES, BAD_INPUT = (f"tests/unit/csrc/test_fused_{name}.py" for name in ("optimizers", "changes", "bad_input"))
+FUNCTIONS = "tests/unit/csrc/test_list_functions.py"
 # Each kind of update, dtypes, and what is exchanged between two steps; the interpreter takes 2 ms for a program.
 # It cuts bfloat16 instead of rounding.
 CHOSEN = (
     "not bfloat16 and (adam-torch.float32 or torch.float16 and (adamw or amsgrad or nesterov or adagrad)"
     " or lamb and 0.1 or clipping or groups or odd_offsets or norms_and_sums or shards or unknown_plans"
-    " or one_range or move_or_come or exchanged and (data or layout))"
+    " or one_range or move_or_come or exchanged and (data or layout) or swapped or share_memory or without_bias"
+    " or test_list and float32 or refused)"
 )
 
 
@@ -37,12 +39,13 @@ def run_tests(*arguments: str, **environment: str) -> str:
 
 @pytest.mark.long
 def test_the_optimizers_in_tritons_interpreter() -> None:
-    said = run_tests(STEPS, CHANGES, BAD_INPUT, "-k", CHOSEN, TRITON_INTERPRET="1")
-    assert int(said.rpartition(" passed")[0].split()[-1]) >= 18, said
+    said = run_tests(STEPS, CHANGES, BAD_INPUT, FUNCTIONS, "-k", CHOSEN, TRITON_INTERPRET="1")
+    assert int(said.rpartition(" passed")[0].split()[-1]) >= 39, said
 
 
 @pytest.mark.gpu
 @pytest.mark.compiler
 def test_the_optimizers_where_the_loader_finds_nothing_else(tmp_path: Path) -> None:
-    said = run_tests("-p", "tests.ops.only_twins", "tests/ops/test_fused_gpu.py", TRITON_CACHE_DIR=str(tmp_path))
+    files = ("tests/ops/test_fused_gpu.py", "tests/ops/test_ancestor_optimizers.py")
+    said = run_tests("-p", "tests.ops.only_twins", "-m", "gpu", *files, TRITON_CACHE_DIR=str(tmp_path))
     assert "skipped" not in said

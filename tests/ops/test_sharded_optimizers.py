@@ -25,6 +25,7 @@ CASES = (
     "tensor_parallel_steps",
     "fsdp1_trains_as_torch",
     "a_scaled_loss",
+    "tensors_are_swapped",
     "masters_of_a_sharded_model",
     "what_does_not_fit_is_refused",
     "copies_and_pickles",

@@ -1,7 +1,7 @@
 """Write what repeats matrix.toml: the tables of README and the guides, and what the package knows of CUDA toolkits.
 
-The table of settings is written too, from the package's own list. With --check nothing is written: exit status 1 when a
-file differs.
+The table of settings is written too, from the package's own list, and those of docs/reference/parity.md from the TOML
+file beside it. With --check nothing is written: exit status 1 when a file differs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from precast._builder.matrix import LabelSpec, Matrix
 from precast.errors import KernelError
-from tools.shared import served
+from tools.shared import parity, served
 from tools.shared.cells import DeviceCell, HostCell, WheelCell, expand
 
 ROOT = Path(__file__).resolve().parents[2]
+PARITY = "<!-- parity -->\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -98,6 +99,14 @@ def settings(_known: Matrix, text: str) -> str:
     return _with_rows(text, header, [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows])
 
 
+def parities(_known: Matrix, text: str) -> str:
+    """The tables of what stands in for the older packages, from the file beside the page."""
+    head, mark, _ = text.partition(PARITY)
+    if not mark:
+        raise KernelError(f"wanted one place with {PARITY!r}; found none")
+    return f"{head}{mark}\n{parity.page(parity.read(ROOT / parity.FILE))}"
+
+
 def toolkits(known: Matrix, _text: str) -> str:
     """The Python module with the facts that the package needs when it has no matrix.toml."""
     specs = sorted((cuda, spec) for spec in known.labels if (cuda := spec.label.cuda) is not None)
@@ -132,6 +141,7 @@ FILES: Mapping[str, Callable[[Matrix, str], str]] = {
     "docs/guides/install.md": install,
     "docs/concepts/wheels.md": wheels,
     "docs/reference/settings.md": settings,
+    "docs/reference/parity.md": parities,
     "pkg/precast/_abi/toolkits.py": toolkits,
 }
 

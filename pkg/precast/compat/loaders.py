@@ -6,12 +6,12 @@ A separate loader is described in the same way as in a family, with the families
 from __future__ import annotations
 
 from precast._builder.catalogue import Offer
-from precast.compat import inference, modules
+from precast.compat import inference, lists, modules
 from precast.compat.modules import Find, Members
 
 _MEMBERS = {
     "CPUAdamLoader": modules.adam,
-    "FusedOptimizerLoader": modules.multi_tensor,
+    "FusedOptimizerLoader": lists.members,
     "InferenceOpsLoader": inference.members,
     "LayerNormLoader": modules.layer_norm,
     "RMSNormLoader": modules.norms,

@@ -256,31 +256,3 @@ def _softmax_backward(find: Find, causal: bool) -> Callable[..., Tensor]:
         return grad
 
     return backward
-
-
-def multi_tensor(find: Find) -> Members:
-    """``multi_tensor_scale`` and ``multi_tensor_l2norm``; for optimizer steps see ``precast.optim.FusedAdam``."""
-
-    def multi_tensor_scale(
-        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float
-    ) -> None:
-        """Set the second list to ``scale`` times the first; set ``noop_flag`` to 1 if an element is not finite."""
-        import torch
-
-        xs, outs = (list(tensors) for tensors in tensor_lists)
-        found = torch.zeros((), dtype=torch.float32, device=noop_flag.device)
-        with torch.no_grad():
-            find("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
-            noop_flag.copy_(torch.maximum(noop_flag.float(), found))
-
-    def multi_tensor_l2norm(
-        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The norm over all tensors (one element), and with ``per_tensor`` the norm of each, else an empty tensor."""
-        import torch
-
-        with torch.no_grad():
-            total, squares = find("multi_tensor_l2norm")(list(tensor_lists[0]))
-        return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
-
-    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}

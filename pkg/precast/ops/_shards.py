@@ -6,7 +6,7 @@ program that has a DTensor has already imported it.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -37,6 +37,16 @@ def local_of(tensor: Tensor) -> Tensor:
     return cast("Tensor", shard)
 
 
+def shards_of(tensors: Iterable[Any]) -> list[tuple[Any, Tensor]]:
+    """The DTensors among these, each with its local tensor. FSDP2 and ``swap_tensors`` replace local tensors."""
+    return [(tensor, tensor._local_tensor) for tensor in tensors if is_dtensor(tensor)]
+
+
+def still_have(shards: Iterable[tuple[Any, Tensor]]) -> bool:
+    """Whether each DTensor has the same local tensor as it had in ``shards_of``."""
+    return all(tensor._local_tensor is shard for tensor, shard in shards)
+
+
 def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[Tensor, Tensor] | None = None) -> Tensor:
     """The local part of ``tensor`` that belongs to the local shard of ``param``; ``tensor`` if that is no DTensor.
 
@@ -64,9 +74,15 @@ def local_like(tensor: Tensor, param: Tensor, what: str, moved: MutableMapping[T
             )
         if param not in moved:
             with torch.no_grad():
-                moved[param] = given.redistribute(placements=placements)
+                found = given.redistribute(placements=placements)
+                # On a mesh of one rank, it has the memory of the gradient, and an optimizer may write it.
+                moved[param] = found.clone() if _memory(found) == _memory(given) else found
         given = moved[param]
     return local_of(given)
+
+
+def _memory(tensor: Tensor) -> int:
+    return local_of(tensor).untyped_storage().data_ptr()
 
 
 def local_param(param: Tensor) -> Tensor:

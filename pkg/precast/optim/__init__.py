@@ -9,6 +9,7 @@ from precast.optim.cpu_lion import CPULion
 from precast.optim.cpu_sgd import CPUSGD
 from precast.optim.fused_adam import FusedAdam, FusedAdamW
 from precast.optim.fused_others import FusedAdagrad, FusedLAMB, FusedLion, FusedSGD
+from precast.optim.hybrid_adam import HybridAdam
 
 __all__ = [
     "CPUSGD",
@@ -22,4 +23,5 @@ __all__ = [
     "FusedLAMB",
     "FusedLion",
     "FusedSGD",
+    "HybridAdam",
 ]

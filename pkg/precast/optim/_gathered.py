@@ -11,8 +11,10 @@ from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
 from precast.ops._shards import is_dtensor, local_like, local_of
+from precast.ops.multi_tensor import on_gpu
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+NEEDED_TYPES = "float32, float16 or bfloat16; torch.optim has float64"
 
 
 class Signature(NamedTuple):
@@ -117,11 +119,6 @@ def locals_of(
     return tensors, grads
 
 
-def on_gpu(tensor: Tensor) -> bool:
-    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through a Triton twin."""
-    return tensor.is_cuda or tensor.is_xpu
-
-
 def capturing() -> bool:
     """Whether a CUDA graph is being captured."""
     return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
@@ -139,7 +136,7 @@ def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) ->
             f"is on {tensor.device}; needed a GPU; precast.optim.CPUAdam is for parameters in CPU memory": (
                 not on_gpu(tensor)
             ),
-            f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+            f"is {dtype}; needed {NEEDED_TYPES}": tensor.dtype not in FLOAT_TYPES,
             f"is on {tensor.device}, and the first parameter on {first.device}; needed one GPU for one optimizer": (
                 tensor.device != first.device
             ),

@@ -48,7 +48,7 @@ def light(step: _Function) -> _Function:
 
 
 # Options that torch's classes lack, with their defaults.
-OURS = {"state_dtype": torch.float32, "master_weights": False}
+OURS = {"bias_correction": True, "state_dtype": torch.float32, "master_weights": False}
 _NONE = object()
 
 
@@ -113,6 +113,8 @@ class PlannedOptimizer(Optimizer):
         if "_changed" not in self.__dict__:  # created by copy or pickle, without __init__
             self._changed, self._moved = _dropper(self), {}
         super().__setstate__(state)
+        # torch adds this option of its own optimizers, which would become one of every group.
+        self.defaults.pop("differentiable", None)
         self._watch()
         self._drop()
         for group in self.param_groups:
@@ -120,6 +122,20 @@ class PlannedOptimizer(Optimizer):
                 group.pop(name, None)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+
+
+def check_betas(betas: Any) -> None:
+    """Raise ValueError unless these are two numbers from 0 up to but not including 1, or two tensors of such."""
+    kinds = {isinstance(beta, Tensor) for beta in betas}
+    fit = len(betas) == 2 and all(0 <= float(beta) < 1 for beta in betas if not _is_list(beta))
+    if not fit or len(kinds) > 1 or any(map(_is_list, betas)):
+        raise ValueError(
+            f"betas is {betas!r}; needed two numbers from 0 up to but not including 1, or two tensors with one each"
+        )
+
+
+def _is_list(beta: Any) -> bool:
+    return isinstance(beta, Tensor) and beta.numel() != 1
 
 
 @functools.cache

@@ -21,7 +21,8 @@ __all__ = ["CPUAdagrad"]
 class CPUAdagrad(CPUOptimizer):
     """``torch.optim.Adagrad`` for parameters in CPU memory, one pass over memory for each step.
 
-    ``state_dict`` has torch's entries, so each class loads the state of the other.
+    ``state_dict`` has torch's entries, so each class loads the state of the other. A sparse gradient, such as that of
+    ``torch.nn.Embedding(sparse=True)``, updates only the rows that it has, and needs ``weight_decay=0``.
 
     Args:
         params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -45,6 +46,7 @@ class CPUAdagrad(CPUOptimizer):
     rule = ADAGRAD
     torchs = torch.optim.Adagrad
     counts_steps = True
+    takes_sparse = True
     state_names = (None, "sum", None)
 
     def __init__(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from precast.compat.modules import CPUAdamOptimizer
 from precast.ops.cpu_optim import ADAM
-from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
+from precast.optim._planned import check_betas
+from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class CPUAdam(CPUOptimizer):
         optimizer.step(grads=[p.grad for p in model.parameters()], copies=list(model.parameters()))
 
     ``state_dict`` has the entries of ``torch.optim.AdamW``, so each class loads the state of the other. ``GradScaler``
-    needs no extra pass: gradients are unscaled as they are read, and are not modified.
+    needs no extra pass: its step unscales the gradients in place, as torch's fused one does.
 
     Args:
         params: parameters in CPU memory, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -40,6 +41,7 @@ class CPUAdam(CPUOptimizer):
         decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
         amsgrad: use the largest average of squares so far.
         maximize: maximize the objective instead of minimizing it.
+        bias_correction: divide the moments by ``1 - beta**step``, as the paper does.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
 
     Raises:
@@ -67,10 +69,12 @@ class CPUAdam(CPUOptimizer):
         *,
         amsgrad: bool = False,
         maximize: bool = False,
+        bias_correction: bool = True,
         state_dtype: torch.dtype | None = torch.float32,
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
-        super().__init__(params, {**options, "amsgrad": amsgrad, "maximize": maximize, "state_dtype": state_dtype})
+        more = {"amsgrad": amsgrad, "maximize": maximize, "bias_correction": bias_correction}
+        super().__init__(params, {**options, **more, "state_dtype": state_dtype})
 
     def _as_torchs(self, group: dict[str, Any]) -> dict[str, Any]:
         decoupled = group.pop("decoupled")
@@ -90,7 +94,8 @@ class CPUAdam(CPUOptimizer):
         beta1, beta2 = group["betas"]
         eps, decay = float(group["eps"]), float(group["weight_decay"])
         numbers = (float(group["lr"]), float(beta1), float(beta2), eps, decay)
-        return Row(*numbers, flag=group["decoupled"], maximize=group["maximize"])
+        extra = not group["bias_correction"]
+        return Row(*numbers, extra=extra, flag=group["decoupled"], maximize=group["maximize"])
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         check_numbers(options, "eps")

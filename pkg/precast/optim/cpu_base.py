@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from precast.ops._shards import is_dtensor, local_like, local_param
+from precast._dispatch.formulas import mark_written
+from precast.ops._shards import is_dtensor, local_like, local_of, local_param, still_have
 from precast.optim import _saved
+from precast.optim._gathered import FLOAT_TYPES, NEEDED_TYPES
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
-
-FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # One tensor per parameter, in group order, or a mapping from parameter to tensor; None skips a parameter.
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
@@ -33,6 +34,7 @@ class CPUOptimizer(PlannedOptimizer):
     rule: ClassVar[int]
     counts_steps: ClassVar[bool]
     state_names: ClassVar[tuple[str | None, str | None, str | None]]
+    takes_sparse: ClassVar[bool] = False  # gradients in COO layout: only their elements are updated
 
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
@@ -65,7 +67,8 @@ class CPUOptimizer(PlannedOptimizer):
                 mapping from parameter to gradient.
             copies: float16 or bfloat16 tensors that receive the rounded new parameters, in pinned memory too; a list
                 or mapping as for ``grads``.
-            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified.
+            grad_scale: the loss scale; gradients are divided by it as they are read, and are not modified. After a
+                step of ``GradScaler``, which has a way of its own, they are unscaled.
             clip_coef: gradients are multiplied by it as they are read.
             found_inf: if it is not 0, nothing is updated and no step is counted.
 
@@ -84,27 +87,36 @@ class CPUOptimizer(PlannedOptimizer):
         for found in (found_inf, getattr(self, "found_inf", None)):
             if found is not None and float(found) != 0:
                 return loss
-        scale = _factor(grad_scale, getattr(self, "grad_scale", None), clip_coef)
+        scaler = getattr(self, "grad_scale", None)
+        scale = _factor(grad_scale, scaler, clip_coef)
+        unscale = 0.0 if scaler is None else 1.0 / float(scaler)
         known, self._known = self._known, None
         try:
-            if known is None or not self._step_again(known, grads, copies, scale):
-                known = self._first_step(grads, copies, scale)
+            if known is None or not self._step_again(known, grads, copies, scale, unscale):
+                known = self._first_step(grads, copies, scale, unscale)
         finally:
             self._moved.clear()
         if known is not None and known.plan.kept:
             self._known = known
         return loss
 
-    def _step_again(self, known: Known, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> bool:
+    def _step_again(
+        self,
+        known: Known,
+        grads: PerParameter | None,
+        copies: PerParameter | None,
+        scale: float,
+        unscale: float,
+    ) -> bool:
         """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
-        if not self._looks_same() or self._kinds() != known.kinds or not known.plan.has_shards():
+        if not self._looks_same() or self._kinds() != known.kinds or not still_have(known.plan.shards):
             return False
         params = known.params
         sharded = bool(known.plan.shards)
         if not same(self._given("copies", copies, params, sharded), known.copies):
             return False
         try:
-            if grads is None and known.plan.run_again(self._row, scale, known.idle):
+            if grads is None and known.plan.run_again(self._row, scale, unscale, known.idle):
                 return True
             given = self._given("grads", grads, params, sharded)
             if [grad is None for grad in given] != known.missing:
@@ -112,10 +124,13 @@ class CPUOptimizer(PlannedOptimizer):
             known.plan.run(self.rule, self._row, given, scale)
         except RuntimeError:  # a tensor has changed: the first step handles it, or raises a precise error
             return False
+        _unscale(self._listed("grads", grads, params), unscale)
         return True
 
     @torch.no_grad()
-    def _first_step(self, grads: PerParameter | None, copies: PerParameter | None, scale: float) -> Known | None:
+    def _first_step(
+        self, grads: PerParameter | None, copies: PerParameter | None, scale: float, unscale: float
+    ) -> Known | None:
         """Make a plan and run it. New states are kept only on success. Return None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
         sharded = any(map(is_dtensor, params))
@@ -126,12 +141,14 @@ class CPUOptimizer(PlannedOptimizer):
         if not items:
             return None
         plan = Plan(items)
-        plan.run(self.rule, self._row, given, scale)
+        plan.run(self.rule, self._row, [item.grad for item in items], scale)
+        _unscale(self._listed("grads", grads, params), unscale)
         for item in items:
             if item.fresh or (item.state and not is_watched(item.state, self._changed)):
                 self.state[item.param] = State(item.state, self._changed)
         self._look()
-        return Known(plan, params, targets, [grad is None for grad in given], self._kinds())
+        missing = [grad is None for grad in given]
+        return Known(plan, params, targets, missing, list(compress(params, missing)), self._kinds())
 
     def _items(
         self, params: Sequence[Tensor], given: Sequence[Tensor | None], copies: Sequence[Tensor | None]
@@ -143,8 +160,10 @@ class CPUOptimizer(PlannedOptimizer):
             if grad is None:
                 continue
             local = local_param(param)
+            sparse = self.takes_sparse and grad.is_sparse
             for tensor in (local, grad) if copy is None else (local, grad, copy):
-                if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in FLOAT_TYPES):
+                dense = tensor.layout is torch.strided or (sparse and tensor is grad)
+                if not (tensor.is_cpu and dense and tensor.dtype in FLOAT_TYPES):
                     self._refuse(index, local, grad, copy)
                 if tensor.shape != local.shape:
                     self._refuse(index, local, grad, copy)
@@ -155,7 +174,12 @@ class CPUOptimizer(PlannedOptimizer):
             fresh = any(name is not None and state.get(name) is None for name in names)
             if fresh:
                 state = {**state, **self._new_state(group, param, state)}
-            yield Item(index, group, param, local, grad, copy, names, state, fresh)
+            rows = None
+            if sparse:
+                self._check_sparse(index, group)
+                coalesced = grad.coalesce()  # an index that is there twice would be updated twice
+                rows, grad = tuple(coalesced.indices()), coalesced.values()
+            yield Item(index, group, param, local, grad, copy, names, state, fresh, rows)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""
@@ -166,6 +190,14 @@ class CPUOptimizer(PlannedOptimizer):
             if state.get(name) is None:
                 made[name] = torch.full_like(param, self._first_value(group), dtype=_state_dtype(group, param))
         return made
+
+    def _check_sparse(self, index: int, group: Group) -> None:
+        """Raise RuntimeError if the options need the elements that a sparse gradient lacks."""
+        if group["weight_decay"] != 0:
+            raise RuntimeError(
+                f"{type(self).__name__}.step: parameter {index}: its gradient is sparse, and weight_decay is "
+                f"{float(group['weight_decay'])}; needed 0, or a dense gradient; nothing was updated"
+            )
 
     def _first_value(self, group: Group) -> float:
         return 0.0
@@ -208,7 +240,7 @@ class CPUOptimizer(PlannedOptimizer):
         """``grads`` or ``copies`` as local tensors, one per parameter. None means ``.grad``, or no copies."""
         if values is None and name == "copies":
             return []
-        given = [param.grad for param in params] if values is None else self._listed(name, values, params)
+        given = self._listed(name, values, params)
         if not sharded:
             return given
         what, moved = ("its gradient", self._moved) if name == "grads" else ("its copy", None)
@@ -217,7 +249,9 @@ class CPUOptimizer(PlannedOptimizer):
             for param, tensor in zip(params, given, strict=True)
         ]
 
-    def _listed(self, name: str, values: PerParameter, params: Sequence[Tensor]) -> list[Tensor | None]:
+    def _listed(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
+        if values is None:
+            return [param.grad for param in params]
         what = f"{type(self).__name__}.step"
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))
@@ -231,12 +265,14 @@ class CPUOptimizer(PlannedOptimizer):
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
         """Raise for the first problem of one parameter, its gradient or its copy."""
         tensors = {"it": param, "its gradient": grad, **({} if copy is None else {"its copy": copy})}
+        sparse = "" if self.takes_sparse or not grad.is_sparse else "; precast.optim.CPUAdagrad takes sparse gradients"
         for name, tensor in tensors.items():
             dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
             wrong = {
                 f"is on {tensor.device}; needed the CPU": not tensor.is_cpu,
-                f"has layout {layout}; needed a dense tensor": tensor.layout is not torch.strided,
-                f"is {dtype}; needed float32, float16 or bfloat16": tensor.dtype not in FLOAT_TYPES,
+                f"has layout {layout}; needed a dense tensor{sparse}": tensor.layout is not torch.strided
+                and not (self.takes_sparse and tensor is grad and tensor.is_sparse),
+                f"is {dtype}; needed {NEEDED_TYPES}": tensor.dtype not in FLOAT_TYPES,
                 "is float32; needed float16 or bfloat16": tensor is copy and tensor.dtype == torch.float32,
                 f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
             }
@@ -258,14 +294,17 @@ def check_numbers(options: Mapping[str, Any], *names: str) -> None:
         raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
 
 
-def check_betas(betas: Any) -> None:
-    """Raise ValueError unless these are two numbers from 0 up to but not including 1."""
-    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-        raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
-
-
 def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
     return param.dtype if group["state_dtype"] is None else torch.float32
+
+
+@torch.no_grad()
+def _unscale(grads: Iterable[Tensor | None], by: float) -> None:
+    """Multiply gradients in place, each once, unless the factor is 0; of DTensors, the local shards."""
+    given = [grad for grad in grads if by != 0 and grad is not None]
+    for local in {id(local): local for local in map(local_of, given)}.values():
+        local.mul_(by)
+    mark_written(filter(is_dtensor, given))
 
 
 def _factor(scale: Number, scalers: Number, clip: Number) -> float:

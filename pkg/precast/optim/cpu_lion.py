@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from precast.ops.cpu_optim import LION
-from precast.optim.cpu_base import CPUOptimizer, check_betas, check_numbers
+from precast.optim._planned import check_betas
+from precast.optim.cpu_base import CPUOptimizer, check_numbers
 from precast.optim.cpu_plan import Group, Row
 
 if TYPE_CHECKING:

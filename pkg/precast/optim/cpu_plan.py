@@ -1,7 +1,7 @@
 """The work of one step of a CPU optimizer, kept as a plan for the next step.
 
-With a thousand small tensors, inspecting them takes longer than updating them. So the kernel keeps the lists of a plan
-under a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
+With a thousand small tensors, inspecting them takes longer than updating them. So the kernel knows the lists of a plan
+by a number, and a later step passes only that number. It passes gradients only if they are not the parameters' own
 ``.grad``. At each step, the kernel checks the address, dtype and storage of every tensor. The optimizer itself checks
 that it still holds the same tensors (``_planned.py``).
 """
@@ -12,15 +12,14 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
-from precast.ops._shards import local_like
+from precast.ops._shards import local_like, shards_of
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
@@ -36,7 +35,7 @@ class Row(NamedTuple):
     beta2: float = 0.0
     eps: float = 0.0
     weight_decay: float = 0.0
-    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate
+    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate; Adam: no bias correction
     flag: float = 0.0  # Adam: the decay is decoupled; SGD: Nesterov
     maximize: float = 0.0
 
@@ -54,6 +53,7 @@ class Item:
     names: tuple[str | None, ...]
     state: dict[str, Any]
     fresh: bool  # this step created the state
+    rows: tuple[Tensor, ...] | None  # indices of what is updated; None: everything
 
 
 # Placeholder for a tensor that some parameters lack. It has a version counter, even if this is imported in inference
@@ -71,6 +71,7 @@ class Plan:
         "_known",
         "_number",
         "_numbers",
+        "_rows",
         "_values",
         "_written",
         "kept",
@@ -84,12 +85,17 @@ class Plan:
     def __init__(self, items: Sequence[Item]) -> None:
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
-        # Tensors whose layout prevents an update in place, each with the dense copy that is updated instead.
-        self.passing: list[tuple[Tensor, Tensor]] = []
+        # Tensors that cannot be updated in place, each with the dense copy that is updated instead: of all of it, or of
+        # some rows.
+        self.passing: list[tuple[Tensor, Tensor, tuple[Tensor, ...] | None]] = []
+        self._rows = [item.rows for item in items]
         sharded = [item.param for item in items if item.local is not item.param]
-        self.shards = [(param, cast("Any", param)._local_tensor) for param in sharded]  # the DTensors of the plan
-        params = [item.local if _in_place(item.local) else self._pass(item.local) for item in items]
-        states = [[self._state(item, item.names[index]) for item in items] for index in range(STATES)]
+        self.shards = shards_of(tensor for item in items for tensor in (item.param, *item.state.values()))
+        params = [
+            item.local if item.rows is None and _in_place(item.local) else self._pass(item.local, rows=item.rows)
+            for item in items
+        ]
+        states = [[_state(item, item.names[index]) for item in items] for index in range(STATES)]
         copies = [_NONE if item.copy is None else item.copy for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
         first, second, third, targets = (self._like(params, tensors) for tensors in (*states, copies))
@@ -97,7 +103,7 @@ class Plan:
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
-        # The kernel keeps these tensors, so they must be the real ones, not wrappers around them.
+        # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
         self.kept = not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
@@ -105,41 +111,30 @@ class Plan:
         self._alone = self.kept and not self.shards and not any(tensor.is_inference() for tensor in self._written)
         self._written += sharded
 
-    def _state(self, item: Item, name: str | None) -> Tensor:
-        if name is None:
-            return _NONE
-        state: Tensor = item.state[name]
-        if item.local is item.param:
-            return state
-        local = local_like(state, item.param, f"its {name}")
-        self.shards.append((state, cast("Any", state)._local_tensor))
-        return local
-
-    def has_shards(self) -> bool:
-        """Whether each DTensor still has the local shard that the plan knows."""
-        return all(cast("Any", tensor)._local_tensor is shard for tensor, shard in self.shards)
-
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in the layouts of their parameters; an empty list if all are placeholders."""
         if all(tensor is _NONE for tensor in tensors):
             return []
         return [
-            tensor if tensor is _NONE or _alike(tensor, param) else self._pass(tensor, param)
-            for param, tensor in zip(params, tensors, strict=True)
+            tensor
+            if tensor is _NONE or (rows is None and _alike(tensor, param))
+            else self._pass(tensor, param, rows=rows)
+            for param, tensor, rows in zip(params, tensors, self._rows, strict=True)
         ]
 
-    def _pass(self, tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    def _pass(self, tensor: Tensor, like: Tensor | None = None, *, rows: tuple[Tensor, ...] | None = None) -> Tensor:
         if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} has one place for many elements (strides "
                 f"{tensor.stride()}) and cannot be updated; nothing was"
             )
-        dense = (
-            tensor.resolve_neg().contiguous()
-            if like is None
-            else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-        )
-        self.passing.append((tensor, dense))
+        if rows is not None:
+            dense = tensor[rows]
+        elif like is None:
+            dense = tensor.resolve_neg().contiguous()
+        else:
+            dense = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        self.passing.append((tensor, dense, rows))
         return dense
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
@@ -153,19 +148,25 @@ class Plan:
             if self.kept:
                 weakref.finalize(self, forget, self._number).atexit = False
         mark_written(self._written)
-        for tensor, dense in self.passing:
-            tensor.copy_(dense)
+        for tensor, dense, rows in self.passing:
+            if rows is None:
+                tensor.copy_(dense)
+            else:
+                tensor[rows] = dense
 
-    def run_again(self, row: Callable[[Group, bool], Row], scale: float, idle: Iterable[Tensor]) -> bool:
+    def run_again(
+        self, row: Callable[[Group, bool], Row], scale: float, unscale: float, idle: Iterable[Tensor]
+    ) -> bool:
         """Run one step with the parameters' own gradients, and raise the version counters of the written tensors.
 
-        Return False, and change nothing, if the plan does not fit or an ``idle`` parameter has a gradient now.
+        Multiply the gradients by ``unscale`` in place, unless it is 0. Return False, and change nothing, if the plan
+        does not fit or an ``idle`` parameter has a gradient now.
         """
         # The op for plans has no rule for torch.func transforms.
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
         self._fill(row)
-        return optimize_again(self._number, self._numbers, scale)
+        return optimize_again(self._number, self._numbers, scale, unscale)
 
     def _fill(self, row: Callable[[Group, bool], Row]) -> None:
         values, at = self._values, 0
@@ -182,12 +183,12 @@ class Known:
     params: Sequence[Tensor]
     copies: Sequence[Tensor | None]
     missing: Sequence[bool]  # True for each parameter without a gradient
+    idle: Sequence[Tensor]  # the parameters without a gradient
     kinds: Sequence[object]  # per group: decides which states exist
 
-    @property
-    def idle(self) -> Iterable[Tensor]:
-        """The parameters without a gradient."""
-        return compress(self.params, self.missing)
+
+def _state(item: Item, name: str | None) -> Tensor:
+    return _NONE if name is None else local_like(item.state[name], item.param, f"its {name}")
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:

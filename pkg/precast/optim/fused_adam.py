@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE
+from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE, UNCORRECTED
 from precast.optim.fused_base import FusedOptimizer, Numbers
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ class FusedAdam(FusedOptimizer):
     """``torch.optim.Adam`` on the GPU, all parameters in one launch; ``decoupled=True``: AdamW.
 
     The arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler``
-    needs no extra pass and no synchronization: gradients are unscaled as they are read, and are not modified. A step
-    that overflowed is skipped and not counted. ``state_dict`` has the entries of ``torch.optim.Adam`` and ``AdamW``, so
-    each class loads the state of the others.
+    needs no extra pass and no synchronization: the step unscales the gradients in place, as torch's does. A step that
+    overflowed is skipped, not counted, and leaves them. ``state_dict`` has the entries of ``torch.optim.Adam`` and
+    ``AdamW``, so each class loads the state of the others.
 
     Args:
         params: parameters on one GPU, or dicts of parameter groups; float32, float16, bfloat16 or any mix of them.
@@ -30,6 +30,7 @@ class FusedAdam(FusedOptimizer):
         weight_decay: 0 or more.
         amsgrad: use the largest average of squares so far.
         maximize: maximize the objective instead of minimizing it.
+        bias_correction: divide the moments by ``1 - beta**step``, as the paper does.
         capturable: ignored, because every step can be captured.
         decoupled: decay the parameter itself (AdamW) instead of adding the decay to the gradient (Adam).
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
@@ -58,6 +59,7 @@ class FusedAdam(FusedOptimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        bias_correction: bool = True,
         capturable: bool = False,
         decoupled: bool = False,
         master_weights: bool = False,
@@ -67,7 +69,7 @@ class FusedAdam(FusedOptimizer):
         options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         options["amsgrad"] = amsgrad
         options |= {"maximize": maximize, "capturable": capturable, "decoupled_weight_decay": decoupled}
-        options |= {"master_weights": master_weights, "state_dtype": state_dtype}
+        options |= {"bias_correction": bias_correction, "master_weights": master_weights, "state_dtype": state_dtype}
         super().__init__(params, options, max_grad_norm)
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -81,8 +83,9 @@ class FusedAdam(FusedOptimizer):
         return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize, and whether the decay is decoupled."""
-        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED * bool(group["decoupled_weight_decay"])
+        """Whether to maximize, whether the decay is decoupled, and whether to leave the moments uncorrected."""
+        more = UNCORRECTED * (not group["bias_correction"])
+        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED * bool(group["decoupled_weight_decay"]) + more
 
 
 class FusedAdamW(FusedAdam):
@@ -96,6 +99,7 @@ class FusedAdamW(FusedAdam):
         weight_decay: 0 or more; decays the parameter itself, not through the gradient.
         amsgrad: use the largest average of squares so far.
         maximize: maximize the objective instead of minimizing it.
+        bias_correction: divide the moments by ``1 - beta**step``, as the paper does.
         capturable: ignored, because every step can be captured.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         state_dtype: dtype of the states: ``torch.float32``, or None for that of each parameter.
@@ -120,6 +124,7 @@ class FusedAdamW(FusedAdam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        bias_correction: bool = True,
         capturable: bool = False,
         master_weights: bool = False,
         state_dtype: torch.dtype | None = torch.float32,
@@ -134,6 +139,7 @@ class FusedAdamW(FusedAdam):
             amsgrad,
             decoupled=True,
             maximize=maximize,
+            bias_correction=bias_correction,
             capturable=capturable,
             master_weights=master_weights,
             state_dtype=state_dtype,

@@ -12,18 +12,19 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from precast._dispatch.formulas import mark_written
+from precast._dispatch.formulas import are_bare, mark_written
 from precast.ops import multi_tensor
-from precast.ops._shards import is_dtensor, local_like, local_of, local_param, summed
+from precast.ops._shards import is_dtensor, local_like, local_of, local_param, shards_of, still_have, summed
 from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
 from precast.optim._gathered import Signature, Work, check_memory, gather, locals_of
-from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
+from precast.optim._planned import PlannedOptimizer, check_betas, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ class Plan:
     signature: Signature
     written: tuple[Tensor, ...]  # the model's parameters: a step raises their version counters
     listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
-    locals: tuple[Tensor, ...]  # local shards of the parameters, if `listed`
+    locals: tuple[Tensor, ...]  # the parameters, or their local shards
     idle: tuple[Tensor, ...]  # parameters without a gradient
-    sharded: bool  # a parameter is a DTensor, so norms are computed over all its shards
+    shards: list[tuple[Any, Tensor]]  # the DTensors and their local tensors; if any, norms are over all shards
+    held: tuple[Tensor, ...]  # the other tensors that the C++ side uses again without references of its own
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -137,6 +139,8 @@ class FusedOptimizer(PlannedOptimizer):
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
         """Call the op once. Return False, and change nothing, if the plan does not match the tensors."""
+        if not still_have(plan.shards):
+            return False
         grads: list[Tensor] = []
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
@@ -145,13 +149,13 @@ class FusedOptimizer(PlannedOptimizer):
             if found is None or (plan.listed and not all(map(operator.is_, found[0], plan.locals))):
                 return False
             grads = found[1]
-        norm = self._norm_of_shards(plan, grads) if plan.sharded and self.max_grad_norm else None
-        sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.sharded and self.kind == LAMB else None
+        norm = self._norm_of_shards(plan, grads) if plan.shards and self.max_grad_norm else None
+        sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.shards and self.kind == LAMB else None
         groups, rates = self._group_numbers()
         steps = cast("Tensor", self._steps)
-        found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         most, flags = self.max_grad_norm or 0.0, plan.signature.flags
-        numbers = (steps, groups, rates, found_inf, grad_scale, most)
+        numbers = (steps, groups, rates, found_inf, scale, most)
         outcome = multi_tensor.step_(plan.number, grads, *numbers, self.kind, flags, norm, sums)
         if outcome == STALE:
             return False
@@ -160,9 +164,25 @@ class FusedOptimizer(PlannedOptimizer):
             multi_tensor.step_(plan.number, grads, *numbers, LAMB_APPLY, flags, norm, total)
         if outcome == UNCOUNTED:
             mark_written(plan.written)
+            if scale is not None:
+                self._unscaled(plan, grads, scale)
         if _gathered.capturing() and plan not in self._kept:
             self._kept.append(plan)
         return True
+
+    @torch.no_grad()
+    def _unscaled(self, plan: Plan, grads: list[Tensor], scale: Tensor) -> None:
+        """Unscale the gradients that the kernel could not, because the op got a copy, and count the changes."""
+        wholes = [cast("Tensor", param.grad) for param in plan.written]
+        owns = list(map(local_of, wholes))
+        mark_written([*owns, *filter(is_dtensor, wholes)])
+        for param, own, given in zip(plan.written, owns, grads, strict=False):
+            if param in self._moved or (given is own and not are_bare((own,))):
+                found = getattr(self, "found_inf", None)
+                factor = 1 / scale if found is None else torch.where(found == 0, 1 / scale, 1.0)
+                own.copy_(own.float() * factor)  # in its dtype, the factor may be 0
+            elif given is not own:
+                own.copy_(given)
 
     def _norm_of_shards(self, plan: Plan, grads: list[Tensor]) -> Tensor:
         """The norm of all gradients on all ranks; only one collective per step, even if this rank plans again."""
@@ -174,7 +194,7 @@ class FusedOptimizer(PlannedOptimizer):
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
         rates = [group["lr"] for group in self.param_groups]
-        on_gpu = any(isinstance(rate, Tensor) and _gathered.on_gpu(rate) for rate in rates)
+        on_gpu = any(isinstance(rate, Tensor) and multi_tensor.on_gpu(rate) for rate in rates)
         key = [
             (0.0 if on_gpu else float(rate), *self.numbers(group))
             for rate, group in zip(rates, self.param_groups, strict=True)
@@ -247,9 +267,9 @@ class FusedOptimizer(PlannedOptimizer):
             [] if work.listed else idle,
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
-        kept = tuple(params) if work.listed else ()
-        sharded = any(map(is_dtensor, work.params))
-        plan = Plan(number, signature, tuple(work.params), work.listed, kept, tuple(idle), sharded)
+        shards = shards_of(chain(work.params, *(state.values() for state in states)))
+        held = (*masters, *chain(*lists))
+        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(params), tuple(idle), shards, held)
         # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan
@@ -299,18 +319,20 @@ class FusedOptimizer(PlannedOptimizer):
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise ValueError on numbers out of range."""
-        lr, betas = options["lr"], options.get("betas", (0.0, 0.0))
+        lr = options["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = {} if isinstance(lr, Tensor) and _gathered.on_gpu(lr) else {"lr": lr}  # reading it would synchronize
+        numbers = (
+            {} if isinstance(lr, Tensor) and multi_tensor.on_gpu(lr) else {"lr": lr}
+        )  # reading it would synchronize
         for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
             if name in options:
                 numbers[name] = options[name]
         for name, value in numbers.items():
             if not float(value) >= 0:
                 raise ValueError(f"{name} is {float(value)}; needed 0 or more")
-        if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
-            raise ValueError(f"betas is {betas!r}; needed two numbers from 0 up to but not including 1")
+        if "betas" in options:
+            check_betas(options["betas"])
         if options.get("state_dtype") not in (torch.float32, None):
             raise ValueError(
                 f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from precast.ops.multi_tensor import ADAGRAD, ALWAYS_ADAPT, DECOUPLED, LAMB, LION, MAXIMIZE, NESTEROV, SGD
+from precast.ops.multi_tensor import (
+    ADAGRAD,
+    ALWAYS_ADAPT,
+    DECOUPLED,
+    LAMB,
+    LION,
+    MAXIMIZE,
+    NESTEROV,
+    SGD,
+    UNCORRECTED,
+)
 from precast.optim.fused_base import FusedOptimizer, Numbers
 
 if TYPE_CHECKING:
@@ -218,6 +228,7 @@ class FusedLAMB(FusedOptimizer):
         eps: added to the denominator; 0 or more.
         weight_decay: 0 or more.
         always_adapt: also scale the steps of parameters without weight decay.
+        bias_correction: divide the moments by ``1 - beta**step``, as the paper does.
         maximize: maximize the objective instead of minimizing it.
         master_weights: keep float32 masters of float16 and bfloat16 parameters in the state, rounded into them.
         max_grad_norm: clip by the 2-norm of all gradients, in one more pass that only reads; None: no clipping.
@@ -242,12 +253,14 @@ class FusedLAMB(FusedOptimizer):
         weight_decay: float = 0.01,
         *,
         always_adapt: bool = False,
+        bias_correction: bool = True,
         maximize: bool = False,
         master_weights: bool = False,
         max_grad_norm: float | None = 1.0,
     ) -> None:
         options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         options |= {"maximize": maximize, "always_adapt": always_adapt, "master_weights": master_weights}
+        options["bias_correction"] = bias_correction
         super().__init__(params, options, max_grad_norm)
 
     def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -260,5 +273,6 @@ class FusedLAMB(FusedOptimizer):
         return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
 
     def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize and to always adapt; the decay is part of the direction."""
-        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED + ALWAYS_ADAPT * bool(group["always_adapt"])
+        """Whether to maximize, to always adapt and to leave the moments uncorrected; the decay is part of the step."""
+        more = UNCORRECTED * (not group["bias_correction"])
+        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED + ALWAYS_ADAPT * bool(group["always_adapt"]) + more

@@ -150,6 +150,7 @@ NAMES = {
     "get_cos_and_sin": ("rotary",),
     "FusedAdamW": ("multi_tensor",),
     "CPUAdam": ("cpu_optim",),
+    "HybridAdam": ("cpu_optim", "multi_tensor"),
     "CPUAdamOptimizer": ("cpu_adam",),
     "LayerNorm": ("layer_norm", "layer_norm_backward"),
     "RMSNorm": ("rms_norm", "rms_norm_backward"),

@@ -207,7 +207,8 @@ def list_gpu(
     from precast.ops import multi_tensor
     from precast.optim import _gathered
 
-    monkeypatch.setattr(_gathered, "on_gpu", lambda tensor: tensor.is_cpu)
+    for module in (_gathered, multi_tensor):
+        monkeypatch.setattr(module, "on_gpu", lambda tensor: tensor.is_cpu)
     for name in ("plan", "step_", "forget"):
         op = getattr(_list_ops.ops, f"multi_tensor_{name}")
         monkeypatch.setattr(multi_tensor, name, op.default._op if hasattr(op, "default") else op)

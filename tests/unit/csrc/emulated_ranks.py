@@ -16,7 +16,7 @@ def prepare(kind: str, folder: Path) -> None:
     sharded_cases.prepare(kind, folder)
     sharded_cases.HERE["library"] = library = EmulatedLists(Path((folder / "library").read_text()))
     emulated = library.ops
-    _gathered.on_gpu = lambda tensor: tensor.is_cpu
+    _gathered.on_gpu = multi_tensor.on_gpu = lambda tensor: tensor.is_cpu
     for name in ("plan", "step_", "forget"):
         setattr(multi_tensor, name, getattr(emulated, f"multi_tensor_{name}").default._op)
     multi_tensor.L2NORM = emulated.multi_tensor_l2norm.default

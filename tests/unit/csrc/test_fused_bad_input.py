@@ -144,7 +144,7 @@ def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:
     with pytest.raises(RuntimeError, match="there is no plan -1"):
         multi_tensor.step_(-1, [], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0)
     number = multi_tensor.plan(one, [torch.ones(3)], [], [], [], [], [], places)
-    with pytest.raises(RuntimeError, match="lacks the states that an update of kind 0 needs"):
+    with pytest.raises(RuntimeError, match="an update of kind 0 needs states that were not given"):
         multi_tensor.step_(number, [torch.ones(3)], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0)
     with pytest.raises(RuntimeError, match="found_inf is float64 of shape"):
         multi_tensor.step_(number, [], torch.zeros(1), numbers, [], torch.zeros(1).double(), None, 0.0, 0, 0)

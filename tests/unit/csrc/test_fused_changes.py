@@ -136,3 +136,58 @@ def test_a_norm_that_is_wanted_later_takes_memory_of_its_own(list_gpu: Any) -> N
         grown.append(sum(e.self_cpu_memory_usage for e in profile.events() if e.name.endswith("multi_tensor_step_")))
         assert_near(ours, theirs.detach(), 0.5, step)
     assert grown[0] > 0 and grown[1:] == [0, 4 * (1 << 19) // 8192, 0]
+
+
+def test_a_plan_keeps_no_reference_to_what_it_uses_again(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(p) for p in made(torch.float32)]
+    optimizer = FusedAdamW(params, lr=0.1)
+    for step in (1, 2):
+        give_grads(params[:-1], step)
+        optimizer.step()
+    states = [t for p in params for name, t in optimizer.state[p].items() if name != "step"]
+    assert {t._use_count() for t in (*params, *states)} == {1}
+
+
+@pytest.mark.parametrize("which", ["parameter", "state", "idle parameter", "gradient"])
+def test_what_is_swapped_is_seen_and_what_is_freed_is_not_touched(list_gpu: Any, which: str) -> None:
+    ours, theirs = ([torch.nn.Parameter(p) for p in made(torch.float32)] for _ in range(2))
+    optimizers = [FusedAdamW(ours, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)]
+    for step in range(1, 5):
+        for params, optimizer in zip((ours, theirs), optimizers, strict=True):
+            give_grads(params[1:], step)
+            if step == 3:
+                tensor: Any = {
+                    "parameter": params[5],
+                    "state": optimizer.state[params[5]]["exp_avg"],
+                    "idle parameter": params[0],
+                    "gradient": params[5].grad,
+                }[which]
+                if which == "gradient":
+                    params[5].grad = None
+                other = torch.full_like(tensor, 0.5)
+                other.grad = torch.ones_like(other) if which.endswith("parameter") else None
+                torch.utils.swap_tensors(tensor, torch.nn.Parameter(other) if which.endswith("parameter") else other)
+                if which == "gradient":
+                    params[5].grad = tensor
+                elif which.endswith("parameter"):
+                    tensor.grad = torch.ones_like(tensor)
+            optimizer.step()
+        for one, other in zip(ours, theirs, strict=True):
+            assert_near(one, other.detach(), 0.5, step)
+
+
+def test_a_module_that_is_converted_by_swapping_goes_on(list_gpu: Any) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = torch.nn.Linear(5, 7)
+        optimizer = FusedAdamW(model.parameters(), lr=0.1)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float32):
+            model.to(dtype)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 5, dtype=dtype)).sum().backward()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                assert model.weight.dtype == dtype and (model.weight < before).all()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

@@ -268,20 +268,31 @@ def test_norms_and_sums_of_lists(list_gpu: Any, dtype: Any) -> None:
     assert float(found) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("most", [0.5, 1e3])
-def test_clipping_by_the_norm_is_torchs(list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+def test_clipping_by_the_norm_is_torchs(
+    list_gpu: Any, monkeypatch: pytest.MonkeyPatch, most: float, dtype: Any
+) -> None:
     from precast.ops import multi_tensor
 
     monkeypatch.setattr(multi_tensor, "L2NORM", list_gpu.ops.multi_tensor_l2norm)
     monkeypatch.setattr(multi_tensor, "AXPBY_", list_gpu.ops.multi_tensor_axpby_)
-    params, twins = made(torch.float32), made(torch.float32)
+    params, twins = made(dtype), made(dtype)
     for some in (params, twins):
         give_grads(some, 1)
         some[2].grad = None
-    norm = multi_tensor.clip_grad_norm_(params, most)
+    norm = multi_tensor.clip_grad_norm_((param for param in params), most, "2", True, False)
+    list_gpu.check_launches(["norm_parts", "sum_each", "sum_total", "axpby"])
     torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twins, most))
     for param, twin in zip(params, twins, strict=True):
         torch.testing.assert_close(param.grad, twin.grad)
+    for wrong in (float("inf"), float("nan")):
+        params[5].grad.fill_(wrong)
+        before = [param.grad.clone() for param in params if param.grad is not None]
+        with pytest.raises(RuntimeError, match=f"the norm of the gradients is {wrong}; needed a finite one"):
+            multi_tensor.clip_grad_norm_(params, most, error_if_nonfinite=True)
+        after = [param.grad for param in params if param.grad is not None]
+        torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("longest", [0, 40, 79])
@@ -386,3 +397,77 @@ def test_flat_views_and_odd_offsets(list_gpu: Any) -> None:
     theirs.step()
     assert_near(flat, twin, 0.2, 1)
     assert flat[0] == twin[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, "lion", "lamb"])
+def test_a_scaled_step_unscales_the_gradients_in_the_same_launches(list_gpu: Any, kind: str, dtype: Any) -> None:
+    make, _, options = {**KINDS, "lion": (FusedLion, None, {}), "lamb": (FusedLAMB, None, {})}[kind]
+    sides = [(made(dtype), 1.0), (made(dtype), 1024.0)]
+    optimizers = [make(params, lr=1e-2, **options) for params, _ in sides]
+    for step in range(1, 4):
+        launched = []
+        for (params, scale), optimizer in zip(sides, optimizers, strict=True):
+            give_grads(params, step)
+            for param in params:
+                param.grad = param.grad * scale
+            if scale != 1:
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
+            optimizer.step()
+            launched.append(list_gpu.launched())
+            assert {param.grad._version for param in params} == {0 if scale == 1 else 1}
+        assert launched[0] == launched[1]
+        for plain, scaled in zip(*(params for params, _ in sides), strict=True):
+            assert torch.equal(plain.grad, scaled.grad)
+            torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=1e-6)
+    before = [param.grad.clone() for param in sides[1][0]]
+    optimizers[1].found_inf = torch.tensor(1.0)
+    optimizers[1].step()
+    assert all(torch.equal(param.grad, grad) for param, grad in zip(sides[1][0], before, strict=True))
+
+
+def test_gradients_in_another_layout_are_unscaled_too(list_gpu: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(4, 6))
+    optimizer = FusedAdamW([param], lr=0.1)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(0.0)
+    values = torch.arange(24.0).view(4, 6)
+    kinds: list[Callable[[Any], Any]] = [
+        lambda g: g.t().contiguous().t(),
+        lambda g: torch._neg_view(-g),
+        lambda g: torch.stack((g, g), 2)[..., 0],
+    ]
+    for make in kinds:
+        for overflow in (1.0, 0.0):
+            param.grad = make(values * 4)
+            optimizer.found_inf.fill_(overflow)
+            optimizer.step()
+            assert torch.equal(param.grad, values * 4 if overflow else values)
+
+
+def test_gradients_that_share_memory_cannot_be_unscaled(list_gpu: Any) -> None:
+    params = [torch.nn.Parameter(torch.ones(8)) for _ in range(2)]
+    optimizer = FusedAdamW(params)
+    params[0].grad = params[1].grad = torch.full((8,), 4.0)
+    optimizer.step()
+    before = params[0].detach().clone()
+    optimizer.grad_scale = torch.tensor(4.0)
+    with pytest.raises(RuntimeError, match="two gradients share memory; each must have its own to be unscaled"):
+        optimizer.step()
+    assert torch.equal(params[0], before) and params[0].grad.tolist() == [4.0] * 8
+
+
+@pytest.mark.parametrize("kind", ["adam", "lamb"])
+def test_moments_without_bias_correction(list_gpu: Any, kind: str) -> None:
+    make: Any = {"adam": FusedAdamW, "lamb": FusedLAMB}[kind]
+    param = torch.linspace(-1, 1, 600)
+    exact, m, v = param.double(), torch.zeros(600).double(), torch.zeros(600).double()
+    options = {"max_grad_norm": None, "always_adapt": True} if kind == "lamb" else {}
+    optimizer = make([param], lr=0.1, weight_decay=0.0, eps=1e-6, bias_correction=False, **options)
+    for step in range(1, 4):
+        give_grads([param], step)
+        optimizer.step()
+        g = param.grad.double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        u = m / (v.sqrt() + 1e-6)
+        exact -= 0.1 * u * (exact.norm() / u.norm() if kind == "lamb" else 1.0)
+        assert_near(param, exact, 0.5, step)

@@ -65,9 +65,10 @@ with namespace.family("cpu_optim"):
     )
 _call = without_autograd(OPTIMIZE_)
 
-# One step from a plan, numbers and a scale, with the parameters' own gradients. If a tensor has changed, it returns
-# False and does nothing. It raises the version counters itself. It cannot be traced, because plans cannot.
-optimize_again: Callable[[Tensor, Tensor, float], bool] = namespace.overload("optimize_again_")._op
+# One step from a plan, numbers, a scale and a factor for the gradients in place (0: they are only read), with the
+# parameters' own gradients. If a tensor has changed, it returns False and does nothing. It raises the version counters
+# itself. It cannot be traced, because plans cannot.
+optimize_again: Callable[[Tensor, Tensor, float, float], bool] = namespace.overload("optimize_again_")._op
 
 _NO_LISTS: Lists = ((), (), (), (), (), ())
 _NO_NUMBERS = torch.empty(0, dtype=torch.float64)
@@ -77,9 +78,10 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 def optimize(
     grads: Sequence[Tensor], lists: Lists | None, plan: Tensor, numbers: Tensor, scale: float, rule: int
 ) -> None:
-    """One step. ``plan`` has one element, which keeps the lists, or none. Without ``lists``, it uses the kept ones.
+    """One step. ``plan`` has one element, which stands for the lists, or none. Without ``lists``, it uses those.
 
-    This bypasses autograd, so the caller must raise the version counters.
+    The caller keeps the Python objects of the lists until ``forget``; the plan has no references of its own. This
+    bypasses autograd, so the caller must raise the version counters.
     """
     params, first, second, third, steps, copies = lists or _NO_LISTS
     _call(params, grads, first, second, third, steps, copies, plan, numbers, scale, rule)

@@ -40,8 +40,9 @@ def optimize_(
         if rule == 0 and m is not None and v is not None:
             m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
             greatest = None if greatest is None else torch.maximum(greatest, v)
-            root = (v if greatest is None else greatest).sqrt() / math.sqrt(1 - beta2**count)
-            direction = m / (root + eps) / (1 - beta1**count)
+            by1, by2 = (1.0, 1.0) if extra else (1 - beta1**count, 1 - beta2**count)
+            root = (v if greatest is None else greatest).sqrt() / math.sqrt(by2)
+            direction = m / (root + eps) / by1
         elif rule == 1 and m is not None:
             m = beta1 * m + (1 - extra) * g
             direction = g + beta1 * m if flag else m

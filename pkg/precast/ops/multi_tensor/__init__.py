@@ -7,21 +7,22 @@ the same bits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import are_bare, late, register
 from precast.ops import _checks
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
 ADAM, SGD, ADAGRAD, LION, LAMB, LAMB_APPLY = range(6)
-MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT = 1, 2, 4, 8
+MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED = 1, 2, 4, 8, 16, 32
 STALE, UNCOUNTED = 0, 1
 
 
@@ -108,19 +109,31 @@ def multi_tensor_axpby_(
     AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` for the 2-norm, without waiting for the GPU.
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """``torch.nn.utils.clip_grad_norm_``; with the 2-norm on one GPU, two launches and no waiting for the GPU.
+
+    Then gradients are read once, and written only if clipped. For any other norm, for gradients on the CPU, on several
+    devices, in float64 or sparse, this calls torch's function.
 
     Args:
-        parameters: one parameter or several; their gradients are all on one GPU.
+        parameters: one parameter or several.
         max_norm: gradients are clipped to this norm if theirs is larger.
+        norm_type: a number, or "inf".
+        error_if_nonfinite: raise if the norm is infinite or NaN, before any gradient is changed; waits for the GPU.
+        foreach: for torch's function.
 
     Returns:
-        The norm before clipping; 0 if there is no gradient. Gradients are read once, and written only if clipped. If
-        some are DTensors, the norm is that of all their shards, as a replicated DTensor; every rank must call this.
+        The norm before clipping; 0 if there is no gradient. If some gradients are DTensors, the norm is that of all
+        their shards, as a DTensor; every rank must call this.
 
     Raises:
-        RuntimeError: a gradient has another dtype or device.
+        RuntimeError: the norm is infinite or NaN, and ``error_if_nonfinite`` is set.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -128,37 +141,80 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         model(x).sum().backward()
         norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
     """
+    # torch warns of a generator without parameters, so it gets one if it was one.
+    again = isinstance(parameters, GeneratorType)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]
-    if not grads:
-        return torch.tensor(0.0)
-    if any(map(is_dtensor, grads)):
-        return _clip_shards_(grads, max_norm)
+    if float(norm_type) != 2.0 or not _on_one_gpu(list(map(local_of, grads))):
+        given = (param for param in params) if again else params
+        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     with torch.no_grad():
-        total, _ = multi_tensor_l2norm(grads)
-        multi_tensor_scale_(grads, grads, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
-    return total
+        sharded = any(map(is_dtensor, grads))
+        total = _norm_of_shards(grads) if sharded else multi_tensor_l2norm(grads)[0]
+        if error_if_nonfinite and not bool(total.isfinite()):
+            raise RuntimeError(
+                f"clip_grad_norm_: the norm of the gradients is {float(total)}; needed a finite one, or "
+                "error_if_nonfinite=False; no gradient was changed"
+            )
+        written = list(map(local_of, grads))
+        multi_tensor_scale_(written, written, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
+        total = total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
+        return _replicated(total, grads) if sharded else total
 
 
-def _clip_shards_(grads: Sequence[Tensor], max_norm: float) -> Tensor:
-    """``clip_grad_norm_`` if some gradients are DTensors."""
-    with torch.no_grad():
-        # The terms of a partial gradient must be added before they are squared.
-        read = [cast("Any", grad).full_tensor() if is_partial(grad) else grad for grad in grads]
-        _, squares = multi_tensor_l2norm([local_of(grad) for grad in read])
-        total = summed(squares, read).sum().sqrt()
-        written = [local_of(grad) for grad in grads]
-        multi_tensor_scale_(written, written, 1.0, factor=(max_norm / (total + 1e-6)).clamp(max=1.0))
-        first: Any = next(filter(is_dtensor, grads))
-        replicated: Tensor = type(first).from_local(total, first.device_mesh, run_check=False)
+def _norm_of_shards(grads: Sequence[Tensor]) -> Tensor:
+    # The terms of a partial gradient must be added before they are squared.
+    read = [cast("Any", grad).full_tensor() if is_partial(grad) else grad for grad in grads]
+    _, squares = multi_tensor_l2norm(list(map(local_of, read)))
+    return summed(squares, read).sum().sqrt()
+
+
+def _replicated(total: Tensor, grads: Sequence[Tensor]) -> Tensor:
+    first: Any = next(filter(is_dtensor, grads))
+    replicated: Tensor = type(first).from_local(total, first.device_mesh, run_check=False)
     return replicated
 
 
-def _refuse_derivative(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "multi_tensor_axpby_: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is "
-        "active), but an update in place has none; needed torch.no_grad()"
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through a Triton twin."""
+    return tensor.is_cuda or tensor.is_xpu
+
+
+def _on_one_gpu(grads: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these gradients as they are."""
+    return bool(grads) and all(
+        on_gpu(grad)
+        and grad.device == grads[0].device
+        and grad.dtype in _checks.FLOAT_TYPES
+        and grad.layout is torch.strided
+        and (grad.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(grad))
+        and are_bare((grad,))
+        for grad in grads
     )
+
+
+def _refusal(op: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{op}: a derivative is wanted (grad mode is on and a tensor requires grad, or a transform is active), but "
+            "an update in place has none; needed torch.no_grad()"
+        )
+
+    return refuse
+
+
+def _check_update(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    seconds: Sequence[Tensor],
+    thirds: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    *_: Any,
+) -> None:
+    others = {"firsts": firsts, "seconds": seconds, "thirds": thirds, "copies": copies}
+    given = {name: tensors for name, tensors in others.items() if tensors}
+    check_lists("multi_tensor_update_", {"params": params, "grads": grads, **given})
 
 
 def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
@@ -212,8 +268,18 @@ with namespace.family("multi_tensor", twins=_twins):
             "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
         ),
         result=lambda *_: None,
-        reference=_refuse_derivative,
-        gradient=_refuse_derivative,
+        reference=_refusal("multi_tensor_axpby_"),
+        gradient=_refusal("multi_tensor_axpby_"),
+        sharding=None,
+    )
+    # One step over lists, without a plan: the functions that older packages have. ``step`` is that of every tensor,
+    # from 1. Gradients are multiplied by ``factor`` and divided by ``grad_scale`` as they are read.
+    register(
+        "multi_tensor_update_",
+        check=_check_update,
+        result=lambda *_: None,
+        reference=_refusal("multi_tensor_update_"),
+        gradient=_refusal("multi_tensor_update_"),
         sharding=None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,18 +39,13 @@ def multi_tensor_plan(
     """The same as the op: check the tensors of a step, and return a number for them."""
     op = "multi_tensor_plan"
     lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
-    given = {name: tensors for name, tensors in lists.items() if tensors}
-    check_lists(op, {"params": params, "grads": grads, **given})
+    _check_given(op, lists)
     if layout.shape != (len(params), 2) or layout.dtype != torch.int32 or layout.device.type != "cpu":
         raise RuntimeError(
             f"{op}: layout has shape {tuple(layout.shape)}; ({len(params)}, 2), int32, on the CPU is needed"
         )
-    for name, tensors in (("seconds", seconds), ("thirds", thirds)):
-        for index, (tensor, first) in enumerate(zip(tensors, firsts, strict=False)):
-            if tensor.dtype != first.dtype:
-                raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
     number = next(_numbers)
-    _plans[number] = Plan(op, lists, idle, layout.tolist())
+    _plans[number] = Plan(op, lists, idle, layout.tolist(), once=False)
     return number
 
 
@@ -81,9 +76,10 @@ def multi_tensor_step_(
         _check_scalar("multi_tensor_step_", name, scalar, steps)
     if not known.current(grads):
         return STALE
-    if not all(map(known.has, _NEEDED[kind])):
-        raise RuntimeError(f"multi_tensor_step_: the plan lacks the states that an update of kind {kind} needs")
+    _check_members("multi_tensor_step_", known, kind, LAMB_APPLY)
     _check_sums(known, kind, sums, steps)
+    if grad_scale is not None:
+        known.check_gradients("multi_tensor_step_")
     with on(steps):
         table = known.table()
         if kind == LAMB_APPLY and sums is not None:
@@ -96,9 +92,9 @@ def multi_tensor_step_(
         scales = (found_inf, grad_scale, norm, max_norm)
         known.coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
         _prepare(known, table, known.coefficients, steps, groups.tolist(), rates, scales, kind, flags)
-        _update(known, table, kind, flags)
+        _update(known, table, grad_scale, kind, flags)
         if kind == LAMB:
-            squares = torch.stack([_sums_of_squares(known, table, m, steps.numel()) for m in (PARAM, THIRD)])
+            squares = _lamb_sums(known, table, steps.numel())
             if sums is None:
                 _step_along(known, table, squares, flags)
             else:
@@ -118,6 +114,63 @@ def _check_sums(plan: Plan, kind: int, sums: Tensor | None, steps: Tensor) -> No
             f"{op}: sums is {sums.dtype} of shape {tuple(sums.shape)} on {sums.device}; two float32 for each of "
             f"{plan.count} tensors are needed, and an update of kind 4 or 5"
         )
+
+
+def multi_tensor_update_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    seconds: Sequence[Tensor],
+    thirds: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    found_inf: Tensor | None,
+    grad_scale: Tensor | None,
+    step: float,
+    factor: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    extra: float,
+    kind: int,
+    flags: int,
+) -> None:
+    """The same as the op."""
+    op = "multi_tensor_update_"
+    lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
+    _check_given(op, lists)
+    for name, scalar in (("found_inf", found_inf), ("grad_scale", grad_scale)):
+        _check_scalar(op, name, scalar, params[0])
+    count = len(params)
+    plan = Plan(op, lists, places=[(0, index) for index in range(count)])
+    _check_members(op, plan, kind, LAMB)
+    with on(params[0]):
+        like: dict[str, Any] = {"dtype": torch.float32, "device": params[0].device}
+        steps = torch.full((count,), step - 1.0, **like)
+        scale = torch.full((), 1.0 / factor, **like) * (1.0 if grad_scale is None else grad_scale)
+        plan.coefficients = torch.empty(count, COEFFICIENTS, **like)
+        table = plan.table()
+        numbers = [[lr, beta1, beta2, eps, weight_decay, extra]]
+        _prepare(plan, table, plan.coefficients, steps, numbers, (), (found_inf, scale, None, 0.0), kind, flags)
+        _update(plan, table, None, kind, flags)
+        if kind == LAMB:
+            _step_along(plan, table, _lamb_sums(plan, table, count), flags)
+
+
+def _check_given(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
+    check_lists(op, {name: tensors for name, tensors in lists.items() if tensors or name in ("params", "grads")})
+    for name in ("seconds", "thirds"):
+        for index, (tensor, first) in enumerate(zip(lists[name], lists["firsts"], strict=False)):
+            if tensor.dtype != first.dtype:
+                raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
+
+
+def _check_members(op: str, plan: Plan, kind: int, last: int) -> None:
+    if not ADAM <= kind <= last:
+        raise RuntimeError(f"{op}: there is no update of kind {kind}")
+    if not all(map(plan.has, _NEEDED[kind])):
+        raise RuntimeError(f"{op}: an update of kind {kind} needs states that were not given")
 
 
 def _prepare(
@@ -145,12 +198,17 @@ def _log(beta: float) -> float:
     return math.log1p(beta - 1.0) if beta > 0.0 else -math.inf
 
 
-def _update(plan: Plan, table: Tensor, kind: int, flags: int) -> None:
+def _update(plan: Plan, table: Tensor, grad_scale: Tensor | None, kind: int, flags: int) -> None:
     shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
     for launch in plan.launches:
         if launch.programs:
-            chosen = (table, launch.owners, plan.coefficients, *launch.types)
+            chosen = (table, launch.owners, plan.coefficients, grad_scale, *launch.types)
             updates.update[(launch.programs,)](*chosen, kind=kind, **shape)
+
+
+def _lamb_sums(plan: Plan, table: Tensor, slots: int) -> Tensor:
+    """The sums of squares of parameters and of directions, by slot."""
+    return torch.stack([_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD)])
 
 
 def _step_along(plan: Plan, table: Tensor, squares: Tensor, flags: int) -> None:

@@ -25,6 +25,7 @@ from precast.ops.multi_tensor.twin_updates import (
 
 BLOCK = 1024  # elements per program
 _MEMBERS = 6
+_FOR_GRAPHS: list[tuple[Tensor, Tensor]] = []  # for the life of the process
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,6 +43,7 @@ class Plan:
     """Lists of tensors by member, in the order of the table's columns; empty lists are omitted.
 
     ``places`` has the group and the slot of each index. ``idle`` holds the parameters that must have no gradient.
+    ``once``: the plan is for one call.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Plan:
         lists: Mapping[str, Sequence[Tensor]],
         idle: Sequence[Tensor] = (),
         places: Sequence[Sequence[int]] | None = None,
+        *,
+        once: bool = True,
     ) -> None:
         members = [list(tensors) for tensors in lists.values()]
         members += [[]] * (_MEMBERS - len(members))
@@ -74,7 +78,8 @@ class Plan:
         self._aligned: bool | None = None  # None: not computed yet; the same for the table
         self._table: Tensor | None = None
         self._stream: Any = None
-        self._captured: list[tuple[Tensor, Tensor]] = []
+        # A graph outlives the plan of a single call, and nothing says when it ends.
+        self._captured = _FOR_GRAPHS if once else []
 
     def _cut_launches(self, keys: list[tuple[torch.dtype | None, ...]]) -> None:
         count = len(keys)
@@ -134,6 +139,13 @@ class Plan:
             self._columns[GRAD] = addresses
             self._table = self._aligned = None
         return bool(grads) or all(param.grad is None for param in self._idle)
+
+    def check_gradients(self, op: str) -> None:
+        """Raise if two gradients share memory."""
+        columns = zip(self._columns[GRAD], self._columns[ELEMENTS], self._grad_dtypes, strict=True)
+        ranges = sorted((begin, begin + count * dtype.itemsize) for begin, count, dtype in columns)
+        if any(after[0] < before[1] for before, after in pairwise(ranges)):
+            raise RuntimeError(f"{op}: two gradients share memory; each must have its own to be unscaled in place")
 
     def table(self) -> Tensor:
         """The rows and the owners on the device; written again if a gradient has moved or on another stream.

@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from precast.ops.multi_tensor import ADAGRAD, ADAM, ALWAYS_ADAPT, DECOUPLED, LAMB, MAXIMIZE, NESTEROV, SGD
+from precast.ops.multi_tensor import (
+    ADAGRAD,
+    ADAM,
+    ALWAYS_ADAPT,
+    DECOUPLED,
+    LAMB,
+    MAXIMIZE,
+    NESTEROV,
+    SGD,
+    SUMMED,
+    UNCORRECTED,
+)
 
 # The columns of the table: six addresses, then other facts of a tensor. ``FIRST_PROGRAM`` counts from the beginning of
 # its launch, ``SLOT`` is the index of its step and of its sums, ``GROUP`` the number of its group.
@@ -22,8 +33,8 @@ _COLUMNS, _COEFFICIENTS = tl.constexpr(COLUMNS), tl.constexpr(COEFFICIENTS)
 _BY, _RATE, _DECAY, _L2, _ONE_MINUS_BETA1, _ONE_MINUS_BETA2 = (tl.constexpr(i) for i in range(6))
 _ROOT, _EPS, _BIAS, _SKIP, _MOMENTUM, _IS_FIRST = (tl.constexpr(i) for i in range(6, COEFFICIENTS))
 _ADAM, _SGD, _ADAGRAD, _LAMB = (tl.constexpr(kind) for kind in (ADAM, SGD, ADAGRAD, LAMB))
-_MAXIMIZE, _DECOUPLED, _NESTEROV, _ALWAYS_ADAPT = (
-    tl.constexpr(flag) for flag in (MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT)
+_MAXIMIZE, _DECOUPLED, _NESTEROV, _ALWAYS_ADAPT, _UNCORRECTED, _SUMMED = (
+    tl.constexpr(flag) for flag in (MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED)
 )
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 
@@ -92,12 +103,13 @@ def prepare(
     if _DECOUPLED & flags:
         decay, l2 = rate * weight_decay, 0.0
     if kind == _ADAM or kind == _LAMB:  # noqa: SIM109 - Triton has no "in"
-        bias = 1.0 / _correction(log_beta1, step)
-        root = 1.0 / tl.sqrt(_correction(log_beta2, step))
+        if (_UNCORRECTED & flags) == 0:
+            bias = 1.0 / _correction(log_beta1, step)
+            root = 1.0 / tl.sqrt(_correction(log_beta2, step))
         if kind == _ADAM:
             rate = rate * bias
         else:
-            decay = weight_decay
+            decay = weight_decay - l2  # zero if the decay is added to the gradient
     if kind == _ADAGRAD:
         rate = rate / (1.0 + before * extra)
     out = coefficients + row * _COEFFICIENTS
@@ -154,6 +166,7 @@ def update(
     table: tl.tensor,
     owners: tl.tensor,
     coefficients: tl.tensor,
+    grad_scale: tl.tensor,
     param: tl.tensor,
     grad: tl.tensor,
     first: tl.tensor,
@@ -172,11 +185,17 @@ def update(
     inside = here < tl.where(tl.load(c + _SKIP) == 0.0, tl.load(entry + _ELEMENTS), 0)
     rate, decay = tl.load(c + _RATE), tl.load(c + _DECAY)
     p = _read(entry, _PARAM, param, here, inside, aligned)
-    g = _read(entry, _GRAD, grad, here, inside, aligned) * tl.load(c + _BY) + tl.load(c + _L2) * p
+    g = _read(entry, _GRAD, grad, here, inside, aligned)
+    if grad_scale is not None:
+        _write(entry, _GRAD, grad, here, g / tl.load(grad_scale), inside, aligned)
+    g = g * tl.load(c + _BY) + tl.load(c + _L2) * p
     if kind == _ADAM or kind == _LAMB:  # noqa: SIM109 - Triton has no "in"
         m = _read(entry, _FIRST, first, here, inside, aligned)
         v = _read(entry, _SECOND, second, here, inside, aligned)
-        m += (g - m) * tl.load(c + _ONE_MINUS_BETA1)
+        if kind == _LAMB and (_SUMMED & flags) != 0:
+            m = tl.load(c + _MOMENTUM) * m + g
+        else:
+            m += (g - m) * tl.load(c + _ONE_MINUS_BETA1)
         v += (g * g - v) * tl.load(c + _ONE_MINUS_BETA2)
         _write(entry, _FIRST, first, here, m, inside, aligned)
         _write(entry, _SECOND, second, here, v, inside, aligned)
@@ -201,6 +220,7 @@ def update(
                 g += momentum * m
             else:
                 g = m
+        p -= decay * p
         p -= rate * g
     elif kind == _ADAGRAD:
         m = _read(entry, _FIRST, first, here, inside, aligned) + g * g

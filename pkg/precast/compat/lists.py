@@ -1,0 +1,179 @@
+"""The functions over lists of tensors, with the argument order of the older package and of apex's ``amp_C``.
+
+They are called as ``multi_tensor_applier(function, noop_flag, tensor_lists, *args)`` calls them: ``chunk_size``, a flag
+of one integer on the device, and lists of lists of tensors. ``chunk_size`` is not used, because the kernels have a size
+of their own. A list may mix float32, float16 and bfloat16. Gradients are only read, by ``multi_tensor_lamb`` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from precast.compat.modules import Find, Members
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Lists: TypeAlias = "Sequence[Sequence[Tensor]]"
+
+
+def members(find: Find) -> Members:
+    """The functions, each by its name."""
+    return {**_updates(find), **_lamb(find), **_sums(find)}
+
+
+def _updates(find: Find) -> Members:
+    def multi_tensor_adam(
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Lists,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        mode: int,
+        bias_correction: int,
+        weight_decay: float,
+        div_scale: float = -1.0,
+    ) -> None:
+        """One Adam step over gradients, parameters and the two averages; with ``mode`` 1 AdamW, with 0 Adam.
+
+        A positive ``div_scale`` divides the gradients. ``noop_flag`` is not used: infinities reach the parameters.
+        """
+        import torch
+
+        from precast.ops.multi_tensor import ADAM, DECOUPLED, UNCORRECTED
+
+        grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
+        factor = 1.0 / div_scale if div_scale > 0 else 1.0
+        with torch.no_grad():
+            find("multi_tensor_update_")(
+                *(params, grads, firsts, seconds, [], [], None, None),
+                *(_checked(step), factor, lr, beta1, beta2, epsilon, weight_decay, 0.0),
+                *(ADAM, DECOUPLED * bool(mode) + UNCORRECTED * (not bias_correction)),
+            )
+
+    def multi_tensor_sgd(
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Lists,
+        wd: float,
+        momentum: float,
+        dampening: float,
+        lr: float,
+        nesterov: bool,
+        first_run: bool,
+        wd_after_momentum: bool,
+        scale: float,
+    ) -> None:
+        """One SGD step over gradients, parameters and momenta; nothing if ``noop_flag`` is not zero.
+
+        A fourth list receives the rounded parameters. Gradients are multiplied by ``scale``. With ``first_run`` the
+        momenta become the gradients. Without momentum, the momenta are neither read nor written.
+        """
+        import torch
+
+        from precast.ops.multi_tensor import DECOUPLED, NESTEROV, SGD
+
+        grads, params, firsts, copies = (
+            list(tensors) for tensors in (*_counted(tensor_lists, 3, 4), *([[]] * (4 - len(tensor_lists))))
+        )
+        flags = NESTEROV * bool(nesterov) + DECOUPLED * bool(wd_after_momentum)
+        with torch.no_grad():
+            find("multi_tensor_update_")(
+                *(params, grads, firsts if momentum != 0 else [], [], [], copies, noop_flag.float(), None),
+                *(1.0 if first_run else 2.0, scale, lr, dampening, 0.0, 0.0, wd, momentum),
+                *(SGD, flags),
+            )
+
+    return {"multi_tensor_adam": multi_tensor_adam, "multi_tensor_sgd": multi_tensor_sgd}
+
+
+def _lamb(find: Find) -> Members:
+    def multi_tensor_lamb(
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Lists,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        bias_correction: int,
+        weight_decay: float,
+        grad_averaging: int,
+        mode: int,
+        global_grad_norm: Tensor,
+        max_grad_norm: float,
+        use_nvlamb_python: bool | None = None,
+    ) -> None:
+        """One LAMB step over gradients, parameters and the two averages.
+
+        With ``mode`` 1 the decay is part of the direction, with 0 it is added to the gradients. Gradients are divided
+        by ``global_grad_norm / max_grad_norm`` if that is above 1. Without ``grad_averaging`` they enter the first
+        average with a weight of one. With ``use_nvlamb_python``, steps without weight decay are scaled too.
+        ``noop_flag`` is not used.
+        """
+        import torch
+
+        from precast.ops.multi_tensor import ALWAYS_ADAPT, DECOUPLED, LAMB, SUMMED, UNCORRECTED
+
+        grads, params, firsts, seconds = (list(tensors) for tensors in _counted(tensor_lists, 4))
+        adapts = bool(use_nvlamb_python) or weight_decay != 0
+        flags = DECOUPLED * bool(mode) + ALWAYS_ADAPT * adapts
+        flags += SUMMED * (not grad_averaging) + UNCORRECTED * (not bias_correction)
+        with torch.no_grad():
+            share = global_grad_norm.reshape(()) / max_grad_norm
+            find("multi_tensor_update_")(
+                *(params, grads, firsts, seconds, [torch.empty_like(first) for first in firsts], []),
+                *(None, torch.where(share > 1.0, share, 1.0)),  # a NaN in one gradient leaves other tensors alone
+                *(_checked(step), 1.0, lr, beta1, beta2, epsilon, weight_decay, beta1),
+                *(LAMB, flags),
+            )
+
+    return {"multi_tensor_lamb": multi_tensor_lamb}
+
+
+def _sums(find: Find) -> Members:
+    def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, scale: float) -> None:
+        """Set the second list to ``scale`` times the first; set ``noop_flag`` to 1 if an element is not finite."""
+        import torch
+
+        xs, outs = (list(tensors) for tensors in _counted(tensor_lists, 2))
+        with torch.no_grad():
+            found = noop_flag.float()
+            find("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
+            noop_flag.copy_(found)
+
+    def multi_tensor_l2norm(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The norm over all tensors (one element), and with ``per_tensor`` the norm of each, else an empty tensor.
+
+        Sets ``noop_flag`` to 1 if the norm is not finite.
+        """
+        import torch
+
+        (tensors,) = _counted(tensor_lists, 1)
+        with torch.no_grad():
+            total, squares = find("multi_tensor_l2norm")(list(tensors))
+            noop_flag.masked_fill_(~total.isfinite(), 1)
+        return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
+
+    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}
+
+
+def _counted(lists: Lists, *counts: int) -> Lists:
+    if len(lists) not in counts:
+        raise ValueError(f"tensor_lists has {len(lists)} lists; needed {' or '.join(map(str, counts))}")
+    if not lists[0]:
+        raise ValueError("the lists of tensor_lists are empty; needed one tensor or more")
+    return lists
+
+
+def _checked(step: int) -> float:
+    if step < 1:
+        raise ValueError(f"step is {step}; the first step is 1")
+    return float(step)

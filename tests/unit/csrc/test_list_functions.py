@@ -1,0 +1,73 @@
+"""The functions over lists as the older package and apex have them, on device code that runs on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast.compat import lists  # noqa: E402
+from tests.ops import list_functions as must  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+
+@pytest.fixture
+def module(list_gpu: Any) -> Any:
+    return SimpleNamespace(**lists.members(lambda name: getattr(list_gpu.ops, name)))
+
+
+@pytest.mark.parametrize("dtypes", must.LOW)
+@pytest.mark.parametrize(("mode", "correct", "scale"), must.ADAM)
+def test_list_adam(module: Any, dtypes: str, mode: int, correct: int, scale: float) -> None:
+    # fails if a tensor differs from its formula in float64
+    must.check_adam(module, dtypes, mode, correct, scale)
+
+
+@pytest.mark.parametrize("dtypes", must.LOW)
+@pytest.mark.parametrize(("momentum", "options"), must.SGD, ids=str)
+def test_list_sgd(module: Any, dtypes: str, momentum: float, options: Any) -> None:
+    # fails if a tensor differs from its formula in float64
+    must.check_sgd(module, dtypes, momentum, options)
+
+
+@pytest.mark.parametrize("dtypes", must.LOW)
+@pytest.mark.parametrize(("mode", "decay", "options"), must.LAMB, ids=str)
+def test_list_lamb(module: Any, dtypes: str, mode: int, decay: float, options: Any) -> None:
+    # fails if a tensor differs from its formula in float64
+    must.check_lamb(module, dtypes, mode, options, decay=decay)
+
+
+def test_list_sums(module: Any) -> None:
+    # fails if a tensor differs from its formula in float64
+    must.check_sums(module)
+
+
+def test_list_adam_is_one_launch_for_all(module: Any, list_gpu: Any) -> None:
+    tensors = [[t.abs() for t in must.made(torch.float32, seed)] for seed in range(4)]
+    list_gpu.launched()
+    module.multi_tensor_adam(65536, must.flag(), tensors, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0, -1.0)
+    # fails if there are other launches
+    list_gpu.check_launches(["prepare", "adam"])
+
+
+def test_lists_that_are_refused(module: Any) -> None:
+    numbers = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    tensors = [must.made(torch.float32, seed) for seed in range(4)]
+    before = [t.clone() for t in tensors[1]]
+    adam = module.multi_tensor_adam
+    refusals: list[tuple[Any, Any, str]] = [
+        (tensors[:3], numbers, "tensor_lists has 3 lists; needed 4"),
+        ([[], [], [], []], numbers, "lists of tensor_lists are empty"),
+        ([tensors[0], tensors[1], tensors[2], tensors[2]], numbers, "share memory"),
+        ([tensors[0], tensors[1], tensors[2], tensors[3][:-1]], numbers, "one for each is needed"),
+        ([tensors[0], [t.double() for t in tensors[1]], *tensors[2:]], numbers, "float32, float16 or bfloat16"),
+        (tensors, (*numbers[:4], 0, *numbers[5:]), "step is 0; the first step is 1"),
+    ]
+    for given, with_numbers, text in refusals:
+        with pytest.raises((RuntimeError, ValueError), match=text):
+            adam(65536, must.flag(), given, *with_numbers)
+    assert all(map(torch.equal, tensors[1], before))
