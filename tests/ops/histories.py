@@ -342,7 +342,11 @@ class Side:
                     param.grad.mul_(SCALE)
         scaler = torch.amp.GradScaler(device, init_scale=SCALE)
         scaler.scale(torch.ones((), device=device))
-        scaler.step(self.optimizer)
+        try:
+            scaler.step(self.optimizer)
+        finally:  # after an error they stay at the optimizer, and count in the next step
+            for name in ("grad_scale", "found_inf"):
+                vars(self.optimizer).pop(name, None)
 
     def forget_gradients(self) -> None:
         for index, param in enumerate(self.params):
