@@ -105,18 +105,15 @@ def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
             )
 
 
-def locals_of(
-    params: Iterable[Tensor], moved: MutableMapping[Tensor, Tensor]
-) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Local parameters and local gradients; None if a gradient is missing or sparse."""
-    tensors, grads = [], []
+def local_grads(params: Iterable[Tensor], moved: MutableMapping[Tensor, Tensor]) -> list[Tensor] | None:
+    """The local gradients; None if one is missing or sparse."""
+    grads = []
     with torch.no_grad():
         for param in params:
             if param.grad is None or param.grad.layout is not torch.strided:
                 return None
-            tensors.append(local_of(param))
             grads.append(local_grad(param, param.grad, moved)[0])
-    return tensors, grads
+    return grads
 
 
 def capturing() -> bool:

@@ -23,7 +23,7 @@ from precast.ops import multi_tensor
 from precast.ops._shards import is_dtensor, local_like, local_of, local_param, shards_of, still_have, summed
 from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
-from precast.optim._gathered import Signature, Work, check_memory, gather, locals_of
+from precast.optim._gathered import Signature, Work, check_memory, gather, local_grads
 from precast.optim._planned import PlannedOptimizer, check_betas, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
@@ -51,10 +51,9 @@ class Plan:
     signature: Signature
     written: tuple[Tensor, ...]  # the model's parameters: a step raises their version counters
     listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
-    locals: tuple[Tensor, ...]  # the parameters, or their local shards
     idle: tuple[Tensor, ...]  # parameters without a gradient
     shards: list[tuple[Any, Tensor]]  # the DTensors and their local tensors; if any, norms are over all shards
-    held: tuple[Tensor, ...]  # the other tensors that the C++ side uses again without references of its own
+    held: tuple[Tensor, ...]  # local tensors that the C++ side uses again without references of its own
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -139,16 +138,14 @@ class FusedOptimizer(PlannedOptimizer):
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
         """Call the op once. Return False, and change nothing, if the plan does not match the tensors."""
-        if not still_have(plan.shards):
-            return False
         grads: list[Tensor] = []
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
                 return False
-            found = locals_of(plan.written, self._moved)
-            if found is None or (plan.listed and not all(map(operator.is_, found[0], plan.locals))):
+            found = local_grads(plan.written, self._moved)
+            if found is None or not still_have(plan.shards):  # last, so that every rank has redistributed the same
                 return False
-            grads = found[1]
+            grads = found
         norm = self._norm_of_shards(plan, grads) if plan.shards and self.max_grad_norm else None
         sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.shards and self.kind == LAMB else None
         groups, rates = self._group_numbers()
@@ -268,8 +265,8 @@ class FusedOptimizer(PlannedOptimizer):
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
         shards = shards_of(chain(work.params, *(state.values() for state in states)))
-        held = (*masters, *chain(*lists))
-        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(params), tuple(idle), shards, held)
+        held = (*params, *masters, *chain(*lists))
+        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(idle), shards, held)
         # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan
