@@ -91,13 +91,13 @@ def adamw_clips_by_the_norm_of_all_shards() -> None:
 
 def clip_grad_norm_is_torchs() -> None:
     """The same norm as a DTensor, and the same gradients, clipped or not."""
-    for most in (0.1, 1e4):
+    for most, kind in ((0.1, 2.0), (1e4, 2.0), (0.1, float("inf"))):
         for mesh, placements in meshes():
             sides = []
             for clip in (ops.clip_grad_norm_, torch.nn.utils.clip_grad_norm_):
                 params, plain = twins([(5, 7), (3, 3), (1, 1)], *placements, mesh=mesh)
                 give(params, plain, 1)
-                sides.append((clip(params, most), params))
+                sides.append((clip(params, most, kind), params))
             (norm, ours), (other, theirs) = sides
             assert isinstance(norm, DTensor) and norm.device_mesh == mesh
             torch.testing.assert_close(norm.full_tensor(), other.full_tensor())

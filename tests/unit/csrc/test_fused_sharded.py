@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.ops import ranks  # noqa: E402
-from tests.ops.test_sharded_optimizers import CASES, NORMS, failures_of_checkpoints  # noqa: E402
+from tests.ops.test_sharded_optimizers import CASES, NORMS, failures, failures_of_checkpoints  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.fsdp2]
 
@@ -26,6 +26,13 @@ def on_two(emulated_lists: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 def test_two_ranks(on_two: list[dict[str, str]], case: str) -> None:
     for found in on_two:
         assert found.get(case, "an earlier case failed") == ""
+
+
+def test_one_rank_unscales_a_gradient_once(emulated_lists: Path, tmp_path: Path) -> None:
+    """Its redistributed gradient could have the memory of the gradient itself."""
+    (tmp_path / "library").write_text(str(emulated_lists))
+    cases = ["a_scaled_loss", "other_gradients_are_redistributed"]
+    assert failures("tests.unit.csrc.emulated_ranks", "emulated", tmp_path, 1, cases) == []
 
 
 @pytest.mark.long
