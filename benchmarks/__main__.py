@@ -20,6 +20,7 @@ NAMES = (
     "cold_jit",
     "rebuild",
     "ranks",
+    "sharded",
     "cpu_adam",
     "cpu_optim",
     "cpu_rows",

@@ -1,6 +1,6 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
-A marker names a need (``torch``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``, ``act``,
+A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``, ``act``,
 ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
 collected tests are probed once; what was found is printed below the results, and a test whose need is not met is
 skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
@@ -82,6 +82,12 @@ def torch_facts() -> dict[str, str]:
 def probe_torch() -> Found:
     facts = torch_facts()
     return Found("version" in facts, facts.get("version", facts.get("error", "")))
+
+
+def probe_fsdp2() -> Found:
+    facts = torch_facts()
+    known = tuple(int(part) for part in facts.get("version", "0.0").split(".")[:2])
+    return Found(known >= (2, 7), facts.get("version", facts.get("error", "")))
 
 
 def probe_gpu() -> Found:
@@ -208,6 +214,7 @@ NEEDS = {
     need.name: need
     for need in (
         Need("torch", "imports torch", probe_torch),
+        Need("fsdp2", "shards models over ranks on the CPU: torch 2.7 or newer", probe_fsdp2),
         Need("gpu", "needs an NVIDIA GPU that torch can use; gpu(2): as many of them", probe_gpu),
         Need("compiler", "needs a C++ compiler and ninja", probe_compiler),
         Need("triton", "needs Triton; a test that launches on a GPU says gpu as well", probe_triton),

@@ -64,14 +64,18 @@ void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, 
   }
 }
 
-void launch_update(const Plan& plan, const Memory& memory, const float* grad_scale, int kind, int flags) {
+// `sums_given`: LAMB's sums of squares. The caller adds them over several devices between the two launches. If it is
+// null, both launches run at once.
+void launch_update(const Plan& plan, const Memory& memory, const float* grad_scale, int kind, int flags,
+                   float* sums_given) {
   const TableLayout& at = plan.layout();
   UpdateArgs args = {};
   args.rows = reinterpret_cast<const Row*>(memory.table);
   args.first = reinterpret_cast<const uint32_t*>(memory.table + at.first);
   args.coefficients = reinterpret_cast<const Coefficients*>(memory.scratch);
   args.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
-  args.sums = reinterpret_cast<const float*>(memory.scratch + at.sums);
+  float* const sum_data = sums_given != nullptr ? sums_given : reinterpret_cast<float*>(memory.scratch + at.sums);
+  args.sums = sum_data;
   args.grad_scale = grad_scale;
   args.count = static_cast<uint32_t>(plan.count());
   args.kind = kind;
@@ -79,36 +83,38 @@ void launch_update(const Plan& plan, const Memory& memory, const float* grad_sca
   if (plan.blocks() == 0) return;
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
-  int entry = kind == kLamb ? kLambUpdate : kUpdate;
+  int entry = kind >= kLamb ? kLambUpdate : kUpdate;
   if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = kMasterUpdate;
   if (plan.plain() && kind == kAdam) entry = kAdamUpdate;
   if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = kOthersUpdate;
   launch(kernels, plan.device(), entry, shape, arguments);
   if (kind != kLamb) return;
-  SumArgs sums = {args.first, args.parts, reinterpret_cast<float*>(memory.scratch + at.sums), nullptr, args.count, 2};
+  SumArgs sums = {args.first, args.parts, sum_data, nullptr, args.count, 2};
   void* sum_arguments[] = {&sums};
   launch(kernels, plan.device(), kSumEach, {args.count, 2, 512, 1, 0}, sum_arguments);
+  if (sums_given != nullptr) return;
   args.kind = kLambApply;
   launch(kernels, plan.device(), kLambUpdate, shape, arguments);
 }
 
-// Launches the whole step; `unscale` is what gradients are divided by in place, and `rates` are learning rates on the
-// device. Both may be null.
+// Launches the whole step; `unscale` is what gradients are divided by in place, `rates` are learning rates on the
+// device, and `sums` is as for launch_update(). All three may be null.
 void launch_step(const Plan& plan, const Memory& memory, PrepareArgs& args, const float* unscale, const double* numbers,
-                 int64_t groups, const TensorList* rates) {
+                 int64_t groups, const TensorList* rates, float* sums) {
   args.rows = reinterpret_cast<const Row*>(memory.table);
   args.slots = reinterpret_cast<const uint32_t*>(memory.table + plan.layout().slots);
   args.coefficients = reinterpret_cast<Coefficients*>(memory.scratch);
   args.count = static_cast<uint32_t>(plan.count());
-  launch_prepare(plan, args, numbers, groups, rates);
-  launch_update(plan, memory, unscale, args.kind, args.flags);
+  if (args.kind != kLambApply) launch_prepare(plan, args, numbers, groups, rates);
+  launch_update(plan, memory, unscale, args.kind, args.flags, sums);
 }
 
 // Checks that the plan has the tensors that this kind of update needs. The kernels do not check.
-void check_members(const char* op, const Plan& plan, int64_t kind) {
-  PRECAST_CHECK(kind >= kAdam && kind <= kLamb, "%s: there is no update of kind %lld", op, printable(kind));
-  const bool two = kind == kAdam || kind == kLamb, one = two || kind == kAdagrad || kind == kLion;
-  PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind != kLamb || plan.has(kThird)),
+// `last`: the largest kind that the op takes.
+void check_members(const char* op, const Plan& plan, int64_t kind, int64_t last) {
+  PRECAST_CHECK(kind >= kAdam && kind <= last, "%s: there is no update of kind %lld", op, printable(kind));
+  const bool two = kind == kAdam || kind >= kLamb, one = two || kind == kAdagrad || kind == kLion;
+  PRECAST_CHECK((!one || plan.has(kFirst)) && (!two || plan.has(kSecond)) && (kind < kLamb || plan.has(kThird)),
                 "%s: an update of kind %lld needs states that were not given", op, printable(kind));
 }
 
@@ -124,15 +130,34 @@ struct StepNumbers {
   const TensorList& rates;
   double max_norm;
   int64_t kind, flags;
+  const Tensor* sums;  // LAMB's sums of squares over several devices; null: there is one device
 };
+
+// The caller's sums of squares for LAMB, two per tensor.
+float* sums_for(const Plan& plan, const StepNumbers& numbers) {
+  if (numbers.sums == nullptr) {
+    PRECAST_CHECK(numbers.kind != kLambApply, "multi_tensor_step_: LAMB's second launch needs sums");
+    return nullptr;
+  }
+  const Tensor& sums = *numbers.sums;
+  PRECAST_CHECK(
+      numbers.kind >= kLamb && sums.numel() == 2 * plan.count() && sums.is_contiguous() &&
+          sums.dtype_code() == float32_code() && sums.device_type() == numbers.steps.device_type() &&
+          sums.device_index() == numbers.steps.device_index(),
+      "multi_tensor_step_: sums is %s of shape %s on %s; two float32 for each of %lld tensors are needed, and "
+      "an update of kind 4 or 5",
+      dtype_name(sums.dtype_code()), shape_of(sums).text, device_of(sums).text, printable(plan.count()));
+  return static_cast<float*>(sums.mutable_data());
+}
 
 int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepNumbers& numbers) {
   const bool unscales = args.grad_scale != nullptr;
   if (!plan.is_current(grads, unscales)) return kStale;
   if (plan.count() == 0) return kDone;
-  check_members("multi_tensor_step_", plan, numbers.kind);
-  const bool clips = numbers.max_norm > 0.0;
-  const int64_t lamb_parts = numbers.kind == kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
+  check_members("multi_tensor_step_", plan, numbers.kind, kLambApply);
+  float* const sums = sums_for(plan, numbers);
+  const bool clips = numbers.max_norm > 0.0 && args.norm == nullptr && numbers.kind != kLambApply;
+  const int64_t lamb_parts = numbers.kind >= kLamb ? 2 * plan.blocks() : 0, norm_parts = clips ? plan.norm_blocks() : 0;
   const Memory memory = plan.memory(lamb_parts > norm_parts ? lamb_parts : norm_parts);
   const TableLayout& at = plan.layout();
   if (clips) {
@@ -148,13 +173,13 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
   // First: a tensor without a version counter raises.
   const bool counted = grads.size() == 0 && plan.count_change(unscales);
   launch_step(plan, memory, args, args.grad_scale, static_cast<const double*>(numbers.groups.data()),
-              numbers.groups.sizes()[0], &numbers.rates);
+              numbers.groups.sizes()[0], &numbers.rates, sums);
   return counted ? kDone : kUncounted;
 }
 
 int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,
                 const TensorList& rates, const Tensor* found_inf, const Tensor* grad_scale, double max_norm,
-                int64_t kind, int64_t flags) {
+                int64_t kind, int64_t flags, const Tensor* norm, const Tensor* sums) {
   constexpr const char* kOp = "multi_tensor_step_";
   PRECAST_CHECK(groups.dim() == 2 && groups.sizes()[1] == kNumbers && groups.is_contiguous() &&
                     groups.dtype_code() == float64_code() && groups.device_type() == aoti_torch_device_type_cpu(),
@@ -167,7 +192,8 @@ int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, co
   PrepareArgs args = {};
   args.found_inf = scalar_beside(kOp, "found_inf", found_inf, steps);
   args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, steps);
-  const StepNumbers numbers = {steps, groups, rates, max_norm, kind, flags};
+  args.norm = scalar_beside(kOp, "norm", norm, steps);
+  const StepNumbers numbers = {steps, groups, rates, max_norm, kind, flags, sums};
   int64_t outcome = kStale;
   check_known(plans().use(number, [&](Plan& plan) { outcome = step(plan, grads, args, numbers); }), number);
   return outcome;
@@ -186,7 +212,7 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
                        {"params", "grads", "firsts", "seconds", "thirds", "copies"},
                        true};
   Plan plan(lists, nullptr, nullptr);
-  check_members(kOp, plan, kind);
+  check_members(kOp, plan, kind, kLamb);
   PrepareArgs args = {};
   args.found_inf = scalar_beside(kOp, "found_inf", found_inf, params[0]);
   args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, params[0]);
@@ -195,7 +221,7 @@ void update_op(const TensorList& params, const TensorList& grads, const TensorLi
   args.kind = static_cast<int>(kind);
   args.flags = static_cast<int>(flags);
   const double numbers[kNumbers] = {lr, beta1, beta2, eps, weight_decay, extra};
-  launch_step(plan, plan.memory(kind == kLamb ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr);
+  launch_step(plan, plan.memory(kind == kLamb ? 2 * plan.blocks() : 0), args, nullptr, numbers, 1, nullptr, nullptr);
 }
 
 }  // namespace

@@ -99,6 +99,14 @@ def test_the_ranks_are_judged_by_pairs_so_that_one_busy_moment_does_not_decide()
     assert row.ratio == pytest.approx(1 / 1.2) and cost.ours == pytest.approx(50.0)
 
 
+def test_the_slower_of_two_sharding_ranks_counts() -> None:
+    from benchmarks.sharded import CASES, summary
+
+    fast, slow = ({case: [[2.0 * by] * 3, [8.0 * by] * 3] for case in CASES} for by in (1, 2))
+    rows = summary([fast, slow])
+    assert [(row.ours, row.peer, row.ratio) for row in rows] == [(4e3, 16e3, 4.0)] * len(CASES)
+
+
 def test_a_figure_of_several_processes_is_the_median_and_a_peer_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import processes
 

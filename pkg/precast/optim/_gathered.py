@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
+from precast.ops._shards import is_dtensor, local_like, local_of
 from precast.ops.multi_tensor import on_gpu
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,7 +38,10 @@ class Work:
 
 
 def gather(
-    name: str, param_groups: list[dict[str, Any]], signature_of: Callable[[dict[str, Any]], Signature]
+    name: str,
+    param_groups: list[dict[str, Any]],
+    signature_of: Callable[[dict[str, Any]], Signature],
+    moved: MutableMapping[Tensor, Tensor],
 ) -> tuple[dict[Signature, Work], list[Tensor]]:
     """The parameters with a gradient, by signature, and those without. RuntimeError if no kernel accepts a tensor."""
     works: dict[Signature, Work] = {}
@@ -56,7 +60,7 @@ def gather(
             _check(name, slot, param, grad, first)
             signature = shared._replace(masters=shared.masters and param.dtype != torch.float32)
             work = works.setdefault(signature, Work(signature.masters))
-            local, in_layout = local_grad(param, grad)
+            local, in_layout = local_grad(param, grad, moved)
             # Inference tensors have no version counter.
             work.listed = work.listed or not in_layout or param.is_inference()
             work.params.append(param)
@@ -66,24 +70,10 @@ def gather(
     return works, idle
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the local shard of a DTensor.
-
-    ``to_local`` returns a new tensor at each call if the DTensor is a Parameter.
-    """
-    shard: Tensor | None = getattr(tensor, "_local_tensor", None)
-    return tensor if shard is None else shard
-
-
-def local_grad(param: Tensor, grad: Tensor) -> tuple[Tensor, bool]:
+def local_grad(param: Tensor, grad: Tensor, moved: MutableMapping[Tensor, Tensor]) -> tuple[Tensor, bool]:
     """The gradient in the form that the op accepts, and whether the kernel may read ``param.grad`` directly."""
-    if local_of(param) is not param:
-        if getattr(grad, "placements", None) != cast("Any", param).placements:
-            raise RuntimeError(
-                f"a DTensor of placements {cast('Any', param).placements} has a gradient of placements "
-                f"{getattr(grad, 'placements', 'none: it is no DTensor')}; needed the same for both"
-            )
-        return local_grad(local_of(param), local_of(grad))[0], False
+    if is_dtensor(param):
+        return local_grad(local_of(param), local_like(grad, param, "its gradient", moved), moved)[0], False
     if (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride():
         if are_bare((grad,)):
             return grad, True
@@ -115,16 +105,15 @@ def check_memory(name: str, what: str, tensors: Iterable[Tensor]) -> None:
             )
 
 
-def locals_of(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Local parameters and local gradients; None if a gradient is missing or sparse."""
-    tensors, grads = [], []
+def local_grads(params: Iterable[Tensor], moved: MutableMapping[Tensor, Tensor]) -> list[Tensor] | None:
+    """The local gradients; None if one is missing or sparse."""
+    grads = []
     with torch.no_grad():
         for param in params:
             if param.grad is None or param.grad.layout is not torch.strided:
                 return None
-            tensors.append(local_of(param))
-            grads.append(local_grad(param, param.grad)[0])
-    return tensors, grads
+            grads.append(local_grad(param, param.grad, moved)[0])
+    return grads
 
 
 def capturing() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -47,11 +47,48 @@ def light(step: _Function) -> _Function:
     return cast("_Function", call)
 
 
-class PlannedOptimizer(Optimizer):
+# Options that torch's classes lack, with their defaults.
+OURS = {"bias_correction": True, "state_dtype": torch.float32, "master_weights": False}
+_NONE = object()
+
+
+class TorchsKeys(Optimizer):
+    """An optimizer whose ``state_dict`` has the keys of torch's class, and whose groups have only its own options."""
+
+    torchs: ClassVar[Any] = None  # torch's class of the same rule
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same as in ``torch.optim``; the states are plain dictionaries.
+
+        Each group has the keys of torch's class, and those of our own options that differ from the default. So
+        ``torch.distributed.checkpoint``, which needs equal keys, loads a checkpoint of either class into the other.
+        """
+        result = super().state_dict()
+        states = {key: _plain(value) for key, value in result["state"].items()}
+        return {"state": states, "param_groups": [self._as_torchs(group) for group in result["param_groups"]]}
+
+    def _as_torchs(self, group: dict[str, Any]) -> dict[str, Any]:
+        theirs = _defaults(self.torchs)
+        ours = {key: value for key, value in group.items() if key in theirs or OURS.get(key, _NONE) != value}
+        return {**theirs, **ours}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # torch adds this option of its own optimizers, which would become one of every group.
+        self.defaults.pop("differentiable", None)
+        for group in self.param_groups:
+            for name in _defaults(self.torchs).keys() - self.defaults.keys():
+                group.pop(name, None)
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+
+class PlannedOptimizer(TorchsKeys):
     """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
+        self._moved: dict[Tensor, Tensor] = {}  # redistributed gradients of the current step, by parameter
         super().__init__(params, defaults)
 
     def _drop(self) -> None:
@@ -86,22 +123,12 @@ class PlannedOptimizer(Optimizer):
         super().add_param_group(param_group)
         self._watch()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The same as in ``torch.optim``; the states are plain dictionaries."""
-        result = super().state_dict()
-        return {**result, "state": {key: _plain(value) for key, value in result["state"].items()}}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_changed" not in self.__dict__:  # created by copy or pickle, without __init__
-            self._changed = _dropper(self)
+            self._changed, self._moved = _dropper(self), {}
         super().__setstate__(state)
-        # torch adds this option of its own optimizers, which would become one of every group.
-        self.defaults.pop("differentiable", None)
         self._watch()
         self._drop()
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
 
 
 def check_betas(betas: Any) -> None:
@@ -116,6 +143,12 @@ def check_betas(betas: Any) -> None:
 
 def _is_list(beta: Any) -> bool:
     return isinstance(beta, Tensor) and beta.numel() != 1
+
+
+@functools.cache
+def _defaults(torchs: Any) -> dict[str, Any]:
+    """The options of torch's class and their defaults, which depend on the version of torch."""
+    return {} if torchs is None else torchs([torch.empty(1)]).defaults
 
 
 def _plain(value: Any) -> Any:

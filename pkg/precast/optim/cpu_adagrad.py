@@ -44,6 +44,7 @@ class CPUAdagrad(CPUOptimizer):
     """
 
     rule = ADAGRAD
+    torchs = torch.optim.Adagrad
     counts_steps = True
     takes_sparse = True
     state_names = (None, "sum", None)

@@ -54,6 +54,7 @@ class CPUAdam(CPUOptimizer):
     """
 
     rule = ADAM
+    torchs = torch.optim.AdamW
     counts_steps = True
     state_names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -74,6 +75,10 @@ class CPUAdam(CPUOptimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
         more = {"amsgrad": amsgrad, "maximize": maximize, "bias_correction": bias_correction}
         super().__init__(params, {**options, **more, "state_dtype": state_dtype})
+
+    def _as_torchs(self, group: dict[str, Any]) -> dict[str, Any]:
+        decoupled = group.pop("decoupled")
+        return super()._as_torchs({**group, "decoupled_weight_decay": decoupled})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from precast._dispatch.formulas import mark_written
+from precast.ops._shards import is_dtensor, local_like, local_of, local_param, still_have
 from precast.optim import _saved
 from precast.optim._gathered import FLOAT_TYPES, NEEDED_TYPES
 from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
@@ -89,8 +91,11 @@ class CPUOptimizer(PlannedOptimizer):
         scale = _factor(grad_scale, scaler, clip_coef)
         unscale = 0.0 if scaler is None else 1.0 / float(scaler)
         known, self._known = self._known, None
-        if known is None or not self._step_again(known, grads, copies, scale, unscale):
-            known = self._first_step(grads, copies, scale, unscale)
+        try:
+            if known is None or not self._step_again(known, grads, copies, scale, unscale):
+                known = self._first_step(grads, copies, scale, unscale)
+        finally:
+            self._moved.clear()
         if known is not None and known.plan.kept:
             self._known = known
         return loss
@@ -104,21 +109,22 @@ class CPUOptimizer(PlannedOptimizer):
         unscale: float,
     ) -> bool:
         """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
-        if not self._looks_same() or self._kinds() != known.kinds:
+        if not self._looks_same() or self._kinds() != known.kinds or not still_have(known.plan.shards):
             return False
         params = known.params
-        if not same(self._given("copies", copies, params), known.copies):
+        sharded = bool(known.plan.shards)
+        if not same(self._given("copies", copies, params, sharded), known.copies):
             return False
         try:
             if grads is None and known.plan.run_again(self._row, scale, unscale, known.idle):
                 return True
-            given = self._given("grads", grads, params)
+            given = self._given("grads", grads, params, sharded)
             if [grad is None for grad in given] != known.missing:
                 return False
             known.plan.run(self.rule, self._row, given, scale)
         except RuntimeError:  # a tensor has changed: the first step handles it, or raises a precise error
             return False
-        _unscale(given, unscale)
+        _unscale(self._listed("grads", grads, params), unscale)
         return True
 
     @torch.no_grad()
@@ -127,13 +133,16 @@ class CPUOptimizer(PlannedOptimizer):
     ) -> Known | None:
         """Make a plan and run it. New states are kept only on success. Return None if there is no gradient."""
         params = [param for group in self.param_groups for param in group["params"]]
-        given, targets = self._given("grads", grads, params), self._given("copies", copies, params)
+        sharded = any(map(is_dtensor, params))
+        given, targets = (
+            self._given(name, values, params, sharded) for name, values in (("grads", grads), ("copies", copies))
+        )
         items = list(self._items(params, given, targets))
         if not items:
             return None
         plan = Plan(items)
         plan.run(self.rule, self._row, [item.grad for item in items], scale)
-        _unscale(given, unscale)
+        _unscale(self._listed("grads", grads, params), unscale)
         for item in items:
             if item.fresh or (item.state and not is_watched(item.state, self._changed)):
                 self.state[item.param] = State(item.state, self._changed)
@@ -150,15 +159,16 @@ class CPUOptimizer(PlannedOptimizer):
         for index, (group, param, grad, copy) in enumerate(zip(groups, params, given, targets, strict=True)):
             if grad is None:
                 continue
+            local = local_param(param)
             sparse = self.takes_sparse and grad.is_sparse
-            for tensor in (param, grad) if copy is None else (param, grad, copy):
+            for tensor in (local, grad) if copy is None else (local, grad, copy):
                 dense = tensor.layout is torch.strided or (sparse and tensor is grad)
                 if not (tensor.is_cpu and dense and tensor.dtype in FLOAT_TYPES):
-                    self._refuse(index, param, grad, copy)
-                if tensor.shape != param.shape:
-                    self._refuse(index, param, grad, copy)
+                    self._refuse(index, local, grad, copy)
+                if tensor.shape != local.shape:
+                    self._refuse(index, local, grad, copy)
             if copy is not None and copy.dtype is torch.float32:
-                self._refuse(index, param, grad, copy)
+                self._refuse(index, local, grad, copy)
             names = self._names(group)
             state = self.state.get(param) or {}
             fresh = any(name is not None and state.get(name) is None for name in names)
@@ -169,7 +179,7 @@ class CPUOptimizer(PlannedOptimizer):
                 self._check_sparse(index, group)
                 coalesced = grad.coalesce()  # an index that is there twice would be updated twice
                 rows, grad = tuple(coalesced.indices()), coalesced.values()
-            yield Item(index, group, param, grad, copy, names, state, fresh, rows)
+            yield Item(index, group, param, local, grad, copy, names, state, fresh, rows)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""
@@ -224,10 +234,24 @@ class CPUOptimizer(PlannedOptimizer):
         """The state names of each group."""
         return [self._names(group) for group in self.param_groups]
 
-    def _given(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """``grads`` or ``copies`` as a list, one per parameter. None means ``.grad``, or no copies."""
+    def _given(
+        self, name: str, values: PerParameter | None, params: Sequence[Tensor], sharded: bool
+    ) -> list[Tensor | None]:
+        """``grads`` or ``copies`` as local tensors, one per parameter. None means ``.grad``, or no copies."""
+        if values is None and name == "copies":
+            return []
+        given = self._listed(name, values, params)
+        if not sharded:
+            return given
+        what, moved = ("its gradient", self._moved) if name == "grads" else ("its copy", None)
+        return [
+            None if tensor is None else local_like(tensor, param, what, moved)
+            for param, tensor in zip(params, given, strict=True)
+        ]
+
+    def _listed(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
         if values is None:
-            return [param.grad for param in params] if name == "grads" else []
+            return [param.grad for param in params]
         what = f"{type(self).__name__}.step"
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))
@@ -276,9 +300,11 @@ def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
 
 @torch.no_grad()
 def _unscale(grads: Iterable[Tensor | None], by: float) -> None:
-    """Multiply gradients in place, each once, unless the factor is 0."""
-    for grad in {id(grad): grad for grad in grads if by != 0 and grad is not None}.values():
-        grad.mul_(by)
+    """Multiply gradients in place, each once, unless the factor is 0; of DTensors, the local shards."""
+    given = [grad for grad in grads if by != 0 and grad is not None]
+    for local in {id(local): local for local in map(local_of, given)}.values():
+        local.mul_(by)
+    mark_written(filter(is_dtensor, given))
 
 
 def _factor(scale: Number, scalers: Number, clip: Number) -> float:

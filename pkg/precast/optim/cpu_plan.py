@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
+from precast.ops._shards import local_like, shards_of
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
@@ -46,7 +47,8 @@ class Item:
     position: int  # index among all parameters of the optimizer
     group: Group
     param: Tensor
-    grad: Tensor
+    local: Tensor  # its local shard, or the parameter itself
+    grad: Tensor  # local, as is the copy
     copy: Tensor | None
     names: tuple[str | None, ...]
     state: dict[str, Any]
@@ -77,6 +79,7 @@ class Plan:
         "passing",
         "positions",
         "rows",
+        "shards",
     )
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -86,14 +89,13 @@ class Plan:
         # some rows.
         self.passing: list[tuple[Tensor, Tensor, tuple[Tensor, ...] | None]] = []
         self._rows = [item.rows for item in items]
+        sharded = [item.param for item in items if item.local is not item.param]
+        self.shards = shards_of(tensor for item in items for tensor in (item.param, *item.state.values()))
         params = [
-            item.param if item.rows is None and _in_place(item.param) else self._pass(item.param, rows=item.rows)
+            item.local if item.rows is None and _in_place(item.local) else self._pass(item.local, rows=item.rows)
             for item in items
         ]
-        states = [
-            [_NONE if (name := item.names[index]) is None else item.state[name] for item in items]
-            for index in range(STATES)
-        ]
+        states = [[_state(item, item.names[index]) for item in items] for index in range(STATES)]
         copies = [_NONE if item.copy is None else item.copy for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
         first, second, third, targets = (self._like(params, tensors) for tensors in (*states, copies))
@@ -105,8 +107,9 @@ class Plan:
         self.kept = not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
-        # Inference tensors have no version counter.
-        self._alone = self.kept and not any(tensor.is_inference() for tensor in self._written)
+        # Inference tensors have no version counter. A local shard has no gradient: its DTensor has one.
+        self._alone = self.kept and not self.shards and not any(tensor.is_inference() for tensor in self._written)
+        self._written += sharded
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors in the layouts of their parameters; an empty list if all are placeholders."""
@@ -182,6 +185,10 @@ class Known:
     missing: Sequence[bool]  # True for each parameter without a gradient
     idle: Sequence[Tensor]  # the parameters without a gradient
     kinds: Sequence[object]  # per group: decides which states exist
+
+
+def _state(item: Item, name: str | None) -> Tensor:
+    return _NONE if name is None else local_like(item.state[name], item.param, f"its {name}")
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:

@@ -43,6 +43,7 @@ class CPUSGD(CPUOptimizer):
     """
 
     rule = SGD
+    torchs = torch.optim.SGD
     counts_steps = False
     state_names = ("momentum_buffer", None, None)
 

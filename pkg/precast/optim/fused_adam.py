@@ -47,6 +47,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     kind: ClassVar[int] = ADAM
+    torchs: ClassVar[Any] = torch.optim.Adam
 
     def __init__(
         self,
@@ -144,6 +145,8 @@ class FusedAdamW(FusedAdam):
             state_dtype=state_dtype,
             max_grad_norm=max_grad_norm,
         )
+
+    torchs = torch.optim.AdamW
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, mark_written
 from precast.ops import multi_tensor
-from precast.ops.multi_tensor import LAMB, STALE, UNCOUNTED
+from precast.ops._shards import is_dtensor, local_like, local_of, local_param, shards_of, still_have, summed
+from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.optim import _gathered, _saved
-from precast.optim._gathered import Signature, Work, check_memory, gather, local_of, locals_of
+from precast.optim._gathered import Signature, Work, check_memory, gather, local_grads
 from precast.optim._planned import PlannedOptimizer, check_betas, light, outside_dynamo
 from precast.optim._watched import State, is_watched
 
@@ -50,9 +51,9 @@ class Plan:
     signature: Signature
     written: tuple[Tensor, ...]  # the model's parameters: a step raises their version counters
     listed: bool  # the step passes gradients explicitly, because some are not plain `.grad` tensors
-    locals: tuple[Tensor, ...]  # the parameters, or their local shards
     idle: tuple[Tensor, ...]  # parameters without a gradient
-    held: tuple[Tensor, ...]  # the other tensors that the C++ side uses again without references of its own
+    shards: list[tuple[Any, Tensor]]  # the DTensors and their local tensors; if any, norms are over all shards
+    held: tuple[Tensor, ...]  # local tensors that the C++ side uses again without references of its own
 
 
 class FusedOptimizer(PlannedOptimizer):
@@ -60,6 +61,7 @@ class FusedOptimizer(PlannedOptimizer):
 
     kind: ClassVar[int]
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
+    _norm: Tensor | None = None  # of the current step's gradients, over all shards
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], max_grad_norm: float | None = None) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -112,9 +114,16 @@ class FusedOptimizer(PlannedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        plans = self._current_plans()
+        try:
+            self._run_all()
+        finally:
+            self._norm = None
+            self._moved.clear()
+        return loss
+
+    def _run_all(self) -> None:
         done: set[Signature] = set()
-        for plan in plans:
+        for plan in self._current_plans():
             if self._run(plan):
                 done.add(plan.signature)
                 continue
@@ -126,7 +135,6 @@ class FusedOptimizer(PlannedOptimizer):
                         "is made; needed: one thread at a time for one optimizer"
                     )
             break
-        return loss
 
     def _run(self, plan: Plan, *, listed: bool = False) -> bool:
         """Call the op once. Return False, and change nothing, if the plan does not match the tensors."""
@@ -134,27 +142,23 @@ class FusedOptimizer(PlannedOptimizer):
         if plan.listed or listed:
             if any(param.grad is not None for param in plan.idle):
                 return False
-            found = locals_of(plan.written)
-            if found is None or (plan.listed and not all(map(operator.is_, found[0], plan.locals))):
+            found = local_grads(plan.written, self._moved)
+            if found is None or not still_have(plan.shards):  # last, so that every rank has redistributed the same
                 return False
-            grads = found[1]
+            grads = found
+        norm = self._norm_of_shards(plan, grads) if plan.shards and self.max_grad_norm else None
+        sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.shards and self.kind == LAMB else None
         groups, rates = self._group_numbers()
         steps = cast("Tensor", self._steps)
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        outcome = multi_tensor.step_(
-            plan.number,
-            grads,
-            steps,
-            groups,
-            rates,
-            getattr(self, "found_inf", None),
-            scale,
-            self.max_grad_norm or 0.0,
-            self.kind,
-            plan.signature.flags,
-        )
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        most, flags = self.max_grad_norm or 0.0, plan.signature.flags
+        numbers = (steps, groups, rates, found_inf, scale, most)
+        outcome = multi_tensor.step_(plan.number, grads, *numbers, self.kind, flags, norm, sums)
         if outcome == STALE:
             return False
+        if sums is not None:
+            total = summed(sums.view(-1, 2), plan.written).flatten()
+            multi_tensor.step_(plan.number, grads, *numbers, LAMB_APPLY, flags, norm, total)
         if outcome == UNCOUNTED:
             mark_written(plan.written)
             if scale is not None:
@@ -166,14 +170,23 @@ class FusedOptimizer(PlannedOptimizer):
     @torch.no_grad()
     def _unscaled(self, plan: Plan, grads: list[Tensor], scale: Tensor) -> None:
         """Unscale the gradients that the kernel could not, because the op got a copy, and count the changes."""
-        owns = [local_of(cast("Tensor", param.grad)) for param in plan.written]
-        mark_written(owns)
-        for own, given in zip(owns, grads, strict=False):
-            if given is not own:
-                own.copy_(given)
-            elif not are_bare((own,)):
+        wholes = [cast("Tensor", param.grad) for param in plan.written]
+        owns = list(map(local_of, wholes))
+        mark_written([*owns, *filter(is_dtensor, wholes)])
+        for param, own, given in zip(plan.written, owns, grads, strict=False):
+            if param in self._moved or (given is own and not are_bare((own,))):
                 found = getattr(self, "found_inf", None)
-                own.mul_(1 / scale if found is None else torch.where(found == 0, 1 / scale, 1.0))
+                factor = 1 / scale if found is None else torch.where(found == 0, 1 / scale, 1.0)
+                own.copy_(own.float() * factor)  # in its dtype, the factor may be 0
+            elif given is not own:
+                own.copy_(given)
+
+    def _norm_of_shards(self, plan: Plan, grads: list[Tensor]) -> Tensor:
+        """The norm of all gradients on all ranks; only one collective per step, even if this rank plans again."""
+        if self._norm is None:
+            _, squares = multi_tensor.multi_tensor_l2norm(grads)
+            self._norm = summed(squares, plan.written).sum().sqrt()
+        return self._norm
 
     def _group_numbers(self) -> tuple[Tensor, list[Tensor]]:
         """A table of the groups' numbers, and the learning rates as tensors if one of them is on the GPU."""
@@ -210,7 +223,7 @@ class FusedOptimizer(PlannedOptimizer):
         """Make a plan for each signature, over the parameters that have a gradient now, and create missing states."""
         self._drop()
         name = type(self).__name__
-        works, idle = gather(name, self.param_groups, self._signature_of)
+        works, idle = gather(name, self.param_groups, self._signature_of, self._moved)
         if self.max_grad_norm is not None and len(works) > 1:
             raise ValueError(
                 f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, "
@@ -227,14 +240,17 @@ class FusedOptimizer(PlannedOptimizer):
         return plans
 
     def _plan(self, signature: Signature, work: Work, idle: list[Tensor]) -> Plan:
+        params = [local_param(param) for param in work.params]
         for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
             self._complete(param, self.param_groups[group], slot)
         states = [self.state[param] for param in work.params]
-        lists = [[local_of(state[entry]) for state in states] for entry in signature.names]
+        lists = [
+            [local_like(self.state[param][entry], param, f"its {entry}") for param in work.params]
+            for entry in signature.names
+        ]
         lists += [[] for _ in range(3 - len(lists))]
         if self.kind == LAMB:  # the direction of the step, between its two launches
-            lists[2] = [torch.empty_like(local_of(param), dtype=torch.float32) for param in work.params]
-        params = [local_of(param) for param in work.params]
+            lists[2] = [torch.empty_like(param, dtype=torch.float32) for param in params]
         masters = [local_of(state["master_param"]) for state in states] if work.masters else []
         named = {"parameter": params, "master_param of parameter": masters}
         named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}
@@ -248,9 +264,9 @@ class FusedOptimizer(PlannedOptimizer):
             [] if work.listed else idle,
             torch.tensor(list(zip(work.groups, work.slots, strict=True)), dtype=torch.int32, device="cpu"),
         )
-        plan = Plan(
-            number, signature, tuple(work.params), work.listed, tuple(params), tuple(idle), (*masters, *chain(*lists))
-        )
+        shards = shards_of(chain(work.params, *(state.values() for state in states)))
+        held = (*params, *masters, *chain(*lists))
+        plan = Plan(number, signature, tuple(work.params), work.listed, tuple(idle), shards, held)
         # Releases the C++ side's data, however the optimizer ends.
         weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
         return plan

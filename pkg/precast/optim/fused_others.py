@@ -49,6 +49,7 @@ class FusedSGD(FusedOptimizer):
     """
 
     kind: ClassVar[int] = SGD
+    torchs = torch.optim.SGD
 
     def __init__(
         self,
@@ -90,6 +91,14 @@ class FusedSGD(FusedOptimizer):
         """Whether to maximize, and whether to use Nesterov momentum."""
         return MAXIMIZE * bool(group["maximize"]) + NESTEROV * bool(group["nesterov"])
 
+    def state_dict(self) -> dict[str, Any]:
+        """The same as in ``torch.optim``, which counts no steps: a buffer means that there was one."""
+        result = super().state_dict()
+        for state in result["state"].values():
+            if float(state.pop("step", 1.0)) == 0:
+                state.pop("momentum_buffer", None)
+        return {**result, "state": {key: state for key, state in result["state"].items() if state}}
+
 
 class FusedAdagrad(FusedOptimizer):
     """``torch.optim.Adagrad`` on the GPU, all parameters in one launch. Each loads the other's state.
@@ -116,6 +125,7 @@ class FusedAdagrad(FusedOptimizer):
     """
 
     kind: ClassVar[int] = ADAGRAD
+    torchs = torch.optim.Adagrad
 
     def __init__(
         self,

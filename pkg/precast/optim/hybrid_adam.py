@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from precast.ops import multi_tensor
+from precast.ops._shards import is_dtensor
 from precast.optim import _gathered, _saved
-from precast.optim._planned import check_betas, light, outside_dynamo
+from precast.optim._planned import TorchsKeys, check_betas, light, outside_dynamo
 from precast.optim._watched import Seen
 from precast.optim.cpu_adam import CPUAdam
 from precast.optim.cpu_base import check_numbers
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-class HybridAdam(Optimizer):
+class HybridAdam(TorchsKeys):
     """AdamW (``adamw_mode=True``) or Adam for parameters on the CPU and on one GPU, in one optimizer.
 
     Parameters on the GPU step in one launch, as in :class:`FusedAdam`, and parameters on the CPU in one pass, as in
@@ -57,6 +57,7 @@ class HybridAdam(Optimizer):
         optimizer.step()
     """
 
+    torchs: ClassVar[Any] = torch.optim.AdamW
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
 
     def __init__(
@@ -205,11 +206,6 @@ class HybridAdam(Optimizer):
         super().add_param_group(param_group)
         self._sides = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The same as in ``torch.optim``; the states are plain dictionaries."""
-        result = super().state_dict()
-        return {**result, "state": {key: dict(value) for key, value in result["state"].items()}}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class, of :class:`FusedAdam` or :class:`CPUAdam`, or of torch's Adam and AdamW."""
         for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
@@ -225,9 +221,6 @@ class HybridAdam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._sides = None
         super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
 
 
 @dataclass
@@ -296,7 +289,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _host(param: Tensor) -> Tensor:
-    if _gathered.local_of(param) is not param:
+    if is_dtensor(param):
         raise RuntimeError(
             "HybridAdam: the states of a DTensor do not fit into gpu_bytes, and only plain tensors can be offloaded; "
             "needed a larger gpu_bytes, or None"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -150,3 +151,24 @@ def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:
     multi_tensor.forget(number, torch.zeros(1))
     with pytest.raises(RuntimeError, match="there is no plan"):
         multi_tensor.forget(number, torch.zeros(1))
+
+
+def test_sums_over_shards_that_do_not_fit(list_gpu: Any) -> None:
+    tensors = [[torch.ones(3)] for _ in range(5)]
+    number = multi_tensor.plan(*tensors, [], [], torch.zeros(1, 2, dtype=torch.int32))
+    step = functools.partial(multi_tensor.step_, number, tensors[1], torch.zeros(1), torch.zeros(1, 6).double(), [])
+    with pytest.raises(RuntimeError, match="LAMB's second launch needs sums"):
+        step(None, None, 0.0, multi_tensor.LAMB_APPLY, 0)
+    for kind, sums in (
+        (multi_tensor.LAMB, torch.zeros(3)),
+        (multi_tensor.LAMB, torch.zeros(2).double()),
+        (multi_tensor.LAMB_APPLY, torch.zeros(4)[::2]),
+        (multi_tensor.ADAM, torch.zeros(2)),
+    ):
+        with pytest.raises(RuntimeError, match="two float32 for each of 1 tensors are needed"):
+            step(None, None, 0.0, kind, 0, None, sums)
+    with pytest.raises(RuntimeError, match="norm is float32 of shape"):
+        step(None, None, 1.0, multi_tensor.LAMB, 0, torch.zeros(2))
+    multi_tensor.forget(number, torch.zeros(1))
+    assert tensors[0][0].tolist() == [1.0, 1.0, 1.0]
+    list_gpu.check_launches([])

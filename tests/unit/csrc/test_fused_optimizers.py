@@ -354,9 +354,33 @@ def test_shards_of_a_dtensor_are_updated(list_gpu: Any, mesh: Any) -> None:
     assert_near(param.to_local().detach(), twin, 0.5, 4)
     moment = ours.state[param]["exp_avg"]
     assert isinstance(moment, DTensor) and moment.shape == (10, 7)
-    param.grad = DTensor.from_local(torch.randn(10, 7), mesh, [Replicate()])
+    whole = torch.randn(10, 7)
+    param.grad, twin.grad = DTensor.from_local(whole, mesh, [Replicate()]), whole[:5].clone()
+    ours.step()
+    theirs.step()
+    assert_near(param.to_local().detach(), twin, 0.5, 5)
+    ours.state[param]["exp_avg"] = DTensor.from_local(torch.zeros(10, 7), mesh, [Replicate()])
     with pytest.raises(RuntimeError, match="needed the same for both"):
         ours.step()
+
+
+def test_lamb_on_shards(list_gpu: Any, mesh: Any) -> None:
+    """The sums of the other, made-up rank stay out, so this is the step of the local shards."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    plain, some = made(torch.float32), made(torch.float32)
+    params = [DTensor.from_local(p, mesh, [Shard(0)]) if p.dim() else p for p in some]
+    ours, theirs = (FusedLAMB(some, lr=0.1, max_grad_norm=None) for some in (params, plain))
+    for step in range(1, 4):
+        give_grads(plain, step)
+        for param, twin in zip(params, plain, strict=True):
+            grad = twin.grad.clone()
+            param.grad = DTensor.from_local(grad, mesh, [Shard(0)]) if isinstance(param, DTensor) else grad
+        ours.step()
+        list_gpu.launched()
+        theirs.step()
+        for local, twin in zip(some, plain, strict=True):
+            assert_near(local, twin, 0.2, step)
 
 
 def test_flat_views_and_odd_offsets(list_gpu: Any) -> None:

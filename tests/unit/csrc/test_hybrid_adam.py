@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.ops import multi_tensor  # noqa: E402
-from precast.optim import CPUAdam, HybridAdam, _gathered  # noqa: E402
+from precast.optim import CPUAdam, HybridAdam, _gathered, hybrid_adam  # noqa: E402
 from tests.unit.csrc.tensor_lists import assert_near, give_grads, made  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -263,6 +263,6 @@ def test_hybrid_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="a graph is captured"):
         ours.step()
     monkeypatch.setattr(_gathered, "capturing", lambda: False)
-    monkeypatch.setattr(_gathered, "local_of", lambda tensor: tensor.detach())
+    monkeypatch.setattr(hybrid_adam, "is_dtensor", lambda tensor: True)
     with pytest.raises(RuntimeError, match="only plain tensors can be offloaded"):
         HybridAdam(params, gpu_bytes=0).step()

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast.compat import lists  # noqa: E402
+from precast.ops import multi_tensor  # noqa: E402
 from tests.ops import list_functions as must  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -71,3 +72,12 @@ def test_lists_that_are_refused(module: Any) -> None:
         with pytest.raises((RuntimeError, ValueError), match=text):
             adam(65536, must.flag(), given, *with_numbers)
     assert all(map(torch.equal, tensors[1], before))
+
+
+@pytest.mark.parametrize("kind", [-1, multi_tensor.LAMB_APPLY])
+def test_an_update_of_lists_that_there_is_not(list_gpu: Any, kind: int) -> None:
+    # LAMB's second launch needs the sums of the first, which only multi_tensor_step_ takes
+    tensors = [must.made(torch.float32, seed) for seed in range(5)]
+    numbers = (1.0, 1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, 0.0)
+    with pytest.raises(RuntimeError, match=f"multi_tensor_update_: there is no update of kind {kind}"):
+        list_gpu.ops.multi_tensor_update_(*tensors, [], None, None, *numbers, kind, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GeneratorType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import are_bare, late, register
 from precast.ops import _checks
+from precast.ops._shards import is_dtensor, is_partial, local_of, summed
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
-ADAM, SGD, ADAGRAD, LION, LAMB = range(5)
+ADAM, SGD, ADAGRAD, LION, LAMB, LAMB_APPLY = range(6)
 MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED = 1, 2, 4, 8, 16, 32
 STALE, UNCOUNTED = 0, 1
 
@@ -118,7 +119,7 @@ def clip_grad_norm_(
     """``torch.nn.utils.clip_grad_norm_``; with the 2-norm on one GPU, two launches and no waiting for the GPU.
 
     Then gradients are read once, and written only if clipped. For any other norm, for gradients on the CPU, on several
-    devices, in float64, sparse or sharded, this calls torch's function.
+    devices, in float64 or sparse, this calls torch's function.
 
     Args:
         parameters: one parameter or several.
@@ -128,7 +129,8 @@ def clip_grad_norm_(
         foreach: for torch's function.
 
     Returns:
-        The norm before clipping; 0 if there is no gradient.
+        The norm before clipping; 0 if there is no gradient. If some gradients are DTensors, the norm is that of all
+        their shards, as a DTensor; every rank must call this.
 
     Raises:
         RuntimeError: the norm is infinite or NaN, and ``error_if_nonfinite`` is set.
@@ -143,18 +145,34 @@ def clip_grad_norm_(
     again = isinstance(parameters, GeneratorType)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]
-    if float(norm_type) != 2.0 or not _on_one_gpu(grads):
+    if float(norm_type) != 2.0 or not _on_one_gpu(list(map(local_of, grads))):
         given = (param for param in params) if again else params
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     with torch.no_grad():
-        total, _ = multi_tensor_l2norm(grads)
+        sharded = any(map(is_dtensor, grads))
+        total = _norm_of_shards(grads) if sharded else multi_tensor_l2norm(grads)[0]
         if error_if_nonfinite and not bool(total.isfinite()):
             raise RuntimeError(
                 f"clip_grad_norm_: the norm of the gradients is {float(total)}; needed a finite one, or "
                 "error_if_nonfinite=False; no gradient was changed"
             )
-        multi_tensor_scale_(grads, grads, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
-    return total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
+        written = list(map(local_of, grads))
+        multi_tensor_scale_(written, written, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
+        total = total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
+        return _replicated(total, grads) if sharded else total
+
+
+def _norm_of_shards(grads: Sequence[Tensor]) -> Tensor:
+    # The terms of a partial gradient must be added before they are squared.
+    read = [cast("Any", grad).full_tensor() if is_partial(grad) else grad for grad in grads]
+    _, squares = multi_tensor_l2norm(list(map(local_of, read)))
+    return summed(squares, read).sum().sqrt()
+
+
+def _replicated(total: Tensor, grads: Sequence[Tensor]) -> Tensor:
+    first: Any = next(filter(is_dtensor, grads))
+    replicated: Tensor = type(first).from_local(total, first.device_mesh, run_check=False)
+    return replicated
 
 
 def on_gpu(tensor: Tensor) -> bool:

@@ -12,13 +12,14 @@ import triton
 from torch import Tensor
 
 from precast.ops._twin_rows import on
-from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LION, SGD, STALE, UNCOUNTED, check_lists
+from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LAMB_APPLY, LION, SGD, STALE, UNCOUNTED, check_lists
 from precast.ops.multi_tensor import twin_updates as updates
 from precast.ops.multi_tensor.twin_lists import BLOCK, Plan
 from precast.ops.multi_tensor.twin_updates import COEFFICIENTS, COPY, FIRST, GRAD, PARAM, SECOND, THIRD
 
 _NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
 _NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
+_NEEDED[LAMB_APPLY] = _NEEDED[LAMB]
 _ROWS = 128  # per program of ``prepare``
 
 _plans: dict[int, Plan] = {}
@@ -65,27 +66,54 @@ def multi_tensor_step_(
     max_norm: float,
     kind: int,
     flags: int,
+    norm: Tensor | None = None,
+    sums: Tensor | None = None,
 ) -> int:
     """The same as the op."""
     known = _known(plan)
-    scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), *(("a learning rate", rate) for rate in rates)]
-    for name, scalar in scalars:
+    scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), ("norm", norm)]
+    for name, scalar in (*scalars, *(("a learning rate", rate) for rate in rates)):
         _check_scalar("multi_tensor_step_", name, scalar, steps)
     if not known.current(grads):
         return STALE
-    _check_members("multi_tensor_step_", known, kind)
+    _check_members("multi_tensor_step_", known, kind, LAMB_APPLY)
+    _check_sums(known, kind, sums, steps)
     if grad_scale is not None:
         known.check_gradients("multi_tensor_step_")
     with on(steps):
         table = known.table()
-        norm = None
-        if max_norm > 0.0:
+        if kind == LAMB_APPLY and sums is not None:
+            squares = torch.zeros(2, steps.numel(), dtype=torch.float32, device=steps.device)
+            squares[:, known.slots] = sums.view(-1, 2).t()
+            _step_along(known, table, squares, flags)
+            return UNCOUNTED
+        if max_norm > 0.0 and norm is None:
             norm = _sums_of_squares(known, table, GRAD, steps.numel()).sum().sqrt()
         scales = (found_inf, grad_scale, norm, max_norm)
-        coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
-        _prepare(known, table, coefficients, steps, groups.tolist(), rates, scales, kind, flags)
-        _update(known, table, coefficients, grad_scale, steps.numel(), kind, flags)
+        known.coefficients = torch.empty(known.count, COEFFICIENTS, dtype=torch.float32, device=steps.device)
+        _prepare(known, table, known.coefficients, steps, groups.tolist(), rates, scales, kind, flags)
+        _update(known, table, grad_scale, kind, flags)
+        if kind == LAMB:
+            squares = _lamb_sums(known, table, steps.numel())
+            if sums is None:
+                _step_along(known, table, squares, flags)
+            else:
+                sums.copy_(squares[:, known.slots].t().flatten())
     return UNCOUNTED
+
+
+def _check_sums(plan: Plan, kind: int, sums: Tensor | None, steps: Tensor) -> None:
+    op = "multi_tensor_step_"
+    if sums is None:
+        if kind == LAMB_APPLY:
+            raise RuntimeError(f"{op}: LAMB's second launch needs sums")
+        return
+    fits = sums.dtype == torch.float32 and sums.numel() == 2 * plan.count and sums.is_contiguous()
+    if not fits or sums.device != steps.device or kind not in (LAMB, LAMB_APPLY):
+        raise RuntimeError(
+            f"{op}: sums is {sums.dtype} of shape {tuple(sums.shape)} on {sums.device}; two float32 for each of "
+            f"{plan.count} tensors are needed, and an update of kind 4 or 5"
+        )
 
 
 def multi_tensor_update_(
@@ -116,16 +144,18 @@ def multi_tensor_update_(
         _check_scalar(op, name, scalar, params[0])
     count = len(params)
     plan = Plan(op, lists, places=[(0, index) for index in range(count)])
-    _check_members(op, plan, kind)
+    _check_members(op, plan, kind, LAMB)
     with on(params[0]):
         like: dict[str, Any] = {"dtype": torch.float32, "device": params[0].device}
         steps = torch.full((count,), step - 1.0, **like)
         scale = torch.full((), 1.0 / factor, **like) * (1.0 if grad_scale is None else grad_scale)
-        coefficients = torch.empty(count, COEFFICIENTS, **like)
+        plan.coefficients = torch.empty(count, COEFFICIENTS, **like)
         table = plan.table()
         numbers = [[lr, beta1, beta2, eps, weight_decay, extra]]
-        _prepare(plan, table, coefficients, steps, numbers, (), (found_inf, scale, None, 0.0), kind, flags)
-        _update(plan, table, coefficients, None, count, kind, flags)
+        _prepare(plan, table, plan.coefficients, steps, numbers, (), (found_inf, scale, None, 0.0), kind, flags)
+        _update(plan, table, None, kind, flags)
+        if kind == LAMB:
+            _step_along(plan, table, _lamb_sums(plan, table, count), flags)
 
 
 def _check_given(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
@@ -136,7 +166,9 @@ def _check_given(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
                 raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
 
 
-def _check_members(op: str, plan: Plan, kind: int) -> None:
+def _check_members(op: str, plan: Plan, kind: int, last: int) -> None:
+    if not ADAM <= kind <= last:
+        raise RuntimeError(f"{op}: there is no update of kind {kind}")
     if not all(map(plan.has, _NEEDED[kind])):
         raise RuntimeError(f"{op}: an update of kind {kind} needs states that were not given")
 
@@ -166,26 +198,27 @@ def _log(beta: float) -> float:
     return math.log1p(beta - 1.0) if beta > 0.0 else -math.inf
 
 
-def _update(
-    plan: Plan,
-    table: Tensor,
-    coefficients: Tensor,
-    grad_scale: Tensor | None,
-    slots: int,
-    kind: int,
-    flags: int,
-) -> None:
+def _update(plan: Plan, table: Tensor, grad_scale: Tensor | None, kind: int, flags: int) -> None:
     shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
-    launches = [launch for launch in plan.launches if launch.programs]
-    for launch in launches:
-        args = (table, launch.owners, coefficients, grad_scale, *launch.types)
-        updates.update[(launch.programs,)](*args, kind=kind, **shape)
-    if kind != LAMB:
-        return
-    sizes, lengths = (_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD))
-    for launch in launches:
-        types = (launch.types[PARAM], launch.types[THIRD], launch.types[COPY])
-        updates.step_along[(launch.programs,)](table, launch.owners, coefficients, sizes, lengths, *types, **shape)
+    for launch in plan.launches:
+        if launch.programs:
+            chosen = (table, launch.owners, plan.coefficients, grad_scale, *launch.types)
+            updates.update[(launch.programs,)](*chosen, kind=kind, **shape)
+
+
+def _lamb_sums(plan: Plan, table: Tensor, slots: int) -> Tensor:
+    """The sums of squares of parameters and of directions, by slot."""
+    return torch.stack([_sums_of_squares(plan, table, member, slots) for member in (PARAM, THIRD)])
+
+
+def _step_along(plan: Plan, table: Tensor, squares: Tensor, flags: int) -> None:
+    """LAMB's second launch. ``squares``: the sums for parameters and for directions, by slot."""
+    shape = {"flags": flags, "aligned": plan.aligned, "block": BLOCK}
+    for launch in plan.launches:
+        if launch.programs:
+            types = (launch.types[PARAM], launch.types[THIRD], launch.types[COPY])
+            chosen = (table, launch.owners, plan.coefficients, *squares.unbind(), *types)
+            updates.step_along[(launch.programs,)](*chosen, **shape)
 
 
 def _sums_of_squares(plan: Plan, table: Tensor, member: int, slots: int) -> Tensor:

@@ -66,6 +66,8 @@ class Plan:
         self._members = [[m[i] for i in self._order] if m else [] for m in members]
         if places is not None:
             _check_overlap(op, self._members)
+        self.slots = [slot for _, slot in places or ()]  # by index
+        self.coefficients: Tensor | None = None  # of the last step
         ranked = [(0, i) if places is None else places[i] for i in self._order]
         nothing = [0] * len(params)
         self._columns = [_addresses(m) if m else nothing for m in self._members]

@@ -1,0 +1,71 @@
+"""Start a module of cases in several processes, and collect how each case went in each process.
+
+python -m tests.ops.ranks MODULE KIND FOLDER RANK RANKS CASE...
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import precast
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240
+
+
+def run(module: str, kind: str, folder: Path, ranks: int, cases: Sequence[str]) -> list[dict[str, str]]:
+    """For each rank: the cases that ended, each with its traceback or an empty text."""
+    package = str(Path(precast.__file__).resolve().parents[1])
+    path = os.pathsep.join([str(ROOT), package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.ops.ranks", module, kind, str(folder)]
+    (folder / "store").unlink(missing_ok=True)
+    children = [
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), *cases], cwd=folder, env=environment, stdout=-1, stderr=-2, text=True
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [child.communicate(timeout=SECONDS)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    results = [folder / f"found{rank}.json" for rank in range(ranks)]
+    assert all(child.returncode == 0 for child in children), "\n".join(said)
+    return [json.loads(result.read_text()) for result in results]
+
+
+def main(module: str, kind: str, folder: str, rank: str, ranks: str, *cases: str) -> None:
+    """One rank. It stops at the first case that fails, because the other ranks may wait for it."""
+    import torch.distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    place = {"rank": int(rank), "world_size": int(ranks), "timeout": timedelta(seconds=60)}
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", **place)  # type: ignore[arg-type]
+    library = importlib.import_module(module)
+    library.prepare(kind, Path(folder))
+    found: dict[str, str] = {}
+    try:
+        for case in cases:
+            getattr(library, case)()
+            found[case] = ""
+    except Exception:  # noqa: BLE001  # the parent shows it
+        found[case] = traceback.format_exc()
+    (Path(folder) / f"found{rank}.json").write_text(json.dumps(found))
+    if all(text == "" for text in found.values()):
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # a rank that failed leaves no peer to say goodbye to
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
