@@ -1,7 +1,7 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
-A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``, ``act``,
-``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
+A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
+``act``, ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
 collected tests are probed once; what was found is printed below the results, and a test whose need is not met is
 skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
 could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch says
