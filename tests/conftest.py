@@ -1,11 +1,11 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
 A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
-``act``, ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The needs of the
-collected tests are probed once; what was found is printed below the results, and a test whose need is not met is
-skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something untested
-could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch says
-``pytest.importorskip("torch")`` first.
+``act``, ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The
+needs of the collected tests are probed once; what was found is printed below the results, and a test whose need is not
+met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something
+untested could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch
+says ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
 spreads the tests over processes; the process that hands them out prints what those that run them found.
