@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import min_driver
+from precast._abi.capability import GpuTarget, min_driver
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
@@ -114,11 +114,15 @@ def test_the_cpu_label_takes_no_device_code(take: Callable[[str], Made]) -> None
     assert take("cpu").device == ()
 
 
-def test_the_default_takes_the_code_of_two_compilers(take: Callable[[str], Made], known: matrix.Matrix) -> None:
-    made = take("")
+def test_a_wheel_takes_the_code_of_two_compilers(folder: Path, known: matrix.Matrix, checkout: Path) -> None:
+    default = known.label(Label(""))
+    thor = GpuTarget.parse("sm_110")
+    spec = replace(default, targets=(*default.targets, thor), take=(*default.take, (Label("cu130"), (thor,))))
+    changed = replace(known, labels=tuple(spec if one is default else one for one in known.labels))
+    made = parts.take(folder, changed, spec, MACHINE, checkout)
     by_target = {str(file.target): file.nvrtc for file, _ in made.device}
     assert by_target["sm_110"] == "13.0.88" and by_target["sm_120"] == "12.8.93"
-    assert set(by_target) == {str(target) for target in known.label(Label("")).targets}
+    assert set(by_target) == {str(target) for target in spec.targets}
     assert made.compilers == (("g++", "12.2.0"), ("nvrtc", "12.8.93"), ("nvrtc", "13.0.88"))
 
 
