@@ -126,8 +126,8 @@ def test_a_module_with_wide_parameters_takes_what_a_linear_layer_gives(module: A
 
 
 def test_an_op_asks_for_one_dtype_under_autocast_too(device: str) -> None:
-    x, weight = torch.randn(4, 8, device=device, dtype=LOW), torch.randn(8, device=device)
-    wanted = "rms_norm: weight is float32 and x is bfloat16; needed one dtype"
+    x, weight = torch.randn(4, 8, device=device, dtype=LOW), torch.randn(8, device=device, dtype=torch.float16)
+    wanted = "rms_norm: weight is float16 and x is bfloat16; needed one dtype"
     with torch.autocast(device, dtype=LOW), pytest.raises(RuntimeError, match=wanted):
         ops.rms_norm(x, weight)
 

@@ -60,7 +60,9 @@ class Training:
 
 def both(device: str, name: str, **scaler: Any) -> tuple[Training, Training]:
     ours, theirs, options = pair_of(device, name)
-    return Training(ours, device, options, **scaler), Training(theirs, device, options, **scaler)
+    # torch's foreach form of Nesterov momentum, the default on a GPU, adds the momentum to the gradients in place.
+    plain = {"foreach": False} if name == "momentum" else {}
+    return Training(ours, device, options, **scaler), Training(theirs, device, {**options, **plain}, **scaler)
 
 
 @pytest.mark.parametrize(("device", "name"), EACH)
@@ -112,8 +114,16 @@ def test_clipping_between_unscaling_and_the_step(device: str, name: str) -> None
             torch.testing.assert_close(one, other, rtol=2e-5 * step, atol=4e-6 * step)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("device", "name"), EACH)
+# torch's own check for infinities refuses bfloat16 on a GPU.
+NARROW = [
+    pytest.param(*case.values, dtype, id=f"{case.id} {dtype}", marks=case.marks)
+    for case in EACH
+    for dtype in (torch.float16, torch.bfloat16)
+    if (case.values[0], dtype) != ("cuda", torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("device", "name", "dtype"), NARROW)
 def test_narrow_gradients_are_unscaled_in_their_dtype(device: str, name: str, dtype: Any) -> None:
     ours, _, options = pair_of(device, name)
     params = [torch.nn.Parameter(p.to(dtype)) for p in drawn(0, device)]

@@ -86,7 +86,7 @@ def terms(args: list[Any], exact: Any, torchs: Any) -> Any:
         return None
     numbers = [arg for arg in args if hasattr(arg, "dtype") and arg.is_floating_point()]
     largest = max(float(t.nan_to_num(0, 0, 0).abs().max()) for t in (*numbers, exact) if t.numel())
-    return exact.abs() + largest
+    return exact.nan_to_num(0, 0, 0).abs() + largest
 
 
 def test_a_twin_refuses_what_its_op_refuses() -> None:

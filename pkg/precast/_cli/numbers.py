@@ -35,7 +35,9 @@ def check(op: str, device: str, call: Callable[..., Any] | None = None) -> str |
     if len(got) != len(wanted):
         return f"{len(got)} results, wanted {len(wanted)}"
     for index, (mine, exact) in enumerate(zip(got, wanted, strict=True)):
-        close = torch.isclose(mine.double().cpu(), exact.double(), rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
+        rounding = torch.finfo(mine.dtype).eps if mine.is_floating_point() else 0.0
+        relative = max(_RELATIVE, rounding)
+        close = torch.isclose(mine.double().cpu(), exact.double(), rtol=relative, atol=_ABSOLUTE, equal_nan=True)
         if not bool(close.all()):
             worst = (mine.double().cpu() - exact).abs().max().item()
             return f"result {index}: {int((~close).sum())} of {close.numel()} values are wrong, by up to {worst:.3g}"
