@@ -57,7 +57,11 @@ def test_any_dtype(device: str, dtypes: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("foreach", [None, True, False])
-@pytest.mark.parametrize("handed", [list, tuple, iter, lambda params: (p for p in params), dict.fromkeys], ids=str)
+@pytest.mark.parametrize(
+    "handed",
+    [list, tuple, iter, lambda params: (p for p in params), dict.fromkeys],
+    ids=["list", "tuple", "iterator", "generator", "keys"],
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_any_iterable(device: str, handed: Callable[[Any], Any], foreach: bool | None) -> None:
     assert_same(made(device), made(device), 0.5, foreach=foreach, handed=handed)
