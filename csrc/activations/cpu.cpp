@@ -1,7 +1,7 @@
-// Gated activations forward and backward, sixteen elements at a time. Compiled once per CPU level.
+// Activations forward and backward, over buffers of floats in the first cache. Compiled once per CPU level.
 //
-// The activations differ in one function, which gives both value and slope, so each is a branch in front of a loop over
-// a piece of a row. Some have parameters, and one changes the factor as well.
+// An activation is one function, which gives both value and slope. Some have parameters, and one changes the factor as
+// well.
 #include "cpu.h"
 
 #include <math.h>

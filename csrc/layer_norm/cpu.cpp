@@ -1,9 +1,9 @@
-// LayerNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
+// LayerNorm forward and backward, thirty-two elements at a time. Compiled once per CPU level.
 //
-// Each row is read three times, after the first time from the caches: for its mean, for the deviations from the mean,
-// and for the result. Sums run in float over short blocks and in double over the blocks, so the error does not grow
-// with the width of a row. An absent weight or bias is a well-predicted branch inside the loops rather than a template
-// argument, because the user waits for compilation.
+// Each row is read twice, the second time from the caches: for its mean and variance, and for the result. Sums run in
+// float over short blocks and in double over the blocks, so the error does not grow with the width of a row. An absent
+// weight or bias is a well-predicted branch inside the loops rather than a template argument, because the user waits
+// for compilation.
 #include "cpu.h"
 
 #include "../common/row_simd.h"

@@ -1,4 +1,4 @@
-// RMSNorm forward and backward, sixteen elements at a time. Compiled once per CPU level.
+// RMSNorm forward and backward, thirty-two elements at a time. Compiled once per CPU level.
 //
 // Each row is read twice, the second time from the caches. Sums run in float over short blocks and in double over the
 // blocks, so the error does not grow with the width of a row. Per-call options (the casting, a residual) are

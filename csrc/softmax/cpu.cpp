@@ -1,8 +1,8 @@
-// Softmax forward and backward, sixteen elements at a time. Compiled once per CPU level.
+// Softmax forward and backward, thirty-two elements at a time. Compiled once per CPU level.
 //
 // A row is converted to float once and kept while its maximum, its exponentials, their sum and the result are computed.
-// A row that is too long for that is converted part by part, again for each of the three passes; the numbers are the
-// same. Sums run in float over short blocks and in double over the blocks.
+// A row that is too long for that is read twice, part by part: once for its maximum and its sum, once for the result.
+// Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
 
 #include "../common/exponential.h"
