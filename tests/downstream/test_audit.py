@@ -7,6 +7,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from precast.build import __main__ as build_main
 from precast.build import audit
 from precast.errors import KernelError
+from tests.unit.load import fakes
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -161,3 +163,18 @@ def rewritten(wheel: Path, folder: Path, change: Callable[[Files, str], None], *
 
 def _hash(data: bytes) -> str:
     return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()}"
+
+
+def test_a_file_of_device_code_that_holds_more_or_less_than_its_images_is_refused(tmp_path: Path) -> None:
+    info = fakes.write_installation(tmp_path, None, {"sm_80": fakes.cubin(80), "sm_90": fakes.cubin(90, 600)})
+    first, second = info.device
+    assert first.path == second.path and list(audit._files(tmp_path, "x", info)) == []
+    (said,) = audit._files(tmp_path, "x", replace(info, device=(first,)))
+    assert (said.check, said.where) == ("images", first.path) and said.found.startswith("unpacks to more than the ")
+    wrong = replace(second, content_sha256="0" * 64)
+    (said,) = audit._files(tmp_path, "x", replace(info, device=(first, wrong)))
+    assert (said.check, said.where) == ("bytes", "device/rms_norm.sm_80.cubin") and "checksum mismatch" in said.found
+    (tmp_path / first.path).unlink()
+    missing = [(said.where, said.found) for said in audit._files(tmp_path, "x", info)]
+    names = [(image.name, "missing") for image in (first, second)]
+    assert missing == [*names, (first.path, "No such file or directory")]

@@ -73,10 +73,12 @@ def test_each_target_has_its_image_and_its_entry(compiler: Compiler, source: Pat
     files, version = device.build_images(made, tmp_path / "out", settings(tmp_path))
     assert version == "13.0.88"
     assert [(file.path, file.family, str(file.min_driver)) for file in files] == [
-        ("device/bias.compute_80.ptx.xz", "bias", "13.0"),
-        ("device/bias.compute_90.ptx.xz", "bias", "13.0"),
+        ("device/bias.compute_90+compute_80.ptx.xz", "bias", "13.0"),
+        ("device/bias.compute_90+compute_80.ptx.xz", "bias", "13.0"),
     ]
-    assert b".target sm_80" in lzma.decompress((tmp_path / "out" / files[0].path).read_bytes())
+    content = lzma.decompress((tmp_path / "out" / files[0].path).read_bytes())
+    assert len(content) == files[1].end and b".target sm_90" in content[: files[0].end]
+    assert b".target sm_80" in content[files[1].offset :]
     assert all(text.startswith(b"#define WIDTH 4\n#line 1\n") for text, _, _ in compiler.asked)
     assert all(f"--include-path={tmp_path / 'include'}" in options for _, _, options in compiler.asked)
     device.build_images(made, tmp_path / "out", settings(tmp_path))
@@ -141,8 +143,9 @@ def test_each_gpu_gets_what_runs_on_it(
     see(ComputeCapability(8, 6), ComputeCapability(12, 0), ComputeCapability(7, 5))
     found = downstream.images("my_ops", "bias")
     assert {index: str(image.target) for index, image in found.items()} == {0: "compute_80", 1: "compute_90"}
-    assert found[0].content == lzma.decompress(found[0].path.read_bytes())
-    (folder / files[1].path).write_bytes(b"damaged")
+    assert found[1].content + found[0].content == lzma.decompress(found[0].path.read_bytes())
+    damaged = replace(info, device=(replace(files[0], content_sha256="0" * 64), files[1]))
+    (folder / "build_info.json").write_text(damaged.to_json())
     assert str(downstream.images("my_ops", "bias")[1].target) == "compute_80", "the next best of what is intact"
     see(ComputeCapability(7, 5))
     with pytest.raises(PrebuiltRefused, match=r"(?s)my_ops.bias has device code for no GPU here\n.*7\.5"):

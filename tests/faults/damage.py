@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from precast._abi.capability import TargetKind
 from precast._builder import packing
 from tests.faults.hosts import LOAD_CUDA
 from tests.faults.lab import BUILD, LOAD, STEP, Lab, fault, library, line
@@ -53,11 +54,13 @@ def bomb(lab: Lab) -> str:
     site = lab.wheel({"sm_90": fakes.cubin(90)})
     file, manifest = site.c_dir / "device" / "rms_norm.sm_90.cubin.xz", site.c_dir / "build_info.json"
     document = json.loads(manifest.read_text())
-    endless = packing.pack(bytes(32 << 20))
+    endless = packing.pack([bytes(32 << 20)], TargetKind.SASS)
     file.write_bytes(endless)
     document["device"][0] |= {"sha256": hashlib.sha256(endless).hexdigest(), "bytes": len(endless)}
     manifest.write_text(json.dumps(document))
-    return line(refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "unpacks to more than")
+    return line(
+        refusal_without_build(site, LOAD_CUDA, **lab.gpus("9.0")), "damaged", "checksum mismatch of the unpacked image"
+    )
 
 
 @fault("damaged-manifest", "the manifest is cut", how="its second half removed", lost="what is prebuilt")

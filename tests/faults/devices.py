@@ -63,7 +63,7 @@ def cut_cubin(lab: Lab) -> str:
     replace(site, "sm_90.cubin", half, honest=False)
     said = site.ok(CHOOSE, env=lab.gpus("9.0") | AOT)
     assert said.startswith("['device/rms_norm.compute_90.ptx.xz']\n"), said
-    return line(said, "sm_90.cubin.xz damaged", "bytes")
+    return line(said, "sm_90.cubin damaged", "bytes")
 
 
 @fault("cut-ptx", "the only device code is cut", how="its second half removed", lost="the op, until reinstalled")
@@ -103,6 +103,30 @@ def claimed_size(lab: Lab) -> str:
     site = shipped(lab, sm_90=fakes.cubin(90))
     replace(site, "sm_90.cubin", lambda data: data, honest=True, size=1 << 30)
     return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "content_bytes")
+
+
+@fault("other-image", "an image beside the one that is meant", how="hashes right, offset of another", lost="the op")
+def other_image(lab: Lab) -> str:
+    site = shipped(lab, sm_90=fakes.cubin(90), sm_80=fakes.cubin(80))
+    manifest = site.c_dir / "build_info.json"
+    document = json.loads(manifest.read_text())
+    first, second = document["device"]
+    assert first["path"] == second["path"] and first["content_bytes"] == second["content_bytes"]
+    first["target"], second["target"] = second["target"], first["target"]
+    manifest.write_text(json.dumps(document))
+    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "damaged", "built for sm_80")
+
+
+@fault(
+    "overlapping-images", "images that overlap in their file", how="an offset in the manifest", lost="what is prebuilt"
+)
+def overlapping_images(lab: Lab) -> str:
+    site = shipped(lab, sm_90=fakes.cubin(90), sm_80=fakes.cubin(80))
+    manifest = site.c_dir / "build_info.json"
+    document = json.loads(manifest.read_text())
+    document["device"][1]["offset"] -= 1
+    manifest.write_text(json.dumps(document))
+    return line(site.refusal(LOAD_CUDA, env=lab.gpus("9.0") | AOT), "wanted at offset")
 
 
 @fault("lying-ptx", "PTX for another GPU than said", how="hash right, .target sm_80 for compute_90", lost="the op")

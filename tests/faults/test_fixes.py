@@ -42,6 +42,7 @@ def rows() -> dict[str, str]:
 def row(state: State, said: str, machine: Machine) -> str:
     first = machine.plain(said.splitlines()[0])
     assert len(first) < 100, first
+    first = re.sub(r": \w+ cannot be loaded for (?:cpu|cuda) \(", " (", first)
     fix = machine.plain(first_fix(said))
     shown = fix if fix == remedy.DRIVER else f"`{fix}`"
     return f"| {state.what} | {first} | {shown} |"

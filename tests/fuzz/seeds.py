@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from precast._abi.capability import TargetKind
 from precast._builder import cache_archive, cache_tools, packing
 from precast._builder.cache import Cache
 from precast._builder.entry import BuildKey, Meta
@@ -88,7 +89,7 @@ def cubin() -> bytes:
 
 
 def packed() -> bytes:
-    return packing.pack(fakes.cubin(90))
+    return packing.pack([fakes.cubin(90)], TargetKind.SASS)
 
 
 SEEDS = {

@@ -83,8 +83,11 @@ def warnings() -> Iterator[list[str]]:
 def tamper(change: Callable[[bytes], bytes], *kinds: str, honest: bool, inside: bool = False) -> None:
     """Changes the device code of rms_norm in a copy of the installation, which the loader then takes.
 
-    ``honest``: the manifest has the hash of what lies there. ``inside``: what is changed is the image in the .xz.
+    Each image gets a file of its own. ``honest``: the manifest has the hash of what lies there. ``inside``: what is
+    changed is the image in the .xz.
     """
+    from precast._abi.build_info import device_path
+    from precast._abi.capability import GpuTarget
     from precast._builder import packing
     from precast._load import prebuilt
 
@@ -94,14 +97,16 @@ def tamper(change: Callable[[bytes], bytes], *kinds: str, honest: bool, inside: 
     for entry in document["device"]:
         if entry["family"] != "rms_norm" or not entry["path"].endswith(tuple(f"{kind}.xz" for kind in kinds)):
             continue
-        path = copy / entry["path"]
-        data = path.read_bytes()
-        made = packing.pack(change(lzma.decompress(data))) if inside else change(data)
-        path.write_bytes(made)
-        if honest:
-            entry |= {"sha256": hashlib.sha256(made).hexdigest(), "bytes": len(made)}
-            if inside:
-                entry["content_bytes"] = len(lzma.decompress(made))
+        content = lzma.decompress((prebuilt.C_DIR / entry["path"]).read_bytes())
+        image, target = content[entry["offset"] :][: entry["content_bytes"]], GpuTarget.parse(entry["target"])
+        image = change(image) if inside else image
+        packed = packing.pack([image], target.kind)
+        made = packed if inside else change(packed)
+        stated = made if honest else packed
+        digests = [hashlib.sha256(data).hexdigest() for data in (stated, image)]
+        entry |= {"path": device_path("rms_norm", [target]), "sha256": digests[0], "bytes": len(stated)}
+        entry |= {"offset": 0, "content_bytes": len(image), "content_sha256": digests[1]}
+        (copy / entry["path"]).write_bytes(made)
     (copy / "build_info.json").write_text(json.dumps(document))
     prebuilt.C_DIR = copy
     os.environ["PRECAST_JIT"] = "aot"

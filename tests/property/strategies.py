@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Literal
 
 from hypothesis import strategies as st
@@ -117,14 +119,16 @@ def host_files(abis: st.SearchStrategy[Exact | Stable] = torch_abis, near: bool 
 def device_files(draw: st.DrawFn) -> DeviceFile:
     target, toolkit, family = draw(targets()), draw(cuda_versions), draw(st.sampled_from(FAMILIES))
     return DeviceFile(
-        path=device_path(family, target),
+        path=device_path(family, [target]),
         sha256=draw(sha256s),
         bytes=draw(st.integers(0, MAX_FILE_BYTES)),
         family=family,
         target=target,
         nvrtc=f"{toolkit}.{draw(numbers)}",
         min_driver=min_driver(target, toolkit),
+        offset=0,
         content_bytes=draw(st.integers(1, MAX_CONTENT_BYTES)),
+        content_sha256=draw(sha256s),
     )
 
 
@@ -151,8 +155,9 @@ def usual_device_files(draw: st.DrawFn) -> DeviceFile:
     """Device code as releases have it: plain targets by the toolkits of the labels."""
     target = GpuTarget(draw(st.sampled_from([TargetKind.SASS, TargetKind.SASS, TargetKind.PTX])), draw(capabilities))
     toolkit = draw(st.sampled_from([CudaVersion(12, 1), CudaVersion(12, 8), CudaVersion(13, 0)]))
-    path = device_path("rms_norm", target)
-    return DeviceFile(path, "1" * 64, 5_000, "rms_norm", target, f"{toolkit}.88", min_driver(target, toolkit), 9_000)
+    path = device_path("rms_norm", [target])
+    driver = min_driver(target, toolkit)
+    return DeviceFile(path, "1" * 64, 5_000, "rms_norm", target, f"{toolkit}.88", driver, 0, 9_000, "e" * 64)
 
 
 usual_build_infos = st.builds(
@@ -168,6 +173,24 @@ usual_build_infos = st.builds(
 )
 
 
+def sharing(images: list[DeviceFile]) -> list[DeviceFile]:
+    """The same images, with those of a family and kind in one file."""
+    made: list[DeviceFile] = []
+    by_kind = itertools.groupby(sorted(images, key=_kind), key=_kind)
+    for first, *others in (list(group) for _, group in by_kind):
+        path, offset = device_path(first.family, [image.target for image in (first, *others)]), 0
+        for image in (first, *others):
+            size = image.content_bytes // (len(others) + 1)
+            about = {"path": path, "sha256": first.sha256, "bytes": first.bytes}
+            made.append(replace(image, **about, offset=offset, content_bytes=size))  # type: ignore[arg-type]
+            offset += size
+    return made
+
+
+def _kind(image: DeviceFile) -> tuple[str, str]:
+    return image.family, image.target.kind.value
+
+
 @st.composite
 def any_build_infos(draw: st.DrawFn, near: bool = False) -> BuildInfo:
     """``near``: with host libraries that have a chance on the machines of ``hosts``."""
@@ -176,6 +199,7 @@ def any_build_infos(draw: st.DrawFn, near: bool = False) -> BuildInfo:
     files = near_host_files if near else host_files()
     host = draw(st.lists(files, max_size=4, unique_by=lambda file: file.path))
     device = draw(st.lists(device_files(), max_size=5, unique_by=lambda file: file.path))
+    device = sharing(device) if draw(st.booleans()) else device
     return BuildInfo(
         version=draw(st.sampled_from(["1.0", "0.1.0", "1.2.3.dev4", "2.0rc1"])),
         label=label,

@@ -115,7 +115,7 @@ def files_of(decision: Decision) -> set[str]:
     if isinstance(decision, Refuse):
         return set()
     pieces = (decision.host, *(image for _, image in decision.images))
-    return {piece.path for piece in pieces if isinstance(piece, HostFile | DeviceFile)}
+    return {piece.name for piece in pieces if isinstance(piece, HostFile | DeviceFile)}
 
 
 @given(s.hosts, s.near_build_infos, s.settings)

@@ -11,12 +11,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from precast._abi.capability import TargetKind
 from precast._builder import packing
 from tools.shared.wheel import Wheel, read_wheel, write_wheel
 
 HOST = "precast/_C/host/torch-stable-2.10.so"
-CUBIN = "precast/_C/device/rms_norm.sm_90.cubin.xz"
-PTX = "precast/_C/device/rms_norm.compute_90.ptx.xz"
+PTX = "precast/_C/device/rms_norm.compute_90.ptx.xz"  # alone in its file
 MANIFEST = "precast/_C/build_info.json"
 SBOM = "sboms/precast.cdx.json"  # below the folder of the metadata, as the three are
 METADATA, WHEEL, LICENCE = "METADATA", "WHEEL", "licenses/LICENSE"
@@ -100,16 +100,57 @@ def replace(name: str, data: Callable[[bytes], bytes]) -> Change:
     return change
 
 
-def repack(name: str, data: Callable[[bytes], bytes]) -> Change:
-    """Change device code inside its file; everything that speaks of the file and its content stays true."""
+def repack(target: str, data: Callable[[bytes], bytes], family: str = "rms_norm") -> Change:
+    """Change one image inside its file; everything that speaks of the file and its content stays true."""
 
     def change(files: Files) -> None:
-        image = data(lzma.decompress(files[name]))
-        replace(name, lambda _: packing.pack(image))(files)
+        path = file_of(files, target, family)
+        content = lzma.decompress(files[path])
+        entries = [entry for entry in json.loads(files[MANIFEST])["device"] if f"precast/_C/{entry['path']}" == path]
+        images = []
+        for entry in entries:
+            image = content[entry["offset"] :][: entry["content_bytes"]]
+            images.append(data(image) if entry["target"] == target else image)
+        kind = TargetKind.PTX if target.startswith("compute") else TargetKind.SASS
+        replace(path, lambda _: packing.pack(images, kind))(files)
+        document, offset = json.loads(files[MANIFEST]), 0
+        for entry, image in zip(of_file(document, path), images, strict=True):
+            digest = hashlib.sha256(image).hexdigest()
+            entry |= {"offset": offset, "content_bytes": len(image), "content_sha256": digest}
+            offset += len(image)
+        files[MANIFEST] = json.dumps(document).encode()
+
+    return change
+
+
+def of_file(document: Any, path: str) -> list[Any]:
+    """The entries of a manifest that are in one file."""
+    return [entry for entry in document["device"] if f"precast/_C/{entry['path']}" == path]
+
+
+def file_of(files: Files, target: str, family: str = "rms_norm") -> str:
+    """The path in a wheel of the file with a family's image for a target."""
+    (path,) = (
+        f"precast/_C/{entry['path']}"
+        for entry in json.loads(files[MANIFEST])["device"]
+        if (entry["family"], entry["target"]) == (family, target)
+    )
+    return path
+
+
+def in_file_of(target: str, change: Callable[[str], Change]) -> Change:
+    """A change of the file that holds an image."""
+    return lambda files: change(file_of(files, target))(files)
+
+
+def edit_image(target: str, **values: object) -> Change:
+    """Change the manifest's entry of one image."""
+
+    def change(files: Files) -> None:
         document = json.loads(files[MANIFEST])
         for entry in document["device"]:
-            if f"precast/_C/{entry['path']}" == name:
-                entry["content_bytes"] = len(image)
+            if (entry["family"], entry["target"]) == ("rms_norm", target):
+                entry |= values
         files[MANIFEST] = json.dumps(document).encode()
 
     return change
@@ -128,16 +169,12 @@ def at(offset: int, value: bytes) -> Callable[[bytes], bytes]:
 
 
 def drop_device(target: str) -> Change:
-    """A wheel that never had a target: neither files nor manifest nor bill of materials know of it."""
+    """A manifest that is silent about a target. Its images stay in files that hold the images of other targets too."""
 
     def change(files: Files) -> None:
         document = json.loads(files[MANIFEST])
         document["device"] = [entry for entry in document["device"] if entry["target"] != target]
         files[MANIFEST] = json.dumps(document).encode()
-        gone = [name for name in files if f".{target}." in name]
-        for name in gone:
-            del files[name]
-        drop_components(gone)(files)
 
     return change
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from precast._abi.capability import TargetKind
 from precast._builder import matrix, packing
 from tools import guards
 from tools.guards.subject import Asked, Verdict
@@ -20,7 +21,6 @@ from tools.verbs import audit as tools_audit
 from . import libraries
 from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH, Run
 from .tampering import (
-    CUBIN,
     HOST,
     LICENCE,
     MANIFEST,
@@ -33,6 +33,9 @@ from .tampering import (
     at,
     drop_device,
     edit,
+    edit_image,
+    file_of,
+    in_file_of,
     metadata,
     named,
     patched,
@@ -63,6 +66,14 @@ def another_library(files: Files) -> None:
     document["host"].append({**document["host"][0], "path": path, "abi": "torch-stable-2.99"})
     files[MANIFEST] = json.dumps(document).encode()
     files[f"precast/_C/{path}"] = files[HOST]
+
+
+def renamed(files: Files) -> None:
+    """The machine code of a family under a name that does not list its targets."""
+    path, other = file_of(files, "sm_90"), "precast/_C/device/rms_norm.other.cubin.xz"
+    files[other] = files.pop(path)
+    names = (name.removeprefix("precast/_C/").encode() for name in (path, other))
+    files[MANIFEST] = files[MANIFEST].replace(*names)
 
 
 # What is done to a wheel: the guard that refuses it, and what its refusal names.
@@ -115,32 +126,44 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
 
 # The same for what only a wheel with device code can lie about.
 DEVICE: dict[str, tuple[Change, str, str]] = {
-    "a flipped bit in a cubin": (lambda f: f.update({CUBIN: at(5000, b"\xff")(f[CUBIN])}), "manifest", "sm_90.cubin"),
-    "a cubin gone": (lambda f: f.pop(CUBIN), "manifest", "sm_90.cubin"),
-    "a cubin cut short": (repack(CUBIN, lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
-    "a cubin for another GPU": (repack(CUBIN, at(49, b"\x50")), "targets", "sm_80"),
-    "a cubin of another layout": (repack(CUBIN, at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
-    "PTX for another GPU": (repack(PTX, patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
-    "PTX of another ISA": (repack(PTX, patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
-    "PTX of another compiler": (repack(PTX, patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
+    "a flipped bit in a cubin": (
+        in_file_of("sm_90", lambda path: lambda f: f.update({path: at(5000, b"\xff")(f[path])})),
+        "manifest",
+        "sm_90",
+    ),
+    "a cubin gone": (in_file_of("sm_90", lambda path: lambda f: f.pop(path)), "manifest", "sm_90"),
+    "a cubin cut short": (repack("sm_90", lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
+    "a cubin for another GPU": (repack("sm_90", at(49, b"\x50")), "targets", "sm_80"),
+    "a cubin of another layout": (repack("sm_90", at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
+    "PTX for another GPU": (repack("compute_90", patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
+    "PTX of another ISA": (repack("compute_90", patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
+    "PTX of another compiler": (repack("compute_90", patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),
     "PTX without a kernel": (
-        repack(PTX, patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
+        repack("compute_90", patched(b".entry rms_norm_f32_v4", b".entri rms_norm_f32_v4")),
         "targets",
         "_v4",
     ),
-    "device code as it is": (replace(CUBIN, lzma.decompress), "targets", "not an .xz of ours"),
-    "device code behind device code": (replace(CUBIN, lambda data: data + data), "targets", "behind the end"),
-    "device code cut short": (replace(CUBIN, lambda data: data[:3000]), "targets", "ends early"),
+    "device code as it is": (replace(PTX, lzma.decompress), "targets", "not an .xz of ours"),
+    "device code behind device code": (replace(PTX, lambda data: data + data), "targets", "behind the end"),
+    "device code cut short": (replace(PTX, lambda data: data[:3000]), "targets", "ends early"),
     "device code that unpacks without end": (
-        replace(CUBIN, lambda _: packing.pack(bytes(9**7))),
+        replace(PTX, lambda _: packing.pack([bytes(9**7)], TargetKind.PTX)),
         "targets",
         "more than",
     ),
-    "another size than claimed": (edit("device.0.content_bytes", 9**7), "targets", f"{9**7} in the manifest"),
-    "a build path in packed device code": (repack(PTX, lambda d: d + b"\n// /home/me/x.cu"), "paths", "/home/me/x.cu"),
+    "another size than claimed": (edit_image("compute_90", content_bytes=9**7), "targets", f"{9**7} in the manifest"),
+    "another image than claimed": (edit_image("sm_80", content_sha256="0" * 64), "targets", "of the unpacked image"),
+    "images that overlap": (edit_image("sm_80", offset=1), "manifest", "'device/rms_norm.sm_80.cubin' wanted at"),
+    "images that no entry names": (drop_device("sm_120"), "targets", "unpacks to more than the"),
+    "a file with another name than its images": (renamed, "targets", "device/rms_norm.other.cubin.xz"),
+    "a build path in packed device code": (
+        repack("compute_90", lambda data: data + b"\n// /home/me/x.cu"),
+        "paths",
+        "/home/me/x.cu",
+    ),
     "another driver than the compiler's": (edit("device.0.min_driver", "12.0"), "targets", "12.0"),
     "another NVRTC than the label's": (edit("device.0.nvrtc", "13.0.48"), "targets", "13.0.48"),
-    "a target of the label missing": (drop_device("sm_80"), "targets", "softmax sm_80"),
+    "a target of the label missing": (drop_device("sm_120"), "targets", "softmax sm_120"),
     "a target of another label": (edit("device.0.target", "sm_70"), "targets", "sm_70"),
     "the set of another label": (edit("label", "cu121"), "targets", "labels.cu121"),
 }

@@ -36,16 +36,17 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
     wheel = repaired[label]
     assert wheel.name.startswith(f"precast-{__version__}+{label}-py3-none-") and "manylinux_2_28" in wheel.name
     spec = MATRIX.label(matrix.Label(label))
-    device = {
-        f"precast/_C/device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}.xz"
+    images = {
+        f"device/{family.name}.{target}.{'ptx' if str(target).startswith('compute') else 'cubin'}"
         for family in catalogue.FAMILIES
         if family.device is not None
         for target in spec.targets
     }
     in_c = {name for name in names(wheel) if name.startswith("precast/_C/")}
     own = {"precast/_C/__init__.py", "precast/_C/build_info.json", "precast/_C/host/torch-stable-2.10.so"}
-    assert in_c == own | device
     info = manifest(wheel)
+    assert {image.name for image in info.device} == images
+    assert in_c == own | {f"precast/_C/{image.path}" for image in info.device}
     assert (info.mode, str(info.label), info.version) == (BuildMode.RELEASE, label, __version__)
     assert wheel.stat().st_size < MATRIX.max_bytes_of(spec.label)
 

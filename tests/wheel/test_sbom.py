@@ -15,7 +15,7 @@ from tools.shared.wheel import read_wheel
 from tools.verbs import audit as tools_audit
 
 from .conftest import CHECKOUT, EACH_LABEL, ONLY_TORCH
-from .tampering import CUBIN, HOST, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
+from .tampering import HOST, PTX, SBOM, Change, drop_components, edit_sbom, named, set_in, tampered, without
 
 pytestmark = [pytest.mark.wheel, pytest.mark.compiler]
 
@@ -62,7 +62,7 @@ LIES: dict[str, tuple[Change, str]] = {
 }
 DEVICE_LIES: dict[str, tuple[Change, str]] = {
     "another NVRTC": (component("nvidia-cuda-nvrtc", "version", "12.1.105"), "pkg:pypi/nvidia-cuda-nvrtc@13.0.88"),
-    "another hash of a cubin": (component(CUBIN, "hashes", ZEROS), CUBIN),
+    "another hash of a cubin": (component(PTX, "hashes", ZEROS), PTX),
 }
 
 

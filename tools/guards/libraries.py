@@ -98,10 +98,10 @@ def check_paths(a: Audited) -> Iterator[Violation]:
 
 def _binaries(a: Audited) -> Iterator[tuple[str, bytes]]:
     """Every file of the binary folders, with device code unpacked; the targets guard reports files that cannot be."""
-    images = {file.path: file for file in a.info.device}
+    packed = {file.path for file in a.info.device}
     for name, data in a.wheel.below("precast/_C/").items():
-        if name in images:
+        if name in packed:
             with contextlib.suppress(packing.NotPacked):
-                yield name, a.image(images[name])
+                yield name, a.content(name)
         elif "/" in name:
             yield name, data

@@ -95,8 +95,7 @@ def _wanted(a: Audited) -> dict[str, Row]:
     info, pins = a.info, headers.load_pins()
     version = a.wheel.version
     rows: dict[str, Row] = {_purl("precast", version): (version, "", "Apache-2.0", "")}
-    rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.host}
-    rows |= {f"precast/_C/{file.path}": ("", file.sha256, "", "") for file in info.device}
+    rows |= {f"precast/_C/{path}": ("", sha256, "", "") for path, sha256 in info.files.items()}
     if a.wheel.below(f"{_STABLE}/"):
         rows[_purl("torch", pins.torch)] = (pins.torch, "", "BSD-3-Clause", "")
         rows |= {f"{_STABLE}/include/{name}": ("", sha, "", "") for name, sha in pins.headers.items()}

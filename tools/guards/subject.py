@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, by_file
 from precast._abi.violation import Violation
 from precast._builder import packing
 from precast._builder.matrix import Matrix
@@ -55,8 +55,14 @@ class Audited:
         return self.manifest
 
     def image(self, file: DeviceFile) -> bytes:
-        """The device code in one file of the manifest; raises NotPacked if it does not have the recorded size."""
-        return packing.unpack(self.wheel.files[f"precast/_C/{file.path}"], file.content_bytes)
+        """The device code of one manifest entry; raises NotPacked if it is not in its file."""
+        packed = self.wheel.files[f"precast/_C/{file.path}"]
+        return packing.image(packed, file.offset, file.content_bytes, file.content_sha256)
+
+    def content(self, path: str) -> bytes:
+        """All that a file of device code unpacks to; raises NotPacked if its entries cover more or less of it."""
+        packed = self.wheel.files[f"precast/_C/{path}"]
+        return packing.unpack(packed, by_file(self.info.device)[path][-1].end)
 
     @property
     def released(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precast._abi.build_info import BuildInfo, DeviceFile
+from precast._abi.build_info import BuildInfo, DeviceFile, by_file, device_path
 from precast._abi.capability import TargetKind
 from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
@@ -16,6 +16,7 @@ from tools.shared.binaries import DeviceFacts
 
 def check_targets(a: Audited) -> Iterator[Violation]:
     """Check the device code by its headers, then all contents against the plan."""
+    yield from _packed_files(a)
     yield from _device_files(a)
     families = sorted(family.name for family in catalogue.FAMILIES)
     for file in a.info.host:
@@ -25,44 +26,55 @@ def check_targets(a: Audited) -> Iterator[Violation]:
 
 
 def _device_files(a: Audited) -> Iterator[Violation]:
-    """Compare each device file with its manifest entry and compiler; all files of a family have the same kernels."""
+    """Compare each image with its manifest entry and compiler; all images of a family have the same kernels."""
     isa = {spec.label.cuda: spec.isa for spec in a.matrix.labels}
     entries: dict[str, tuple[str, frozenset[str]]] = {}
-    for file in a.info.device:
-        if f"precast/_C/{file.path}" not in a.wheel.files:
-            continue  # the manifest guard reports it
+    for file in _there(a):
         try:
             image = a.image(file)
             facts = binaries.read_ptx(image) if file.target.kind is TargetKind.PTX else binaries.read_cubin(image)
         except (packing.NotPacked, binaries.Unreadable) as error:
-            yield Violation("device", file.path, "device code", str(error))
+            yield Violation("device", file.name, "device code", str(error))
             continue
         yield from device_claims(file, facts, a.info)
         if facts.isa is not None:
-            yield from same("ptx isa", file.path, isa.get(CudaVersion.parse(file.nvrtc)), facts.isa)
-        first, wanted = entries.setdefault(file.family, (file.path, facts.entries))
+            yield from same("ptx isa", file.name, isa.get(CudaVersion.parse(file.nvrtc)), facts.isa)
+        first, wanted = entries.setdefault(file.family, (file.name, facts.entries))
         if facts.entries != wanted or not wanted:
             differing = sorted(facts.entries ^ wanted)[:3]
-            yield Violation("kernels", file.path, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
+            yield Violation("kernels", file.name, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
+
+
+def _packed_files(a: Audited) -> Iterator[Violation]:
+    """Each file unpacks to exactly the images of its manifest entries, and its name lists them in their order."""
+    for path, images in by_file(_there(a)).items():
+        yield from same("name", path, device_path(images[0].family, [file.target for file in images]), path)
+        try:
+            a.content(path)
+        except packing.NotPacked as error:
+            yield Violation("device", path, "the images that the manifest lists", str(error))
+
+
+def _there(a: Audited) -> list[DeviceFile]:
+    """The entries whose file is in the wheel; the manifest guard reports the others."""
+    return [file for file in a.info.device if f"precast/_C/{file.path}" in a.wheel.files]
 
 
 def device_claims(file: DeviceFile, facts: DeviceFacts, info: BuildInfo) -> Iterator[Violation]:
     """Compare a device file with its manifest entry."""
     toolkit = ".".join(file.nvrtc.split(".")[:2])
     major = int(toolkit.split(".")[0])
-    yield from same("target", file.path, str(file.target), facts.target)
-    suffix = "ptx" if facts.isa is not None else "cubin"
-    yield from same("name", file.path, f"device/{file.family}.{file.target}.{suffix}.xz", file.path)
+    yield from same("target", file.name, str(file.target), facts.target)
     if facts.layout is not None:
         # CUDA 13 writes all cubins in a newer layout; CUDA 12 does so only for Blackwell (seen with 12.8 and 12.9).
         newer = major >= 13 or file.target.capability.major >= 10
-        yield from same("layout", file.path, 13 if newer else 12, facts.layout)
+        yield from same("layout", file.name, 13 if newer else 12, facts.layout)
     if facts.nvrtc is not None:
-        yield from same("nvrtc", file.path, file.nvrtc, facts.nvrtc)
+        yield from same("nvrtc", file.name, file.nvrtc, facts.nvrtc)
     # SASS runs on any driver of its major; PTX needs the driver of its own toolkit.
-    yield from same("driver", file.path, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
+    yield from same("driver", file.name, toolkit if facts.isa is not None else f"{major}.0", str(file.min_driver))
     if ("nvrtc", file.nvrtc) not in info.compilers:
-        yield Violation("compiler", file.path, f"NVRTC {file.nvrtc} among the compilers", str(dict(info.compilers)))
+        yield Violation("compiler", file.name, f"NVRTC {file.nvrtc} among the compilers", str(dict(info.compilers)))
 
 
 def _plan(a: Audited) -> Iterator[Violation]:
@@ -82,7 +94,7 @@ def _plan(a: Audited) -> Iterator[Violation]:
     yield from _differ(a, found, needed=wanted, allowed=wanted, row=row)
     by_target = {str(target): a.matrix.label(source).nvrtc for source, some in spec.take for target in some}
     for image in a.info.device:
-        yield from same("nvrtc", image.path, by_target.get(str(image.target), spec.nvrtc), image.nvrtc)
+        yield from same("nvrtc", image.name, by_target.get(str(image.target), spec.nvrtc), image.nvrtc)
 
 
 def _differ(a: Audited, found: set[str], *, needed: set[str], allowed: set[str], row: str) -> Iterator[Violation]:

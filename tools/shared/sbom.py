@@ -18,7 +18,7 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo
 from precast._abi.torch_abi import Exact
 from precast._builder.headers import Pins
 from precast._builder.matrix import Matrix
@@ -39,8 +39,7 @@ def sbom(info: BuildInfo, pins: Pins | None, matrix: Matrix, moment: datetime) -
     """The document of one wheel; ``pins`` are those of its headers, None if it has no headers."""
     version = f"{info.version}{info.label.local}"
     whole = _component("precast", version, ComponentType.LIBRARY, "precast", purl=("precast", version))
-    files: tuple[HostFile | DeviceFile, ...] = (*info.host, *info.device)
-    shipped = [_file(f"precast/_C/{file.path}", file.sha256) for file in files]
+    shipped = [_file(f"precast/_C/{path}", sha256) for path, sha256 in info.files.items()]
     shipped += [] if pins is None else [_headers(pins)]
     tools = list(_compilers(info, matrix))
     bom = Bom(components=[*shipped, *tools], serial_number=_serial(info))

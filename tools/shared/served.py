@@ -49,11 +49,11 @@ def manifest(matrix: Matrix, cell: WheelCell, *, declared: bool) -> BuildInfo:
     """The future build_info.json of a wheel; with ``declared``, including the host libraries that it still lacks."""
     names = (*cell.host, *cell.lacks) if declared else cell.host
     families = tuple(family.name for family in catalogue.FAMILIES)
-    levels = tuple(level.name for level in flags.cpu_levels(cell.machine))
     glibcxx = ".".join(map(str, matrix.glibcxx))
     hosts = []
     for name in names:
         abi = parse_torch_abi(name.removeprefix("host-").removesuffix(f"-{cell.machine}"))
+        levels = tuple(level.name for level in flags.prebuilt_levels(cell.machine, abi))
         hosts.append(
             HostFile(host_path(abi), _SHA256, 0, abi, cell.machine, (), matrix.glibc, glibcxx, levels, families)
         )
@@ -75,14 +75,16 @@ def _device_files(matrix: Matrix, label: Label) -> Iterable[DeviceFile]:
         nvrtc = matrix.label(source).nvrtc
         for target in targets if nvrtc is not None else ():
             yield DeviceFile(
-                path=device_path(_FAMILY, target),
+                path=device_path(_FAMILY, [target]),
                 sha256=_SHA256,
                 bytes=0,
                 family=_FAMILY,
                 target=target,
                 nvrtc=nvrtc or "",
                 min_driver=min_driver(target, CudaVersion.parse(nvrtc or "")),
+                offset=0,
                 content_bytes=0,
+                content_sha256=_SHA256,
             )
 
 

@@ -62,7 +62,7 @@ def make(
 ) -> tuple[Record, bool]:
     """Make the wheel unless it is up to date; return its record and whether it is new."""
     started = time.perf_counter()
-    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, cell.only)  # refuses before anything is built
+    parts.take(parts_dir, known, cell.spec, cell.machine, ROOT, settings, cell.only)  # refuses before anything is built
     key = _key(known, cell, parts_dir, source, settings)
     there = wheelhouse.finished(out, cell.name, key)
     if there is not None:

@@ -1,6 +1,6 @@
 """Compile all device code of one label, by its very NVRTC, into a part that wheels take.
 
-Writes ``OUT/device-<label>``: one packed file for each family and target, and ``parts.json``. The NVRTC comes from PyPI
+Writes ``OUT/device-<label>``: the packed files of each family, and ``parts.json``. The NVRTC comes from PyPI
 into the build cache; each cubin is held against its target twice, by its header and by NVIDIA's own tools.
 """
 
@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from precast._abi.capability import TargetKind
 from precast._abi.settings import Settings
@@ -41,7 +41,7 @@ def make(label: str, out: Path, settings: Settings) -> str:
     folder = out / parts.device_name(spec)
     changed = parts.write(made, spec.label, ROOT, folder)
     seen = _read_again(made, second_reader.fetch(known.readers, cache))
-    size = sum(file.bytes for file, _ in made.device)
+    size = sum(size for size, _ in made.files.values())
     how = "written" if changed else "there already"
     return f"{folder.name}: {len(made.device)} images, {size} bytes, {seen} cubins read twice, {how}"
 
@@ -52,8 +52,9 @@ def _read_again(made: Made, programs: tuple[Path, Path]) -> int:
         cubins = []
         for file, packed in made.device:
             if file.target.kind is TargetKind.SASS:
-                path = Path(folder) / packed.stem
-                path.write_bytes(packing.unpack(packed.read_bytes(), file.content_bytes))
+                path = Path(folder) / PurePosixPath(file.name).name
+                image = packing.image(packed.read_bytes(), file.offset, file.content_bytes, file.content_sha256)
+                path.write_bytes(image)
                 cubins.append((path, str(file.target)))
         return second_reader.check(programs, cubins)
 

@@ -46,7 +46,7 @@ def choose_image(
                 rejections.append(why)
     if fitting:
         best = max(fitting, key=lambda file: _rank(file.target, gpu.capability))
-        return Choice(best, tuple(rejections), _notes(best.target, best.path, piece))
+        return Choice(best, tuple(rejections), _notes(best.target, best.name, piece))
     target, refusals = _buildable(piece, gpu, host, settings)
     if target is None:
         return Choice(None, (*rejections, *refusals))
@@ -57,21 +57,21 @@ def _misfit(
     file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, settings: Settings, bad: Mapping[str, str]
 ) -> Rejection | None:
     piece = f"cuda:{gpu.index}"
-    if file.path in bad:
+    if file.name in bad:
         fix = remedy.reinstall(host, info, settings)
-        return Rejection(piece, file.path, Reason.DAMAGED, "the file that was built", bad[file.path], fix)
+        return Rejection(piece, file.name, Reason.DAMAGED, "the file that was built", bad[file.name], fix)
     if not file.target.runs_on(gpu.capability):
         found = _found(gpu) + remedy.served_range(gpu.capability, info.label)
         fix = remedy.other_label(host, gpu.capability, info, settings)
-        return Rejection(piece, file.path, Reason.ARCH, file.target.serves, found, fix)
+        return Rejection(piece, file.name, Reason.ARCH, file.target.serves, found, fix)
     if host.driver is None or host.driver < file.min_driver:
         fix = remedy.other_label(host, gpu.capability, info, settings)
-        return Rejection(piece, file.path, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
+        return Rejection(piece, file.name, Reason.DRIVER, _wanted_driver(file.min_driver), _found_driver(host), fix)
     if host.lzma_error is not None:
         # No remedy: this Python must be rebuilt with liblzma-dev, or another one chosen.
         wanted = "a Python that was compiled with liblzma-dev, to unpack it"
         found = f"Python {host.python} without: {host.lzma_error}"
-        return Rejection(piece, file.path, Reason.NO_LZMA, wanted, found)
+        return Rejection(piece, file.name, Reason.NO_LZMA, wanted, found)
     return None
 
 

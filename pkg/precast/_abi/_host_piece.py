@@ -75,10 +75,10 @@ def _misfit(
     """The first requirement of a library that this process does not meet."""
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
-        return Rejection(_PIECE, file.path, reason, wanted, found, fix)
+        return Rejection(_PIECE, file.name, reason, wanted, found, fix)
 
-    if file.path in bad:
-        return no(Reason.DAMAGED, "the library that was built", bad[file.path], remedy.reinstall(host, info, settings))
+    if file.name in bad:
+        return no(Reason.DAMAGED, "the library that was built", bad[file.name], remedy.reinstall(host, info, settings))
     if need.family not in file.families:
         return no(Reason.FAMILY, f"the family {need.family}", "a library with " + (", ".join(file.families) or "none"))
     if file.machine != host.machine:
@@ -110,7 +110,7 @@ def _rank(file: HostFile, settings: Settings) -> tuple[bool, bool, bool, tuple[i
 def _notes(file: HostFile, host: Host) -> tuple[str, ...]:
     if host.glibcxx is not None:
         return ()
-    return (f"the level of libstdc++ could not be read; {file.path} needs GLIBCXX_{file.glibcxx}",)
+    return (f"the level of libstdc++ could not be read; {file.name} needs GLIBCXX_{file.glibcxx}",)
 
 
 def _meets_no_floor(torch: TorchInfo) -> bool:

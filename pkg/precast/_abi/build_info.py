@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from precast._abi._reader import ManifestError, Reader, parse_object
@@ -19,10 +19,21 @@ from precast._abi.torch_abi import TorchAbi, is_git_version, parse_torch_abi
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
-__all__ = ["SCHEMA", "BuildInfo", "BuildMode", "DeviceFile", "HostFile", "ManifestError", "device_path", "host_path"]
+__all__ = [
+    "SCHEMA",
+    "BuildInfo",
+    "BuildMode",
+    "DeviceFile",
+    "HostFile",
+    "ManifestError",
+    "by_file",
+    "device_path",
+    "host_path",
+    "image_name",
+]
 
-SCHEMA = 3
-# The most that device code may unpack to. The largest image has 0.65 MB.
+SCHEMA = 4
+# The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
 MAX_CONTENT_BYTES = 16 << 20
 # The size limit of a file. The largest libraries in wheels have less than 2 GB.
 MAX_FILE_BYTES = 4 << 30
@@ -64,12 +75,18 @@ class HostFile:
     cuda_major: int | None = None
     debug: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name in decisions and messages: the path, as the library has a file of its own."""
+        return self.path
+
 
 @value(frozen=True)
 class DeviceFile:
     """The device code of one kernel family for one target, with the version of the NVRTC that compiled it.
 
-    The file is packed: ``sha256`` and ``bytes`` describe the file, ``content_bytes`` is the size of the image in it.
+    The file at ``path`` is packed and holds the images of several targets. ``sha256`` and ``bytes`` describe the file.
+    ``offset``, ``content_bytes`` and ``content_sha256`` describe this image in what the file unpacks to.
     """
 
     path: str
@@ -79,7 +96,19 @@ class DeviceFile:
     target: GpuTarget
     nvrtc: str
     min_driver: CudaVersion
+    offset: int
     content_bytes: int
+    content_sha256: str
+
+    @property
+    def name(self) -> str:
+        """The name of the image in decisions and messages; ``path`` is the file that it shares with others."""
+        return image_name(self.family, self.target)
+
+    @property
+    def end(self) -> int:
+        """The offset behind the image."""
+        return self.offset + self.content_bytes
 
 
 @value(frozen=True)
@@ -99,6 +128,12 @@ class BuildInfo:
     host: tuple[HostFile, ...] = ()
     device: tuple[DeviceFile, ...] = ()
     index_url: str | None = None
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of each file by its path, host libraries first."""
+        hosts = {file.path: file.sha256 for file in self.host}
+        return hosts | {image.path: image.sha256 for image in self.device}
 
     def to_json(self) -> str:
         """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
@@ -147,14 +182,31 @@ class BuildInfo:
         return info
 
 
+def by_file(device: Iterable[DeviceFile]) -> dict[str, list[DeviceFile]]:
+    """The images in each file of device code, by its path."""
+    files: dict[str, list[DeviceFile]] = {}
+    for image in device:
+        files.setdefault(image.path, []).append(image)
+    return files
+
+
 def host_path(abi: TorchAbi) -> str:
     """The path of an ABI's host library in a wheel, relative to ``precast/_C``."""
     return f"host/{abi}.so"
 
 
-def device_path(family: str, target: GpuTarget) -> str:
-    """The path in a wheel of a family's device code for a target, relative to ``precast/_C``."""
-    return f"device/{family}.{target}.{'cubin' if target.kind is TargetKind.SASS else 'ptx'}.xz"
+def image_name(family: str, target: GpuTarget) -> str:
+    """The name of a family's device code for a target, in decisions and messages."""
+    return f"device/{family}.{target}.{_suffix(target)}"
+
+
+def device_path(family: str, targets: Sequence[GpuTarget]) -> str:
+    """The path in a wheel of the file with a family's images for these targets, in the order they have in the file."""
+    return f"device/{family}.{'+'.join(map(str, targets))}.{_suffix(targets[0])}.xz"
+
+
+def _suffix(target: GpuTarget) -> str:
+    return "cubin" if target.kind is TargetKind.SASS else "ptx"
 
 
 def _host_document(file: HostFile) -> dict[str, object]:
@@ -184,7 +236,9 @@ def _device_document(file: DeviceFile) -> dict[str, object]:
         "target": str(file.target),
         "nvrtc": file.nvrtc,
         "min_driver": str(file.min_driver),
+        "offset": file.offset,
         "content_bytes": file.content_bytes,
+        "content_sha256": file.content_sha256,
     }
 
 
@@ -192,7 +246,7 @@ def _read_host(reader: Reader) -> HostFile:
     return HostFile(
         path=_path(reader, "host"),
         sha256=_sha256(reader, "sha256"),
-        bytes=_size(reader),
+        bytes=_within(reader, "bytes", MAX_FILE_BYTES),
         abi=reader.parsed("abi", parse_torch_abi),
         machine=_checked(reader, "machine", _is_word, "a machine such as 'x86_64'"),
         needed=reader.texts("needed"),
@@ -207,16 +261,23 @@ def _read_host(reader: Reader) -> HostFile:
 
 
 def _read_device(reader: Reader) -> DeviceFile:
-    return DeviceFile(
+    file = DeviceFile(
         path=_path(reader, "device"),
         sha256=_sha256(reader, "sha256"),
-        bytes=_size(reader),
+        bytes=_within(reader, "bytes", MAX_FILE_BYTES),
         family=_checked(reader, "family", _is_name, "a family such as 'rms_norm'"),
         target=reader.parsed("target", GpuTarget.parse),
         nvrtc=reader.parsed("nvrtc", _dotted_text),
         min_driver=CudaVersion(*_min_driver(reader)),
-        content_bytes=_content_size(reader),
+        offset=_within(reader, "offset", MAX_CONTENT_BYTES),
+        content_bytes=_within(reader, "content_bytes", MAX_CONTENT_BYTES),
+        content_sha256=_sha256(reader, "content_sha256"),
     )
+    if file.end > MAX_CONTENT_BYTES:
+        raise ManifestError(
+            f"{reader.at('offset')}: wanted an image within {MAX_CONTENT_BYTES} bytes, found {file.end}"
+        )
+    return file
 
 
 def _dotted_text(text: str) -> str:
@@ -276,17 +337,10 @@ def _names(reader: Reader, key: str) -> tuple[str, ...]:
     return names
 
 
-def _size(reader: Reader) -> int:
-    size = reader.integer("bytes")
-    if not 0 <= size <= MAX_FILE_BYTES:
-        raise ManifestError(f"{reader.at('bytes')}: wanted 0 to {MAX_FILE_BYTES}, found {size}")
-    return size
-
-
-def _content_size(reader: Reader) -> int:
-    size = reader.integer("content_bytes")
-    if not 0 <= size <= MAX_CONTENT_BYTES:
-        raise ManifestError(f"{reader.at('content_bytes')}: wanted 0 to {MAX_CONTENT_BYTES}, found {size}")
+def _within(reader: Reader, key: str, most: int) -> int:
+    size = reader.integer(key)
+    if not 0 <= size <= most:
+        raise ManifestError(f"{reader.at(key)}: wanted 0 to {most}, found {size}")
     return size
 
 
@@ -301,12 +355,28 @@ def _path(reader: Reader, folder: str) -> str:
 
 def _check_whole(info: BuildInfo) -> None:
     """Check the manifest as a whole: no duplicates, and no files that the mode or the label rules out."""
-    _refuse_repeats("path", [*(f.path for f in info.host), *(f.path for f in info.device)])
+    _refuse_repeats("path", (file.path for file in info.host))
     _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
+    for images in by_file(info.device).values():
+        _check_file(images)
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")
     if info.label.text == "cpu" and info.device:
         raise ManifestError("$.device: the label 'cpu' has no device code")
+
+
+def _check_file(images: Sequence[DeviceFile]) -> None:
+    """Check the entries of one file: they agree about it, and each image begins where the one before it ends."""
+    first, end = images[0], 0
+    for image in images:
+        about = (image.family, image.target.kind, image.sha256, image.bytes)
+        if about != (first.family, first.target.kind, first.sha256, first.bytes):
+            raise ManifestError(f"$.device: the entries of {first.path!r} differ in family, kind, sha256 or bytes")
+        if image.offset != end:
+            raise ManifestError(
+                f"$.device: {image.name!r} wanted at offset {end} of {first.path!r}, found {image.offset}"
+            )
+        end = image.end
 
 
 def _refuse_repeats(what: str, items: Iterable[str]) -> None:

@@ -63,9 +63,9 @@ def decide(
 ) -> Decision:
     """Decide which files to load and which pieces to build, or why neither is possible.
 
-    ``bad`` maps the path of a prebuilt file to its defect. A GPU without any device code is listed in ``refused`` as
-    long as another GPU has some. If the builders have not been probed and a build could still make a difference, the
-    reason ``builders-unknown`` asks for the probe (see :func:`needs_builders`).
+    ``bad`` maps the name of a prebuilt file or image to its defect. A GPU without any device code is listed in
+    ``refused`` as long as another GPU has some. If the builders have not been probed and a build could still make a
+    difference, the reason ``builders-unknown`` asks for the probe (see :func:`needs_builders`).
     """
     hopeless = _refuse_outright(host, settings, need)
     if hopeless or host.torch is None:

@@ -193,10 +193,10 @@ def _candidates(group: Sequence[Rejection]) -> str:
 
 
 def _short(path: str) -> str:
-    """``device/rms_norm.sm_90.cubin.xz`` -> ``sm_90``; for other paths the file name."""
+    """``device/rms_norm.sm_90.cubin`` -> ``sm_90``; for other paths the file name."""
     name = path.rpartition("/")[2]
     parts = name.split(".")
-    return parts[1] if path.startswith("device/") and len(parts) == 4 else name.removesuffix(".so")
+    return parts[1] if path.startswith("device/") and len(parts) == 3 else name.removesuffix(".so")
 
 
 def _wanted(group: Sequence[Rejection]) -> str:

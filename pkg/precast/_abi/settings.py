@@ -37,8 +37,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_JIT",
         "jit",
         "`auto`",
-        "`auto`: prebuilt where it fits, else build what is missing; `aot`: prebuilt only, nothing is built; "
-        "`jit`: always build; `off`: load no kernel at all, fallbacks only",
+        "`auto`: prebuilt if it fits, else build what is missing; `aot`: prebuilt only; `jit`: always build; `off`: "
+        "load no kernel",
         "run",
     ),
     Variable(
@@ -52,8 +52,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_CUDA_ARCH_LIST",
         "arch_list",
         "the visible GPUs",
-        "The GPUs to build device code for ahead of time, such as `8.0;9.0+PTX` or `sm_90 compute_90`; at run "
-        "time, those that nvcc compiles for, as torch spells them",
+        "The GPUs to build device code for, such as `8.0;9.0+PTX` or `sm_90 compute_90`",
         "build, run",
     ),
     Variable(
@@ -67,14 +66,14 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_CACHE_PATH",
         "cache_path",
         "none",
-        "Caches that are searched first and never written, separated by colons: one that an image or a site has filled",
+        "Filled caches, separated by colons, that are searched first and never written",
         "run",
     ),
     Variable(
         "PRECAST_JIT_WAIT",
         "jit_wait_s",
         "`1800`",
-        "How many seconds to wait for another process that builds the same thing before building it here as well",
+        "Seconds to wait for another process's build before building it too",
         "build, run",
     ),
     Variable(
@@ -88,31 +87,30 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_CPU_LEVEL",
         "cpu_level",
         "the best of this machine",
-        "The instruction set of the CPU kernels, such as `baseline` or `avx2`; on ARM `neon`, or `sve` for the vector "
-        "length of this machine; a level that this machine does not have is refused at the first load",
+        "The CPU kernels' instruction set, such as `baseline`, `avx2`, `neon` or `sve`; one that this machine lacks "
+        "is refused",
         "run",
     ),
     Variable(
         "PRECAST_DEBUG",
         "debug",
         "`0`",
-        "`1`: what is built is built for a debugger: `-O0 -g`, device code with `-G`, and the paths of the sources in "
-        "both; prebuilt files are not replaced (add `PRECAST_JIT=jit` for that)",
+        "`1`: build for a debugger (`-O0 -g`, device code with `-G`); with `PRECAST_JIT=jit` also what is prebuilt",
         "build, run",
     ),
     Variable(
         "PRECAST_QUIET",
         "quiet",
         "`0`",
-        "`1`: builds at run time say nothing on standard error, neither messages nor progress; warnings and errors "
-        "remain, and an application that configures logging still gets every message of the logger `precast`",
+        "`1`: run-time builds print nothing on standard error but warnings; the logger `precast` still gets every "
+        "message",
         "run",
     ),
     Variable(
         "NO_COLOR",
         "no_color",
         "none",
-        "Anything: `precast doctor` prints no colours on a terminal",
+        "Anything: `precast doctor` prints no colours",
         "run",
     ),
     Variable(
@@ -126,74 +124,73 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_INDEX_URL",
         "index_url",
         "the one that the wheel records",
-        "The package index with the wheels of every label, such as `https://host/precast`. A build records it in the "
-        "wheel; at run time errors offer the wheels of this index as a fix; `none`: there is none",
+        "The package index, such as `https://host/precast`. A build records it, and errors offer its wheels as a "
+        "fix; `none`: there is none",
         "build, run",
     ),
     Variable(
         "PRECAST_PARTS",
         "parts",
         "none",
-        "The folder of finished parts that a release wheel takes instead of compiling; a part that does not fit is "
-        "refused",
+        "The folder of finished parts that a release wheel takes instead of compiling",
         "build",
     ),
     Variable(
         "PRECAST_ONLY_TORCH",
         "only_torch",
         "all of them",
-        "A slim release wheel: with the host libraries of this minor of torch alone, such as `2.6`",
+        "A slim release wheel for this minor of torch, such as `2.6`",
         "build",
     ),
     Variable(
         "PRECAST_ARCH",
         "arch",
         "this machine's",
-        "The CPU architecture of a release wheel, `x86_64` or `aarch64`; another than this machine's is cross-compiled "
-        "by Debian's `aarch64-linux-gnu-g++`, or by `CXX`",
+        "The CPU architecture of a release wheel, `x86_64` or `aarch64`; another one is cross-compiled by "
+        "`aarch64-linux-gnu-g++` or `CXX`",
         "build",
     ),
     Variable(
         "CUDA_EXT",
         "cuda_ext",
         "`0`",
-        "`1`: build ahead of time, for this machine, when the package is installed from source",
+        "`1`: build for this machine when the package is installed from source",
         "build",
     ),
     Variable(
         "CXX",
         "cxx",
         "`g++`, `c++`, `clang++`",
-        "The C++ compiler; the first of the default that is there",
+        "The C++ compiler",
         "build, run",
     ),
     Variable(
         "CUDA_HOME",
         "cuda_home",
         "that of `nvcc`, else `/usr/local/cuda`",
-        "The CUDA toolkit to take NVRTC from when neither torch nor a pip package has one",
+        "The toolkit to take NVRTC from if neither torch nor a pip package has one",
         "build, run",
     ),
     Variable(
         "XDG_CACHE_HOME",
         "xdg_cache_home",
         "`$HOME/.cache`",
-        "The parent of the cache when `PRECAST_CACHE_DIR` is not set",
+        "The cache's parent if `PRECAST_CACHE_DIR` is not set",
         "build, run",
     ),
     Variable(
         "HOME",
         "home",
         "none",
-        "The parent of `.cache` when `XDG_CACHE_HOME` is not set; without either, builds go to a private folder in the "
-        "temporary directory",
+        "The parent of `.cache` if `XDG_CACHE_HOME` is not set; without either, builds go to a private temporary "
+        "folder",
         "build, run",
     ),
     Variable(
         "CUDA_VISIBLE_DEVICES",
         "visible_devices",
         "all GPUs",
-        "The GPUs that this process will see; empty: none",
+        "The GPUs that this process sees; empty: none",
         "build, run",
     ),
     Variable(
@@ -207,7 +204,7 @@ VARIABLES: tuple[Variable, ...] = (
         "TRITON_INTERPRET",
         "triton_interpret",
         "`0`",
-        "`1`: Triton runs its kernels on the CPU, for tests, so that Triton extensions are available without a GPU",
+        "`1`: Triton runs its kernels on the CPU, for tests without a GPU",
         "run",
     ),
 )

@@ -5,11 +5,12 @@ Wheels, the parts that one job makes for another, and builds for this machine al
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from precast._abi import remedy
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
@@ -20,7 +21,7 @@ from precast._abi.settings import Settings
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.version import CudaVersion, Release
 from precast._builder import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
-from precast._builder.cache import Artifact, BuildKey, Cache
+from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.machine import say
 from precast._builder.matrix import LabelSpec
 from precast._version import __version__
@@ -38,10 +39,10 @@ class Made:
     compilers: tuple[tuple[str, str], ...] = ()
 
     @property
-    def files(self) -> Iterator[tuple[Binary, Path]]:
-        """Host libraries, then device images."""
-        yield from self.host
-        yield from self.device
+    def files(self) -> dict[str, tuple[int, Path]]:
+        """Each file by its path in a wheel, with its size and source. Images share files."""
+        hosts = {file.path: (file.bytes, source) for file, source in self.host}
+        return hosts | {image.path: (image.bytes, source) for image, source in self.device}
 
 
 def joined(pieces: Iterable[Made]) -> Made:
@@ -70,7 +71,7 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
         needed=info.needed,
         glibc=Release(*(*info.glibc, 0, 0)[:2]),
         glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
-        cpu_levels=tuple(level.name for level in flags.cpu_levels(built_for)),
+        cpu_levels=tuple(level.name for level in flags.prebuilt_levels(built_for, abi)),
         families=tuple(family.name for family in catalogue.FAMILIES),
         debug=settings.debug,
     )
@@ -79,6 +80,37 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
 
 def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, cache: Cache) -> Made:
     """Build the images of every family with device code, using one NVRTC."""
+    _require_lzma()
+    files: list[tuple[DeviceFile, Path]] = []
+    for family in catalogue.FAMILIES:
+        if family.device is not None:
+            built = build_images(family, targets, found, cache, settings)
+            images = {target: image.path.read_bytes() for target, image in zip(targets, built, strict=True)}
+            files += packed(family.name, images, found.version, cache, toolchain.default_jobs(settings))
+    return Made(device=tuple(files), compilers=(("nvrtc", found.version),))
+
+
+def selected(made: Made, targets: Sequence[GpuTarget], settings: Settings) -> Made:
+    """The device code of these targets alone: packed again without the others, unless there are none.
+
+    Raises NotPacked if a file does not hold the images of its entries.
+    """
+    if all(file.target in targets for file, _ in made.device):
+        return made
+    _require_lzma()
+    files: list[tuple[DeviceFile, Path]] = []
+    cache, jobs = Cache(default_root(settings)), toolchain.default_jobs(settings)
+    by_family: dict[tuple[str, str], dict[GpuTarget, bytes]] = {}
+    for file, source in made.device:
+        if file.target in targets:
+            image = packing.image(source.read_bytes(), file.offset, file.content_bytes, file.content_sha256)
+            by_family.setdefault((file.family, file.nvrtc), {})[file.target] = image
+    for (family, nvrtc_version), images in by_family.items():
+        files += packed(family, images, nvrtc_version, cache, jobs)
+    return Made(made.host, tuple(files), made.compilers)
+
+
+def _require_lzma() -> None:
     if (why := packing.lzma_error()) is not None:
         raise KernelError(
             f"device code cannot be packed for a wheel\n"
@@ -86,12 +118,6 @@ def make_device(targets: Sequence[GpuTarget], found: Nvrtc, settings: Settings, 
             f"  needed  one that was compiled with liblzma\n"
             f"  fix     1) apt-get install liblzma-dev, and compile it again   2) another Python, such as uv's"
         )
-    files: list[tuple[DeviceFile, Path]] = []
-    for family in catalogue.FAMILIES:
-        if family.device is not None:
-            images = build_images(family, targets, found, cache, settings)
-            files += packed(family.name, targets, images, found, cache, toolchain.default_jobs(settings))
-    return Made(device=tuple(files), compilers=(("nvrtc", found.version),))
 
 
 def host_tools(settings: Settings) -> tuple[Compiler, str]:
@@ -194,32 +220,50 @@ def manifest(made: Made, mode: BuildMode, label: Label, root: Path, index_url: s
 
 
 def packed(
-    family: str, targets: Sequence[GpuTarget], images: Sequence[Artifact], found: Nvrtc, cache: Cache, jobs: int
-) -> Iterator[tuple[DeviceFile, Path]]:
-    """Each image packed, with its manifest entry."""
+    family: str, images: Mapping[GpuTarget, bytes], nvrtc_version: str, cache: Cache, jobs: int
+) -> list[tuple[DeviceFile, Path]]:
+    """A family's images packed, each with its manifest entry and its file; those of one file follow each other."""
+    groups = packing.arrange({target: len(image) for target, image in images.items()})
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        every = tuple(pool.map(lambda image: _pack(image, cache), images))
-    for target, image, made in zip(targets, images, every, strict=True):
-        file = DeviceFile(
-            path=device_path(family, target),
+        every = pool.map(lambda group: _pack(family, group, images, cache), groups)
+    return [
+        (file, made.path)
+        for group, made in zip(groups, every, strict=True)
+        for file in _entries(family, group, images, nvrtc_version, made)
+    ]
+
+
+def _entries(
+    family: str, group: Sequence[GpuTarget], images: Mapping[GpuTarget, bytes], nvrtc_version: str, made: Artifact
+) -> Iterator[DeviceFile]:
+    """The manifest entries of one file."""
+    size, offset = made.path.stat().st_size, 0
+    for target in group:
+        yield DeviceFile(
+            path=device_path(family, group),
             sha256=made.sha256,
-            bytes=made.path.stat().st_size,
+            bytes=size,
             family=family,
             target=target,
-            nvrtc=found.version,
-            min_driver=min_driver(target, CudaVersion.parse(found.version)),
-            content_bytes=image.path.stat().st_size,
+            nvrtc=nvrtc_version,
+            min_driver=min_driver(target, CudaVersion.parse(nvrtc_version)),
+            offset=offset,
+            content_bytes=len(images[target]),
+            content_sha256=hashlib.sha256(images[target]).hexdigest(),
         )
-        yield file, made.path
+        offset += len(images[target])
 
 
-def _pack(image: Artifact, cache: Cache) -> Artifact:
-    """An image packed for a wheel. Packing takes a tenth of a second, and a label has some sixty images."""
-    inputs = {"name": image.path.name, "sha256": image.sha256, **packing.settings()}
+def _pack(family: str, group: Sequence[GpuTarget], images: Mapping[GpuTarget, bytes], cache: Cache) -> Artifact:
+    """The images of one file packed for a wheel, which takes a second for each megabyte."""
+    content = [images[target] for target in group]
+    name = PurePosixPath(device_path(family, group)).name
+    kind = group[0].kind
+    inputs = {"name": name, "sha256": hashlib.sha256(b"".join(content)).hexdigest(), **packing.settings(kind)}
 
     def build(staging: Path) -> Path:
-        payload = staging / f"{image.path.name}.xz"
-        payload.write_bytes(packing.pack(image.path.read_bytes()))
+        payload = staging / name
+        payload.write_bytes(packing.pack(content, kind))
         return payload
 
     return cache.obtain(BuildKey.of("packed", "packed", inputs), build)

@@ -77,9 +77,9 @@ def _sources_here() -> str | None:
 
 
 def verified_bytes(file: HostFile | DeviceFile, folder: Path | None = None) -> bytes:
-    """The file's verified content, read once: checks size and hash, then a device file's content and header.
+    """A library or an image, read once and verified: size and hash of the file, then hash and header of the image.
 
-    Raises Damaged or NoLzma. A file is unpacked only if its hash is right, and only up to the size in the manifest.
+    Raises Damaged or NoLzma. A file is unpacked only if its hash is right, and only up to the end of the image.
     """
     path = (folder or C_DIR) / file.path
     try:
@@ -106,7 +106,7 @@ def _unpacked(content: bytes, file: DeviceFile) -> bytes:
     from precast._builder import packing  # imported here to keep a first call on the CPU quick
 
     try:
-        return packing.unpack(content, file.content_bytes)
+        return packing.image(content, file.offset, file.content_bytes, file.content_sha256)
     except packing.NotPacked as error:
         raise Damaged(str(error)) from error
     except ImportError as error:

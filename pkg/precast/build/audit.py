@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from email import message_from_bytes
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, HostFile
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, by_file
 from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
-from precast._builder import archives, elf
+from precast._builder import archives, elf, packing
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
 from precast.build import facts, wheel
@@ -83,11 +83,12 @@ def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]
 
 def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
     """Each listed file matches its manifest entry, and there are no unlisted files."""
-    for file in wheel.files_of(info):
+    every: tuple[HostFile | DeviceFile, ...] = (*info.host, *info.device)
+    for file in every:
         try:
             data = prebuilt.verified_bytes(file, folder)
         except prebuilt.Damaged as error:
-            yield Violation("bytes", file.path, "the file that was built", str(error))
+            yield Violation("bytes", file.name, "the file that was built", str(error))
             continue
         if isinstance(file, HostFile):
             yield from _library(file, data)
@@ -95,11 +96,29 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
             beside = [place / name for place in (folder, folder.parent) if (place / name).is_file()]
             if not any(path.read_text(encoding="utf-8", errors="replace") == wheel.GUARD for path in beside):
                 yield Violation("guard", name, "the guard of precast.build", f"none beside {where}")
-    listed = {file.path for file in wheel.files_of(info)}
+    yield from _packed_files(folder, info)
     for part in ("host", "device"):
         for there in sorted((folder / part).glob("*")):
-            if f"{part}/{there.name}" not in listed:
+            if f"{part}/{there.name}" not in info.files:
                 yield Violation("strays", f"{part}/{there.name}", f"the files that {where} lists", "one more")
+
+
+def _packed_files(folder: Path, info: BuildInfo) -> Iterator[Violation]:
+    """Each file of device code unpacks to the images of its entries, and to nothing else."""
+    for path, images in by_file(info.device).items():
+        why = _why_not_whole(folder / path, images[-1].end)
+        if why is not None:
+            yield Violation("images", path, "the images that the manifest lists", why)
+
+
+def _why_not_whole(path: Path, content_bytes: int) -> str | None:
+    try:
+        packing.unpack(path.read_bytes(), content_bytes)
+    except packing.NotPacked as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _library(file: HostFile, data: bytes) -> Iterator[Violation]:

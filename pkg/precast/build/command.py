@@ -234,7 +234,7 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             found = prebuilt.load_build_info(Path(self.build_lib) / folder)
             if found is not None:
                 yield folder / prebuilt.MANIFEST
-                yield from (folder / file.path for file in wheel.files_of(found))
+                yield from (folder / path for path in found.files)
         yield from (_guard(extension) for extension in self.extensions if not isinstance(extension, DeviceExtension))
 
 
@@ -270,8 +270,7 @@ def _make_debug(extension: Extension) -> None:
 
 def _drop_strays(folder: Path, info: BuildInfo) -> None:
     """Remove files of earlier builds, for another Python or GPU, so that they do not get into this wheel."""
-    listed = {file.path for file in wheel.files_of(info)}
     for part in ("host", "device"):
         for path in sorted((folder / part).glob("*")):
-            if f"{part}/{path.name}" not in listed:
+            if f"{part}/{path.name}" not in info.files:
                 path.unlink()

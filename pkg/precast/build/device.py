@@ -26,7 +26,8 @@ def build_images(extension: DeviceExtension, folder: Path, settings: Settings) -
         program, targets, found, cache=cache, debug=settings.debug, jobs=jobs, defines=extension.defines
     )
     files = []
-    for file, packed in binaries.packed(name, targets, made, found, cache, jobs):
+    images = {target: image.path.read_bytes() for target, image in zip(targets, made, strict=True)}
+    for file, packed in binaries.packed(name, images, found.version, cache, jobs):
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(packed, folder / file.path)
         files.append(file)

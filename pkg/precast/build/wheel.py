@@ -51,11 +51,6 @@ def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:
     return (_OLDEST, "abi3") if pythons else ("py3", "none")
 
 
-def files_of(info: BuildInfo) -> tuple[HostFile | DeviceFile, ...]:
-    """All files that a manifest lists."""
-    return (*info.host, *info.device)
-
-
 def retag(distribution: Any, tag: tuple[str, str]) -> None:
     """Give the wheel under construction, if any, the tag of its contents; setuptools still sets the platform tag."""
     command = distribution.get_command_obj("bdist_wheel", create=False)

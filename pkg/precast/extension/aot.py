@@ -33,7 +33,7 @@ def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtensio
     compiler, debug, jobs = builders.compiler, settings.debug, toolchain.default_jobs(settings)
     host.build_host_library(families, abi, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
     plan = host.make_plan(
-        families, abi, compiler, cache=cache, debug=debug, levels=flags.cpu_levels(platform.machine())
+        families, abi, compiler, cache=cache, debug=debug, levels=flags.prebuilt_levels(platform.machine(), abi)
     )
     objects = [(unit.name, cache.lookup(key)) for unit, key in plan.units]
     missing = [unit for unit, path in objects if path is None]

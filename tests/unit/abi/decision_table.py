@@ -43,8 +43,8 @@ class Row:
 
 
 ROWS = (
-    Row("1", "yes", "fits", "SASS", ANY, "auto, aot", "prebuilt", "", "it is loaded; no compiler is looked for"),
-    Row("2", "yes", "fits", "PTX", ANY, "auto, aot", "prebuilt", "", "the same; one note on what the driver will do"),
+    Row("1", "yes", "fits", "SASS", ANY, "auto, aot", "prebuilt", "", "loaded; no compiler is searched"),
+    Row("2", "yes", "fits", "PTX", ANY, "auto, aot", "prebuilt", "", "the same; the driver compiles the PTX"),
     Row(
         "3",
         "yes",
@@ -54,7 +54,7 @@ ROWS = (
         "auto",
         "build code",
         "arch",
-        "NVRTC builds for this GPU; the library is used",
+        "NVRTC builds for this GPU",
     ),
     Row(
         "4",
@@ -67,12 +67,12 @@ ROWS = (
         "arch no-nvrtc",
         "the next extension, else KernelUnavailable",
     ),
-    Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "torch-abi", "built; the reason is said"),
-    Row("5", "yes", "does not", "none", "yes", "auto", "build both", "torch-abi arch", "built; both reasons are said"),
+    Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "torch-abi", "the reason is logged"),
+    Row("5", "yes", "does not", "none", "yes", "auto", "build both", "torch-abi arch", "both reasons are logged"),
     Row("5", "yes", "does not", ANY, "no", "auto", "refuse", "torch-abi no-compiler", "KernelUnavailable"),
-    Row("6", "no", ANY, ANY, "yes", "auto", "build both", "no-prebuilt", "everything is built"),
+    Row("6", "no", ANY, ANY, "yes", "auto", "build both", "no-prebuilt", ""),
     Row("6", "no", ANY, ANY, "no", "auto", "refuse", "no-prebuilt no-compiler", "KernelUnavailable"),
-    Row("7", ANY, ANY, ANY, "yes", "jit", "build both", "", "what is prebuilt is passed over"),
+    Row("7", ANY, ANY, ANY, "yes", "jit", "build both", "", "prebuilt files are skipped"),
     Row("7", ANY, ANY, ANY, "no", "jit", "refuse", "no-compiler", "KernelUnavailable"),
     Row(
         "8",
@@ -83,10 +83,10 @@ ROWS = (
         "aot",
         "refuse",
         "arch aot-only",
-        "JitDisabled; a compiler is looked for only to say what is missing",
+        "JitDisabled",
     ),
-    Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled; likewise"),
-    Row("8", "no", ANY, ANY, ANY, "aot", "refuse", "no-prebuilt aot-only", "JitDisabled; likewise"),
+    Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled"),
+    Row("8", "no", ANY, ANY, ANY, "aot", "refuse", "no-prebuilt aot-only", "JitDisabled"),
     Row(
         "off",
         ANY,
@@ -96,7 +96,7 @@ ROWS = (
         "off",
         "refuse",
         "jit-off",
-        "JitDisabled; extensions without kernels of ours still load",
+        "JitDisabled",
     ),
 )
 
@@ -105,9 +105,9 @@ AFTERWARDS = (
     (
         "9",
         "a file that fitted will not open",
-        "the linker's words are kept, the file is passed over from now on, built once",
+        "the linker's message is kept; it is built once",
     ),
-    ("10", "an extension of lower priority can be loaded", "it is, and a warning says once what it stands in for"),
+    ("10", "an extension of lower priority can be loaded", "a warning says once what it replaces"),
 )
 
 
@@ -132,12 +132,13 @@ def decision_table() -> str:
 
 
 def gpu_table() -> str:
-    """The second: one machine and one wheel in each row, and the verdict for each of its GPUs."""
-    lines = ["| | GPU | device code in the wheel, by NVRTC | driver | NVRTC here | verdict |", "| --- " * 6 + "|"]
+    """The second: one machine and one wheel in each row, and a verdict for each GPU. Other versions are 13.0."""
+    lines = ["| | GPU | code in the wheel | versions | verdict |", "| --- " * 5 + "|"]
     for row in truth.GPUS:
         mode = "" if row.jit.value == "auto" else f" (`{row.jit.value}`)"
-        wheel = f"{row.wheel or 'none'}, {row.toolkit.rpartition('.')[0]}"
         verdicts = "; ".join(row.verdict)
-        cells = (row.story + mode, row.gpu, wheel, row.driver, (row.nvrtc or "none").removesuffix(".88"), verdicts)
-        lines.append("| " + " | ".join(cells) + " |")
+        here = (row.nvrtc or "none").removesuffix(".88")
+        said = {"wheel": row.toolkit.rpartition(".")[0], "driver": row.driver, "NVRTC": here}
+        versions = ", ".join(f"{what} {version}" for what, version in said.items() if version != "13.0")
+        lines.append("| " + " | ".join((row.story + mode, row.gpu, row.wheel or "none", versions, verdicts)) + " |")
     return "\n".join(lines)

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from precast._abi.build_info import SCHEMA, BuildInfo, BuildMode, ManifestError, device_path, host_path
+from precast._abi.build_info import (
+    SCHEMA,
+    BuildInfo,
+    BuildMode,
+    DeviceFile,
+    ManifestError,
+    by_file,
+    device_path,
+    host_path,
+    image_name,
+)
 from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.torch_abi import Exact, parse_torch_abi
@@ -46,8 +56,12 @@ def test_the_text_is_canonical() -> None:
 def test_names_of_files() -> None:
     assert host_path(parse_torch_abi("torch-stable-2.10")) == "host/torch-stable-2.10.so"
     assert host_path(Exact(Release(2, 6), cxx11=False)) == "host/torch-2.6-cxx0.so"
-    assert device_path("rms_norm", GpuTarget.parse("sm_90a")) == "device/rms_norm.sm_90a.cubin.xz"
-    assert device_path("rms_norm", GpuTarget.parse("compute_90")) == "device/rms_norm.compute_90.ptx.xz"
+    hopper, ampere, ptx = map(GpuTarget.parse, ("sm_90a", "sm_80", "compute_90"))
+    assert device_path("rms_norm", [hopper]) == "device/rms_norm.sm_90a.cubin.xz"
+    assert device_path("rms_norm", [hopper, ampere]) == "device/rms_norm.sm_90a+sm_80.cubin.xz"
+    assert device_path("rms_norm", [ptx]) == "device/rms_norm.compute_90.ptx.xz"
+    assert ex.device_file("sm_80").name == image_name("rms_norm", ampere) == "device/rms_norm.sm_80.cubin"
+    assert ex.host_file().name == ex.host_file().path
 
 
 def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
@@ -61,8 +75,8 @@ def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
 
 
 BAD_VALUES = [
-    (("schema",), 1, "$.schema: wanted 3, found 1; it was written by another version of precast"),
-    (("schema",), 4, "$.schema: wanted 3, found 4; it was written by another version of precast"),
+    (("schema",), 1, "$.schema: wanted 4, found 1; it was written by another version of precast"),
+    (("schema",), 3, "$.schema: wanted 4, found 3; it was written by another version of precast"),
     (("schema",), "1", "$.schema: wanted a whole number, found a string"),
     (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
     (("version",), "1.0+cu130", "$.version"),
@@ -114,6 +128,10 @@ BAD_VALUES = [
     (("device", 1, "nvrtc"), "thirteen", "$.device[1].nvrtc"),
     (("device", 1, "content_bytes"), -1, "$.device[1].content_bytes: wanted 0 to 16777216, found -1"),
     (("device", 1, "content_bytes"), 1 << 40, "$.device[1].content_bytes: wanted 0 to 16777216, found 1099511627776"),
+    (("device", 1, "content_sha256"), "0", "$.device[1].content_sha256: wanted 64 lower-case"),
+    (("device", 1, "offset"), -1, "$.device[1].offset: wanted 0 to 16777216, found -1"),
+    (("device", 1, "offset"), 1 << 24, "$.device[1].offset: wanted an image within 16777216 bytes, found 167"),
+    (("device", 1, "offset"), 1, "$.device: 'device/rms_norm.compute_90.ptx' wanted at offset 0 of"),
     (("device", 1, "min_driver"), "13000", "$.device[1].min_driver"),
     (("device", 1, "min_driver"), 13000, "$.device[1].min_driver: wanted a string, found a number"),
 ]
@@ -186,7 +204,7 @@ def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
     refused(replace(INFO, device=(image, replace(image, path="device/again.cubin.xz"))), "device code 'rms_norm sm_90'")
     other = replace(image, family="softmax")
-    refused(replace(INFO, device=(image, other)), f"path '{image.path}' is listed twice")
+    refused(replace(INFO, device=(image, other)), f"the entries of '{image.path}' differ in family")
     refused(replace(INFO, mode=BuildMode.PURE), "a pure build lists no files")
     refused(replace(INFO, mode=BuildMode.PURE, host=()), "a pure build lists no files")
     refused(replace(INFO, mode=BuildMode.PURE, device=()), "a pure build lists no files")
@@ -194,3 +212,33 @@ def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     refused(replace(INFO, host=(replace(file, path="/tmp/x.so"),)), "path")
     refused(replace(INFO, host=(replace(file, sha256="?"),)), "sha256")
     refused(replace(INFO, host=[file]), "does not survive")  # type: ignore[arg-type]
+
+
+def sharing(*images: DeviceFile) -> BuildInfo:
+    """A manifest whose images are all in the file of the first."""
+    about = {"path": images[0].path, "sha256": images[0].sha256, "bytes": images[0].bytes}
+    return replace(INFO, device=tuple(replace(image, **about) for image in images))  # type: ignore[arg-type]
+
+
+def test_images_of_one_file_follow_each_other() -> None:
+    first, second = ex.device_file("sm_90"), ex.device_file("sm_80")
+    good = sharing(first, replace(second, offset=first.end))
+    assert BuildInfo.from_json(good.to_json()) == good
+    assert list(good.files) == [good.host[0].path, first.path] and by_file(good.device)[first.path] == [*good.device]
+    # fails if a manifest may name an image that overlaps another, lies behind a gap, or comes in another order
+    for offset in (0, first.end - 1, first.end + 1):
+        wanted = f"'device/rms_norm.sm_80.cubin' wanted at offset {first.end} of '.*', found {offset}"
+        refused(sharing(first, replace(second, offset=offset)), wanted)
+    refused(sharing(replace(second, offset=first.end), first), "'device/rms_norm.sm_80.cubin' wanted at offset 0 of")
+
+
+@pytest.mark.parametrize(
+    "differs", [{"sha256": "a" * 64}, {"bytes": 1}, {"family": "softmax"}, {"target": "compute_80"}]
+)
+def test_images_of_one_file_agree_about_it(differs: dict[str, Any]) -> None:
+    first, second = ex.device_file("sm_90"), ex.device_file("sm_80")
+    (one, other) = sharing(first, replace(second, offset=first.end)).device
+    if "target" in differs:
+        differs = {"target": GpuTarget.parse(differs["target"])}
+    # fails if to_json() writes entries that differ
+    refused(replace(INFO, device=(one, replace(other, **differs))), f"the entries of '{first.path}' differ")

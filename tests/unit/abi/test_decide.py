@@ -142,7 +142,7 @@ def test_a_damaged_cubin_falls_back_to_the_next_best() -> None:
         assert isinstance(decision, UsePrebuilt | BuildJit)
         target = decision.images[0][1].target
         chosen.append(f"{type(decision).__name__} {target}")
-        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}.xz"] = "truncated"
+        bad[f"device/rms_norm.{target}.{'ptx' if target.kind.value == 'compute' else 'cubin'}"] = "truncated"
     assert chosen == [
         *("UsePrebuilt sm_89", "UsePrebuilt sm_86", "UsePrebuilt sm_80", "UsePrebuilt compute_80"),
         "BuildJit sm_89",
@@ -155,9 +155,7 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
     assert isinstance(decision, BuildJit) and decision.host == FITTING
     assert [str(image.target) for _, image in decision.images] == ["sm_90"]
     named = {r.candidate: r for r in decision.rejections if r.reason is Reason.NO_LZMA}
-    assert set(named) == {"device/rms_norm.sm_90.cubin.xz", "device/rms_norm.compute_90.ptx.xz"}, (
-        "sm_75 fits nothing here"
-    )
+    assert set(named) == {"device/rms_norm.sm_90.cubin", "device/rms_norm.compute_90.ptx"}, "sm_75 fits nothing here"
     for why in named.values():
         assert why.wanted == "a Python that was compiled with liblzma-dev, to unpack it"
         assert why.found == "Python 3.12 without: No module named '_lzma'"
@@ -269,7 +267,7 @@ def test_the_driver_jit_is_announced() -> None:
     decision = decide(ex.host(gpu="12.0"), ex.build_info("sm_90 compute_90"), AUTO, CUDA)
     assert isinstance(decision, UsePrebuilt)
     (note,) = decision.notes
-    assert note.startswith("cuda:0 runs device/rms_norm.compute_90.ptx.xz through the driver's compiler")
+    assert note.startswith("cuda:0 runs device/rms_norm.compute_90.ptx through the driver's compiler")
 
 
 def test_an_unknown_libstdcxx_is_noted_not_refused() -> None:
@@ -344,7 +342,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(build_with=none), pure, AUTO, CUDA),
         decide(ex.host(), None, jit, CUDA),
         decide(ex.host(glibc="2.17"), ex.build_info("sm_75", host_files=files), aot, CUDA),
-        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin.xz": "x"}),
+        decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
         decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),

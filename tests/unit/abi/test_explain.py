@@ -95,13 +95,11 @@ def test_files_are_named_by_what_tells_them_apart() -> None:
 
 
 def test_the_reason_for_a_log_line() -> None:
-    arch = Rejection("cuda:0", "device/rms_norm.sm_75.cubin.xz", Reason.ARCH, "7.5", "9.0")
-    damaged = Rejection(
-        "cuda:0", "device/rms_norm.sm_90.cubin.xz", Reason.DAMAGED, "the file that was built", "2 bytes"
-    )
+    arch = Rejection("cuda:0", "device/rms_norm.sm_75.cubin", Reason.ARCH, "7.5", "9.0")
+    damaged = Rejection("cuda:0", "device/rms_norm.sm_90.cubin", Reason.DAMAGED, "the file that was built", "2 bytes")
     library = Rejection("host", "host/a.so", Reason.GLIBC, "glibc 2.28", "2.17")
-    assert top_reason([arch, damaged, library], "cuda:0") == ("device/rms_norm.sm_90.cubin.xz is corrupted (2 bytes)")
-    assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin.xz needs 7.5; found 9.0"
+    assert top_reason([arch, damaged, library], "cuda:0") == ("device/rms_norm.sm_90.cubin is corrupted (2 bytes)")
+    assert top_reason([arch], "cuda:0") == "device/rms_norm.sm_75.cubin needs 7.5; found 9.0"
     assert top_reason([library, arch]) == "host/a.so needs glibc 2.28; found 2.17"
     assert top_reason([library], "cuda:0") == ""
 

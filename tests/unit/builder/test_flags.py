@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi
+from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi, parse_torch_abi
 from precast._abi.version import Release
 from precast._builder import flags, matrix
 
@@ -108,10 +108,18 @@ def test_nvrtc_options(target: str, debug: bool, wanted: str) -> None:
 
 def test_cpu_levels_are_named_in_the_unit() -> None:
     avx2 = flags.cpu_levels("x86_64")[1]
-    assert flags.cpu_options(avx2, debug=False) == ("-DPRECAST_CPU_LEVEL=avx2", "-mavx2", "-mfma", "-mf16c")
+    assert flags.cpu_options(avx2, debug=False) == (
+        "-DPRECAST_CPU_LEVEL=avx2",
+        "-fno-exceptions",
+        "-fno-asynchronous-unwind-tables",
+        "-mavx2",
+        "-mfma",
+        "-mf16c",
+    )
     sve256 = flags.cpu_levels("aarch64")[2]
     assert " ".join(flags.cpu_options(sve256, debug=False)) == (
-        "-DPRECAST_CPU_LEVEL=sve256 -march=armv8.2-a+sve -msve-vector-bits=256"
+        "-DPRECAST_CPU_LEVEL=sve256 -fno-exceptions -fno-asynchronous-unwind-tables "
+        "-march=armv8.2-a+sve -msve-vector-bits=256"
     )
     assert [level.name for level in flags.cpu_levels("x86_64") if "-Os" in flags.cpu_options(level, debug=False)] == [
         "baseline"
@@ -120,6 +128,19 @@ def test_cpu_levels_are_named_in_the_unit() -> None:
     assert [level.name for level in flags.cpu_levels("aarch64")] == ["neon", "sve128", "sve256", "sve512"]
     with pytest.raises(ValueError, match="riscv64"):
         flags.cpu_levels("riscv64")
+
+
+@pytest.mark.parametrize(
+    ("machine", "abi", "names"),
+    [
+        ("x86_64", "torch-2.6-cxx1", ["baseline", "avx2"]),
+        ("aarch64", "torch-2.9-cxx1", ["neon"]),
+        ("x86_64", "torch-stable-2.10", ["baseline", "avx2", "avx512"]),
+        ("aarch64", "torch-stable-2.10", ["neon", "sve128", "sve256", "sve512"]),
+    ],
+)
+def test_libraries_for_older_torches_leave_later_levels_out(machine: str, abi: str, names: list[str]) -> None:
+    assert [level.name for level in flags.prebuilt_levels(machine, parse_torch_abi(abi))] == names
 
 
 @pytest.mark.parametrize(

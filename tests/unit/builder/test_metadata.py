@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from precast._builder import metadata
+from precast._builder import matrix, metadata
 from precast._builder.tables import MatrixError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[3]
 US = "https://host/us/precast"
@@ -55,3 +61,14 @@ def test_a_wrong_address_is_refused(wrong: str, tmp_path: Path) -> None:
 
 def test_this_checkout_has_a_valid_setting() -> None:
     assert metadata.repository(ROOT) == "" or metadata.repository(ROOT).startswith("https://")
+
+
+def test_the_metadata_is_complete_and_names_the_pythons_of_the_matrix() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"description", "license", "license-files", "authors", "keywords", "requires-python"} <= set(project)
+    assert set(project["dynamic"]) == {"version", "readme", "urls"}
+    known = matrix.load(ROOT / "matrix.toml")
+    wanted = {str(python) for release in known.releases for found in release.pythons.values() for python in found}
+    start = "Programming Language :: Python :: "
+    named = {text.removeprefix(start) for text in project["classifiers"] if re.match(rf"{start}3\.\d+$", text)}
+    assert named == {python for python in wanted if int(python.partition(".")[2]) >= 10}

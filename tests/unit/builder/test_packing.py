@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import lzma
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.capability import GpuTarget
+from precast._abi.build_info import device_path
+from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.settings import Settings
 from precast._builder import aot, binaries, catalogue, device, machine, packing
 from precast._builder.binaries import Made
@@ -20,7 +22,10 @@ from precast.errors import KernelError
 from tests.unit.abi import examples as ex
 
 IMAGE = b"".join(hashlib.sha256(str(number).encode()).digest() * 3 for number in range(500))
-PACKED = packing.pack(IMAGE)
+SASS, PTX = TargetKind.SASS, TargetKind.PTX
+PACKED = packing.pack([IMAGE], SASS)
+OTHER = IMAGE[1000:] + b"another end"
+BOTH = packing.pack([IMAGE, OTHER], SASS)
 
 
 def refusal(packed: bytes, content_bytes: int = len(IMAGE)) -> str:
@@ -29,21 +34,90 @@ def refusal(packed: bytes, content_bytes: int = len(IMAGE)) -> str:
     return str(caught.value)
 
 
-def test_what_is_packed_is_smaller_and_comes_back() -> None:
-    assert packing.unpack(PACKED, len(IMAGE)) == IMAGE and len(PACKED) < len(IMAGE) / 2
-    assert packing.unpack(packing.pack(b"x"), 1) == b"x"
+def digest(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest()
+
+
+def image_refusal(packed: bytes, offset: int, image: bytes) -> str:
+    with pytest.raises(packing.NotPacked) as caught:
+        packing.image(packed, offset, len(image), digest(image))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [SASS, PTX])
+def test_what_is_packed_is_smaller_and_comes_back(kind: TargetKind) -> None:
+    packed = packing.pack([IMAGE], kind)
+    assert packing.unpack(packed, len(IMAGE)) == IMAGE and len(packed) < len(IMAGE) / 2
+    assert packing.unpack(packing.pack([b"x"], kind), 1) == b"x"
+
+
+def test_a_file_gives_each_of_its_images_and_all_of_them() -> None:
+    assert len(BOTH) < len(PACKED) + 300, "the second image is found in the first"
+    assert packing.image(BOTH, 0, len(IMAGE), digest(IMAGE)) == IMAGE
+    assert packing.image(BOTH, len(IMAGE), len(OTHER), digest(OTHER)) == OTHER
+    assert packing.unpack(BOTH, len(IMAGE) + len(OTHER)) == IMAGE + OTHER
+
+
+def test_what_lies_behind_an_image_is_not_unpacked() -> None:
+    """A stream whose end is broken still gives the first image: nobody has read so far."""
+    noise = bytes(hash_byte for number in range(40_000) for hash_byte in hashlib.sha256(b"%d" % number).digest()[:8])
+    packed = packing.pack([IMAGE, noise], SASS)
+    assert packing.image(packed[: len(packed) // 2], 0, len(IMAGE), digest(IMAGE)) == IMAGE
+    assert "ends early" in image_refusal(packed[: len(packed) // 2], len(IMAGE), noise)
+
+
+def test_an_image_that_is_not_in_the_file_is_refused() -> None:
+    end = len(IMAGE) + len(OTHER)
+    for offset in (1, 500):  # fails if an image is taken from the wrong place, or in part
+        assert image_refusal(BOTH, offset, IMAGE) == "checksum mismatch of the unpacked image"
+    behind = f"unpacks to {end} bytes, and the image ends at {{}} in the manifest"
+    assert image_refusal(BOTH, len(IMAGE) + 1, OTHER) == behind.format(end + 1)
+    assert image_refusal(BOTH, 1 << 20, OTHER) == behind.format((1 << 20) + len(OTHER))
+    assert "ends early" in image_refusal(BOTH[: len(BOTH) // 2], len(IMAGE), OTHER)
+    assert "behind the end" in image_refusal(BOTH + b"x", len(IMAGE), OTHER)
+
+
+def targets(text: str) -> list[GpuTarget]:
+    return [GpuTarget.parse(word) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "files"),
+    [
+        ("sm_90", 1, ["sm_90"]),
+        ("compute_90 sm_90", 1, ["sm_90", "compute_90"]),
+        ("sm_75 sm_80 sm_86 sm_90 sm_120", 100_000, ["sm_90 sm_80 sm_86 sm_75 sm_120"]),
+        ("sm_100 sm_90a sm_90 sm_130 sm_70 sm_100f", 1, ["sm_90 sm_90a sm_70 sm_100 sm_100f sm_130"]),
+        ("compute_100 compute_80 compute_90 sm_80", 1, ["sm_80", "compute_90 compute_80 compute_100"]),
+        ("sm_75 sm_80 sm_86 sm_90 sm_120", 800_000, ["sm_90", "sm_80 sm_86", "sm_75 sm_120"]),
+        ("sm_80 sm_86 sm_89 sm_90", 800_000, ["sm_90", "sm_80 sm_86 sm_89"]),
+    ],
+)
+def test_a_file_holds_what_a_first_call_has_time_for(given: str, size: int, files: list[str]) -> None:
+    """Generations stay whole, and no image but those of its generation lies far behind the beginning."""
+    assert packing.arrange(dict.fromkeys(targets(given), size)) == [targets(file) for file in files]
+
+
+def test_the_name_of_a_file_stays_short_enough_for_a_file_system() -> None:
+    many = targets(" ".join(f"sm_{number}{suffix}" for number in range(100, 130) for suffix in ("", "a", "f")))
+    made = packing.arrange(dict.fromkeys(many, 1))
+    assert sorted(map(str, itertools.chain(*made))) == sorted(map(str, many))
+    assert max(len(device_path("a_family_with_a_very_long_name", file)) for file in made) < 200
 
 
 def test_packing_again_gives_the_same_bytes_in_another_process() -> None:
-    code = "import sys; from precast._builder.packing import pack; print(pack(sys.stdin.buffer.read()).hex(), end='')"
+    code = (
+        "import sys\nfrom precast._abi.capability import TargetKind\nfrom precast._builder.packing import pack\n"
+        "print(pack([sys.stdin.buffer.read()], TargetKind.SASS).hex(), end='')"
+    )
     again = subprocess.run([sys.executable, "-c", code], input=IMAGE, capture_output=True, check=True).stdout
     assert bytes.fromhex(again.decode()) == PACKED
 
 
 def test_the_bytes_begin_as_the_format_says() -> None:
-    """The .xz format, 2.1.1: magic, then the check (1 is CRC32); 3.1.6: one LZMA2 filter (0x21), 1 MiB (0x10)."""
+    """The .xz format, 2.1.1: magic, then the check (1 is CRC32); 3.1.6: one LZMA2 filter (0x21), 4 MiB (0x14)."""
     assert PACKED[:8] == b"\xfd7zXZ\0\0\1"
-    assert PACKED[14:17] == b"\x21\x01\x10"
+    assert PACKED[14:17] == b"\x21\x01\x14"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +155,7 @@ def test_a_bomb_does_not_go_off() -> None:
         "except packing.NotPacked as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    bomb = packing.pack(bytes(32 << 20))
+    bomb = packing.pack([bytes(32 << 20)], SASS)
     assert len(bomb) < 6_000
     done = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=True)
     said, kib = done.stdout.decode().splitlines()
@@ -97,7 +171,7 @@ def test_a_python_without_lzma_says_so_to_whoever_asks(monkeypatch: pytest.Monke
     with pytest.raises(ImportError, match="_lzma"):
         packing.unpack(PACKED, len(IMAGE))
     with pytest.raises(ImportError, match="_lzma"):
-        packing.pack(IMAGE)
+        packing.pack([IMAGE], SASS)
 
 
 def test_reading_of_the_module_does_not_import_lzma() -> None:
@@ -132,8 +206,10 @@ def test_each_image_is_packed_once_and_described(monkeypatch: pytest.MonkeyPatch
         packed = path.read_bytes()
         assert path.name == file.path.removeprefix("device/") and path.suffix == ".xz"
         assert (file.bytes, file.sha256) == (len(packed), hashlib.sha256(packed).hexdigest())
-        assert packing.unpack(packed, file.content_bytes) == path.name.removesuffix(".xz").encode() * 100
-    monkeypatch.setattr(packing, "pack", lambda image: pytest.fail("it is in the cache"))
+        image = Path(file.name).name.encode() * 100
+        assert packing.image(packed, file.offset, file.content_bytes, digest(image)) == image
+        assert file.content_sha256 == digest(image)
+    monkeypatch.setattr(packing, "pack", lambda *_: pytest.fail("it is in the cache"))
     assert binaries.make_device(TARGETS, ex.nvrtc("13.0.88"), Settings(), cache).device == made.device
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import GpuTarget, min_driver
+from precast._abi.build_info import BuildInfo, BuildMode, HostFile, host_path
+from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable
-from precast._abi.version import CudaVersion, Release
-from precast._builder import aot, catalogue, headers, matrix, parts
+from precast._abi.version import Release
+from precast._builder import aot, binaries, catalogue, headers, matrix, packing, parts
 from precast._builder.binaries import Made
+from precast._builder.cache import Cache
 
 ABI = Stable(STABLE_FLOOR)
 MACHINE = platform.machine()
@@ -48,28 +49,18 @@ def host_part(source: Path) -> Made:
     return Made(host=((file, source),), compilers=(("g++", "12.2.0"),))
 
 
-def device_part(source: Path, spec: matrix.LabelSpec) -> Made:
-    source.mkdir()
-    pairs = []
+def image(spec: matrix.LabelSpec, family: str, target: GpuTarget) -> bytes:
+    return f"{spec.name} {family} {target}".encode() * 9
+
+
+def device_part(folder: Path, spec: matrix.LabelSpec) -> Made:
+    """Made-up images of a label, packed as real ones are."""
+    found, cache, files = spec.nvrtc or "", Cache(folder / "cache"), []
     for family in catalogue.FAMILIES:
-        for target in spec.targets if family.device is not None else ():
-            path = source / Path(device_path(family.name, target)).name
-            path.write_bytes(f"{spec.name} {family.name} {target}".encode())
-            toolkit = CudaVersion.parse(spec.nvrtc or "")
-            size = path.stat().st_size
-            driver = min_driver(target, toolkit)
-            entry = DeviceFile(
-                device_path(family.name, target),
-                sha256(path.read_bytes()),
-                size,
-                family.name,
-                target,
-                spec.nvrtc or "",
-                driver,
-                content_bytes=1,
-            )
-            pairs.append((entry, path))
-    return Made(device=tuple(pairs), compilers=(("nvrtc", spec.nvrtc or ""),))
+        if family.device is not None:
+            images = {target: image(spec, family.name, target) for target in spec.targets}
+            files += binaries.packed(family.name, images, found, cache, 2)
+    return Made(device=tuple(files), compilers=(("nvrtc", found),))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +83,7 @@ def folder(tmp_path: Path, known: matrix.Matrix, checkout: Path) -> Path:
 
 @pytest.fixture
 def take(folder: Path, known: matrix.Matrix, checkout: Path) -> Callable[[str], Made]:
-    return lambda label: parts.take(folder, known, known.label(Label(label)), MACHINE, checkout)
+    return lambda label: parts.take(folder, known, known.label(Label(label)), MACHINE, checkout, Settings())
 
 
 def change(path: Path, **entries: object) -> None:
@@ -107,7 +98,7 @@ def test_a_label_takes_its_host_library_and_its_device_code(take: Callable[[str]
     with_code = sum(family.device is not None for family in catalogue.FAMILIES)
     assert len(made.device) == with_code * len(known.label(Label("cu130")).targets)
     assert made.compilers == (("g++", "12.2.0"), ("nvrtc", "13.0.88"))
-    assert all(source.read_bytes() for _, source in made.files)
+    assert all(source.stat().st_size == size for size, source in made.files.values())
 
 
 def test_the_cpu_label_takes_no_device_code(take: Callable[[str], Made]) -> None:
@@ -119,17 +110,22 @@ def test_a_wheel_takes_the_code_of_two_compilers(folder: Path, known: matrix.Mat
     thor = GpuTarget.parse("sm_110")
     spec = replace(default, targets=(*default.targets, thor), take=(*default.take, (Label("cu130"), (thor,))))
     changed = replace(known, labels=tuple(spec if one is default else one for one in known.labels))
-    made = parts.take(folder, changed, spec, MACHINE, checkout)
+    settings = Settings(cache_dir=str(folder.parent / "cache"), max_jobs=2)
+    made = parts.take(folder, changed, spec, MACHINE, checkout, settings)
     by_target = {str(file.target): file.nvrtc for file, _ in made.device}
     assert by_target["sm_110"] == "13.0.88" and by_target["sm_120"] == "12.8.93"
     assert set(by_target) == {str(target) for target in spec.targets}
+    (file, packed), *_ = (pair for pair in made.device if pair[0].target == thor)
+    assert packing.unpack(packed.read_bytes(), file.end) == image(known.label(Label("cu130")), file.family, thor), (
+        "nothing else is in its file"
+    )
     assert made.compilers == (("g++", "12.2.0"), ("nvrtc", "12.8.93"), ("nvrtc", "13.0.88"))
 
 
 def test_a_slim_wheel_takes_one_host_library(folder: Path, known: matrix.Matrix, checkout: Path) -> None:
     exact = known.built_abis(MACHINE, Release(2, 11))
     assert exact == (ABI,) and known.built_abis(MACHINE, Release(2, 6)) == ()
-    made = parts.take(folder, known, known.label(Label("cpu")), MACHINE, checkout, Release(2, 11))
+    made = parts.take(folder, known, known.label(Label("cpu")), MACHINE, checkout, Settings(), Release(2, 11))
     assert [file.abi for file, _ in made.host] == [ABI]
 
 
@@ -152,13 +148,13 @@ def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, che
 
 
 HOST = f"host-torch-stable-2.10-{MACHINE}"
-CUBIN = "device-cu130/rms_norm.sm_90.cubin.xz"
+PTX = "device-cu130/rms_norm.compute_90.ptx.xz"
 
 
 def drop_a_target(folder: Path) -> None:
-    (folder / CUBIN).unlink()
+    (folder / PTX).unlink()
     path = folder / "device-cu130" / "parts.json"
-    kept = [f for f in json.loads(path.read_text())["device"] if f["path"] != "device/rms_norm.sm_90.cubin.xz"]
+    kept = [f for f in json.loads(path.read_text())["device"] if f["path"] != "device/rms_norm.compute_90.ptx.xz"]
     change(path, device=kept)
 
 
@@ -176,8 +172,8 @@ def other_machine(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda f: (f / CUBIN).write_bytes(b"other"), (CUBIN, "sha256")),
-        (lambda f: (f / CUBIN).unlink(), (CUBIN, "No such file")),
+        (lambda f: (f / PTX).write_bytes(b"other"), (PTX, "sha256")),
+        (lambda f: (f / PTX).unlink(), (PTX, "No such file")),
         (lambda f: (f / HOST / "torch-stable-2.10.so").write_bytes(b"x"), ("torch-stable-2.10.so", "sha256")),
         (lambda f: (f / "device-cu130" / "rms_norm.sm_99.cubin.xz").write_bytes(b""), ("sm_99", "does not list")),
         (lambda f: (f / HOST).rename(f / "elsewhere"), (f"{HOST}/parts.json", "tools host --abi torch-stable-2.10")),
@@ -187,7 +183,7 @@ def other_machine(folder: Path) -> None:
         (lambda f: change(f / "device-cu130" / "parts.json", version="9.9"), ("version 9.9",)),
         (lambda f: change(f / "device-cu130" / "parts.json", mode="machine"), ("mode machine",)),
         (lambda f: (f / "device-cu130" / "parts.json").write_text("{"), ("parts.json", "tools device --label cu130")),
-        (drop_a_target, ("device-cu130/parts.json", "rms_norm sm_90")),
+        (drop_a_target, ("device-cu130/parts.json", "rms_norm compute_90")),
         (other_nvrtc, ("NVRTC 13.2.86", "NVRTC 13.0.88")),
         (other_machine, (f"{HOST}/parts.json", "torch-stable-2.10 on riscv64")),
     ],

@@ -135,6 +135,21 @@ def sources_digest() -> str:
     return sources.source_digest(Path(__file__).resolve().parents[3] / "csrc")
 
 
+def device_file(folder: Path, family: str, images: dict[GpuTarget, bytes], nvrtc: str) -> list[DeviceFile]:
+    """Writes one file of device code, with the images in this order; its manifest entries."""
+    path, kind = device_path(family, list(images)), next(iter(images)).kind
+    packed = packing.pack(list(images.values()), kind)
+    (folder / path).write_bytes(packed)
+    driver = CudaVersion(12, 0) if kind is TargetKind.SASS else CudaVersion.parse(nvrtc)
+    entries, offset = [], 0
+    for target, content in images.items():
+        digests = [hashlib.sha256(data).hexdigest() for data in (packed, content)]
+        about = (path, digests[0], len(packed), family, target, nvrtc, driver)
+        entries.append(DeviceFile(*about, offset, len(content), digests[1]))
+        offset += len(content)
+    return entries
+
+
 def write_installation(
     folder: Path,
     library: Path | None,
@@ -168,14 +183,10 @@ def write_installation(
                 families=families,
             )
         )
-    for family, (text, content) in itertools.product(device_families, (device or {}).items()):
-        target = GpuTarget.parse(text)
-        path = device_path(family, target)
-        packed = packing.pack(content)
-        (folder / path).write_bytes(packed)
-        digest = hashlib.sha256(packed).hexdigest()
-        driver = CudaVersion(12, 0) if target.kind is TargetKind.SASS else CudaVersion.parse(nvrtc)
-        device_files.append(DeviceFile(path, digest, len(packed), family, target, nvrtc, driver, len(content)))
+    images = {GpuTarget.parse(text): content for text, content in (device or {}).items()}
+    groups = packing.arrange({target: len(content) for target, content in images.items()})
+    for family, group in itertools.product(device_families, groups):
+        device_files += device_file(folder, family, {target: images[target] for target in group}, nvrtc)
     info = BuildInfo(
         version=__version__,
         label=Label(label),

@@ -57,8 +57,8 @@ def image_of(decision: object) -> str:
 def test_a_prebuilt_that_fits_needs_no_look_at_the_builders(info: BuildInfo, looks: list[Settings]) -> None:
     choice = choose_on(h200(), info, Settings(), CUDA)
     assert isinstance(choice.decision, UsePrebuilt) and looks == []
-    assert sorted(choice.contents) == ["device/rms_norm.sm_90.cubin.xz", "host/torch-stable-2.10.so"]
-    assert choice.contents["device/rms_norm.sm_90.cubin.xz"] == fakes.cubin(90)
+    assert sorted(choice.contents) == ["device/rms_norm.sm_90.cubin", "host/torch-stable-2.10.so"]
+    assert choice.contents["device/rms_norm.sm_90.cubin"] == fakes.cubin(90)
 
 
 def test_each_damaged_file_gives_way_to_the_next_best(c_dir: Path, info: BuildInfo, looks: list[Settings]) -> None:
@@ -69,8 +69,8 @@ def test_each_damaged_file_gives_way_to_the_next_best(c_dir: Path, info: BuildIn
     second = choose_on(h200(), info, Settings(), CUDA)
     assert image_of(second.decision) == "build sm_90" and len(looks) == 1
     assert {r.candidate for r in all_rejections(second.decision) if r.reason is Reason.DAMAGED} == {
-        "device/rms_norm.sm_90.cubin.xz",
-        "device/rms_norm.compute_80.ptx.xz",
+        "device/rms_norm.sm_90.cubin",
+        "device/rms_norm.compute_80.ptx",
     }
     (c_dir / "host/torch-stable-2.10.so").unlink()
     third = choose_on(h200(), info, Settings(jit=JitMode.AOT), CUDA)
@@ -88,7 +88,7 @@ def test_a_python_without_lzma_builds_device_code_and_keeps_the_library(
     assert image_of(choice.decision) == "build sm_90" and len(looks) == 1
     assert sorted(choice.contents) == ["host/torch-stable-2.10.so"] and choice.bad == {}
     why = [r for r in all_rejections(choice.decision) if r.reason is Reason.NO_LZMA]
-    assert {r.candidate for r in why} == {"device/rms_norm.sm_90.cubin.xz", "device/rms_norm.compute_80.ptx.xz"}
+    assert {r.candidate for r in why} == {"device/rms_norm.sm_90.cubin", "device/rms_norm.compute_80.ptx"}
     assert "_lzma" in why[0].found and choice.host.lzma_error in why[0].found
     assert choose_on(h200(), info, Settings(), CPU).host.lzma_error is None, "nobody asked"
 

@@ -75,8 +75,10 @@ def with_file(c_dir: Path, file: DeviceFile, packed: bytes) -> DeviceFile:
 
 
 def with_content(c_dir: Path, file: DeviceFile, content: bytes) -> DeviceFile:
-    """A manifest entry whose hash is right for other content: the manifest lies about what the file is."""
-    return dataclasses.replace(with_file(c_dir, file, packing.pack(content)), content_bytes=len(content))
+    """A manifest entry whose hashes are right for other content: the manifest lies about what the file is."""
+    made = with_file(c_dir, file, packing.pack([content], file.target.kind))
+    digest = hashlib.sha256(content).hexdigest()
+    return dataclasses.replace(made, offset=0, content_bytes=len(content), content_sha256=digest)
 
 
 def test_a_file_for_another_gpu_than_the_manifest_says_is_refused(c_dir: Path) -> None:
@@ -125,21 +127,55 @@ def test_a_folder_or_a_failing_disk_is_damage(c_dir: Path, monkeypatch: pytest.M
 
 def test_a_file_that_does_not_hold_what_the_manifest_says_is_refused(c_dir: Path) -> None:
     (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
+    packed = packing.pack([fakes.cubin(90)], file.target.kind)
     assert "not an .xz of ours" in refusal(with_file(c_dir, file, fakes.cubin(90)))
-    assert "ends early" in refusal(with_file(c_dir, file, packing.pack(fakes.cubin(90))[:-4]))
-    endless = with_file(c_dir, file, packing.pack(bytes(1 << 22)))
-    assert refusal(endless) == f"unpacks to more than the {file.content_bytes} bytes in the manifest"
+    assert "ends early" in refusal(with_file(c_dir, file, packed[:-4]))
+    assert "3 bytes lie behind the end" in refusal(with_file(c_dir, file, packed + b"abc"))
+    endless = packing.pack([bytes(1 << 22)], file.target.kind)
+    assert refusal(with_file(c_dir, file, endless)) == "checksum mismatch of the unpacked image"
+
+
+TWO = {"sm_80": fakes.cubin(80), "sm_90": fakes.cubin(90, 600)}
+
+
+def test_an_image_is_read_from_the_file_that_it_shares(c_dir: Path) -> None:
+    first, second = fakes.write_installation(c_dir, None, TWO).device
+    assert first.path == second.path == "device/rms_norm.sm_90+sm_80.cubin.xz"
+    assert (first.offset, second.offset) == (0, first.content_bytes) and str(first.target) == "sm_90"
+    assert prebuilt.verified_bytes(first) == TWO["sm_90"] and prebuilt.verified_bytes(second) == TWO["sm_80"]
+
+
+def test_an_image_of_a_shared_file_is_proved_whole_by_its_own_hash(c_dir: Path) -> None:
+    first, second = fakes.write_installation(c_dir, None, TWO).device
+    for image in (first, second):  # fails if an early stop loses the proof that the image is whole
+        lying = dataclasses.replace(image, content_sha256="0" * 64)
+        assert refusal(lying) == "checksum mismatch of the unpacked image"
+    beyond = dataclasses.replace(second, content_bytes=second.content_bytes + 1)
+    assert refusal(beyond) == f"unpacks to {second.end} bytes, and the image ends at {second.end + 1} in the manifest"
+    shifted = dataclasses.replace(second, offset=second.offset - 1)
+    assert refusal(shifted) == "checksum mismatch of the unpacked image"
+    flip(c_dir / first.path, 40)
+    assert refusal(first) == refusal(second) == "checksum mismatch"
+
+
+def test_a_shared_file_that_is_cut_behind_an_image_is_refused_for_it_too(c_dir: Path) -> None:
+    first, second = fakes.write_installation(c_dir, None, TWO).device
+    cut = (c_dir / first.path).read_bytes()[:-40]
+    truncate(c_dir / first.path)
+    assert refusal(first).startswith("it has ") and refusal(second).startswith("it has ")
+    # With an honest hash, what is there of the stream decides: an image is served only if it is whole.
+    assert "ends early" in refusal(with_file(c_dir, second, cut))
 
 
 def test_nothing_is_unpacked_before_its_hash_is_right(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)}).device
+    packed = (c_dir / file.path).read_bytes()
     seen: list[bytes] = []
-    monkeypatch.setattr(packing, "unpack", lambda packed, size: seen.append(packed) or fakes.cubin(90))
+    monkeypatch.setattr(packing, "image", lambda packed, *_: seen.append(packed) or fakes.cubin(90))
     flip(c_dir / file.path, 40)
     assert refusal(file) == "checksum mismatch"
     truncate(c_dir / file.path)
     assert "bytes" in refusal(file) and seen == []
-    packed = packing.pack(fakes.cubin(90))
     prebuilt.verified_bytes(with_file(c_dir, file, packed))
     assert seen == [packed]
 

@@ -41,7 +41,7 @@ def host(abi: str) -> HostFile:
 
 def device(target: str, nvrtc: str) -> DeviceFile:
     path = f"device/rms_norm.{target}.cubin.xz"
-    return DeviceFile(path, "2" * 64, 1, "rms_norm", GpuTarget.parse(target), nvrtc, CudaVersion(12, 0), 9)
+    return DeviceFile(path, "2" * 64, 1, "rms_norm", GpuTarget.parse(target), nvrtc, CudaVersion(12, 0), 0, 9, "e" * 64)
 
 
 INFO = BuildInfo(

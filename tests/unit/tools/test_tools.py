@@ -58,7 +58,9 @@ def test_what_is_no_elf_is_refused(data: bytes) -> None:
 def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str, layout: int) -> None:
     parsed = GpuTarget.parse(target)
     major = CudaVersion.parse(nvrtc).major
-    file = DeviceFile(f"device/f.{target}.cubin.xz", "0" * 64, 1, "f", parsed, nvrtc, CudaVersion(major, 0), 9)
+    file = DeviceFile(
+        f"device/f.{target}.cubin.xz", "0" * 64, 1, "f", parsed, nvrtc, CudaVersion(major, 0), 0, 9, "e" * 64
+    )
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", nvrtc),), (), (file,))
     for found in (12, 13):
         facts = binaries.DeviceFacts(target, found, nvrtc, None, frozenset({"k"}))
@@ -68,7 +70,7 @@ def test_the_layout_of_a_cubin_follows_compiler_and_gpu(target: str, nvrtc: str,
 
 def test_ptx_of_another_isa_than_its_toolkit_writes_is_refused(checkout: Path) -> None:
     target, cuda = GpuTarget.parse("compute_90"), CudaVersion(13, 0)
-    file = DeviceFile("device/f.compute_90.ptx.xz", "0" * 64, 1, "f", target, "13.0.88", cuda, 9)
+    file = DeviceFile("device/f.compute_90.ptx.xz", "0" * 64, 1, "f", target, "13.0.88", cuda, 0, 9, "e" * 64)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (("nvrtc", "13.0.88"),), (), (file,))
     known = matrix.load(checkout / "matrix.toml")
     for isa, wrong in (("9.0", []), ("8.9", ["ptx isa"])):

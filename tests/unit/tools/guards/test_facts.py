@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
-from precast._abi.capability import GpuTarget
+from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.torch_abi import Stable, TorchAbi
 from precast._abi.version import CudaVersion, Release
@@ -237,9 +237,9 @@ def ptx(*entries: str) -> bytes:
 
 def device_file(family: str, image: bytes) -> DeviceFile:
     target, toolkit = GpuTarget.parse("compute_90"), CudaVersion(13, 0)
-    path = device_path(family, target)
+    path = device_path(family, [target])
     digest = hashlib.sha256(image).hexdigest()
-    return DeviceFile(path, digest, len(image), family, target, "13.0.88", toolkit, content_bytes=len(image))
+    return DeviceFile(path, digest, len(image), family, target, "13.0.88", toolkit, 0, len(image), digest)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +253,35 @@ def device_file(family: str, image: bytes) -> DeviceFile:
 )
 def test_the_device_files_of_a_family_have_the_same_kernels(images: list[bytes], found: list[str]) -> None:
     files = [replace(device_file("f", image), path=f"device/{number}") for number, image in enumerate(images)]
-    there = {f"precast/_C/{file.path}": packing.pack(image) for file, image in zip(files, images, strict=True)}
+    packed = [packing.pack([image], TargetKind.PTX) for image in images]
+    there = {f"precast/_C/{file.path}": data for file, data in zip(files, packed, strict=True)}
     compilers = (("nvrtc", "13.0.88"),)
     info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, compilers, (), tuple(files))
     violations = list(targets._device_files(audited(files=there, info=info)))
     assert [violation.found for violation in violations if violation.check == "kernels"] == found
+
+
+def test_a_file_of_device_code_holds_what_the_manifest_lists_under_a_name_that_lists_it() -> None:
+    first, second = ptx("a"), ptx("b")
+    one = device_file("f", first)
+    digest = hashlib.sha256(second).hexdigest()
+    older = replace(one, target=GpuTarget.parse("compute_80"), offset=one.end, content_sha256=digest)
+    path = device_path("f", [one.target, older.target])
+    files = tuple(replace(image, path=path) for image in (one, older))
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, (), (), files)
+    there = {f"precast/_C/{path}": packing.pack([first, second], TargetKind.PTX)}
+
+    def found(info: BuildInfo) -> list[tuple[str, str]]:
+        return [(v.check, v.found) for v in targets._packed_files(audited(files=there, info=info))]
+
+    assert found(info) == []
+    unnamed = replace(info, device=files[:1])  # bytes that no entry names, and a target that is in the name alone
+    assert found(unnamed) == [
+        ("name", path),
+        ("device", f"unpacks to more than the {len(first)} bytes in the manifest"),
+    ]
+    turned = replace(info, device=(replace(files[0], target=older.target), replace(files[1], target=one.target)))
+    assert found(turned) == [("name", path)]
 
 
 def test_a_wheel_that_is_not_planned_is_refused() -> None:
