@@ -45,6 +45,7 @@ struct ForwardArgs {
   float limit;
   int step;    // elements from one gate to the next: 2 if gates and factors alternate
   int single;  // units are elements; read by the `others` kernels
+  int early;   // the launch starts early
 };
 
 struct BackwardArgs {
@@ -65,7 +66,7 @@ struct BackwardArgs {
   int single;
 };
 
-static_assert(sizeof(ForwardArgs) == 88 && sizeof(BackwardArgs) == 112, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 96 && sizeof(BackwardArgs) == 112, "host and device must agree");
 
 }  // namespace activations
 }  // namespace precast

@@ -52,6 +52,8 @@ void backward_cuda(const Gated& gated, const Places& at, const ReadRows& grad, c
   });
 }
 
+constexpr int64_t kBackwardPs = 600;  // an element, for parallel_rows
+
 void backward_cpu(const Gated& gated, const Places& at, const ReadRows& grad, const Places& result) {
   BackwardRows work;
   work.grad = grad.data();
@@ -70,8 +72,8 @@ void backward_cpu(const Gated& gated, const Places& at, const ReadRows& grad, co
   work.alpha = gated.alpha;
   work.limit = gated.limit;
   const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(activations, backward);
-  parallel_for(0, gated.rows * pieces_of(gated.columns), grain_pieces(gated.columns),
-               [&](int64_t begin, int64_t end) { backward(work, begin, end); });
+  parallel_rows(gated.rows * pieces_of(gated.columns), piece_ps(gated.columns, kBackwardPs),
+                [&](int64_t begin, int64_t end) { backward(work, begin, end); });
 }
 
 // ---- the ops, the same for both devices ----

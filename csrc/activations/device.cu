@@ -2,6 +2,7 @@
 //
 // The activation is rounded to the dtype before the product, and its formula is that of torch's own kernels. So the
 // result is bitwise that of torch's two ops in sequence. Arithmetic is in float32. swigluoai is rounded once.
+#include "../common/early.cuh"
 #include "gated.cuh"
 
 namespace precast {
@@ -32,6 +33,7 @@ DEVICE Vector gated_vector(const Halves& x) {
 // One vector of 16 bytes of gates and one of factors.
 template <class T, class Function>
 DEVICE void forward_vectors(const ForwardArgs& a) {
+  begin_launch(a.early);
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
@@ -56,6 +58,7 @@ DEVICE float other_element(const ForwardArgs& a, float g, float f) {
 // One vector or one element of y, for the activations that share a kernel. Gates and factors may alternate.
 template <class T>
 DEVICE void forward_others(const ForwardArgs& a) {
+  begin_launch(a.early);
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
@@ -94,6 +97,7 @@ DEVICE void gated_shifted(const ForwardArgs& a, const Place& of, const Shifted<T
 
 template <class T>
 DEVICE void forward_shifted(const ForwardArgs& a) {
+  begin_launch(a.early);
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place of = place_of(index, a.units);
@@ -108,6 +112,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
 // Any row, one element at a time.
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
+  begin_launch(a.early);
   const u32 first = blockIdx.x * (kThreads * kElements) + threadIdx.x;
   float gate[kElements], factor[kElements];
   char* y[kElements];

@@ -3,8 +3,7 @@
 
 #include <math.h>
 
-#include "../common/launch.h"
-#include "../common/rows.h"
+#include "../common/row_launch.h"
 #include "cpu.h"
 
 namespace precast::activations {
@@ -162,12 +161,15 @@ void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
     for (int64_t row = 0; row < gated.rows; row += height) {
       const Units units = make_units(gated.rows - row < height ? gated.rows - row : height, width);
       const uint32_t blocks = static_cast<uint32_t>((units.total + chosen.block_units - 1) / chosen.block_units);
-      body(row, column * chosen.unit_bytes, units, LaunchShape{blocks, 1, kThreads, 1, 0});
+      LaunchShape shape = {blocks, 1, kThreads, 1, 0};
+      body(row, column * chosen.unit_bytes, units, shape);
     }
   }
 }
 
-// The number of pieces in a parallel region that is worth another thread. An activation takes a few nanoseconds.
-inline int64_t grain_pieces(int64_t columns) { return grain_rows(columns < kPiece ? columns : kPiece); }
+// What a piece takes one thread, in picoseconds (parallel_rows).
+inline int64_t piece_ps(int64_t columns, int64_t element_ps) {
+  return (columns < kPiece ? columns : kPiece) * element_ps;
+}
 
 }  // namespace precast::activations

@@ -34,6 +34,10 @@ constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"activations", kEntries, kEntryCount};
 
+// Threads per multiprocessor up to which a launch starts early. Silu of 64 rows of 14336 gains from it (3.57 instead of
+// 3.64 us), of 256 rows it loses (9.59 instead of 7.67 us), and of 8192 rows (278 instead of 163 us).
+constexpr int64_t kEarlyThreads = 1024;
+
 // ---- the two devices ----
 
 void forward_cuda(const Gated& gated, const Places& at, void* y) {
@@ -50,7 +54,8 @@ void forward_cuda(const Gated& gated, const Places& at, void* y) {
   const Chosen chosen = choose(gated, misaligned_at(gated, at) | misalignment(y, row_bytes), 6);
   args.single = chosen.unit_bytes < 16;
   void* arguments[] = {&args};
-  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
+  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, LaunchShape& shape) {
+    args.early = shape.early = starts_early(shape, gated.device, kEarlyThreads);
     args.gate = at.gate + row * args.gate_stride + before * at.step;
     args.factor = at.factor == nullptr ? nullptr : at.factor + row * args.factor_stride + before * at.step;
     args.y = static_cast<char*>(y) + row * args.y_stride + before;
@@ -58,6 +63,8 @@ void forward_cuda(const Gated& gated, const Places& at, void* y) {
     launch(kernels, gated.device, chosen.entry, shape, arguments);
   });
 }
+
+constexpr int64_t kForwardPs = 350;  // an element, for parallel_rows
 
 void forward_cpu(const Gated& gated, const Places& at, void* y) {
   ForwardRows work;
@@ -73,8 +80,8 @@ void forward_cpu(const Gated& gated, const Places& at, void* y) {
   work.alpha = gated.alpha;
   work.limit = gated.limit;
   const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(activations, forward);
-  parallel_for(0, gated.rows * pieces_of(gated.columns), grain_pieces(gated.columns),
-               [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+  parallel_rows(gated.rows * pieces_of(gated.columns), piece_ps(gated.columns, kForwardPs),
+                [&](int64_t begin, int64_t end) { forward(work, begin, end); });
 }
 
 // ---- the ops, the same for both devices ----

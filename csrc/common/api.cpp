@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "asked_rows.h"
 #include "checks.h"
 #include "family.h"
 #include "launch.h"
@@ -136,6 +137,12 @@ PRECAST_EXPORT int precast_refuse(const char* family, int device, const char* me
 // Loads the family on that device now instead of at its first launch.
 PRECAST_EXPORT int precast_prepare(const char* family, int device, char* err, size_t cap) {
   return guarded(err, cap, [&] { precast::prepare(precast::kernels_of(family), device); });
+}
+
+// What `python -m tools tune` asks of later launches of row kernels: threads per block, blocks per row, and whether a
+// launch starts early. Zeros, and -1, leave the choice to the policy.
+PRECAST_EXPORT void precast_ask_rows(int threads, int cluster, int early) {
+  precast::asked_rows = {static_cast<uint32_t>(threads), static_cast<uint32_t>(cluster), early};
 }
 
 // cuFuncGetAttribute of one entry point, for tests and reports.

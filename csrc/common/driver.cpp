@@ -85,6 +85,7 @@ void open_driver(Driver& d) {
   resolve(library, d.thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   resolve(library, d.launch_kernel, "cuLaunchKernel");
   resolve(library, d.launch_kernel_ex, "cuLaunchKernelEx");
+  resolve(library, d.occupancy_max_active_clusters, "cuOccupancyMaxActiveClusters");
   d.func_load = reinterpret_cast<CuResult (*)(CuHandle)>(dlsym(library, "cuFuncLoad"));
 
   CuResult result = d.init(0);

@@ -62,6 +62,7 @@ struct Driver {
   CuResult (*launch_kernel)(CuHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CuHandle,
                             void**, void**);
   CuResult (*launch_kernel_ex)(const LaunchConfig*, CuHandle, void**, void**);
+  CuResult (*occupancy_max_active_clusters)(int*, CuHandle, const LaunchConfig*);
   CuResult (*func_load)(CuHandle);  // null before driver 12.4
   int version;                      // 13000 for 13.0
 };

@@ -19,4 +19,12 @@ DEVICE void launch_before_has_ended() {
 #endif
 }
 
+// The beginning of a kernel that is launched early if `early` is not zero: the next launch may start, and the previous
+// one has ended. A launch without it skips both, because large launches gain nothing from them.
+DEVICE void begin_launch(int early) {
+  if (early == 0) return;
+  next_launch_may_start();
+  launch_before_has_ended();
+}
+
 }  // namespace precast

@@ -1,7 +1,7 @@
 // The exponential of the CPU kernels. Compiled once per CPU level, like simd.h.
 #pragma once
 
-#include "simd.h"
+#include "simd_block.h"
 
 namespace precast::PRECAST_CPU_LEVEL {
 
@@ -28,7 +28,7 @@ PRECAST_INLINE FloatPart exp_part(FloatPart x, FloatPart all, const Low& with_lo
 }
 
 PRECAST_BULKY Floats exponential(Floats a) {
-#define PRECAST_PART(i) exp_part(a.part[i], a.part[i], [](FloatPart r) __attribute__((always_inline)) { return r; })
+#define PRECAST_PART(i) exp_part(a.part[i], a.part[i], [](FloatPart r) PRECAST_EVERYWHERE { return r; })
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }
@@ -37,9 +37,8 @@ PRECAST_INLINE Block exponential(Block a) { return {exponential(a.first), expone
 
 // exp(a + low).
 PRECAST_BULKY Floats exponential(Floats a, Floats low) {
-#define PRECAST_PART(i)                        \
-  exp_part(a.part[i], a.part[i] + low.part[i], \
-           [&](FloatPart r) __attribute__((always_inline)) { return r + low.part[i]; })
+#define PRECAST_PART(i) \
+  exp_part(a.part[i], a.part[i] + low.part[i], [&](FloatPart r) PRECAST_EVERYWHERE { return r + low.part[i]; })
   return {{PRECAST_PARTS(PRECAST_PART)}};
 #undef PRECAST_PART
 }

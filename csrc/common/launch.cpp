@@ -276,6 +276,19 @@ Image* image_of(KernelFamily& family, const void* data, size_t bytes, const char
   return image;
 }
 
+// Fills the attributes that a launch needs, and describes it.
+LaunchConfig config_of(const LaunchShape& shape, CuHandle stream, LaunchAttribute (&attributes)[2]) {
+  unsigned count = 0;
+  if (shape.early) attributes[count++] = {kProgrammaticStreamSerialization, 0, {1}};
+  if (shape.cluster > 1) attributes[count++] = {kClusterDimension, 0, {static_cast<int>(shape.cluster), 1, 1}};
+  return {{shape.blocks_x, shape.blocks_y, 1},
+          {shape.threads_x, shape.threads_y, 1},
+          shape.dynamic_shared_bytes,
+          stream,
+          attributes,
+          count};
+}
+
 }  // namespace
 
 void launch(KernelFamily& family, int device, int entry, const LaunchShape& shape, void** arguments) {
@@ -287,15 +300,9 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
   PRECAST_CHECK(handle != nullptr, "precast: %s on cuda:%d: the entry point %s is not loaded in this context",
                 family.name, device, family.entries[entry].name);
   CuResult result;
-  if (shape.early && loaded.early) {
-    const LaunchAttribute attributes[] = {{kProgrammaticStreamSerialization, 0, {1}},
-                                          {kClusterDimension, 0, {static_cast<int>(shape.cluster), 1, 1}}};
-    const LaunchConfig config = {{shape.blocks_x, shape.blocks_y, 1},
-                                 {shape.threads_x, shape.threads_y, 1},
-                                 shape.dynamic_shared_bytes,
-                                 current_stream(device),
-                                 attributes,
-                                 shape.cluster > 1 ? 2u : 1u};
+  if ((shape.early || shape.cluster > 1) && loaded.early) {
+    LaunchAttribute attributes[2];
+    const LaunchConfig config = config_of(shape, current_stream(device), attributes);
     result = cuda.launch_kernel_ex(&config, handle, arguments, nullptr);
   } else {
     result = cuda.launch_kernel(handle, shape.blocks_x, shape.blocks_y, 1, shape.threads_x, shape.threads_y, 1,
@@ -305,6 +312,35 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
 }
 
 bool has_clusters(KernelFamily& family, int device) { return ready(family, device).early; }
+
+int resident_clusters(KernelFamily& family, int device, int entry, const LaunchShape& shape) {
+  // The answer and what was asked fit in one number, so that the driver is asked once: 20 bits of the answer, then the
+  // device, the entry, warps, blocks of a cluster, and shared memory in units of 16 bytes.
+  const uint64_t asked = static_cast<uint64_t>(device) << 32 | static_cast<uint64_t>(entry) << 24 |
+                         static_cast<uint64_t>(shape.threads_x / 32) << 18 |
+                         static_cast<uint64_t>(shape.cluster) << 14 | shape.dynamic_shared_bytes / 16;
+  for (const std::atomic<uint64_t>& known : family.resident) {
+    const uint64_t both = known.load(std::memory_order_relaxed);
+    if (both >> 20 == asked) return static_cast<int>(both & 0xfffff);
+  }
+  const Loaded& loaded = ready(family, device);
+  const ContextGuard guard(driver(), loaded.context, family.name, device);
+  LaunchAttribute attributes[2];
+  LaunchConfig config = config_of(shape, nullptr, attributes);
+  if (shape.cluster == 1) {  // the driver asks for the attribute even so
+    attributes[config.attribute_count++] = {kClusterDimension, 0, {1, 1, 1}};
+  }
+  int count = 0;
+  driver_check(driver().occupancy_max_active_clusters(&count, loaded.functions[entry].function, &config),
+               "cuOccupancyMaxActiveClusters", family.name, device);
+  if (count < 1) count = 1;
+  std::atomic<uint64_t>* place = &family.resident[asked % 8];
+  for (std::atomic<uint64_t>& known : family.resident) {
+    if (known.load(std::memory_order_relaxed) == 0) place = &known;
+  }
+  place->store(asked << 20 | static_cast<uint64_t>(count), std::memory_order_relaxed);
+  return count;
+}
 
 void prepare(KernelFamily& family, int device) { ready(family, device); }
 

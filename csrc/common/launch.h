@@ -39,6 +39,7 @@ struct KernelFamily {
   const Entry* entries;
   int entry_count;
   DeviceSlot devices[kMaxDevices] = {};
+  std::atomic<uint64_t> resident[8] = {};  // answers of resident_clusters
 };
 
 struct LaunchShape {
@@ -47,7 +48,8 @@ struct LaunchShape {
   uint32_t threads_x;
   uint32_t threads_y = 1;
   uint32_t dynamic_shared_bytes = 0;
-  bool early = false;    // blocks may start while the previous launch still runs; the kernel waits by itself
+  bool early = false;    // blocks may start while the previous launch still runs; the kernel waits by itself, before
+                         // it reads or writes anything
   uint32_t cluster = 1;  // consecutive blocks that share their memory; more than one only if has_clusters()
 };
 
@@ -58,6 +60,9 @@ void launch(KernelFamily& family, int device, int entry, const LaunchShape& shap
 
 // Whether launches on this device can have clusters of blocks, up to 8. Prepares the family first.
 bool has_clusters(KernelFamily& family, int device);
+
+// How many clusters of such a launch the device holds at a time. At least one.
+int resident_clusters(KernelFamily& family, int device, int entry, const LaunchShape& shape);
 
 // Does the setup of a first launch, so that a captured launch has nothing left to load.
 void prepare(KernelFamily& family, int device);

@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "asked_rows.h"
 #include "launch.h"
 #include "rows.h"
 
@@ -11,10 +12,18 @@ namespace precast {
 // A kernel, as an index among those of its dtype, and how it divides rows.
 struct RowKernel {
   int kernel;
-  uint32_t threads;  // per row
-  uint32_t rows;     // per block; more than one only if a row takes one warp or less
-  uint32_t vectors;  // 16-byte vectors in a row that are loaded as such
+  uint32_t threads;      // per row
+  uint32_t rows;         // per block; more than one only if a row takes one warp or less
+  uint32_t vectors;      // 16-byte vectors in a row that are loaded as such
+  uint32_t cluster = 0;  // blocks that share a row; 0: the kernel is not for clusters
+  uint32_t shared = 0;   // bytes of dynamic shared memory
 };
+
+// The most blocks of a cluster on every GPU that has clusters, and the most threads of a block.
+constexpr int64_t kMostBlocks = 8, kMostBlockThreads = 1024;
+
+// Threads of a block of a cluster if there are few rows, and vectors of a row from which these take more blocks.
+constexpr int64_t kFewThreads = 512, kSpreadVectors = 512;
 
 // Number of 16-byte vectors in a row if everything is aligned to 16 bytes, else 0.
 inline int64_t vectors_of(uint64_t misaligned, int64_t row_bytes) {
@@ -51,9 +60,16 @@ inline RowKernel by_warps(int kernel, int64_t vectors) {
 
 // A kernel that keeps a row in registers, `each` vectors per thread. Rows of up to `narrow_to` vectors share a warp.
 inline RowKernel in_registers(int kernel, int64_t vectors, int64_t each, int64_t narrow_to = 32) {
-  if (vectors <= narrow_to) return narrow(kernel, vectors, vectors <= 8 ? 2 : each);
+  if (vectors <= narrow_to) return narrow(kernel, vectors, vectors <= 8 && each > 1 ? 2 : each);
+  if (asked_rows.threads != 0) return {kernel, asked_rows.threads, 1, static_cast<uint32_t>(vectors)};
   if (vectors <= 128) return by_warps(kernel, vectors);
   return {kernel, warps_for((vectors + each - 1) / each), 1, static_cast<uint32_t>(vectors)};
+}
+
+// The same with as many threads as hold the row, even if a warp would do.
+inline RowKernel spread(int kernel, int64_t vectors, int64_t each) {
+  const uint32_t threads = asked_rows.threads != 0 ? asked_rows.threads : warps_for((vectors + each - 1) / each);
+  return {kernel, threads, 1, static_cast<uint32_t>(vectors)};
 }
 
 // A kernel for any row. Each thread takes four elements, or one vector, at a time.
@@ -63,6 +79,63 @@ inline RowKernel for_any_row(int kernel, int64_t columns, int64_t vectors) {
   return {kernel, threads, threads == 32 ? 4u : 1u, static_cast<uint32_t>(vectors)};
 }
 
+// What the kernels for clusters keep in shared memory before the rows (cluster.cuh), and the most that one may use.
+constexpr int64_t kExchangeBytes = 6 * 1024;
+constexpr int kMostClusterBytes = 224 * 1024;
+
+// How a kernel for clusters divides rows: up to `each` vectors per thread in registers, and as much in each of
+// `buffers` in shared memory. A cluster has the fewest blocks of up to `usual` threads that hold a row, growing by a
+// factor of `grow`.
+struct ClusterForm {
+  int each;
+  int buffers;
+  int usual;
+  int grow;
+};
+
+// A kernel that holds a row in the registers of a cluster of blocks. Zero threads if the row does not fit. Few rows are
+// spread over more blocks, of up to 512 threads: two of them fit on a multiprocessor.
+inline RowKernel in_cluster(int kernel, int64_t rows, int64_t vectors, const ClusterForm& form, int device) {
+  const int64_t each = form.each, all = multiprocessors(device);
+  const auto made = [&](int64_t threads, int64_t cluster) -> RowKernel {
+    return {kernel,
+            static_cast<uint32_t>(threads),
+            1,
+            static_cast<uint32_t>(vectors),
+            static_cast<uint32_t>(cluster),
+            static_cast<uint32_t>(kExchangeBytes + form.buffers * threads * each * 16)};
+  };
+  if (asked_rows.threads != 0 && asked_rows.cluster != 0) return made(asked_rows.threads, asked_rows.cluster);
+  const int64_t room = block_shared_bytes(device) - kStaticSharedBytes - kExchangeBytes;
+  const int64_t fitting = room / (form.buffers * each * 16) / 32 * 32;
+  const int64_t most = fitting < kMostBlockThreads ? fitting : kMostBlockThreads;
+  const int64_t usual = most < form.usual ? most : form.usual, few = most < kFewThreads ? most : kFewThreads;
+  int64_t cluster = 1;
+  while (cluster < kMostBlocks && vectors > cluster * each * usual) cluster *= form.grow;
+  while (cluster < kMostBlocks && vectors > cluster * kSpreadVectors && 2 * rows * cluster <= all) cluster *= 2;
+  const int64_t in_block = (vectors + cluster - 1) / cluster, fewest = (in_block + each - 1) / each;
+  if (fewest > most) return made(0, cluster);
+  int64_t taken = each;
+  if (rows * cluster <= all) taken = (in_block + few - 1) / few;
+  if (taken > each) taken = each;
+  return made(warps_for((in_block + taken - 1) / taken), cluster);
+}
+
+// Makes a launch of one cluster per row one of as many clusters as the device holds at a time, which walk over the
+// rows. Such a launch starts early: its blocks leave no room for early blocks of the next one.
+inline void limit_clusters(KernelFamily& family, int device, int entry, LaunchShape& shape) {
+  const uint32_t most = static_cast<uint32_t>(resident_clusters(family, device, entry, shape)) * shape.cluster;
+  if (shape.blocks_x > most) shape.blocks_x = most;
+}
+
+// True if a launch should start while the previous one still runs, and let the next one start early. It has at most
+// `threads` per multiprocessor, so that about all of its blocks are resident at a time: many small blocks of a large
+// launch would only take turns with those of the launch before.
+inline bool starts_early(const LaunchShape& shape, int device, int64_t threads = 2048) {
+  if (asked_rows.early >= 0) return asked_rows.early != 0;
+  return int64_t{shape.blocks_x} * shape.threads_x * shape.threads_y <= threads * multiprocessors(device);
+}
+
 // How many rows ahead to prefetch into the L2 cache, at `bytes` per row. The optimum is a plateau from 2 to 4 MB.
 inline unsigned rows_ahead(int64_t bytes) {
   if (bytes < 512) return 0;
@@ -70,16 +143,19 @@ inline unsigned rows_ahead(int64_t bytes) {
   return rows > 0 ? static_cast<unsigned>(rows) : 1;
 }
 
-// Maximum rows per launch. A grid is limited to 2^31 - 1 blocks.
+// Maximum rows per launch. A grid is limited to 2^31 - 1 blocks; rows so wide that a cluster shares them are fewer.
 constexpr int64_t kLaunchRows = int64_t{1} << 30;
 
 // Calls body(first row, rows, shape) for the launches that cover all rows: one, unless there are very many rows.
 template <class Body>
 void for_launches(int64_t rows, const RowKernel& chosen, const Body& body) {
-  for (int64_t begin = 0; begin < rows; begin += kLaunchRows) {
-    const int64_t count = rows - begin < kLaunchRows ? rows - begin : kLaunchRows;
-    const LaunchShape shape = {static_cast<uint32_t>((count + chosen.rows - 1) / chosen.rows), 1, chosen.threads,
-                               chosen.rows, 0};
+  const uint32_t blocks = chosen.cluster > 0 ? chosen.cluster : 1;  // per row, or per group of rows
+  const int64_t most = kLaunchRows / blocks;
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    const int64_t count = rows - begin < most ? rows - begin : most;
+    LaunchShape shape = {static_cast<uint32_t>((count + chosen.rows - 1) / chosen.rows * blocks), 1, chosen.threads,
+                         chosen.rows, chosen.shared};
+    shape.cluster = blocks;
     body(begin, static_cast<unsigned>(count), shape);
   }
 }

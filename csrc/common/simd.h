@@ -3,8 +3,8 @@
 // A family's cpu.cpp is compiled once per CPU level, with -DPRECAST_CPU_LEVEL=<level> and that level's machine flags.
 // The vector is always sixteen lanes long (one, two or four registers), so every level adds, multiplies and reduces in
 // the same order and rounds the same way. All levels agree bitwise, except x86's baseline, which has no fused
-// multiply-add. The last few elements of a span use the same sixteen lanes (load_part, store_part), so a result never
-// depends on where a span was cut.
+// multiply-add. The last few elements of a span use the same sixteen lanes (simd_tail.h), so a result never depends on
+// where a span was cut.
 //
 // Everything lives in a namespace named after the level, and nothing of the standard library is included. Otherwise the
 // linker could keep the AVX-512 copy of a shared function, which would then run on a machine without AVX-512.
@@ -45,8 +45,14 @@
 #endif
 #endif
 
-#define PRECAST_INLINE static inline __attribute__((always_inline))
-#define PRECAST_METHOD inline __attribute__((always_inline))
+// What must be part of the loop that calls it. A level compiled for size has functions instead, half as long together.
+#if defined(PRECAST_SMALL)
+#define PRECAST_EVERYWHERE
+#else
+#define PRECAST_EVERYWHERE __attribute__((always_inline))
+#endif
+#define PRECAST_INLINE static inline PRECAST_EVERYWHERE
+#define PRECAST_METHOD inline PRECAST_EVERYWHERE
 #define PRECAST_RARE static __attribute__((noinline, unused))
 
 #if PRECAST_SVE_BITS
@@ -200,42 +206,6 @@ PRECAST_INLINE Floats round_to(Floats value, const f16*) {
 #undef PRECAST_PART
 }
 
-// Copies the first `count` elements; none if it is negative.
-template <class T>
-PRECAST_INLINE void copy(T* to, const T* from, int64_t count) {
-  if (count > 0) __builtin_memcpy(to, from, static_cast<uint64_t>(count) * sizeof(T));
-}
-
-// Loads the first `count` < 16 elements and sets the other lanes to zero. Reads no byte beyond them.
-template <class T>
-PRECAST_RARE Floats load_part(const T* from, int64_t count) {
-  T lane[kLanes] = {};
-  copy(lane, from, count);
-  return load(static_cast<const T*>(lane));
-}
-
-template <class T>
-PRECAST_RARE void store_part(T* to, Floats value, int64_t count) {
-  T lane[kLanes];
-  store(lane, value);
-  copy(to, static_cast<const T*>(lane), count);
-}
-
-// Loads sixteen elements, or the first `count` if there are fewer.
-template <class T>
-PRECAST_INLINE Floats load_upto(const T* from, int64_t count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_upto(T* to, Floats value, int64_t count) {
-  if (count >= kLanes) {
-    store(to, value);
-  } else {
-    store_part(to, value, count);
-  }
-}
-
 // The pairs of thirty-two consecutive elements: `first` has the first element of each pair, `second` the other.
 struct Pairs {
   Floats first, second;
@@ -284,98 +254,11 @@ PRECAST_INLINE float folded(Floats a, const Two& two) {
 }
 
 PRECAST_BULKY float sum(Floats a) {
-  return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return b + c; });
+  return folded(a, [](FloatPart b, FloatPart c) PRECAST_EVERYWHERE { return b + c; });
 }
 
 PRECAST_BULKY float largest_lane(Floats a) {
-  return folded(a, [](FloatPart b, FloatPart c) __attribute__((always_inline)) { return greater_part(b, c); });
-}
-
-// ---- Thirty-two elements at a time ----------------------------------------------------------------------------------
-
-// Thirty-two consecutive elements in an order that a format can be read in at once: of bfloat16, `first` has those at
-// even places and `second` the others, because one shift, or one mask, of a register of pairs gives sixteen floats. Of
-// the other formats, `first` has the first sixteen. What is stored as a block is in the order in which it was loaded.
-struct Block {
-  Floats first, second;
-};
-
-constexpr int64_t kBlock = 2 * kLanes;
-
-PRECAST_INLINE Block both(Floats a) { return {a, a}; }
-PRECAST_INLINE Block both(float value) { return both(broadcast(value)); }
-PRECAST_INLINE Block operator+(Block a, Block b) { return {a.first + b.first, a.second + b.second}; }
-PRECAST_INLINE Block operator-(Block a, Block b) { return {a.first - b.first, a.second - b.second}; }
-PRECAST_INLINE Block operator*(Block a, Block b) { return {a.first * b.first, a.second * b.second}; }
-PRECAST_INLINE Block fma(Block a, Block b, Block c) {
-  return {fma(a.first, b.first, c.first), fma(a.second, b.second, c.second)};
-}
-PRECAST_INLINE Block greater(Block a, Block b) { return {greater(a.first, b.first), greater(a.second, b.second)}; }
-PRECAST_INLINE float sum(Block a) { return sum(a.first + a.second); }
-PRECAST_INLINE float largest_lane(Block a) { return largest_lane(greater(a.first, a.second)); }
-
-template <class T>
-PRECAST_INLINE Block round_to(Block a, const T* like) {
-  return {round_to(a.first, like), round_to(a.second, like)};
-}
-
-template <class T>
-PRECAST_INLINE Block load_block(const T* from) {
-  return {load(from), load(from + kLanes)};
-}
-
-template <>
-PRECAST_METHOD Block load_block<bf16>(const bf16* from) {
-#define PRECAST_PART(i) (FloatPart)(load_words(from + (i) * 2 * PRECAST_WIDTH) << 16)
-  const Floats first = {{PRECAST_PARTS(PRECAST_PART)}};
-#undef PRECAST_PART
-#define PRECAST_PART(i) (FloatPart)(load_words(from + (i) * 2 * PRECAST_WIDTH) & 0xffff0000u)
-  return {first, {{PRECAST_PARTS(PRECAST_PART)}}};
-#undef PRECAST_PART
-}
-
-template <class T>
-PRECAST_INLINE void store_block(T* to, Block value) {
-  store(to, value.first);
-  store(to + kLanes, value.second);
-}
-
-template <>
-PRECAST_METHOD void store_block<bf16>(bf16* to, Block value) {
-#define PRECAST_PART(i) \
-  store_bits(to + (i) * 2 * PRECAST_WIDTH, bf16_pairs_of_floats(value.first.part[i], value.second.part[i]))
-  PRECAST_PARTS(PRECAST_PART);
-#undef PRECAST_PART
-}
-
-// The first `count` < 32 elements; the others are zero. Reads and writes no byte beyond them.
-template <class T>
-PRECAST_RARE Block load_block_part(const T* from, int64_t count) {
-  T lane[kBlock] = {};
-  copy(lane, from, count);
-  return load_block(static_cast<const T*>(lane));
-}
-
-template <class T>
-PRECAST_RARE void store_block_part(T* to, Block value, int64_t count) {
-  T lane[kBlock];
-  store_block(lane, value);
-  copy(to, static_cast<const T*>(lane), count);
-}
-
-// Loads a block, or the first `count` elements if there are fewer.
-template <class T>
-PRECAST_INLINE Block load_block_upto(const T* from, int64_t count) {
-  return count >= kBlock ? load_block(from) : load_block_part(from, count);
-}
-
-template <class T>
-PRECAST_INLINE void store_block_upto(T* to, Block value, int64_t count) {
-  if (count >= kBlock) {
-    store_block(to, value);
-  } else {
-    store_block_part(to, value, count);
-  }
+  return folded(a, [](FloatPart b, FloatPart c) PRECAST_EVERYWHERE { return greater_part(b, c); });
 }
 
 // ---- Stores past the caches -----------------------------------------------------------------------------------------
@@ -409,3 +292,5 @@ PRECAST_INLINE void with_type(int dtype, const Body& body) {
 }
 
 }  // namespace precast::PRECAST_CPU_LEVEL
+
+#include "simd_tail.h"

@@ -8,8 +8,10 @@
 // Functions of many instructions are called, not inlined, at the level that is compiled for size. A conversion from
 // float16 takes thirty instructions there, and inlining them doubled the time to compile.
 #if PRECAST_WIDTH == 4 && defined(__x86_64__)
+#define PRECAST_SMALL 1
 #define PRECAST_BULKY PRECAST_RARE
 #else
+#define PRECAST_SMALL 0
 #define PRECAST_BULKY PRECAST_INLINE
 #endif
 

@@ -8,6 +8,7 @@
 
 #include <arm_sve.h>
 
+#define PRECAST_SMALL 0
 #define PRECAST_BULKY PRECAST_INLINE
 
 namespace precast::PRECAST_CPU_LEVEL {

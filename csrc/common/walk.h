@@ -1,12 +1,11 @@
-// Kernels that walk over rows and sum by column, as the gradients of a norm do (walk.cuh, row_simd.h). On a GPU, this
-// file chooses the number of workers and the rows that shared memory holds in flight. A worker is a block, or one warp
-// of a block that holds several rows. On the CPU, chunks take the place of workers.
+// Kernels that walk over rows and sum by column, as the gradients of a norm do (walk.cuh, column_simd.h). On a GPU,
+// this file chooses the number of workers and the rows that shared memory holds in flight. A worker is a block, or one
+// warp of a block that holds several rows. On the CPU, chunks take the place of workers.
 #pragma once
 
 #include <stdint.h>
 
-#include "launch.h"
-#include "rows.h"
+#include "row_launch.h"
 
 namespace precast {
 
@@ -22,15 +21,41 @@ struct WalkPlan {
   uint32_t stages;      // rows of two tensors that a worker keeps in shared memory: two or three
   bool pair;            // the next row's copy starts before the wait for this row, not once this row is in registers
   uint32_t shared_bytes;
-  int64_t blocks;  // per multiprocessor at a time
+  int64_t blocks;    // per multiprocessor at a time
+  uint32_t cluster;  // blocks that are one worker together; 0 or 1: a block or less is a worker
+  uint32_t slice;    // vectors of a row that each of them has
 };
+
+// A plan for rows of more vectors than a block can hold: a cluster of blocks is a worker. A block of 256 threads, with
+// four vectors each, leaves room for a second one on the multiprocessor, which computes while the other waits for its
+// cluster. `vectors` is zero in the plan if even the largest cluster cannot hold the row.
+inline WalkPlan cluster_walk(const Norm& norm, int64_t vectors, int64_t cluster = 1) {
+  constexpr int64_t kEach = 4, kPairThreads = 256, kMostThreads = 512;
+  WalkPlan walk = {};
+  while (cluster < kMostBlocks && vectors > cluster * kEach * kPairThreads) cluster *= 2;
+  const int64_t slice = (vectors + cluster - 1) / cluster;
+  if (slice > kEach * kMostThreads) return walk;
+  const int64_t room = block_shared_bytes(norm.device) - kStaticSharedBytes, row_bytes = 2 * slice * 16;
+  walk.per_thread = kEach;
+  walk.threads = warps_for((slice + kEach - 1) / kEach);
+  walk.rows = 1;
+  walk.blocks = walk.threads <= kPairThreads ? 2 : 1;
+  const int64_t fitting = (room / walk.blocks - slice * 16) / row_bytes;
+  if (fitting < 2) return walk;
+  walk.stages = fitting >= 3 ? 3 : 2;
+  walk.shared_bytes = static_cast<uint32_t>(walk.stages * row_bytes + slice * 16);
+  walk.cluster = static_cast<uint32_t>(cluster);
+  walk.slice = static_cast<uint32_t>(slice);
+  walk.vectors = static_cast<uint32_t>(vectors);
+  return walk;
+}
 
 // `vectors`: the number of 16-byte vectors in a row if everything is aligned, else 0. The amount of data in flight per
 // multiprocessor decides: too little, and it waits; too much, and some workers run ahead of the others, which then
 // finish later. Many workers have one row each in flight while they compute, and none once it has arrived. Two workers
 // have two rows each in flight while they wait, if rows fit kWidestPair. A single worker does so if `pair_alone` is
 // set, else it always has two rows in flight.
-inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) {
+inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vectors, bool pair_alone) {
   const bool mixed = norm.wide_columns;  // served by two vectors per thread, or one element at a time
   // Threads on a multiprocessor. More threads were 3 % slower where registers allow 768: two workers of 256 threads
   // already copy far enough ahead, and a third competes with them for the arithmetic.
@@ -48,6 +73,7 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     return workers > 16 ? 16 : workers > 0 ? workers : 1;
   };
   WalkPlan walk = {};
+  if (asked_rows.cluster > 1 && !mixed && vectors > 0) return cluster_walk(norm, vectors, asked_rows.cluster);
   if (!mixed && vectors > 0 && vectors <= kNarrow) {
     walk.vectors = static_cast<uint32_t>(vectors);
     walk.per_thread = 1;
@@ -74,12 +100,40 @@ inline WalkPlan choose_walk(const Norm& norm, int64_t vectors, bool pair_alone) 
     walk.shared_bytes = static_cast<uint32_t>(walk.stages * rows * row_bytes + weight_bytes);
     if (walk.stages > 0) return walk;
   }
+  if (!mixed && vectors > 0 && has_clusters(family, norm.device)) {
+    walk = cluster_walk(norm, vectors);
+    if (walk.vectors > 0) return walk;
+  }
   const int64_t steps = (norm.hidden + 3) / 4;
   walk = {};
   walk.threads = steps < 512 ? warps_for(steps) : 512;
   walk.rows = walk.threads == 32 ? 4 : 1;
   walk.blocks = workers_of(kResidentAny, walk.threads) / walk.rows;
   return walk;
+}
+
+// The index of a walk's kernel among the family's entries. Each DType has six: two vectors per thread, one element at
+// a time, four vectors, two vectors in pairs, one vector, and four vectors in a cluster of blocks. After all of them
+// comes the kernel that sums the columns.
+inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
+  const int kernel = walk.cluster > 1       ? 5
+                     : walk.pair            ? 3
+                     : walk.per_thread == 1 ? 4
+                     : walk.per_thread == 2 ? 0
+                     : walk.per_thread == 4 ? 2
+                                            : 1;
+  return 6 * static_cast<int>(norm.dtype) + kernel;
+}
+constexpr int kColumnsEntry = 18;
+
+// `blocks`: or clusters, if a cluster is a worker.
+inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
+  LaunchShape shape = {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
+  if (walk.cluster > 1) {
+    shape.cluster = walk.cluster;
+    shape.blocks_x *= walk.cluster;
+  }
+  return shape;
 }
 
 // The launch of a walk.
@@ -91,11 +145,15 @@ struct WalkGrid {
 
 // As many blocks as the device holds at a time, but at most one per row and at most 64 MB of partial sums for all
 // gradients. The number depends on the device but not on the call, so the result is the same every time.
-inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradients) {
+inline WalkGrid walk_grid(KernelFamily& family, const Norm& norm, const WalkPlan& walk, int64_t gradients) {
   const bool ring = walk.vectors > 0;
   const int64_t block_lines = ring ? 1 : walk.rows;
   const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * block_lines * (gradients > 0 ? gradients : 1));
   int64_t blocks = multiprocessors(norm.device) * walk.blocks;
+  if (walk.cluster > 1) {  // here blocks are clusters
+    const LaunchShape one = walk_shape(walk, 1);
+    blocks = resident_clusters(family, norm.device, walk_entry(norm, walk), one);
+  }
   if (blocks > fitting) blocks = fitting > 0 ? fitting : 1;
   const int64_t with_rows = (norm.rows + walk.rows - 1) / walk.rows;
   if (blocks > with_rows) blocks = with_rows;
@@ -103,18 +161,6 @@ inline WalkGrid walk_grid(const Norm& norm, const WalkPlan& walk, int64_t gradie
   if (ring) return {blocks, workers, blocks};
   if (workers > norm.rows) workers = norm.rows;  // workers beyond the rows would leave their lines unwritten
   return {blocks, workers, workers};
-}
-
-// The index of a walk's kernel among the family's entries. Each DType has five: two vectors per thread, one element at
-// a time, four vectors, two vectors in pairs, and one vector. After all of them comes the kernel that sums the columns.
-inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
-  const int kernel = walk.pair ? 3 : walk.per_thread == 1 ? 4 : walk.per_thread == 2 ? 0 : walk.per_thread == 4 ? 2 : 1;
-  return 5 * static_cast<int>(norm.dtype) + kernel;
-}
-constexpr int kColumnsEntry = 15;
-
-inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
-  return {static_cast<uint32_t>(blocks), 1, walk.threads, walk.rows, walk.shared_bytes};
 }
 
 // The launch that sums the columns over `lines` lines for each gradient, four columns per thread. It starts while the
@@ -131,10 +177,12 @@ inline LaunchShape columns_shape(const Norm& norm, int64_t lines, int64_t gradie
 // ---- the CPU ----
 
 // Cuts rows into chunks independently of the number of threads, so that it does not affect the result. Returns their
-// number.
+// number. Each chunk costs a line of sums, so few rows make few chunks.
 inline int64_t cut_into_chunks(int64_t rows, int64_t* chunk_rows) {
-  constexpr int64_t kChunks = 64;
-  *chunk_rows = rows > kChunks ? (rows + kChunks - 1) / kChunks : 1;
+  constexpr int64_t kMost = 64, kFew = 16, kLeastRows = 8;
+  const int64_t few = (rows + kFew - 1) / kFew, many = (rows + kMost - 1) / kMost;
+  *chunk_rows = many > kLeastRows ? many : few < kLeastRows ? few : kLeastRows;
+  if (*chunk_rows < 1) *chunk_rows = 1;
   return (rows + *chunk_rows - 1) / *chunk_rows;
 }
 
@@ -142,8 +190,9 @@ inline int64_t cut_into_chunks(int64_t rows, int64_t* chunk_rows) {
 // a cache line.
 template <class Body>
 void for_columns(const Norm& norm, int64_t chunks, const Body& body) {
-  parallel_for(0, (norm.hidden + 15) / 16, grain_rows(16 * (chunks > 0 ? chunks : 1)),
-               [&](int64_t begin, int64_t end) { body(begin * 16, end * 16 < norm.hidden ? end * 16 : norm.hidden); });
+  constexpr int64_t kColumnsPs = 150;
+  parallel_rows((norm.hidden + 15) / 16, 16 * (chunks > 0 ? chunks : 1) * kColumnsPs,
+                [&](int64_t begin, int64_t end) { body(begin * 16, end * 16 < norm.hidden ? end * 16 : norm.hidden); });
 }
 
 }  // namespace precast

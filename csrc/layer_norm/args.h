@@ -19,7 +19,8 @@ struct ForwardArgs {
   unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
   float inverse_hidden;
   float eps;
-  int wide;  // weight and bias are float32, and x is narrower; read by the `any` kernels
+  int wide;   // weight and bias are float32, and x is narrower; read by the `any` and `wide` kernels
+  int early;  // the launch starts early
 };
 
 // A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
@@ -42,7 +43,8 @@ struct BackwardArgs {
   unsigned int stages;  // rows per worker in shared memory: two or three
   float inverse_hidden;
   float eps;
-  int wide;  // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
+  int wide;        // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
+  unsigned slice;  // vectors of a row that each block of a cluster has; read by the `wide` kernels
 };
 
 // results[y][c] = round(sum of parts[y][i][c] over i), where y is a row of blocks.
@@ -55,7 +57,7 @@ struct ColumnArgs {
   int dtype;  // of the results: a precast::DType
 };
 
-static_assert(sizeof(ForwardArgs) == 80 && sizeof(BackwardArgs) == 112 && sizeof(ColumnArgs) == 40,
+static_assert(sizeof(ForwardArgs) == 88 && sizeof(BackwardArgs) == 120 && sizeof(ColumnArgs) == 40,
               "host and device must agree");
 
 }  // namespace layer_norm

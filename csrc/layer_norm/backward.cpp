@@ -22,16 +22,19 @@ constexpr Entry kEntries[] = {
     {"layer_norm_backward_f32_v4", kRingBytes},
     {"layer_norm_backward_f32_v2_pair", kRingBytes},
     {"layer_norm_backward_f32_v1", kRingBytes},
+    {"layer_norm_backward_f32_wide", kRingBytes},
     {"layer_norm_backward_f16_v2", kRingBytes},
     {"layer_norm_backward_f16_any"},
     {"layer_norm_backward_f16_v4", kRingBytes},
     {"layer_norm_backward_f16_v2_pair", kRingBytes},
     {"layer_norm_backward_f16_v1", kRingBytes},
+    {"layer_norm_backward_f16_wide", kRingBytes},
     {"layer_norm_backward_bf16_v2", kRingBytes},
     {"layer_norm_backward_bf16_any"},
     {"layer_norm_backward_bf16_v4", kRingBytes},
     {"layer_norm_backward_bf16_v2_pair", kRingBytes},
     {"layer_norm_backward_bf16_v1", kRingBytes},
+    {"layer_norm_backward_bf16_wide", kRingBytes},
     {"layer_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
@@ -78,8 +81,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.weight, norm.hidden * norm.column_bytes()) |
                               misalignment(work.grad_x, row_bytes);
-  const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
-  const WalkGrid grid = walk_grid(norm, walk, results.wanted());
+  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const WalkGrid grid = walk_grid(kernels, norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);
 
   if (norm.rows > 0) {
@@ -96,6 +99,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.vectors = walk.vectors;
     args.workers = static_cast<unsigned>(grid.workers);
     args.stages = walk.stages;
+    args.slice = walk.slice;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     args.wide = norm.wide_columns;
@@ -105,14 +109,16 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, grid.lines, results);
 }
 
+constexpr int64_t kBackwardPs = 350;  // an element, for parallel_rows
+
 void backward_cpu(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
   const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, 2, norm, float64_code(), x);
   work.parts = static_cast<double*>(parts.mutable_data());
 
   const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(layer_norm, backward);
-  const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
-  parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
+  parallel_rows(chunks, norm.hidden * work.chunk_rows * kBackwardPs,
+                [&](int64_t begin, int64_t end) { backward(work, begin, end); });
 
   const ColumnsFunction reduce = PRECAST_AT_CPU_LEVEL(layer_norm, reduce);
   for_columns(norm, chunks, [&](int64_t begin, int64_t end) {

@@ -6,8 +6,8 @@
 //
 // The statistics are recomputed from x, which is read anyway: two barriers per row, and the forward saves nothing. All
 // arithmetic is in float32. The sums over rows have a fixed order, so the result is bitwise reproducible.
+#include "../common/cluster.cuh"
 #include "../common/columns.cuh"
-#include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -27,13 +27,14 @@ DEVICE RowGradient row_gradient(const BackwardArgs& a, float mean, float squares
 // of 16-bit numbers do not fit in registers, they and the weight are read from shared memory again. Two pieces of
 // shared memory alternate: between two writes to one of them lies the barrier of the other. kWide: the weight is
 // float32.
-template <class T, int V, bool kPair = false>
+template <class T, int V, bool kPair = false, bool kCluster = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[3][5 * 32];
-  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  alignas(16) __shared__ float shared[kCluster ? 1 : 3][5 * 32], room[3][4][8];
+  const u32 worker = kCluster ? cluster_number() : blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float hidden = static_cast<float>(a.hidden);
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
+  if constexpr (kCluster) cluster_begins();
   next_launch_may_start();
 
   Columns<T, V == 2> w[V];
@@ -54,6 +55,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
 
   Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
+  if constexpr (kCluster) cluster_has_begun();
   u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V];
@@ -93,7 +95,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     };
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     add(0.0f, sums);
-    row_sums(sums, shared[parity]);
+    row_sums(sums, shared[kCluster ? 0 : parity]);
+    if constexpr (kCluster) add_blocks(sums, room[parity]);
     float mean = divided(sums[0], hidden, a.inverse_hidden);
     float squares = fmaf(-mean, sums[0], sums[1]), products = fmaf(-mean, sums[2], sums[3]);
     // Repeats the sums around the mean. In float32 these may have lost digits as well.
@@ -107,7 +110,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
       float again[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       add(mean, again);
-      row_sums(again, shared[2]);
+      row_sums(again, shared[kCluster ? 0 : 2]);
+      if constexpr (kCluster) add_blocks(again, room[2]);
       const float rest = divided(again[0], hidden, a.inverse_hidden);
       if (far) {
         mean += rest;
@@ -144,9 +148,27 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     grad_x += a.grad_x_stride * a.workers;
   }
 
-  const i64 line = blockIdx.x * a.hidden;
+  const i64 line = (kCluster ? worker : blockIdx.x) * a.hidden;
   if (a.weight_parts != nullptr) store_parts<T>(a.weight_parts + line, weight_part, a.vectors);
   if (a.bias_parts != nullptr) store_parts<T>(a.bias_parts + line, bias_part, a.vectors);
+}
+
+// A cluster of blocks is a worker, and each block walks over its slice of the columns.
+template <class T>
+DEVICE void backward_wide(const BackwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  BackwardArgs own = a;
+  const u32 begin = cluster_rank() * a.slice, left = a.vectors > begin ? a.vectors - begin : 0;
+  const i64 bytes = static_cast<i64>(begin) * 16;
+  own.vectors = left < a.slice ? left : a.slice;
+  own.grad += bytes;
+  own.x += bytes;
+  own.grad_x += bytes;
+  if (a.weight != nullptr) own.weight += bytes;
+  if (a.weight_parts != nullptr) own.weight_parts += begin * T::kPerVector;
+  if (a.bias_parts != nullptr) own.bias_parts += begin * T::kPerVector;
+  backward_rows<T, 4, false, true>(own);
+#endif
 }
 
 // Any row, one element at a time and read three times. The worker's lines of the parts are the accumulators.
@@ -217,17 +239,20 @@ KERNEL(layer_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Fl
 KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(layer_norm_backward_f32_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float32, 1>)
 KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
+KERNEL(layer_norm_backward_f32_wide, BackwardArgs, 512, 512, backward_wide<Float32>)
 
 KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
 KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float16, 1>)
 KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
+KERNEL(layer_norm_backward_f16_wide, BackwardArgs, 512, 512, backward_wide<Float16>)
 
 KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<BFloat16, 1>)
 KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
+KERNEL(layer_norm_backward_bf16_wide, BackwardArgs, 512, 512, backward_wide<BFloat16>)
 
 KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, parameter_columns)

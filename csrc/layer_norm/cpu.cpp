@@ -6,7 +6,7 @@
 // for compilation.
 #include "cpu.h"
 
-#include "../common/row_simd.h"
+#include "../common/column_simd.h"
 
 namespace precast::layer_norm::PRECAST_CPU_LEVEL {
 namespace {
@@ -23,33 +23,34 @@ struct Statistics {
   float mean, inverse_deviation;
 };
 
-// x - mean for the last elements of a row, zero for those beyond.
-template <class T>
-PRECAST_RARE Block last_deviations(const T* x, Block mean, int64_t count) {
-  return beyond(load_block_part(x, count) - mean, count, 0, x);
-}
-
 // The sums for an assumed mean. Without a gradient, the last two are zero.
 template <bool kGradient, class T>
-Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
+PRECAST_INLINE Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, float mean, int64_t hidden) {
   Sums total = {0, 0, 0, 0};
   const Block middle = both(mean);
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
     const int64_t stop = smaller(start + kSumBlock, hidden);
     Block deviations = both(0.0f), squares = deviations, gradients = deviations, products = deviations;
-    for (int64_t i = start; i < stop; i += kBlock) {
-      const int64_t rest = stop - i;
-      const Block d = rest >= kBlock ? load_block(x + i) - middle : last_deviations(x + i, middle, rest);
+    const auto of_x = [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      const Block d = span.beyond(span.load(x + i) - middle, 0, x);
       deviations = deviations + d;
       squares = fma(d, d, squares);
-      if (!kGradient) continue;
-      const Block g = load_block_upto(grad + i, rest);
-      const Block h = weight.absent() ? g : g * weight.block_upto(i, rest);
+    };
+    const auto of_grad = [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      const Block d = span.beyond(span.load(x + i) - middle, 0, x);
+      const Block g = span.load(grad + i), h = weight.absent() ? g : g * weight.at(i, span);
       gradients = gradients + h;
       products = fma(h, d, products);
+    };
+    if (kGradient && PRECAST_WIDTH == 16) {
+      each_block(start, stop, [&](int64_t i, auto span) PRECAST_EVERYWHERE { of_x(i, span), of_grad(i, span); });
+    } else {  // four sums at a time are too many for sixteen registers
+      each_block(start, stop, of_x);
+      if (kGradient) each_block(start, stop, of_grad);
     }
     total.deviations += static_cast<double>(sum(deviations));
     total.squares += static_cast<double>(sum(squares));
+    if (!kGradient) continue;
     total.gradients += static_cast<double>(sum(gradients));
     total.products += static_cast<double>(sum(products));
   }
@@ -72,10 +73,11 @@ PRECAST_INLINE Row open_row(const T* x, const T* grad, const Columns<T>& weight,
   const double count = static_cast<double>(hidden);
   const int64_t first = smaller(hidden, kBlock);
   float assumed = sum(load_block_upto(x, hidden)) / static_cast<float>(first);
-  Sums sums = sum_row<kGradient>(x, grad, weight, assumed, hidden);
-  if (square(sums.deviations / count) > sums.squares / count / 2) {
-    assumed = static_cast<float>(static_cast<double>(assumed) + sums.deviations / count);
+  Sums sums;
+  for (bool again = false;; again = true) {
     sums = sum_row<kGradient>(x, grad, weight, assumed, hidden);
+    if (again || !(square(sums.deviations / count) > sums.squares / count / 2)) break;
+    assumed = static_cast<float>(static_cast<double>(assumed) + sums.deviations / count);
   }
   const double shift = sums.deviations / count;
   double variance = sums.squares / count - square(shift);
@@ -84,33 +86,40 @@ PRECAST_INLINE Row open_row(const T* x, const T* grad, const Columns<T>& weight,
   return {{static_cast<float>(static_cast<double>(assumed) + shift), deviation}, sums, shift};
 }
 
-template <class T>
+template <class T, class Span>
 PRECAST_INLINE Block finish(Block x, Block mean, Block scale, const Columns<T>& weight, const Columns<T>& bias,
-                            int64_t i, int64_t rest) {
+                            int64_t i, Span span) {
   const Block normal = (x - mean) * scale;
-  if (bias.absent()) return weight.absent() ? normal : normal * weight.block_upto(i, rest);
-  const Block added = bias.block_upto(i, rest);
-  return weight.absent() ? fma(x - mean, scale, added) : fma(normal, weight.block_upto(i, rest), added);
+  if (bias.absent()) return weight.absent() ? normal : normal * weight.at(i, span);
+  const Block added = bias.at(i, span);
+  return weight.absent() ? fma(x - mean, scale, added) : fma(normal, weight.at(i, span), added);
 }
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   const Columns<T> weight = {rows.weight, rows.wide_columns}, bias = {rows.bias, rows.wide_columns};
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
-    T* y = static_cast<T*>(rows.y) + row * rows.hidden;
-    const T* none = nullptr;
-    const Statistics of = open_row<false>(x, none, weight, rows.hidden, rows.eps).of;
-    const Block mean = both(of.mean), scale = both(of.inverse_deviation);
-    for (int64_t i = 0; i < rows.hidden; i += kBlock) {
-      const int64_t rest = rows.hidden - i;
-      store_block_upto(y + i, finish(load_block_upto(x + i, rest), mean, scale, weight, bias, i, rest), rest);
+  const int64_t most = rows_at_once(rows.hidden);
+  const T* none = nullptr;
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = smaller(most, end - first);
+    const T* x = static_cast<const T*>(rows.x) + first * rows.x_stride;
+    T* y = static_cast<T*>(rows.y) + first * rows.hidden;
+    Statistics of[kRowsAtOnce];
+    for (int64_t k = 0; k < count; ++k) {
+      of[k] = open_row<false>(x + k * rows.x_stride, none, weight, rows.hidden, rows.eps).of;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const Block mean = both(of[k].mean), scale = both(of[k].inverse_deviation);
+      each_block(0, rows.hidden, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+        const Block here = span.load(x + k * rows.x_stride + i);
+        span.store(y + k * rows.hidden + i, finish(here, mean, scale, weight, bias, i, span));
+      });
     }
   }
 }
 
-// One row of the backward pass: its pointers, and the numbers that its first two passes found. With n the normalised
-// row and h = grad * weight: grad_x = scale * h + slope * n + offset.
+// One row of the backward pass: its pointers, and the numbers that its first two passes found. With d = x - mean and
+// h = grad * weight: grad_x = scale * h + slope * d + offset.
 template <class T>
 struct BackwardRow {
   const T *x, *grad;
@@ -131,25 +140,30 @@ BackwardRow<T> open_backward(const BackwardRows& rows, int64_t row) {
   const Sums& sums = found.sums;
   const double count = static_cast<double>(rows.hidden), r = static_cast<double>(result.scale);
   const double products = sums.products - found.shift * sums.gradients;  // of the deviations from the mean itself
-  result.slope = static_cast<float>(-r * r * products / count);
+  result.slope = static_cast<float>(-r * r * r * products / count);
   result.offset = static_cast<float>(-r * sums.gradients / count);
   return result;
 }
 
-// The columns [begin, begin + count): writes their grad_x and adds grad * n and grad to the parts.
-template <class T>
-void finish_columns(const BackwardRow<T>& row, const Columns<T>& weight, int64_t begin, int64_t count,
-                    float* weight_part, float* bias_part) {
-  const Floats mean = broadcast(row.mean), scale = broadcast(row.scale);
-  const Floats slope = broadcast(row.slope), offset = broadcast(row.offset);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t at = begin + i, rest = count - i;
-    const Floats normal = (load_upto(row.x + at, rest) - mean) * scale, g = load_upto(row.grad + at, rest);
-    const Floats h = weight.absent() ? g : g * weight.upto(at, rest);
-    store_upto(row.grad_x + at, fma(h, scale, fma(slope, normal, offset)), rest);
-    store(weight_part + i, fma(g, normal, load(static_cast<const float*>(weight_part + i))));
-    store(bias_part + i, g + load(static_cast<const float*>(bias_part + i)));
+// A block of columns of each row: writes their grad_x and adds scale * grad * d and grad to the sums.
+template <class T, class Span>
+PRECAST_INLINE void finish_columns(const BackwardRow<T>* group, int64_t count, const Columns<T>& weight, int64_t i,
+                                   Span span, Block (&sums)[2]) {
+  const Block factor = weight.absent() ? both(1.0f) : weight.at(i, span);
+  constexpr bool kOneLoop = PRECAST_WIDTH == 16;  // two sums at a time are too many for sixteen registers
+  Block of_weight = sums[0], of_bias = sums[1];
+  for (int64_t k = 0; k < count; ++k) {
+    const BackwardRow<T>& row = group[k];
+    const Block d = span.load(row.x + i) - both(row.mean), g = span.load(row.grad + i), scaled = g * both(row.scale);
+    span.store(row.grad_x + i, fma(scaled, factor, fma(both(row.slope), d, both(row.offset))));
+    of_weight = fma(scaled, d, of_weight);
+    if (kOneLoop) of_bias = of_bias + g;
   }
+  if (!kOneLoop) {
+    for (int64_t k = 0; k < count; ++k) of_bias = of_bias + span.load(group[k].grad + i);
+  }
+  sums[0] = of_weight;
+  sums[1] = of_bias;
 }
 
 template <class T>
@@ -157,9 +171,8 @@ void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   const Columns<T> weight = {rows.weight, rows.wide_columns};
   sum_chunks<T, 2>(
       rows, rows.parts, begin, end, [&](int64_t row) { return open_backward<T>(rows, row); },
-      [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[2][kColumns]) {
-        finish_columns(row, weight, first, columns, part[0], part[1]);
-      });
+      [&](const BackwardRow<T>* group, int64_t count, int64_t i, auto span, Block(&sums)[2])
+          PRECAST_EVERYWHERE { finish_columns(group, count, weight, i, span, sums); });
 }
 
 }  // namespace

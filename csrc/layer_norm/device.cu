@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers until the result is written. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it three times.
+#include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
@@ -84,6 +85,7 @@ DEVICE Statistics statistics(const ForwardArgs& a, float hidden, const Add& add,
 template <class T, int V>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -128,6 +130,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
 template <class T, int V>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.hidden) * T::kBytes;
@@ -185,6 +188,7 @@ DEVICE void over_row(const char* x, const ForwardArgs& a, const Body& body) {
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[2][3 * 32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
 
@@ -221,6 +225,73 @@ DEVICE void forward_any(const ForwardArgs& a) {
   }
 }
 
+// A row in the registers of a cluster of blocks, up to V vectors per thread.
+template <class T, int V>
+DEVICE void forward_wide(const ForwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  cluster_begins();
+  next_launch_may_start();
+  launch_before_has_ended();
+  const ClusterWalk<V> walk(a.vectors);
+  const bool wide = T::kBytes == 2 && a.wide != 0;
+  if (!wide) {  // they stay in shared memory; float32 parameters of narrower rows are read again
+    if (a.weight != nullptr) walk.fetch(1, a.weight);
+    if (a.bias != nullptr) walk.fetch(2, a.bias);
+  }
+  walk.fetch(0, a.x + walk.row * a.x_stride);
+  row_ends();
+  cluster_has_begun();
+
+  const float hidden = static_cast<float>(a.hidden);
+  u32 parity = 0;  // a block that runs ahead writes to other lines
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 2) {
+    Vector v[V];
+    arrived<0>();
+    walk.take(0, v);
+    float mean = 0.0f, squares = 0.0f;
+#pragma unroll 1
+    for (u32 line = parity; line <= 4; line = line == 4 ? 5 : 4) {
+      float sums[2] = {0.0f, 0.0f};  // of d = x - mean, and d^2
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (!walk.has(j)) continue;
+        for_elements<T>(v[j], [&](int, float p) {
+          const float d = p - mean;
+          sums[0] += d;
+          sums[1] = fmaf(d, d, sums[1]);
+        });
+      }
+      if (line != 4) {
+        if (row + walk.clusters < a.rows) walk.fetch(0, a.x + (row + walk.clusters) * a.x_stride);
+        row_ends();
+      }
+      cluster_sums(sums, exchange_lines() + line);
+      const float rest = divided(sums[0], hidden, a.inverse_hidden);
+      squares = fmaf(-rest, sums[0], sums[1]);
+      mean += rest;
+      if (!far_from_zero(mean, squares, hidden)) break;  // the same in all blocks
+    }
+    const float r = inverse_deviation(squares, a.inverse_hidden, a.eps);
+
+    char* y = a.y + row * a.y_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!walk.has(j)) continue;
+      if (wide) {
+        Columns<T, true> w, b;
+        w.load_or_fill(a.weight, walk.first + j * walk.step, true, 1.0f);
+        b.load_or_fill(a.bias, walk.first + j * walk.step, true, -0.0f);
+        store(y + walk.offset(j), normal<T>(v[j], mean, r, w, b));
+      } else {
+        const Vector w = a.weight != nullptr ? load_shared(walk.place(1, j)) : filled<T>(1.0f);
+        const Vector b = a.bias != nullptr ? load_shared(walk.place(2, j)) : filled<T>(-0.0f);
+        store(y + walk.offset(j), normal<T>(v[j], mean, r, w, b));
+      }
+    }
+  }
+#endif
+}
+
 }  // namespace layer_norm
 }  // namespace precast
 
@@ -234,11 +305,14 @@ DEVICE void forward_any(const ForwardArgs& a) {
 KERNEL(layer_norm_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
 KERNEL(layer_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 KERNEL(layer_norm_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
+KERNEL(layer_norm_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 4>)
 
 KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
 KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(layer_norm_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
+KERNEL(layer_norm_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 4>)
 
 KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
 KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(layer_norm_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)
+KERNEL(layer_norm_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 4>)

@@ -1,6 +1,6 @@
 // The forward op of LayerNorm: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/row_launch.h"
+#include "../common/row_policy.h"
 #include "args.h"
 #include "rows.h"
 
@@ -19,27 +19,40 @@ namespace {
 //   8192 (16 KB)    0.953
 //
 // v4 fits in 64 registers. A warp handles several rows of up to 512 bytes. Unaligned rows have a kernel of the same
-// form. Rows that the threads of a block cannot hold use the `any` kernel, which reads them three times, after the
-// first time from the caches. They also serve float32 parameters with narrower rows.
+// form. A cluster of blocks holds rows that one block cannot hold, on GPUs that have clusters. Other rows use the `any`
+// kernel, which reads them three times, after the first time from the caches. It also serves float32 parameters with
+// narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kKernels = 3 };
+enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kWide = 3, kKernels = 4 };
 
 constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v4"},  {"layer_norm_f32_any"},  {"layer_norm_f32_shifted"},   // in the order of DType
-    {"layer_norm_f16_v4"},  {"layer_norm_f16_any"},  {"layer_norm_f16_shifted"},   //
-    {"layer_norm_bf16_v4"}, {"layer_norm_bf16_any"}, {"layer_norm_bf16_shifted"},  //
+    {"layer_norm_f32_v4"},       {"layer_norm_f32_any"},  // in the order of DType
+    {"layer_norm_f32_shifted"},  {"layer_norm_f32_wide", kMostClusterBytes},
+    {"layer_norm_f16_v4"},       {"layer_norm_f16_any"},
+    {"layer_norm_f16_shifted"},  {"layer_norm_f16_wide", kMostClusterBytes},
+    {"layer_norm_bf16_v4"},      {"layer_norm_bf16_any"},
+    {"layer_norm_bf16_shifted"}, {"layer_norm_bf16_wide", kMostClusterBytes},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 
 KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
 
-// `vectors`: the number of vectors in a row if everything is aligned to 16 bytes, else 0. `shifted`: the most vectors
-// that a row can touch if all tensors have the same misalignment, else 0.
-RowKernel choose(int64_t hidden, int64_t vectors, int64_t shifted) {
-  if (vectors > 0 && vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
-  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
-  return for_any_row(kAny, hidden, vectors);
-}
+constexpr uint32_t kWideParameters = kFirstOfFamily;
+
+// A row in one block, or over all eight: 1024 x 65536 takes 83 us with eight blocks of 256 threads, 88 with four of
+// 512, 95 with two of 1024; 2048 x 18432 takes 47 us with one block, 49 with two, 63 with eight.
+constexpr ClusterForm kForm = {4, 3, 1024, 8};
+
+constexpr RowRule kRules[] = {
+    {kAligned | kWideParameters, 1024, kAny, Form::kAnyRow},
+    {kUnaligned | kWideParameters, 0, kAny, Form::kAnyRow},
+    {kAligned | kWideParameters | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {kAligned | kWideParameters, 0, kAny, Form::kAnyRow},
+    {kAligned, 4 * 512, kV4, Form::kRegisters, 4},
+    {kUnaligned, 4 * 512, kShifted, Form::kRegisters, 4, 64},
+    {kAligned | kClusters, 4 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {0, 0, kAny, Form::kAnyRow},
+};
 
 // ---- the two devices ----
 
@@ -53,10 +66,10 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
                               misalignment(work.weight, column_bytes) | misalignment(work.bias, column_bytes);
   const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes}) && misalignment(work.weight, 0) == 0 &&
                      misalignment(work.bias, 0) == 0;
-  const int64_t vectors = vectors_of(misaligned, row_bytes);
-  const RowKernel choice = norm.wide_columns
-                               ? for_any_row(kAny, norm.hidden, vectors)
-                               : choose(norm.hidden, vectors, alike ? shifted_vectors(row_bytes, bytes) : 0);
+  const RowKernel choice =
+      choose_row(kRules, kernels,
+                 {norm.wide_columns ? kWideParameters : 0u, norm.rows, norm.hidden, vectors_of(misaligned, row_bytes),
+                  alike ? shifted_vectors(row_bytes, bytes) : 0, norm.device});
   args.weight = static_cast<const char*>(work.weight);
   args.bias = static_cast<const char*>(work.bias);
   args.hidden = norm.hidden;
@@ -65,18 +78,23 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
   args.wide = norm.wide_columns;
+  const int entry = static_cast<int>(norm.dtype) * kKernels + choice.kernel;
   void* arguments[] = {&args};
-  for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, const LaunchShape& shape) {
+  for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, LaunchShape& shape) {
+    if (choice.cluster != 0) limit_clusters(kernels, norm.device, entry, shape);
+    args.early = shape.early = starts_early(shape, norm.device);
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.rows = rows;
-    launch(kernels, norm.device, static_cast<int>(norm.dtype) * kKernels + choice.kernel, shape, arguments);
+    launch(kernels, norm.device, entry, shape, arguments);
   });
 }
 
+constexpr int64_t kForwardPs = 150;  // an element, for parallel_rows
+
 void forward_cpu(const Norm& norm, const ForwardRows& work) {
   const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(layer_norm, forward);
-  parallel_for(0, norm.rows, grain_rows(norm.hidden), [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+  parallel_rows(norm.rows, norm.hidden * kForwardPs, [&](int64_t begin, int64_t end) { forward(work, begin, end); });
 }
 
 // ---- the op, the same for both devices ----

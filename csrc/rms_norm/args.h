@@ -29,7 +29,8 @@ struct ForwardArgs {
   float inverse_hidden;
   float eps;
   int casting;
-  int wide;  // the weight is float32, and x is narrower; read by the `any` kernels
+  int wide;   // the weight is float32, and x is narrower; read by the `any` and `wide` kernels
+  int early;  // the launch starts early
 };
 
 // A worker walks over rows. It is a block, or a warp of a block that holds several rows. Worker i takes the rows
@@ -54,7 +55,8 @@ struct BackwardArgs {
   float inverse_hidden;
   float eps;
   int casting;
-  int wide;  // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
+  int wide;        // the weight is float32, and x is narrower; read by the kernels that serve it, as walk.h says
+  unsigned slice;  // vectors of a row that each block of a cluster has; read by the `wide` kernels
 };
 
 // grad_weight[c] = round(sum of parts[i][c] over i).

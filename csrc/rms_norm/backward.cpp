@@ -23,16 +23,19 @@ constexpr Entry kEntries[] = {
     {"rms_norm_backward_f32_v4", kRingBytes},
     {"rms_norm_backward_f32_v2_pair", kRingBytes},
     {"rms_norm_backward_f32_v1", kRingBytes},
+    {"rms_norm_backward_f32_wide", kRingBytes},
     {"rms_norm_backward_f16_v2", kRingBytes},
     {"rms_norm_backward_f16_any"},
     {"rms_norm_backward_f16_v4", kRingBytes},
     {"rms_norm_backward_f16_v2_pair", kRingBytes},
     {"rms_norm_backward_f16_v1", kRingBytes},
+    {"rms_norm_backward_f16_wide", kRingBytes},
     {"rms_norm_backward_bf16_v2", kRingBytes},
     {"rms_norm_backward_bf16_any"},
     {"rms_norm_backward_bf16_v4", kRingBytes},
     {"rms_norm_backward_bf16_v2_pair", kRingBytes},
     {"rms_norm_backward_bf16_v1", kRingBytes},
+    {"rms_norm_backward_bf16_wide", kRingBytes},
     {"rms_norm_backward_columns"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
@@ -61,8 +64,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   const uint64_t misaligned = misalignment(work.grad, args.grad_stride) | misalignment(work.x, args.x_stride) |
                               misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.grad_x, row_bytes) |
                               misalignment(work.weight, norm.hidden * norm.column_bytes());
-  const WalkPlan walk = choose_walk(norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
-  const WalkGrid grid = walk_grid(norm, walk, 1);
+  const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
+  const WalkGrid grid = walk_grid(kernels, norm, walk, 1);
   const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
 
   if (norm.rows > 0) {
@@ -77,6 +80,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.vectors = walk.vectors;
     args.workers = static_cast<unsigned>(grid.workers);
     args.stages = walk.stages;
+    args.slice = walk.slice;
     args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
     args.eps = work.eps;
     args.wide = norm.wide_columns;
@@ -95,14 +99,16 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, grid.lines, 1), arguments);
 }
 
+constexpr int64_t kBackwardPs = 250;  // an element, for parallel_rows
+
 void backward_cpu(const Norm& norm, BackwardRows& work, void* grad_weight, const Tensor& x) {
   const int64_t chunks = cut_into_chunks(norm.rows, &work.chunk_rows);
   const Tensor parts = make_parts(chunks, norm, float64_code(), x);
   work.weight_parts = static_cast<double*>(parts.mutable_data());
 
   const BackwardFunction backward = PRECAST_AT_CPU_LEVEL(rms_norm, backward);
-  const int64_t grain = grain_rows(norm.hidden * work.chunk_rows);
-  parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) { backward(work, begin, end); });
+  parallel_rows(chunks, norm.hidden * work.chunk_rows * kBackwardPs,
+                [&](int64_t begin, int64_t end) { backward(work, begin, end); });
 
   const WeightFunction reduce = PRECAST_AT_CPU_LEVEL(rms_norm, reduce_weight);
   for_columns(norm, chunks, [&](int64_t begin, int64_t end) {

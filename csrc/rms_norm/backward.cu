@@ -5,8 +5,8 @@
 //
 // All arithmetic is in float32. The rounding of the forward counts as the identity. The sums over rows have a fixed
 // order, so the result is bitwise reproducible.
+#include "../common/cluster.cuh"
 #include "../common/columns.cuh"
-#include "../common/walk.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -14,13 +14,14 @@ namespace rms_norm {
 
 // Walks over a worker's rows, with the row, its gradient and the share of grad_weight in registers. If four vectors of
 // 16-bit numbers do not fit in registers, they are read from shared memory again.
-template <class T, int V, bool kPair = false>
+template <class T, int V, bool kPair = false, bool kCluster = false>
 DEVICE void backward_rows(const BackwardArgs& a) {
-  alignas(16) __shared__ float shared[2][3 * 32];
-  const u32 worker = blockIdx.x * blockDim.y + threadIdx.y;
+  alignas(16) __shared__ float shared[2][3 * 32], room[2][2][8];
+  const u32 worker = kCluster ? cluster_number() : blockIdx.x * blockDim.y + threadIdx.y;
   const u32 first = threadIdx.x, step = blockDim.x;
   const float offset = weight_offset(a.casting);
   constexpr bool kKept = V <= 2 || T::kBytes == 4;
+  if constexpr (kCluster) cluster_begins();
   next_launch_may_start();
 
   Columns<T, V == 2> w[V];
@@ -35,6 +36,7 @@ DEVICE void backward_rows(const BackwardArgs& a) {
   Walk<V, kPair> walk(a, worker);
   char* grad_x = a.grad_x + worker * a.grad_x_stride + first * 16;
   const char* grad_sum = a.grad_sum + worker * a.grad_sum_stride + first * 16;
+  if constexpr (kCluster) cluster_has_begun();
   u32 parity = 0;  // a thread that runs ahead writes to the other half, which is not being read
   for (; walk.left > 0; parity ^= 1) {
     Vector v[V], g[V], added[V];
@@ -70,7 +72,8 @@ DEVICE void backward_rows(const BackwardArgs& a) {
       }
     }
     float sums[2] = {squares, products};
-    row_sums(sums, shared[parity]);
+    row_sums(sums, shared[kCluster ? 0 : parity]);
+    if constexpr (kCluster) add_blocks(sums, room[parity]);
     const float r = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
     const float mean = sums[1] * r * a.inverse_hidden;
 
@@ -102,7 +105,25 @@ DEVICE void backward_rows(const BackwardArgs& a) {
     grad_sum += a.grad_sum_stride * a.workers;
   }
 
-  store_parts<T>(a.parts + blockIdx.x * a.hidden, part, a.vectors);
+  store_parts<T>(a.parts + (kCluster ? worker : blockIdx.x) * a.hidden, part, a.vectors);
+}
+
+// A cluster of blocks is a worker, and each block walks over its slice of the columns.
+template <class T>
+DEVICE void backward_wide(const BackwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  BackwardArgs own = a;
+  const u32 begin = cluster_rank() * a.slice, left = a.vectors > begin ? a.vectors - begin : 0;
+  const i64 bytes = static_cast<i64>(begin) * 16;
+  own.vectors = left < a.slice ? left : a.slice;
+  own.grad += bytes;
+  own.x += bytes;
+  own.grad_x += bytes;
+  own.weight += bytes;
+  if (a.grad_sum != nullptr) own.grad_sum += bytes;
+  own.parts += begin * T::kPerVector;
+  backward_rows<T, 4, false, true>(own);
+#endif
 }
 
 // Any row, one element at a time and read twice. The worker's line of `parts` is the accumulator.
@@ -157,17 +178,20 @@ KERNEL(rms_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Floa
 KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
 KERNEL(rms_norm_backward_f32_v1, BackwardArgs, 512, 1024, backward_rows<Float32, 1>)
 KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
+KERNEL(rms_norm_backward_f32_wide, BackwardArgs, 512, 512, backward_wide<Float32>)
 
 KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
 KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
 KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
 KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 512, 1024, backward_rows<Float16, 1>)
 KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
+KERNEL(rms_norm_backward_f16_wide, BackwardArgs, 512, 512, backward_wide<Float16>)
 
 KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
 KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
 KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
 KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 512, 1024, backward_rows<BFloat16, 1>)
 KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
+KERNEL(rms_norm_backward_bf16_wide, BackwardArgs, 512, 512, backward_wide<BFloat16>)
 
 KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

@@ -5,7 +5,7 @@
 // well-predicted branches inside the loops rather than template arguments, because the user waits for compilation.
 #include "cpu.h"
 
-#include "../common/row_simd.h"
+#include "../common/column_simd.h"
 
 namespace precast::rms_norm::PRECAST_CPU_LEVEL {
 namespace {
@@ -26,41 +26,33 @@ PRECAST_INLINE float inverse_root(double squares, int64_t hidden, float eps) {
 template <class T>
 struct Plain {
   const T* x;
-  PRECAST_METHOD Block at(int64_t i) const { return load_block(x + i); }
-  PRECAST_METHOD Block last(int64_t i, int64_t count) const { return load_block_part(x + i, count); }
+  template <class Span>
+  PRECAST_METHOD Block at(int64_t i, Span span) const {
+    return span.load(x + i);
+  }
 };
 
 template <class T>
 struct Added {
   const T *x, *residual;
   T* out;
-  PRECAST_METHOD Block at(int64_t i) const {
-    const Block value = round_to(load_block(x + i) + load_block(residual + i), x);
-    store_block(out + i, value);
-    return value;
-  }
-  PRECAST_METHOD Block last(int64_t i, int64_t count) const {
-    const Block value = round_to(load_block_part(x + i, count) + load_block_part(residual + i, count), x);
-    store_block_part(out + i, value, count);
+  template <class Span>
+  PRECAST_METHOD Block at(int64_t i, Span span) const {
+    const Block value = round_to(span.load(x + i) + span.load(residual + i), x);
+    span.store(out + i, value);
     return value;
   }
 };
 
 template <class Row>
-double sum_squares(Row row, int64_t hidden) {
+PRECAST_INLINE double sum_squares(Row row, int64_t hidden) {
   double total = 0;
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, hidden);
     Block squares = both(0.0f);
-    int64_t i = start;
-    for (; i + kBlock <= stop; i += kBlock) {
-      const Block a = row.at(i);
+    each_block(start, smaller(start + kSumBlock, hidden), [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      const Block a = row.at(i, span);
       squares = fma(a, a, squares);
-    }
-    if (i < stop) {
-      const Block a = row.last(i, stop - i);
-      squares = fma(a, a, squares);
-    }
+    });
     total += static_cast<double>(sum(squares));
   }
   return total;
@@ -77,54 +69,56 @@ PRECAST_INLINE Block apply(Block x, Block weight, Block inverse_rms, int casting
 // Ordinary stores. Bypassing the caches is faster only for memory that was written before. A large result of torch is
 // fresh memory, whose pages the kernel has just brought into the cache by clearing them.
 template <class T>
-void scale_row(const T* x, const Columns<T>& weight, T* y, int64_t hidden, float inverse_rms, int casting) {
+PRECAST_INLINE void scale_row(const T* x, const Columns<T>& weight, T* y, int64_t hidden, float inverse_rms,
+                              int casting) {
   const Block scale = both(inverse_rms);
-  for (int64_t i = 0; i < hidden; i += kBlock) {
-    const int64_t rest = hidden - i;
-    const Block normal = apply<T>(load_block_upto(x + i, rest), weight.block_upto(i, rest), scale, casting);
-    store_block_upto(y + i, normal, rest);
-  }
+  each_block(0, hidden, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+    span.store(y + i, apply<T>(span.load(x + i), weight.at(i, span), scale, casting));
+  });
 }
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
   const Columns<T> weight = {rows.weight, rows.wide_weight};
-  for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(rows.x) + row * rows.x_stride;
-    T* y = static_cast<T*>(rows.y) + row * rows.y_stride;
-    double squares;
-    if (rows.residual != nullptr) {
-      const T* residual = static_cast<const T*>(rows.residual) + row * rows.residual_stride;
-      T* added = static_cast<T*>(rows.sum) + row * rows.sum_stride;
-      squares = sum_squares(Added<T>{x, residual, added}, rows.hidden);
-      x = added;
-    } else {
-      squares = sum_squares(Plain<T>{x}, rows.hidden);
+  const bool adds = rows.residual != nullptr;
+  const T* x = static_cast<const T*>(adds ? rows.sum : rows.x);  // of the second step
+  const int64_t x_stride = adds ? rows.sum_stride : rows.x_stride;
+  const int64_t most = rows_at_once(rows.hidden);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = smaller(most, end - first);
+    float inverse_rms[kRowsAtOnce];
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t row = first + k;
+      const T* given = static_cast<const T*>(rows.x) + row * rows.x_stride;
+      double squares;
+      if (adds) {
+        const T* residual = static_cast<const T*>(rows.residual) + row * rows.residual_stride;
+        squares =
+            sum_squares(Added<T>{given, residual, static_cast<T*>(rows.sum) + row * rows.sum_stride}, rows.hidden);
+      } else {
+        squares = sum_squares(Plain<T>{given}, rows.hidden);
+      }
+      inverse_rms[k] = inverse_root(squares, rows.hidden, rows.eps);
     }
-    const float inverse_rms = inverse_root(squares, rows.hidden, rows.eps);
-    scale_row(x, weight, y, rows.hidden, inverse_rms, rows.casting);
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t row = first + k;
+      T* y = static_cast<T*>(rows.y) + row * rows.y_stride;
+      scale_row(x + row * x_stride, weight, y, rows.hidden, inverse_rms[k], rows.casting);
+    }
   }
 }
 
 template <class T>
-PRECAST_INLINE Floats weighted(Floats grad, Floats weight, bool plus_one) {
-  return grad * (plus_one ? weight + broadcast(1.0f) : weight);
-}
-
-template <class T>
-Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, int64_t hidden, bool plus_one) {
+PRECAST_INLINE Sums sum_row(const T* x, const T* grad, const Columns<T>& weight, int64_t hidden, bool plus_one) {
   Sums total = {0, 0};
   const Block one = both(plus_one ? 1.0f : 0.0f);
   for (int64_t start = 0; start < hidden; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, hidden);
     Block squares = both(0.0f), products = squares;
-    for (int64_t i = start; i < stop; i += kBlock) {
-      const int64_t rest = stop - i;
-      const Block a = load_block_upto(x + i, rest);
+    each_block(start, smaller(start + kSumBlock, hidden), [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      const Block a = span.load(x + i), g = span.load(grad + i) * (weight.at(i, span) + one);
       squares = fma(a, a, squares);
-      const Block g = load_block_upto(grad + i, rest) * (weight.block_upto(i, rest) + one);
       products = fma(g, a, products);
-    }
+    });
     total.squares += static_cast<double>(sum(squares));
     total.products += static_cast<double>(sum(products));
   }
@@ -155,21 +149,22 @@ BackwardRow<T> open_row(const BackwardRows& rows, int64_t row) {
   return result;
 }
 
-// With r = 1 / rms and g = grad * weight, computes for the columns [begin, begin + count):
-// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum). Adds grad * r * x to `part`.
-template <class T>
-void finish_columns(const BackwardRow<T>& row, const Columns<T>& weight, bool plus_one, int64_t begin, int64_t count,
-                    float* part) {
-  const Floats scale = broadcast(row.scale), minus_slope = broadcast(row.minus_slope);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t at = begin + i, rest = count - i;
-    const Floats a = load_upto(row.x + at, rest), g = load_upto(row.grad + at, rest);
-    Floats result = weighted<T>(g, weight.upto(at, rest), plus_one) * scale;
-    result = fma(minus_slope, a, result);
-    if (row.grad_sum != nullptr) result = result + load_upto(row.grad_sum + at, rest);
-    store_upto(row.grad_x + at, result, rest);
-    store(part + i, fma(g, a * scale, load(part + i)));
+// With r = 1 / rms and g = grad * weight, computes for a block of columns of each row:
+// grad_x = r * g - r^3 * mean(g * x) * x (+ grad_sum). Adds grad * r * x to the sum.
+template <class T, class Span>
+PRECAST_INLINE void finish_columns(const BackwardRow<T>* group, int64_t count, const Columns<T>& weight, bool plus_one,
+                                   int64_t i, Span span, Block (&sums)[1]) {
+  Block factor = weight.at(i, span), of_weight = sums[0];
+  if (plus_one) factor = factor + both(1.0f);
+  for (int64_t k = 0; k < count; ++k) {
+    const BackwardRow<T>& row = group[k];
+    const Block a = span.load(row.x + i), g = span.load(row.grad + i), scale = both(row.scale);
+    Block result = fma(both(row.minus_slope), a, g * factor * scale);
+    if (row.grad_sum != nullptr) result = result + span.load(row.grad_sum + i);
+    span.store(row.grad_x + i, result);
+    of_weight = fma(g, a * scale, of_weight);
   }
+  sums[0] = of_weight;
 }
 
 template <class T>
@@ -178,9 +173,8 @@ void backward_chunks(const BackwardRows& rows, int64_t begin, int64_t end) {
   const bool plus_one = rows.casting == kCastingGemma;
   sum_chunks<T, 1>(
       rows, rows.weight_parts, begin, end, [&](int64_t row) { return open_row<T>(rows, row); },
-      [&](const BackwardRow<T>& row, int64_t first, int64_t columns, float (&part)[1][kColumns]) {
-        finish_columns(row, weight, plus_one, first, columns, part[0]);
-      });
+      [&](const BackwardRow<T>* group, int64_t count, int64_t i, auto span, Block(&sums)[1])
+          PRECAST_EVERYWHERE { finish_columns(group, count, weight, plus_one, i, span, sums); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. A row is read once and stays in registers between the sum and the result. Rows that are
 // too wide for that use the `any` kernels, which take any row and read it twice.
+#include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "../common/shifted.cuh"
 #include "row.cuh"
@@ -15,6 +16,7 @@ namespace rms_norm {
 template <class T, int V, bool kAdd>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
   const u32 first = threadIdx.x, step = blockDim.x;
@@ -88,6 +90,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
 template <class T, int V>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.hidden) * T::kBytes;
@@ -147,6 +150,7 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const i64 first = threadIdx.x, step = blockDim.x, vectors = a.vectors, rest = vectors * T::kPerVector + first;
@@ -203,6 +207,82 @@ DEVICE void forward_any(const ForwardArgs& a) {
   }
 }
 
+// A row in the registers of a cluster of blocks, with or without the add, up to V vectors per thread.
+template <class T, int V>
+DEVICE void forward_wide(const ForwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  cluster_begins();
+  next_launch_may_start();
+  launch_before_has_ended();
+  const ClusterWalk<V> walk(a.vectors);
+  const bool add = a.residual != nullptr, wide = T::kBytes == 2 && a.wide != 0;
+  const auto fetch = [&](u32 row) {
+    walk.fetch(0, a.x + row * a.x_stride);
+    if (add) walk.fetch(2, a.residual + row * a.residual_stride);
+  };
+  if (!wide) walk.fetch(1, a.weight);  // stays in shared memory; a float32 weight of narrower rows is read again
+  fetch(walk.row);
+  row_ends();
+  cluster_has_begun();
+
+  const bool llama = a.casting == kLlama;
+  const float offset = weight_offset(a.casting);
+  u32 parity = 0;  // a block that runs ahead writes to the other line
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 1) {
+    Vector v[V];
+    arrived<0>();
+    walk.take(0, v);
+    if (add) {
+      char* sum = a.sum + row * a.sum_stride;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (!walk.has(j)) continue;
+        v[j] = combine<T>(v[j], load_shared(walk.place(2, j)), [](int, float p, float q) { return p + q; });
+        store(sum + walk.offset(j), v[j]);
+      }
+    }
+    float sums[1] = {0.0f};
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (walk.has(j)) sums[0] = sum_of_squares<T>(v[j], sums[0]);
+    }
+    if (row + walk.clusters < a.rows) fetch(row + walk.clusters);
+    row_ends();
+    cluster_sums(sums, exchange_lines() + parity);
+    const float scale = rsqrtf(sums[0] * a.inverse_hidden + a.eps);
+
+    char* y = a.y + row * a.y_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!walk.has(j)) continue;
+      Columns<T, true> weight;
+      Vector w;
+      if (wide) {
+        weight.load(a.weight, walk.first + j * walk.step, true);
+      } else {
+        w = load_shared(walk.place(1, j));
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        float p[T::kPerWord], q[T::kPerWord];
+        T::unpack(v[j].word[k], p);
+        if (wide) {
+          weight.unpack(k, q);
+        } else {
+          T::unpack(w.word[k], q);
+        }
+#pragma unroll
+        for (int e = 0; e < T::kPerWord; ++e) {
+          p[e] = (llama ? T::round(p[e] * scale) : p[e] * scale) * (q[e] + offset);
+        }
+        v[j].word[k] = T::pack(p);
+      }
+      store(y + walk.offset(j), v[j]);
+    }
+  }
+#endif
+}
+
 }  // namespace rms_norm
 }  // namespace precast
 
@@ -210,13 +290,16 @@ KERNEL(rms_norm_f32_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, false>)
 KERNEL(rms_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 KERNEL(add_rms_norm_f32_v1, ForwardArgs, 1024, 2048, forward_row<Float32, 1, true>)
 KERNEL(rms_norm_f32_shifted, ForwardArgs, 512, 1024, forward_shifted<Float32, 4>)
+KERNEL(rms_norm_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 4>)
 
 KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
 KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
 KERNEL(rms_norm_f16_shifted, ForwardArgs, 512, 1024, forward_shifted<Float16, 4>)
+KERNEL(rms_norm_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 4>)
 
 KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
 KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)
 KERNEL(rms_norm_bf16_shifted, ForwardArgs, 512, 1024, forward_shifted<BFloat16, 4>)
+KERNEL(rms_norm_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 4>)

@@ -29,6 +29,9 @@ struct ForwardArgs {
   int uniform;            // if all columns of a row are masked, the result is 1 / columns instead of 0
   unsigned int prefetch;  // prefetch the row this many rows ahead into L2; 0: none
   unsigned int tile;      // queries per head and turn, for heads that share a mask; 0: memory order
+  int early;              // the launch starts early
+  int peeled;             // read by the `any` kernel: no mask, and x and y are off by the same number of bytes from
+                          // multiples of 16 in every row
 };
 
 // grad_x = scale * y * (grad - sum(grad * y)).
@@ -47,9 +50,11 @@ struct BackwardArgs {
   unsigned int vectors;
   float scale;
   int causal;
+  int early;   // the launch starts early
+  int peeled;  // read by the `any` kernel: all tensors are off by the same number of bytes from multiples of 16
 };
 
-static_assert(sizeof(ForwardArgs) == 136 && sizeof(BackwardArgs) == 96, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 144 && sizeof(BackwardArgs) == 104, "host and device must agree");
 
 }  // namespace softmax
 }  // namespace precast

@@ -4,6 +4,7 @@
 //
 // Where a mask makes the result zero the gradient is zero too, so the mask is not needed. Nothing is read beyond the
 // diagonal.
+#include "../common/cluster.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -27,6 +28,7 @@ DEVICE float dot(const Vector& g, const Vector& y, i64 count, float sum) {
 template <class T, int V>
 DEVICE void backward_row(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   constexpr u32 kPer = T::kPerVector;
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
@@ -77,6 +79,7 @@ DEVICE void backward_row(const BackwardArgs& a) {
 template <class T, int V>
 DEVICE void backward_shifted(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const u32 first = threadIdx.x, step = blockDim.x, bytes = static_cast<u32>(a.columns) * T::kBytes;
@@ -122,34 +125,79 @@ DEVICE void backward_shifted(const BackwardArgs& a) {
 template <class T>
 DEVICE void backward_any(const BackwardArgs& a) {
   alignas(16) __shared__ float shared[32];
+  begin_launch(a.early);
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const i64 first = threadIdx.x, step = blockDim.x, open = open_columns(a, row);
-  const i64 whole = open / T::kPerVector, vectors = whole < a.vectors ? whole : a.vectors;
-  const i64 rest = vectors * T::kPerVector + first;
-
   const char* grad = a.grad + row * a.grad_stride;
+  const Peeled<T> of(a, grad, open);
   const char* y = a.y + row * a.y_stride;
   float sum = 0.0f;
 #pragma unroll 2
-  for (i64 i = first; i < vectors; i += step) sum = dot<T>(load(grad + i * 16), load(y + i * 16), T::kPerVector, sum);
+  for (i64 i = first; i < of.vectors; i += step) {
+    sum = dot<T>(load(grad + of.byte(i)), load(y + of.byte(i)), T::kPerVector, sum);
+  }
 #pragma unroll 4
-  for (i64 i = rest; i < open; i += step) {
-    sum = fmaf(T::load(grad + i * T::kBytes), T::load(y + i * T::kBytes), sum);
+  for (i64 i = first; i < of.others; i += step) {
+    const i64 at = of.column(i) * T::kBytes;
+    sum = fmaf(T::load(grad + at), T::load(y + at), sum);
   }
   sum = row_sum(sum, shared);
 
   const auto result = [&](int, float p, float q) { return a.scale * (q * (p - sum)); };
   char* grad_x = a.grad_x + row * a.grad_x_stride;
 #pragma unroll 1
-  for (i64 i = first; i < vectors; i += step) {
-    store(grad_x + i * 16, combine<T>(load(grad + i * 16), load(y + i * 16), result));
+  for (i64 i = first; i < of.vectors; i += step) {
+    store(grad_x + of.byte(i), combine<T>(load(grad + of.byte(i)), load(y + of.byte(i)), result));
   }
 #pragma unroll 2
-  for (i64 i = rest; i < open; i += step) {
-    T::store(grad_x + i * T::kBytes, result(0, T::load(grad + i * T::kBytes), T::load(y + i * T::kBytes)));
+  for (i64 i = first; i < of.others; i += step) {
+    const i64 at = of.column(i) * T::kBytes;
+    T::store(grad_x + at, result(0, T::load(grad + at), T::load(y + at)));
   }
   zero_from<T>(grad_x, open, a.columns, a.vectors);
+}
+
+// A row without a diagonal in the registers of a cluster of blocks, up to V vectors per thread of each tensor.
+template <class T, int V>
+DEVICE void backward_wide(const BackwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  cluster_begins();
+  next_launch_may_start();
+  launch_before_has_ended();
+  const ClusterWalk<V> walk(a.vectors);
+  const auto fetch = [&](u32 row) {
+    walk.fetch(0, a.grad + row * a.grad_stride);
+    walk.fetch(1, a.y + row * a.y_stride);
+  };
+  fetch(walk.row);
+  row_ends();
+  cluster_has_begun();
+
+  u32 parity = 0;  // a block that runs ahead writes to the other line
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters, parity ^= 1) {
+    Vector g[V], v[V];
+    arrived<0>();
+    walk.take(0, g);
+    walk.take(1, v);
+    float sums[1] = {0.0f};
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (walk.has(j)) sums[0] = dot<T>(g[j], v[j], T::kPerVector, sums[0]);
+    }
+    if (row + walk.clusters < a.rows) fetch(row + walk.clusters);
+    row_ends();
+    cluster_sums(sums, exchange_lines() + parity);
+
+    char* grad_x = a.grad_x + row * a.grad_x_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!walk.has(j)) continue;
+      store(grad_x + walk.offset(j),
+            combine<T>(g[j], v[j], [&](int, float p, float q) { return a.scale * (q * (p - sums[0])); }));
+    }
+  }
+#endif
 }
 
 }  // namespace softmax
@@ -158,11 +206,14 @@ DEVICE void backward_any(const BackwardArgs& a) {
 KERNEL(softmax_backward_f32_v4, BackwardArgs, 512, 1024, backward_row<Float32, 4>)
 KERNEL(softmax_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
 KERNEL(softmax_backward_f32_shifted, BackwardArgs, 512, 512, backward_shifted<Float32, 4>)
+KERNEL(softmax_backward_f32_wide, BackwardArgs, 1024, 1024, backward_wide<Float32, 4>)
 
 KERNEL(softmax_backward_f16_v4, BackwardArgs, 512, 1024, backward_row<Float16, 4>)
 KERNEL(softmax_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
 KERNEL(softmax_backward_f16_shifted, BackwardArgs, 512, 512, backward_shifted<Float16, 4>)
+KERNEL(softmax_backward_f16_wide, BackwardArgs, 1024, 1024, backward_wide<Float16, 4>)
 
 KERNEL(softmax_backward_bf16_v4, BackwardArgs, 512, 1024, backward_row<BFloat16, 4>)
 KERNEL(softmax_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
 KERNEL(softmax_backward_bf16_shifted, BackwardArgs, 512, 512, backward_shifted<BFloat16, 4>)
+KERNEL(softmax_backward_bf16_wide, BackwardArgs, 1024, 1024, backward_wide<BFloat16, 4>)

@@ -1,6 +1,7 @@
 // Softmax forward and backward, thirty-two elements at a time. Compiled once per CPU level.
 //
-// A row is converted to float once and kept while its maximum, its exponentials, their sum and the result are computed.
+// A row is converted to float once and kept while its maximum, its exponentials, their sum and the result are computed,
+// step by step for several short rows.
 // A row that is too long for that is read twice, part by part: once for its maximum and its sum, once for the result.
 // Sums run in float over short blocks and in double over the blocks.
 #include "cpu.h"
@@ -16,6 +17,14 @@ using namespace ::precast::PRECAST_CPU_LEVEL;
 constexpr int64_t kKept = 4096;  // elements kept at a time: 16 KiB, whole blocks
 constexpr float kInfinity = __builtin_inff();
 
+// The elements of a row that exponentials() goes through: whole blocks, or half a block less where a block of T has its
+// elements in the order of memory. The elements beyond the row are minus infinity.
+template <class T>
+PRECAST_INLINE int64_t padded(int64_t open, const T*) {
+  return (open + kLanes - 1) / kLanes * kLanes;
+}
+PRECAST_INLINE int64_t padded(int64_t open, const bf16*) { return (open + kBlock - 1) / kBlock * kBlock; }
+
 template <class T>
 struct Row {
   const T* x;
@@ -23,20 +32,18 @@ struct Row {
   int64_t open;
   float scale, masked_value;
 
-  PRECAST_METHOD Block at(int64_t i) const {
-    const Block z = load_block(x + i) * both(scale);
+  PRECAST_METHOD Block at(int64_t i, Whole whole) const {
+    const Block z = whole.load(x + i) * both(scale);
     return mask != nullptr ? masked(z, mask + i, masked_value, x) : z;
   }
-  // The last few elements of the row. The other lanes are minus infinity.
-  Block last(int64_t i) const {
-    const int64_t count = open - i;
-    Block z = load_block_part(x + i, count) * both(scale);
+  PRECAST_METHOD Block at(int64_t i, Part part) const {
+    Block z = part.load(x + i) * both(scale);
     if (mask != nullptr) {
       uint8_t bytes[kBlock] = {};
-      copy(bytes, mask + i, count);
-      z = masked(z, bytes, masked_value, x);
+      if (part.count < kBlock) copy<kBlock>(bytes, mask + i, part.count);
+      z = masked(z, part.count < kBlock ? bytes : mask + i, masked_value, x);
     }
-    return beyond(z, count, -kInfinity, x);
+    return part.beyond(z, -kInfinity, x);
   }
 };
 
@@ -65,31 +72,31 @@ bool fully_masked(const uint8_t* mask, int64_t columns) {
 template <class T>
 PRECAST_RARE float keep(const Row<T>& row, float* kept) {
   Block largest = both(-kInfinity);
-  int64_t i = 0;
-  for (; i + kBlock <= row.open; i += kBlock) {
-    const Block z = row.at(i);
+  each_block(0, row.open, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+    const Block z = row.at(i, span);
     store_block(kept + i, z);
     largest = greater(largest, z);
-  }
-  if (i < row.open) {
-    const Block z = row.last(i);
-    store_block(kept + i, z);
-    largest = greater(largest, z);
-  }
+  });
   return largest_lane(largest);
 }
 
-// Replaces the kept values with exponentials and returns their sum.
-PRECAST_RARE double exponentials(float* kept, int64_t open, float largest) {
+// Replaces the kept values with exponentials and returns their sum. `count` is padded().
+PRECAST_RARE double exponentials(float* kept, int64_t count, float largest) {
   const Block base = both(largest);
   double total = 0;
-  for (int64_t start = 0; start < open; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, open);
+  for (int64_t start = 0; start < count; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, count);
     Block part = both(0.0f);
-    for (int64_t i = start; i < stop; i += kBlock) {
+    int64_t i = start;
+    for (; i + kBlock <= stop; i += kBlock) {
       const Block e = exponential(load_block(kept + i) - base);
       store_block(kept + i, e);
       part = part + e;
+    }
+    if (i < stop) {
+      const Floats e = exponential(load(kept + i) - base.first);
+      store(kept + i, e);
+      part.first = part.first + e;
     }
     total += static_cast<double>(sum(part));
   }
@@ -99,9 +106,56 @@ PRECAST_RARE double exponentials(float* kept, int64_t open, float largest) {
 template <class T>
 PRECAST_RARE void write(const float* kept, int64_t open, float share, T* y) {
   const Block factor = both(share);
-  int64_t i = 0;
-  for (; i + kBlock <= open; i += kBlock) store_block(y + i, load_block(kept + i) * factor);
-  if (i < open) store_block_part(y + i, load_block(kept + i) * factor, open - i);
+  each_block(0, open,
+             [&](int64_t i, auto span) PRECAST_EVERYWHERE { span.store(y + i, load_block(kept + i) * factor); });
+}
+
+template <class T>
+Row<T> row_at(const ForwardRows& rows, int64_t number) {
+  const uint8_t* mask = rows.mask.data;
+  if (mask != nullptr) {
+    const int64_t head = number / rows.queries;
+    mask += head / rows.heads * rows.mask.batch + head % rows.heads * rows.mask.head +
+            number % rows.queries * rows.mask.query;
+  }
+  const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
+  return {static_cast<const T*>(rows.x) + number * rows.x_stride, mask, open, rows.scale, rows.masked_value};
+}
+
+template <class T>
+bool has_no_column(const Row<T>& row, float largest, int64_t columns) {
+  return row.mask != nullptr && largest == row.masked_value && fully_masked(row.mask, columns);
+}
+
+template <class T>
+void write_uniform(const ForwardRows& rows, T* y) {
+  fill_row(y, rows.uniform ? 1.0f / static_cast<float>(rows.columns) : 0.0f, 0, rows.columns);
+}
+
+// `count` rows from `first` on, which are kept together.
+template <class T>
+void forward_group(const ForwardRows& rows, int64_t first, int64_t count) {
+  alignas(64) float kept[kKept];
+  const int64_t slot = (rows.columns + kBlock - 1) / kBlock * kBlock;
+  Row<T> row[kRowsAtOnce];
+  float largest[kRowsAtOnce], share[kRowsAtOnce];
+  for (int64_t i = 0; i < count; ++i) {
+    row[i] = row_at<T>(rows, first + i);
+    largest[i] = keep(row[i], kept + i * slot);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const double total = exponentials(kept + i * slot, padded(row[i].open, row[i].x), largest[i]);
+    share[i] = static_cast<float>(1.0 / total);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    T* y = static_cast<T*>(rows.y) + (first + i) * rows.columns;
+    if (has_no_column(row[i], largest[i], rows.columns)) {
+      write_uniform(rows, y);
+    } else {
+      write(kept + i * slot, row[i].open, share[i], y);
+      fill_row(y, 0.0f, row[i].open, rows.columns);
+    }
+  }
 }
 
 // The part of the row from `start` on that can be kept at once.
@@ -111,78 +165,87 @@ Row<T> part_of(const Row<T>& row, int64_t start) {
   return {row.x + start, mask, smaller(row.open - start, kKept), row.scale, row.masked_value};
 }
 
-// The maximum of a row, and the sum of the exponentials of what lies below it.
+constexpr int64_t kParts = 64;  // of a row whose exponentials stay in the result
+
+// Where a part's exponentials are kept: in the result, if that is float and the part has no tail, else in the buffer.
+template <class T>
+PRECAST_INLINE float* place_of(T*, float* kept, int64_t) {
+  return kept;
+}
+PRECAST_INLINE float* place_of(float* y, float* kept, int64_t open) { return open == kKept ? y : kept; }
+
+// The maximum of a row, the sum of the exponentials of what lies below it, and the maximum that each part knew.
 struct Total {
   float largest;
   double sum;
+  float known[kParts];
 };
 
 // Reads a long row once: whenever a part has a new maximum, the sum so far is scaled to it. Before a number above minus
 // infinity is found, nothing is subtracted: the difference of two infinities would be NaN.
 template <class T>
-Total total_of(const Row<T>& row, float* kept) {
-  Total all = {-kInfinity, 0};
+void total_of(const Row<T>& row, T* y, float* kept, bool stays, Total* all) {
+  all->largest = -kInfinity;
+  all->sum = 0;
   for (int64_t start = 0; start < row.open; start += kKept) {
     const Row<T> part = part_of(row, start);
-    const float found = keep(part, kept);
-    if (found > all.largest) {
-      all.sum *= static_cast<double>(sum(exponential(broadcast(all.largest - found)))) / kLanes;
-      all.largest = found;
+    float* place = stays ? place_of(y + start, kept, part.open) : kept;
+    const float found = keep(part, place);
+    if (found > all->largest) {
+      all->sum *= static_cast<double>(sum(exponential(broadcast(all->largest - found)))) / kLanes;
+      all->largest = found;
     }
-    all.sum += exponentials(kept, part.open, all.largest > -kInfinity ? all.largest : 0);
+    if (stays) all->known[start / kKept] = all->largest;
+    all->sum += exponentials(place, padded(part.open, part.x), all->largest > -kInfinity ? all->largest : 0);
   }
-  return all;
 }
 
-// Returns false, and writes nothing, if the whole row is masked.
+// A row that cannot be kept as a whole. If it is float, its exponentials stay in the result and are scaled there.
+// Otherwise the row is read again.
 template <class T>
-bool forward_row(const Row<T>& row, int64_t columns, T* y) {
+void forward_long_row(const ForwardRows& rows, int64_t number) {
   alignas(64) float kept[kKept];
-  const bool once = row.open <= kKept;
-  const Total all = once ? Total{keep(row, kept), 0} : total_of(row, kept);
-  if (row.mask != nullptr && all.largest == row.masked_value && fully_masked(row.mask, columns)) return false;
-  const double total = once ? exponentials(kept, row.open, all.largest) : all.sum;
-  const float share = static_cast<float>(1.0 / total);
+  const Row<T> row = row_at<T>(rows, number);
+  T* y = static_cast<T*>(rows.y) + number * rows.columns;
+  const bool stays = sizeof(T) == sizeof(float) && row.open <= kParts * kKept;
+  Total all;
+  total_of(row, y, kept, stays, &all);
+  if (has_no_column(row, all.largest, rows.columns)) return write_uniform(rows, y);
+  const float share = static_cast<float>(1.0 / all.sum);
   for (int64_t start = 0; start < row.open; start += kKept) {
     const Row<T> part = part_of(row, start);
-    if (!once) {
-      keep(part, kept);
-      exponentials(kept, part.open, all.largest);
+    if (stays) {
+      const float scale = sum(exponential(broadcast(all.known[start / kKept] - all.largest))) / kLanes;
+      write(place_of(y + start, kept, part.open), part.open, scale * share, y + start);
+      continue;
     }
+    keep(part, kept);
+    exponentials(kept, padded(part.open, part.x), all.largest);
     write(kept, part.open, share, y + start);
   }
-  return true;
+  fill_row(y, 0.0f, row.open, rows.columns);
 }
 
 template <class T>
 void forward_rows(const ForwardRows& rows, int64_t begin, int64_t end) {
-  for (int64_t number = begin; number < end; ++number) {
-    const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
-    const T* x = static_cast<const T*>(rows.x) + number * rows.x_stride;
-    T* y = static_cast<T*>(rows.y) + number * rows.columns;
-    const uint8_t* mask = rows.mask.data;
-    if (mask != nullptr) {
-      const int64_t head = number / rows.queries;
-      mask += head / rows.heads * rows.mask.batch + head % rows.heads * rows.mask.head +
-              number % rows.queries * rows.mask.query;
-    }
-    if (forward_row<T>({x, mask, open, rows.scale, rows.masked_value}, rows.columns, y)) {
-      fill_row(y, 0.0f, open, rows.columns);
-    } else {
-      fill_row(y, rows.uniform ? 1.0f / static_cast<float>(rows.columns) : 0.0f, 0, rows.columns);
-    }
+  if (rows.columns > kKept) {
+    for (int64_t number = begin; number < end; ++number) forward_long_row<T>(rows, number);
+    return;
+  }
+  const int64_t slot = (rows.columns + kBlock - 1) / kBlock * kBlock, most = rows_at_once(slot);
+  for (int64_t number = begin; number < end; number += most) {
+    forward_group<T>(rows, number, smaller(most, end - number));
   }
 }
 
 template <class T>
-double row_dot(const T* grad, const T* y, int64_t open) {
+PRECAST_INLINE double row_dot(const T* grad, const T* y, int64_t open) {
   double total = 0;
   for (int64_t start = 0; start < open; start += kSumBlock) {
-    const int64_t stop = smaller(start + kSumBlock, open);
     Block part = both(0.0f);
-    int64_t i = start;
-    for (; i + kBlock <= stop; i += kBlock) part = fma(load_block(grad + i), load_block(y + i), part);
-    if (i < stop) part = fma(load_block_part(grad + i, stop - i), load_block_part(y + i, stop - i), part);
+    each_block(start, smaller(start + kSumBlock, open), [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+      part = fma(span.load(grad + i), span.load(y + i), part);
+    });
     total += static_cast<double>(sum(part));
   }
   return total;
@@ -191,18 +254,29 @@ double row_dot(const T* grad, const T* y, int64_t open) {
 template <class T>
 void backward_rows(const BackwardRows& rows, int64_t begin, int64_t end) {
   const Block scale = both(rows.scale);
-  for (int64_t number = begin; number < end; ++number) {
-    const int64_t open = open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
-    const T* grad = static_cast<const T*>(rows.grad) + number * rows.grad_stride;
-    const T* y = static_cast<const T*>(rows.y) + number * rows.y_stride;
-    T* grad_x = static_cast<T*>(rows.grad_x) + number * rows.columns;
-    const Block dot = both(static_cast<float>(row_dot(grad, y, open)));
-    for (int64_t i = 0; i < open; i += kBlock) {
-      const int64_t rest = open - i;
-      const Block of = load_block_upto(y + i, rest), g = load_block_upto(grad + i, rest);
-      store_block_upto(grad_x + i, scale * (of * (g - dot)), rest);
+  const int64_t most = rows_at_once(2 * rows.columns);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = smaller(most, end - first);
+    float dots[kRowsAtOnce];
+    const auto grad_of = [&](int64_t number) { return static_cast<const T*>(rows.grad) + number * rows.grad_stride; };
+    const auto y_of = [&](int64_t number) { return static_cast<const T*>(rows.y) + number * rows.y_stride; };
+    const auto open_of = [&](int64_t number) {
+      return open_columns(number, rows.queries, rows.diagonal, rows.columns, rows.causal);
+    };
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t number = first + k;
+      dots[k] = static_cast<float>(row_dot(grad_of(number), y_of(number), open_of(number)));
     }
-    fill_row(grad_x, 0.0f, open, rows.columns);
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t number = first + k, open = open_of(number);
+      const T *grad = grad_of(number), *y = y_of(number);
+      T* grad_x = static_cast<T*>(rows.grad_x) + number * rows.columns;
+      const Block offset = both(-rows.scale * dots[k]);
+      each_block(0, open, [&](int64_t i, auto span) PRECAST_EVERYWHERE {
+        span.store(grad_x + i, span.load(y + i) * fma(span.load(grad + i), scale, offset));
+      });
+      fill_row(grad_x, 0.0f, open, rows.columns);
+    }
   }
 }
 

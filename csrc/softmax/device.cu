@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. The maximum ignores NaN but the sum does not, so an unmasked NaN makes its row NaN, as
 // an infinity does. Columns beyond the diagonal are neither read nor counted, and their result is zero.
+#include "../common/cluster.cuh"
 #include "row.cuh"
 
 namespace precast {
@@ -73,6 +74,7 @@ DEVICE float uniform_share(const ForwardArgs& a) {
 template <class T, int V, bool causal>
 DEVICE void forward_row(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
+  begin_launch(a.early);
   constexpr int kPer = T::kPerVector;
   u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;  // only if blockDim.y > 1, and then there is no barrier
@@ -165,6 +167,7 @@ DEVICE void forward_row(const ForwardArgs& a) {
 template <class T, int V>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
+  begin_launch(a.early);
   constexpr int kPer = T::kPerVector;
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
@@ -258,20 +261,20 @@ struct Running {
 template <class T>
 DEVICE void forward_any(const ForwardArgs& a) {
   alignas(16) __shared__ float shared[3][32];
+  begin_launch(a.early);
   constexpr int kPer = T::kPerVector, kSteps = 4;
   const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const i64 first = threadIdx.x, step = blockDim.x, open = open_columns(a, row);
-  const i64 vectors = open / kPer < a.vectors ? open / kPer : a.vectors, rest = vectors * kPer + first;
-
   const char* x = a.x + row * a.x_stride;
+  const Peeled<T> of(a, x, open);
   const char* mask = a.mask != nullptr ? mask_row(a, row) : nullptr;
   const auto logit = [&](i64 i) {
     if (mask != nullptr && mask[i] != 0) return a.masked_value;
     return T::load(x + i * T::kBytes) * a.scale;
   };
   const auto logits = [&](i64 i, float (&z)[kPer]) {
-    for_elements<T>(load(x + i * 16), [&](int k, float e) { z[k] = e * a.scale; });
+    for_elements<T>(load(x + of.byte(i)), [&](int k, float e) { z[k] = e * a.scale; });
     if (mask == nullptr) return;
     MaskBytes<T> bytes;
     bytes.load(mask + i * kPer);
@@ -281,16 +284,16 @@ DEVICE void forward_any(const ForwardArgs& a) {
 
   Running running = {-infinity(), 0.0f};
 #pragma unroll 1
-  for (i64 i = first; i < vectors; i += step) {
+  for (i64 i = first; i < of.vectors; i += step) {
     float z[kPer];
     logits(i, z);
     running.add(z);
   }
 #pragma unroll 1
-  for (i64 i = rest; i < open; i += kSteps * step) {
+  for (i64 i = first; i < of.others; i += kSteps * step) {
     float z[kSteps];
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) z[k] = i + k * step < open ? logit(i + k * step) : -infinity();
+    for (int k = 0; k < kSteps; ++k) z[k] = i + k * step < of.others ? logit(of.column(i + k * step)) : -infinity();
     running.add(z);
   }
   const float largest = row_max(running.largest, shared[0]);
@@ -300,19 +303,87 @@ DEVICE void forward_any(const ForwardArgs& a) {
 
   char* y = a.y + row * a.y_stride;
 #pragma unroll 1
-  for (i64 i = first; i < vectors; i += step) {
+  for (i64 i = first; i < of.vectors; i += step) {
     float z[kPer];
     logits(i, z);
     const Vector none = {{0, 0, 0, 0}};
-    store(y + i * 16, combine<T>(none, none, [&](int k, float, float) {
+    store(y + of.byte(i), combine<T>(none, none, [&](int k, float, float) {
             return full ? constant : exponential(z[k] - largest) * share;
           }));
   }
 #pragma unroll 2
-  for (i64 i = rest; i < open; i += step) {
-    T::store(y + i * T::kBytes, full ? constant : exponential(logit(i) - largest) * share);
+  for (i64 i = first; i < of.others; i += step) {
+    const i64 at = of.column(i);
+    T::store(y + at * T::kBytes, full ? constant : exponential(logit(at) - largest) * share);
   }
   zero_from<T>(y, open, a.columns, a.vectors);
+}
+
+// A row without mask in the registers of a cluster of blocks. Each thread keeps up to V vectors as they are and takes
+// their exponentials twice. One barrier of the cluster: the warps' maxima and their sums, each relative to its own
+// maximum, are exchanged together.
+template <class T, int V>
+DEVICE void forward_wide(const ForwardArgs& a) {
+#if PRECAST_HAS_CLUSTERS
+  cluster_begins();
+  next_launch_may_start();
+  launch_before_has_ended();
+  const ClusterWalk<V> walk(a.vectors);
+  const u32 lane = threadIdx.x & 31, warps = walk.blocks * (blockDim.x >> 5);
+  const float sign = a.scale < 0.0f ? -1.0f : 1.0f, rate = a.scale * 1.44269504f;
+  walk.fetch(0, a.x + walk.row * a.x_stride);
+  row_ends();
+  cluster_has_begun();
+
+  Exchange* lines = exchange_lines();
+  for (u32 row = walk.row; row < a.rows; row += walk.clusters) {
+    Vector v[V];
+    arrived<0>();
+    walk.take(0, v);
+    // The element whose exponential is the largest. The differences from it do not overflow.
+    float top = -infinity();
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (walk.has(j)) for_elements<T>(v[j], [&](int, float e) { top = fmaxf(top, e * sign); });
+    }
+    if (row + walk.clusters < a.rows) walk.fetch(0, a.x + (row + walk.clusters) * a.x_stride);
+    row_ends();
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) {
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+    }
+    float base = top == -infinity() ? 0.0f : top * sign;  // then exp(-inf) is 0, and NaN stays NaN
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (walk.has(j)) for_elements<T>(v[j], [&](int, float e) { sum += exp2_of((e - base) * rate); });
+    }
+    const float of_warp[2] = {top, warp_sum(sum)};
+    share_in_cluster(of_warp, lines);
+
+    top = -infinity();
+#pragma unroll 1
+    for (u32 i = lane; i < warps; i += 32) top = fmaxf(top, lines[0][i]);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) {
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+    }
+    sum = 0.0f;
+#pragma unroll 1
+    for (u32 i = lane; i < warps; i += 32) sum += lines[1][i] * exp2_of((lines[0][i] - top) * (rate * sign));
+    const float share = 1.0f / warp_sum(sum);
+    base = top * sign;
+
+    char* y = a.y + row * a.y_stride;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      if (!walk.has(j)) continue;
+      store(y + walk.offset(j),
+            combine<T>(v[j], v[j], [&](int, float e, float) { return exp2_of((e - base) * rate) * share; }));
+    }
+    lines = exchange_lines() + (lines == exchange_lines() ? 2 : 0);  // a block that runs ahead writes to others
+  }
+#endif
 }
 
 }  // namespace softmax
@@ -339,6 +410,7 @@ KERNEL(softmax_f32_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<
 KERNEL(softmax_f32_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float32, 8, true>)
 KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
 KERNEL(softmax_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
+KERNEL(softmax_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 8>)
 
 KERNEL(softmax_f16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, false>)
 KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8, false>)
@@ -346,6 +418,7 @@ KERNEL(softmax_f16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<
 KERNEL(softmax_f16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float16, 8, true>)
 KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
 KERNEL(softmax_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
+KERNEL(softmax_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 8>)
 
 KERNEL(softmax_bf16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, false>)
 KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8, false>)
@@ -353,3 +426,4 @@ KERNEL(softmax_bf16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row
 KERNEL(softmax_bf16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<BFloat16, 8, true>)
 KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
 KERNEL(softmax_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)
+KERNEL(softmax_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 8>)

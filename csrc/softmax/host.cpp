@@ -1,6 +1,6 @@
 // The forward ops of softmax: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
-#include "../common/row_launch.h"
+#include "../common/row_policy.h"
 #include "args.h"
 #include "rows.h"
 
@@ -27,34 +27,45 @@ namespace {
 //   129 to 256          causal_v8       32                       1
 //   257 to 4096         causal_v8       an eighth                1
 //   unaligned, to 2048  shifted         a fourth, or 32          as v4, a part of a warp up to 64
+//   2049 to 65536       wide            up to 8 x 1024           up to 8 blocks have a row; on 9.0 and newer, no mask
 //   more                any             up to 512                4 if one warp, else 1
 
-enum Kernel : int { kV4 = 0, kCausalV4 = 1, kCausalV8 = 2, kAny = 3, kShifted = 4, kV8 = 5 };
+enum Kernel : int { kV4 = 0, kCausalV4 = 1, kCausalV8 = 2, kAny = 3, kShifted = 4, kWide = 5, kV8 = 6 };
 
 // In the order of DType.
 constexpr Entry kEntries[] = {
-    {"softmax_f32_v4"},   {"softmax_f32_causal_v4"},  {"softmax_f32_causal_v8"},   //
-    {"softmax_f32_any"},  {"softmax_f32_shifted"},                                 //
-    {"softmax_f16_v4"},   {"softmax_f16_causal_v4"},  {"softmax_f16_causal_v8"},   //
-    {"softmax_f16_any"},  {"softmax_f16_shifted"},    {"softmax_f16_v8"},          //
-    {"softmax_bf16_v4"},  {"softmax_bf16_causal_v4"}, {"softmax_bf16_causal_v8"},  //
-    {"softmax_bf16_any"}, {"softmax_bf16_shifted"},   {"softmax_bf16_v8"},
+    {"softmax_f32_v4"},   {"softmax_f32_causal_v4"},  {"softmax_f32_causal_v8"},                 //
+    {"softmax_f32_any"},  {"softmax_f32_shifted"},    {"softmax_f32_wide", kMostClusterBytes},   //
+    {"softmax_f16_v4"},   {"softmax_f16_causal_v4"},  {"softmax_f16_causal_v8"},                 //
+    {"softmax_f16_any"},  {"softmax_f16_shifted"},    {"softmax_f16_wide", kMostClusterBytes},   //
+    {"softmax_f16_v8"},                                                                          //
+    {"softmax_bf16_v4"},  {"softmax_bf16_causal_v4"}, {"softmax_bf16_causal_v8"},                //
+    {"softmax_bf16_any"}, {"softmax_bf16_shifted"},   {"softmax_bf16_wide", kMostClusterBytes},  //
+    {"softmax_bf16_v8"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kFirstEntry[] = {0, 5, 11};  // of a DType
+constexpr int kFirstEntry[] = {0, 6, 13};  // of a DType
 
 KernelFamily kernels = {"softmax", kEntries, kEntryCount};
 
-// `vectors`: the number of vectors in a row if everything is aligned, else 0. `wide`: elements have 32 bits.
-RowKernel choose(int64_t columns, int64_t vectors, int64_t shifted, bool causal, bool wide) {
-  if (vectors == 0 && shifted > 0 && shifted <= 4 * 512) return in_registers(kShifted, shifted, 4, 64);
-  if (vectors <= 0 || vectors > 8 * 512) return for_any_row(kAny, columns, vectors);
-  if (causal && vectors <= 128) return by_warps(kCausalV4, vectors);
-  if (causal && vectors <= 256) return {kCausalV8, 32, 1, static_cast<uint32_t>(vectors)};
-  if (causal) return in_registers(kCausalV8, vectors, 8);
-  if (vectors <= 4 * 512) return in_registers(kV4, vectors, 4);
-  return wide ? for_any_row(kAny, columns, vectors) : in_registers(kV8, vectors, 8);
-}
+constexpr uint32_t kCausalRow = kFirstOfFamily;
+constexpr uint32_t kPlainRow = 2 * kFirstOfFamily;
+
+// Two exponentials per element take half of the time of a row, so blocks are as large as they can be: 277 us with two
+// blocks of 1024 threads at 2048 x 128256, 314 with four of 512. A single block per row is not worth a walk: 133 us
+// instead of 144 at 4096 x 32768.
+constexpr ClusterForm kForm = {8, 1, 1024, 2};
+
+constexpr RowRule kRules[] = {
+    {kUnaligned, 4 * 512, kShifted, Form::kRegisters, 4, 64},
+    {kAligned | kCausalRow, 128, kCausalV4, Form::kRegisters, 4, 0},
+    {kAligned | kCausalRow, 256, kCausalV8, Form::kOneWarp},
+    {kAligned | kCausalRow, 8 * 512, kCausalV8, Form::kRegisters, 8},
+    {kAligned, 4 * 512, kV4, Form::kRegisters, 4},
+    {kAligned | kPlainRow | kClusters, 8 * 8 * 1024, kWide, Form::kCluster, 0, 0, kForm},
+    {kAligned | kTwoBytes, 8 * 512, kV8, Form::kRegisters, 8},
+    {0, 0, kAny, Form::kAnyRow},
+};
 
 // Heads that share a mask take turns if the mask is larger than what stays in the L2 cache while one head is processed.
 // Otherwise the mask would be read from memory once per head.
@@ -82,8 +93,13 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
     misaligned |= mask & static_cast<uint64_t>(16 / bytes - 1);
   }
   const bool alike = lies_alike({work.x, args.x_stride}, {work.y, row_bytes});
-  const RowKernel choice = choose(rows.columns, vectors_of(misaligned, row_bytes),
-                                  alike ? shifted_vectors(row_bytes, bytes) : 0, work.causal, bytes == 4);
+  const uint32_t has = (work.causal                 ? kCausalRow
+                        : work.mask.data == nullptr ? kPlainRow
+                                                    : 0) |
+                       (bytes == 2 ? kTwoBytes : 0);
+  const RowKernel choice = choose_row(kRules, kernels,
+                                      {has, rows.rows, rows.columns, vectors_of(misaligned, row_bytes),
+                                       alike ? shifted_vectors(row_bytes, bytes) : 0, rows.device});
   args.mask = reinterpret_cast<const char*>(work.mask.data);
   args.columns = rows.columns;
   args.queries = work.queries;
@@ -94,24 +110,30 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   args.masked_value = work.masked_value;
   args.causal = work.causal;
   args.uniform = work.uniform;
+  args.peeled = misaligned != 0 && alike && work.mask.data == nullptr;
   args.tile = choose_tile(rows, work, choice.kernel);
   // Prefetching gains 1 to 3 % on an H200 if an op reads nothing else. It costs 1 % with a mask, and 10 % for causal
   // rows, of which only half is read.
-  args.prefetch =
-      work.mask.data != nullptr || choice.kernel == kAny || choice.kernel == kShifted ? 0 : rows_ahead(row_bytes);
+  const bool prefetches = choice.kernel != kAny && choice.kernel != kShifted && choice.kernel != kWide;
+  args.prefetch = work.mask.data == nullptr && prefetches ? rows_ahead(row_bytes) : 0;
+  const int entry = kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel;
   void* arguments[] = {&args};
-  for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+  for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, LaunchShape& shape) {
+    if (choice.cluster > 1) limit_clusters(kernels, rows.device, entry, shape);
+    args.early = shape.early = starts_early(shape, rows.device);
     args.x = static_cast<const char*>(work.x) + begin * args.x_stride;
     args.y = static_cast<char*>(work.y) + begin * args.y_stride;
     args.first_row = begin;
     args.rows = count;
-    launch(kernels, rows.device, kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel, shape, arguments);
+    launch(kernels, rows.device, entry, shape, arguments);
   });
 }
 
+constexpr int64_t kForwardPs = 400;  // an element, for parallel_rows
+
 void forward_cpu(const Rows& rows, const ForwardRows& work) {
   const ForwardFunction forward = PRECAST_AT_CPU_LEVEL(softmax, forward);
-  parallel_for(0, rows.rows, grain_rows(rows.columns), [&](int64_t begin, int64_t end) { forward(work, begin, end); });
+  parallel_rows(rows.rows, rows.columns * kForwardPs, [&](int64_t begin, int64_t end) { forward(work, begin, end); });
 }
 
 // ---- the ops, the same for both devices ----

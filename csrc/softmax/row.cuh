@@ -17,6 +17,27 @@ DEVICE i64 open_columns(const Args& a, u32 row) {
   return open < 0 ? 0 : open > a.columns ? a.columns : open;
 }
 
+// The vectors of a row in which an `any` kernel can move 16 bytes at a time, and the elements before them. What is
+// outside of the vectors is moved one element at a time.
+template <class T>
+struct Peeled {
+  i64 head, vectors, others;  // elements before the vectors, vectors, and elements outside of them
+
+  template <class Args>
+  DEVICE Peeled(const Args& a, const char* row, i64 open) : head(0), vectors(a.vectors) {
+    if (a.peeled != 0) {
+      head = static_cast<i64>(-reinterpret_cast<u64>(row) & 15) / T::kBytes;
+      if (head > open) head = open;
+      vectors = (open - head) / T::kPerVector;
+    }
+    if (vectors > open / T::kPerVector) vectors = open / T::kPerVector;
+    others = open - vectors * T::kPerVector;
+  }
+  // The column of one of the others, and the first byte of a vector.
+  DEVICE i64 column(i64 other) const { return other < head ? other : other + vectors * T::kPerVector; }
+  DEVICE i64 byte(i64 vector) const { return head * T::kBytes + vector * 16; }
+};
+
 // The maximum over the threads that share a row. The rules of row_sum apply, with other `shared` memory. NaN is
 // ignored.
 template <bool kNarrow = true>

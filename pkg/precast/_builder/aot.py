@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from precast._abi.build_info import BuildMode, device_path, host_path
+from precast._abi.build_info import BuildMode, host_path, image_name
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
@@ -160,8 +160,10 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
     hosts = {host_path(abi) for abi in promised_abis(known, built_for, only)}
     with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
     targets = known.label(label).targets
-    promised = hosts | {device_path(family, target) for family in with_code for target in targets}
-    found = {file.path for file, source in made.files if source.is_file() and source.stat().st_size == file.bytes}
+    promised = hosts | {image_name(family, target) for family in with_code for target in targets}
+    there = {path for path, (size, source) in made.files.items() if source.is_file() and source.stat().st_size == size}
+    found = {file.name for file, _ in made.host if file.path in there}
+    found |= {image.name for image, _ in made.device if image.path in there}
     if promised == found:
         return
     lacks, has = sorted(promised - found), sorted(found - promised)
@@ -170,7 +172,7 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
     raise KernelError(
         f"the {known.label(label).name} wheel for {built_for} is not what its label promises\n"
         f"  found   {', '.join(said[:5])}{more}\n"
-        f"  needed  {len(promised)} files: {len(hosts)} host libraries, {len(promised) - len(hosts)} device images\n"
+        f"  needed  {len(hosts)} host libraries, {len(promised) - len(hosts)} device images\n"
         f"  fix     1) build again with an empty PRECAST_CACHE_DIR   2) make the parts again, if PRECAST_PARTS is set"
     )
 
@@ -230,16 +232,16 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     if settings.arch_list is not None:
         say(f"PRECAST_CUDA_ARCH_LIST and TORCH_CUDA_ARCH_LIST are not used: the label {spec.name} has its own targets")
     if settings.parts is not None:
-        return parts.take(Path(settings.parts), known, spec, built_for, root, settings.only_torch)
+        return parts.take(Path(settings.parts), known, spec, built_for, root, settings, settings.only_torch)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
     hosts = [make_host(abi, settings, cache) for abi in promised_abis(known, built_for, settings.only_torch)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 
 def _place(made: Made, c_dir: Path) -> None:
-    for file, source in made.files:
-        (c_dir / file.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, c_dir / file.path)
+    for path, (_, source) in made.files.items():
+        (c_dir / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, c_dir / path)
 
 
 def _copy_headers(source: Path, target: Path) -> None:

@@ -65,13 +65,16 @@ class Folder:
     families: tuple[Family, ...]
 
 
-# Sources of every host library besides those of its families: the C interface, the torch adapter, the launch protocol.
+# Sources of every host library besides those of its families: the C interface, the torch adapter, the launch
+# protocol, and calls without the dispatcher.
 COMMON_HOST: tuple[str, ...] = (
     "common/api.cpp",
     "common/torch.cpp",
     "common/cpu_level.cpp",
     "common/driver.cpp",
     "common/launch.cpp",
+    "common/kind.cpp",
+    "common/direct.cpp",
     "common/glibc_compat.cpp",
 )
 

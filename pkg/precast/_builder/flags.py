@@ -20,7 +20,8 @@ class CpuLevel:
 
     ``features`` are the processor features it needs, as ``toolchain.cpu_features`` names them. A ``small`` level is
     compiled for size, because hardly any processor needs it. ``mark`` matches an instruction that the kernels of this
-    level use and those of other levels do not; an audit uses it to find the level in a library.
+    level use and those of other levels do not; an audit uses it to find the level in a library. Prebuilt libraries for
+    a torch below 2.10 leave a ``later`` level out.
     """
 
     name: str
@@ -28,6 +29,7 @@ class CpuLevel:
     options: tuple[str, ...]
     small: bool = False
     mark: bytes | None = None
+    later: bool = False
 
 
 # One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2), a 256-bit one (VEX, map 0F38, L = 1) and
@@ -43,14 +45,14 @@ _FMA_256 = (
 _FMA_NEON = rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e"
 
 
-def _x86(name: str, mark: bytes, *features: str) -> CpuLevel:
-    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features), mark=mark)
+def _x86(name: str, mark: bytes, *features: str, later: bool = False) -> CpuLevel:
+    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features), mark=mark, later=later)
 
 
 def _sve(bits: int, mark: bytes) -> CpuLevel:
     """The mark is the instruction for "all lanes of a vector of this length" (Arm ARM, PTRUE with VL16, VL32, VL64)."""
     options = ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}")
-    return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark)
+    return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark, later=True)
 
 
 # Also listed for C++ in csrc/common/cpu_level.h.
@@ -58,7 +60,7 @@ CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
         CpuLevel("baseline", (), (), small=True),  # for processors from before 2013
         _x86("avx2", _FMA_256, "avx2", "fma", "f16c"),
-        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
+        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c", later=True),
     ),
     # A processor has exactly one of the vector lengths. NEON is part of the architecture.
     "aarch64": (
@@ -75,6 +77,12 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
     if machine not in CPU_LEVELS:
         raise ValueError(f"no CPU kernels for {machine!r}; there are some for {', '.join(CPU_LEVELS)}")
     return CPU_LEVELS[machine]
+
+
+def prebuilt_levels(machine: str, abi: TorchAbi) -> tuple[CpuLevel, ...]:
+    """The levels of a prebuilt library, lowest first. ``cpu_level.h`` lists the same."""
+    classic = compiled_for(abi) is None
+    return tuple(level for level in cpu_levels(machine) if not (classic and level.later))
 
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
@@ -136,7 +144,10 @@ def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
 
 def cpu_options(level: CpuLevel, *, debug: bool) -> tuple[str, ...]:
     """Options for a ``cpu`` source at one level, in addition to ``host_options``."""
-    size = ("-Os",) if level.small and not debug else ()
+    if debug:
+        return (f"-DPRECAST_CPU_LEVEL={level.name}", *level.options)
+    # Nothing throws through these kernels, and the tables for it would be a twentieth of a library.
+    size = ("-fno-exceptions", "-fno-asynchronous-unwind-tables", *(("-Os", "-DPRECAST_SMALL") if level.small else ()))
     return (f"-DPRECAST_CPU_LEVEL={level.name}", *size, *level.options)
 
 

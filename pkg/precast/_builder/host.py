@@ -96,11 +96,11 @@ def build_host_library(
     """The library of these families for one torch ABI, verified; builds it on a cache miss.
 
     ``machine`` is by default this machine; the compiler must target it. ``levels`` are the CPU levels to include; by
-    default all levels of that machine.
+    default those of a prebuilt library.
     """
     machine = machine or platform.machine()
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
-    levels = levels or flags.cpu_levels(machine)
+    levels = levels or flags.prebuilt_levels(machine, abi)
     plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
     return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
 

@@ -23,12 +23,14 @@ from precast._abi.build_info import (
     ManifestError,
 )
 from precast._abi.label import Label
+from precast._abi.settings import Settings
 from precast._abi.torch_abi import TorchAbi
 from precast._abi.version import Release
 from precast._builder import catalogue, provenance, sources
-from precast._builder.binaries import Binary, Made, joined, manifest
+from precast._builder.binaries import Binary, Made, joined, manifest, selected
 from precast._builder.files import digest, read
 from precast._builder.matrix import LabelSpec, Matrix
+from precast._builder.packing import NotPacked
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -58,8 +60,8 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for file, source in made.files:
-            shutil.copyfile(source, staging / _name(file))
+        for path, (_, source) in made.files.items():
+            shutil.copyfile(source, staging / PurePosixPath(path).name)
         (staging / MANIFEST).write_text(info.to_json(), encoding="utf-8")
         staging.chmod(0o755)
         if folder.exists():
@@ -71,14 +73,25 @@ def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
     return True
 
 
-def take(folder: Path, known: Matrix, spec: LabelSpec, machine: str, root: Path, only: Release | None = None) -> Made:
+def take(
+    folder: Path,
+    known: Matrix,
+    spec: LabelSpec,
+    machine: str,
+    root: Path,
+    settings: Settings,
+    only: Release | None = None,
+) -> Made:
     """All parts of one wheel from ``folder``, or PartRefused; compiles nothing. ``only`` selects one minor of torch."""
     abis = known.built_abis(machine, only)
     pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]
     for source, targets in known.device_sources(spec.label):
         whole = _take_device(folder / device_name(source), source, root)
-        device = tuple((file, path) for file, path in whole.device if file.target in targets)
-        pieces.append(Made(device=device, compilers=whole.compilers))
+        try:
+            pieces.append(selected(whole, targets, settings))
+        except NotPacked as error:
+            again = f"python -m tools device --label {source.name} --out {folder}"
+            raise _refused(folder / device_name(source), str(error), "the images of its entries", again) from error
     return joined(pieces)
 
 
@@ -157,7 +170,7 @@ def _lies_there(folder: Path, info: BuildInfo) -> bool:
 
 
 def _names(info: BuildInfo) -> set[str]:
-    return {MANIFEST, *map(_name, info.host), *map(_name, info.device)}
+    return {MANIFEST, *(PurePosixPath(path).name for path in info.files)}
 
 
 def _name(file: Binary) -> str:

@@ -16,7 +16,7 @@ from tests.unit.csrc.emulated import Emulated
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-DEVICE_FILES = ("device.cu", "backward.cu")
+DEVICE_FILES = ("device.cu", "backward.cu", "routing.cu", "bias_act.cu", "upfirdn2d.cu")
 NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
@@ -36,6 +36,10 @@ PTX_AS_CPP = {
     "cp.async.commit": "",
     "cp.async.wait": "",
     "griddepcontrol": "",
+    "mov.u32": "",  # these are behind #if for clusters
+    "barrier.cluster": "",
+    "mapa.": "",
+    "st.shared::cluster": "",
     "ex2.approx": "result = exp2f(power);",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
@@ -82,7 +86,7 @@ def run(command: list[str]) -> None:
 def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
     device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
-    host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if file.name != "cpu.cpp"]
+    host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if not file.stem.endswith("cpu")]
     headers = [file for end in ("cuh", "h") for file in CSRC.glob(f"*/*.{end}")]  # a family may rest on another's
     headers = [file for file in headers if not file.name.startswith("simd")]  # vectors of the CPU
     headers = [file for file in headers if file.parent.name not in NOT_EMULATED]
@@ -141,6 +145,12 @@ def emulated_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def emulated_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the image ops."""
+    return build_emulated(("image",), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="session")
 def emulated_rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of rotary embedding."""
     return build_emulated(("rotary",), tmp_path_factory.mktemp("emulated"))
@@ -150,6 +160,12 @@ def emulated_rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulated_kv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the ops on paged caches."""
     return build_emulated(("kv_cache",), tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="session")
+def emulated_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the ops for a mixture of experts."""
+    return build_emulated(("moe",), tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/asked_rows.h"
 #include "common/cpu_level.h"
 #include "common/driver.h"
 #include "common/launch.h"
@@ -40,6 +41,8 @@ void* find_loaded(const char* library, const char* name) {
   return dlsym(dlopen(library, RTLD_NOW | RTLD_NOLOAD), name);
 }
 StreamState stream_state(int) { return {}; }
+bool has_clusters(KernelFamily&, int) { return asked_rows.cluster != 0; }
+int resident_clusters(KernelFamily&, int, int, const LaunchShape&) { return 2; }
 int multiprocessors(int) { return 2; }
 int block_shared_bytes(int) { return 227 * 1024; }
 
@@ -59,6 +62,11 @@ extern "C" __attribute__((visibility("default"))) void emulated_register(const c
         precast::torch_library_impl(library, one.op, one.function, precast::kTorchAbiVersion);
     }
   }
+}
+
+// Asks for clusters of one block, the only ones that the emulator has, with so many threads. Zero: no clusters.
+extern "C" __attribute__((visibility("default"))) void emulated_clusters(int threads) {
+  precast::asked_rows = {static_cast<uint32_t>(threads), threads != 0 ? 1u : 0u, -1};
 }
 
 // "name<blocks,threads x rows> ..." of every launch since the last call.

@@ -160,6 +160,33 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   emulator::yield(emulator::State::kAtShuffle);
   return bits;
 }
+
+// The lanes of the warp that have the same number.
+inline unsigned __match_any_sync(unsigned, unsigned value) {
+  const size_t self = emulator::running, first = self / 32 * 32;
+  memcpy(&emulator::fibers[self].offered, &value, 4);
+  emulator::yield(emulator::State::kAtShuffle);
+  unsigned bits = 0;
+  for (size_t lane = 0; lane < 32; ++lane) {
+    bits |= (memcmp(&emulator::fibers[first + lane].offered, &value, 4) == 0 ? 1u : 0u) << lane;
+  }
+  emulator::yield(emulator::State::kAtShuffle);
+  return bits;
+}
+
+// The number of the lane `distance` below; a lane without one keeps its own.
+inline unsigned __shfl_up_sync(unsigned, unsigned value, unsigned distance) {
+  const size_t self = emulator::running;
+  memcpy(&emulator::fibers[self].offered, &value, 4);
+  emulator::yield(emulator::State::kAtShuffle);
+  unsigned taken = value;
+  if (self % 32 >= distance) memcpy(&taken, &emulator::fibers[self - distance].offered, 4);
+  emulator::yield(emulator::State::kAtShuffle);
+  return taken;
+}
+
+inline void __syncwarp() { emulator::yield(emulator::State::kAtShuffle); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 
 inline float __uint_as_float(unsigned bits) {
@@ -171,6 +198,43 @@ inline unsigned __float_as_uint(float value) {
   unsigned bits;
   memcpy(&bits, &value, 4);
   return bits;
+}
+inline int __double2hiint(double value) {
+  long long bits;
+  memcpy(&bits, &value, 8);
+  return static_cast<int>(bits >> 32);
+}
+inline int __double2loint(double value) {
+  long long bits;
+  memcpy(&bits, &value, 8);
+  return static_cast<int>(bits);
+}
+inline double __hiloint2double(int high, int low) {
+  const long long bits = static_cast<long long>(high) << 32 | static_cast<unsigned>(low);
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
+inline int __shfl_xor_sync(unsigned mask, int value, int distance) {
+  float bits;
+  memcpy(&bits, &value, 4);
+  bits = __shfl_xor_sync(mask, bits, distance);
+  memcpy(&value, &bits, 4);
+  return value;
+}
+// Whether the predicate holds for all threads of the block.
+inline int __syncthreads_and(int predicate) {
+  static bool all;
+  all = true;
+  __syncthreads();
+  if (predicate == 0) all = false;
+  __syncthreads();
+  const bool result = all;
+  __syncthreads();
+  return result ? 1 : 0;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> shift);
 }
 inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 

@@ -131,6 +131,10 @@ struct Config {
   const Attribute* attributes;
   unsigned count;
 };
+E int cuOccupancyMaxActiveClusters(int* count, void*, const Config* config) {
+  note("occupancy", config->attributes[config->count - 1].value[0]);
+  return *count = 16, 0;
+}
 E int cuLaunchKernelEx(const Config* config, void* function, void**, void**) {
   note("launch", number(function));
   note("in", number(current));

@@ -40,11 +40,26 @@ extern "C" __attribute__((visibility("default"))) int probe_registrations(int cu
   return precast::registrations[cuda];
 }
 
+// What resident_clusters says of clusters of so many blocks, or -1.
+extern "C" __attribute__((visibility("default"))) int probe_resident(int device, int cluster) {
+  try {
+    return precast::resident_clusters(precast::kernels, device, 0,
+                                      {8, 1, 32, 1, 16, false, static_cast<uint32_t>(cluster)});
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+// `early`: 0, or 1 for a launch that starts early, or more for such a cluster; less than -1 for one that does not.
 extern "C" __attribute__((visibility("default"))) int probe_launch(int device, int entry, int early, char* err,
                                                                    size_t cap) {
   try {
     precast::launch(precast::kernels, device, entry,
-                    {4, 2, 32, 4, 16, early != 0, early > 1 ? static_cast<uint32_t>(early) : 1}, nullptr);
+                    {4, 2, 32, 4, 16, early > 0,
+                     static_cast<uint32_t>(early > 1    ? early
+                                           : early < -1 ? -early
+                                                        : 1)},
+                    nullptr);
     return 0;
   } catch (const std::exception& error) {
     snprintf(err, cap, "%s", error.what());

@@ -36,6 +36,9 @@ BUDGETS |= {"softmax_any": 64}
 BUDGETS |= {"softmax_backward_v4": 64, "softmax_backward_any": 64}
 BUDGETS |= {"rms_norm_shifted": 64, "layer_norm_shifted": 80, "softmax_shifted": 96, "softmax_backward_shifted": 128}
 BUDGETS |= {"gated_activation_shifted": 64, "rms_norm_backward_v1": 64, "layer_norm_backward_v1": 96}
+# A block of 1024 threads, or two of 512, of rows that a cluster shares.
+BUDGETS |= {"softmax_wide": 64, "softmax_backward_wide": 64, "rms_norm_wide": 64, "layer_norm_wide": 64}
+BUDGETS |= {"rms_norm_backward_wide": 128, "layer_norm_backward_wide": 128}
 BUDGETS |= {"rotary": 64, "rotary_any": 40}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 128, "layer_norm_backward_any": 64}
@@ -51,6 +54,14 @@ BUDGETS |= {
 BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
 BUDGETS |= {"reshape_and_cache": 64, "rotary_and_cache": 64, "rotary_and_cache_any": 64}
+BUDGETS |= {"moe_gate": 64, "moe_gate_backward": 64, "moe_sort_count": 64, "moe_sort_scan": 64, "moe_sort_place": 64}
+BUDGETS |= {"moe_permute": 64, "moe_zero": 64, "moe_combine": 48, "moe_combine_any": 64}
+BUDGETS |= {"moe_combine_backward": 64, "moe_combine_backward_any": 64}
+BUDGETS |= {"bias_act": 64, "bias_act_any": 64, "bias_act_any_f64": 64}
+BUDGETS |= {"bias_act_backward": 64, "bias_act_backward_any": 64, "bias_act_backward_any_f64": 64}
+BUDGETS |= {"bias_act_sums": 32, "bias_act_sums_f64": 64}
+BUDGETS |= {"upfirdn2d": 80, "upfirdn2d_up": 80, "upfirdn2d_down": 80}
+BUDGETS |= {"upfirdn2d_general": 64, "upfirdn2d_general_f64": 64}
 # Registers do not limit these: their stages fill the shared memory of a multiprocessor first.
 BUDGETS |= {
     "decode_64": 168,

@@ -41,11 +41,11 @@ FORWARD = [
     (torch.bfloat16, (17, 256), "rms_norm_bf16_v4<2,8x16>"),  # the widest of which a warp has several
     (torch.bfloat16, (5, 264), "rms_norm_bf16_v4<2,32x4>"),
     (torch.bfloat16, (3, 1024), "rms_norm_bf16_v4<2,32x2>"),
-    (torch.bfloat16, (2, 4096), "rms_norm_bf16_v4<2,128x1>"),
-    (torch.bfloat16, (2, 8192), "rms_norm_bf16_v4<2,256x1>"),
+    (torch.bfloat16, (2, 4096), "rms_norm_bf16_v4<2,256x1>"),  # few rows: two vectors per thread
+    (torch.bfloat16, (3, 8192), "rms_norm_bf16_v4<3,256x1>"),
     (torch.bfloat16, (1, 20480), "rms_norm_bf16_v4<1,640x1>"),
     (torch.bfloat16, (1, 20488), "rms_norm_bf16_any<1,512x1>"),
-    (torch.float16, (2, 1032), "rms_norm_f16_v4<2,64x1>"),
+    (torch.float16, (3, 1032), "rms_norm_f16_v4<3,64x1>"),
     (torch.float16, (3, 769), "rms_norm_f16_shifted<2,32x2>"),
     (torch.float16, (9, 9), "rms_norm_f16_shifted<1,1x128>"),
     (torch.bfloat16, (35, 57), "rms_norm_bf16_shifted<2,4x32>"),
@@ -57,7 +57,7 @@ FORWARD = [
     (torch.bfloat16, (2, 16379), "rms_norm_bf16_any<2,512x1>"),
     (torch.float32, (9, 101), "rms_norm_f32_shifted<1,8x16>"),
     (torch.float16, (9, 7), "rms_norm_f16_any<3,32x4>"),
-    (torch.float32, (2, 4096), "rms_norm_f32_v4<2,256x1>"),
+    (torch.float32, (3, 4096), "rms_norm_f32_v4<3,256x1>"),
     (torch.float32, (7, 1), "rms_norm_f32_any<2,32x4>"),
     (torch.float32, (2, 2, 3, 20), "rms_norm_f32_v4<1,4x32>"),
     (torch.float32, (1, 100_003), "rms_norm_f32_any<1,512x1>"),

@@ -22,7 +22,10 @@ INTERFACE = {
     "precast_refuse",
     "precast_prepare",
     "precast_kernel_attribute",
+    "precast_ask_rows",
     "precast_set_cpu_level",
+    "precast_thread_keys",
+    "precast_direct",
 }
 SHIPPED = [*catalogue.COMMON_HOST, *(source for family in catalogue.FAMILIES for source in family.host)]
 

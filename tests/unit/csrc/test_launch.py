@@ -95,6 +95,20 @@ def test_a_launch_starts_early_only_where_the_device_code_waits(
         assert out["record"] == once.split()
 
 
+def test_a_cluster_need_not_start_early(folder: Path) -> None:
+    out = scenario(folder, "image(0)\nlaunch(0, 0)\nrecord()\nlaunch(0, 0, -4)\nout['record'] = record()")
+    told = "attribute(4) value(4) blocks(8) threads(128) shared(16)"
+    assert out["record"] == f"set_current(100) launch(2100) in(100) stream(40) {told} set_current(0)".split()
+
+
+def test_the_driver_is_asked_once_how_many_clusters_are_resident(folder: Path) -> None:
+    code = "image(0)\nlaunch(0, 0)\nrecord()\n"
+    code += "out['found'] = [c.probe_resident(0, n) for n in (1, 1, 8, 8, 1)]\nout['record'] = record()"
+    out = scenario(folder, code)
+    assert out["found"] == [16] * 5
+    assert [word for word in out["record"] if word.startswith("occupancy")] == ["occupancy(1)", "occupancy(8)"]
+
+
 def test_prepare_leaves_nothing_to_load(folder: Path) -> None:
     code = "image(1, 'sm_80', (8, 0))\nout['error'] = call('precast_prepare', 'probe', 1)\nrecord()\nlaunch(1)\n"
     out = scenario(folder, code + "out['record'] = record()")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,87 +26,107 @@ FAMILIES = (
     "SOFTMAX_BACKWARD",
 )
 MARKS = ("<!-- launch_table -->\n", "<!-- end of launch_table -->\n")
-SECOND_SOURCE = "read again from the caches; not measured by itself"
+AGAIN = "reads rows twice"
+THRICE = "reads rows three times"
+SINGLE = "one element at a time"
 
 # By op and the first width of a range, in 16-byte vectors: an H200, bf16, share of the copy rate.
 # B: docs/benchmarks.md, M: docs/decisions, S: the source, where the kernel is chosen.
 MEASURED = {
-    ("rms_norm", 1): "131072 x 128: 19.0 us; before, with one warp for each row, 31.4 (M)",
+    ("rms_norm", 1): "19.0 us at 131072 x 128; one warp per row 31.4 (M)",
     ("rms_norm", 65): "0.93 at 65536 x 1024 (B)",
-    ("rms_norm", 129): "0.97 at 32768 x 4096, 0.96 at 16384 x 8192 (B); four vectors are within 0.2 % of the best (M)",
-    ("rms_norm", 2561): SECOND_SOURCE,
-    ("fused_add_rms_norm", 1): "131072 x 128: 35 us; before 38 (M)",
-    ("fused_add_rms_norm", 33): "0.96 at 65536 x 1024, 0.98 at 32768 x 4096 and 16384 x 8192 (B)",
-    ("fused_add_rms_norm", 1025): SECOND_SOURCE,
-    (
-        "rms_norm backward",
-        33,
-    ): "sixteen short rows fill a block, which leaves one line of sums: 90 us at 262144 x 128, 94 with four (M)",
-    (
-        "rms_norm backward",
-        65,
-    ): "two stages: 0.89 at 65536 x 1024 and 32768 x 2048, where three reach 0.83 (M); 640 threads "
-    "on a multiprocessor beat 768 (M)",
-    (
-        "rms_norm backward",
-        385,
-    ): "0.93 at 32768 x 4096, 0.92 if the next row sets out later, 0.90 if earlier (M); one vector 0.80, four 0.72 (S)",
-    ("rms_norm backward", 513): "0.91 at 16384 x 5120, 0.90 in pairs (M)",
-    ("rms_norm backward", 641): "0.93 at 16384 x 8192, 0.92 with two rows under way all the time (M)",
-    ("rms_norm backward", 1281): "0.87 at 8192 x 12288, 0.88 at 8192 x 16384, where the next kernel has 0.15 (M)",
-    ("rms_norm backward", 2049): "one element at a time",
-    ("layer_norm", 1): "131072 x 96: 15.6 us; before, with one warp for each row, 45.3 (M)",
+    ("rms_norm", 129): "0.97 at 32768 x 4096, 0.96 at 16384 x 8192 (B)",
+    ("rms_norm", 2561): "144 us at 2048 x 65536; `any` 216 (M)",
+    ("rms_norm", 32769): AGAIN,
+    ("fused_add_rms_norm", 1): "35 us at 131072 x 128 (M)",
+    ("fused_add_rms_norm", 33): "0.96 at 65536 x 1024, 0.98 at 32768 x 4096 (B)",
+    ("fused_add_rms_norm", 1025): "72 us at 2048 x 16384; `wide` 74 (M)",
+    ("fused_add_rms_norm", 2049): "",
+    ("fused_add_rms_norm", 32769): AGAIN,
+    ("rms_norm backward", 1): "30.3 us at 131072 x 128; one warp per row 47.1 (M)",
+    ("rms_norm backward", 33): "90 us at 262144 x 128; four rows per block 94 (M)",
+    ("rms_norm backward", 65): "0.89 at 65536 x 1024; three stages 0.83 (M)",
+    ("rms_norm backward", 385): "0.93 at 32768 x 4096 (M); one vector 0.80, four 0.72 (S)",
+    ("rms_norm backward", 513): "0.91 at 16384 x 5120, in pairs 0.90 (M)",
+    ("rms_norm backward", 641): "0.93 at 16384 x 8192 (M)",
+    ("rms_norm backward", 1281): "0.87 at 8192 x 12288; `any` 0.15 (M)",
+    ("rms_norm backward", 2049): "with forward 386 us at 2048 x 65536; both `any` 1736 (M)",
+    ("rms_norm backward", 16385): SINGLE,
+    ("layer_norm", 1): "15.6 us at 131072 x 96; one warp per row 45.3 (M)",
     ("layer_norm", 65): "0.91 at 65536 x 1024 (B)",
-    ("layer_norm", 129): "0.96 at 32768 x 4096 and 16384 x 8192 (B); two vectors 0.895 at 4096 (S)",
-    ("layer_norm", 2049): SECOND_SOURCE,
-    (
-        "layer_norm backward",
-        33,
-    ): "sixteen short rows fill a block, which leaves one line of sums: 110 us at 262144 x 128, 115 with four (M)",
-    ("layer_norm backward", 65): "two stages: 0.87 at 65536 x 1024 and 32768 x 2048, where three reach 0.80 (M)",
-    ("layer_norm backward", 385): "0.92 at 32768 x 4096, 0.90 if the next row sets out later, 0.87 if earlier (M)",
-    ("layer_norm backward", 513): "0.89 at 16384 x 5120, 0.88 in pairs (M)",
-    (
-        "layer_norm backward",
-        641,
-    ): "three stages: 0.93 at 16384 x 8192, 0.89 in pairs, 0.87 with two, and 0.64 without rows on "
-    "their way to shared memory (M)",
-    ("layer_norm backward", 1281): "0.83 at 8192 x 12288, 0.82 at 8192 x 16384, where the next kernel has 0.08 (M)",
-    ("layer_norm backward", 2049): "one element at a time",
-    ("softmax", 1): "131072 x 128: 19.5 us; before, with one warp for each row, 53.9 (M)",
+    ("layer_norm", 129): "0.96 at 32768 x 4096 (B); two vectors 0.895 (S)",
+    ("layer_norm", 2049): "46 us at 2048 x 18432; `any` 62 (M)",
+    ("layer_norm", 32769): THRICE,
+    ("layer_norm backward", 1): "31.4 us at 131072 x 96; one warp per row 57.9 (M)",
+    ("layer_norm backward", 33): "110 us at 262144 x 128; four rows per block 115 (M)",
+    ("layer_norm backward", 65): "0.87 at 65536 x 1024; three stages 0.80 (M)",
+    ("layer_norm backward", 385): "0.92 at 32768 x 4096 (M)",
+    ("layer_norm backward", 513): "0.89 at 16384 x 5120, in pairs 0.88 (M)",
+    ("layer_norm backward", 641): "0.93 at 16384 x 8192; in pairs 0.89, two stages 0.87 (M)",
+    ("layer_norm backward", 1281): "0.83 at 8192 x 12288; `any` 0.08 (M)",
+    ("layer_norm backward", 2049): "with forward 135 us at 2048 x 18432; both `any` 702 (M)",
+    ("layer_norm backward", 16385): SINGLE,
+    ("softmax", 1): "19.5 us at 131072 x 128; one warp per row 53.9 (M)",
     ("softmax", 65): "masked 0.97 at 8 x 32 x 1024 x 1024 (B)",
-    ("softmax", 129): "masked 0.97 at 8 x 32 x 2048 x 2048, 0.93 at 2 x 32 x 4096 x 4096 (B)",
-    ("softmax", 2049): "what four vectors do not hold; not measured by itself. Not for float32",
-    ("softmax", 4097): SECOND_SOURCE,
-    ("causal softmax", 1): "as the next row; four short rows fill a block",
+    ("softmax", 129): "masked 0.97 at 8 x 32 x 2048 x 2048 (B)",
+    ("softmax", 2049): "278 us at 2048 x 128256; `any` 428 (M)",
+    ("softmax", 65537): AGAIN,
+    ("causal softmax", 1): "",
     ("causal softmax", 65): "0.94 at 8 x 32 x 1024 x 1024 (B)",
-    ("causal softmax", 129): "0.955 at 8 x 32 x 2048 x 2048, 0.940 with two or four rows in a block, 0.78 with the "
-    "masked rows' kernel (M); 0.91 at 2 x 32 x 4096 x 4096 (B)",
-    ("causal softmax", 4097): SECOND_SOURCE,
-    ("softmax backward", 1): "131072 x 128: 27.4 us; before, with one warp for each row, 47.3 (M)",
+    ("causal softmax", 129): "0.955 at 8 x 32 x 2048 x 2048; two rows per block 0.940 (M)",
+    ("causal softmax", 4097): AGAIN,
+    ("softmax backward", 1): "27.4 us at 131072 x 128; one warp per row 47.3 (M)",
     ("softmax backward", 65): "masked 1.02, causal 0.96 at 8 x 32 x 1024 x 1024 (B)",
     ("softmax backward", 129): "masked 1.04, causal 0.98 at 8 x 32 x 2048 x 2048 (B)",
-    ("softmax backward", 2049): SECOND_SOURCE,
-    ("rms_norm backward", 1): "131072 x 128: 30.3 us; before, with one warp for each row, 47.1 (M)",
-    ("layer_norm backward", 1): "131072 x 96: 31.4 us; before, with one warp for each row, 57.9 (M)",
+    ("softmax backward", 2049): "with forward 661 us at 2048 x 128256; both `any` 1063 (M)",
+    ("softmax backward", 32769): AGAIN,
 }
-_UNALIGNED = {
-    "rms_norm": "8192 x 5137: 55 us; one element at a time 125 (M)",
-    "fused_add_rms_norm": "8192 x 5137: 89 us; one element at a time 199 (M)",
-    "layer_norm": "16384 x 769: 25.7 us; one element at a time 78.5 (M)",
-    "softmax": "100864 x 197: 30.7 us; one element at a time 119 (M)",
-    "causal softmax": "not measured by itself",
-    "softmax backward": "100864 x 197: 39.6 us; one element at a time 128 (M)",
+FEW_ROWS = {
+    ("rms_norm", 129): "2.9 us at 128 x 7168; four vectors per thread 3.4 (M)",
+    ("rms_norm", 2561): "",
+    ("fused_add_rms_norm", 1025): "",
+    ("layer_norm", 2049): "",
+    ("softmax", 2049): "6.6 us at 16 x 128256; blocks of 1024 threads 9.9 (M)",
+    ("softmax backward", 2049): "",
 }
-for _op, _said in _UNALIGNED.items():
-    MEASURED |= {(f"{_op}, unaligned", _first): "as the first row" for _first in (65, 129)}
-    MEASURED |= {(f"{_op}, unaligned", 1): _said, (f"{_op}, unaligned", 2049): "one element at a time"}
+FEW_TEXT = """\
+What differs for 16 rows. Up to one row per multiprocessor, `rms_norm` gives a thread two vectors instead of four, and
+a fused add takes `wide` from 1025 vectors on.
+"""
+OLDER_TEXT = """\
+What differs on an A100. On every GPU these rows of softmax apply with a mask, and to the gradient of causal softmax.
+For float32, `any` takes the place of `softmax_v8`.
+"""
+UNALIGNED = {
+    "rms_norm 8192 x 5137": ("55 us", "125"),
+    "fused_add_rms_norm 8192 x 5137": ("89 us", "199"),
+    "layer_norm 16384 x 769": ("25.7 us", "78.5"),
+    "softmax 100864 x 197": ("30.7 us", "119"),
+    "softmax 1024 x 50257": ("87 us", "277"),
+    "softmax backward 100864 x 197": ("39.6 us", "128"),
+}
+
+
+def span(ends: tuple[int, int]) -> str:
+    """One number, or the least and the most."""
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*cells: str) -> list[str]:
+    """The first two rows of a table."""
+    return [row(*cells), "| --- " * len(cells) + "|"]
 
 
 @dataclass(frozen=True)
 class Range:
     """One range of widths that the host code serves alike."""
 
+    case: str  # many rows on an H200; few rows, a mask or an older GPU have the ranges that differ from these
     op: str
     unit: str  # vectors of 16 bytes; shifted: those a row touches that begins anywhere; elements: of any other row
     first: int
@@ -115,25 +135,28 @@ class Range:
     threads: tuple[int, int]
     block: int  # its threads, if it has several rows
     stages: int
+    blocks: tuple[int, int]  # of a row, if it is a kernel for clusters
 
-    @property
-    def measured(self) -> tuple[str, int]:
-        """Where MEASURED has it."""
-        return (f"{self.op}, unaligned" if self.unit == "shifted" else self.op), self.first
+    def cells(self) -> tuple[str, str, str, str]:
+        """The vectors in a row, the kernel, the threads, and the rows of a block or the blocks of a row."""
+        width = f"{self.first}-{self.last}" if self.last else f"{self.first}+"
+        fewest, most = self.threads
+        rows = "1" if not self.block else str(self.block // fewest) if fewest == most else f"{self.block}/threads"
+        if self.blocks[1]:
+            rows = f"1 in {span(self.blocks)} blocks"
+        return width, f"`{self.kernel}`", span(self.threads), rows
 
     def line(self) -> str:
         """As the page has it."""
-        width = f"{self.first} to {self.last}" if self.last else f"{self.first} and more"
-        width += ", unaligned" if self.unit == "shifted" else ""
-        fewest, most = self.threads
-        threads = str(fewest) if fewest == most else f"{fewest} to {most}"
-        found = re.search(r"_v(\d)(_pair)?$", self.kernel.replace("_shifted", "_v4"))
-        one = "1 element" if "norm backward" in self.op else "1 x 16 bytes"
-        per_thread = f"{found[1]} x 16 bytes" if found else f"{one} at a time"
-        measured = MEASURED[self.measured]
-        rows = 1 if not self.block else self.block // fewest if fewest == most else f"{self.block} / threads"
+        width, kernel, threads, rows = self.cells()
         stages = str(self.stages) if self.stages else ""
-        return f"| {width} | `{self.kernel}` | {threads} | {per_thread} | {rows} | {stages} | {measured} |"
+        if self.case == "few":
+            return row(self.op, width, kernel, threads, rows, FEW_ROWS.get((self.op, self.first), ""))
+        if self.case == "older":
+            return row(self.op, width, kernel, threads, stages)
+        if self.unit == "shifted":
+            return row(width, f"`..._{self.kernel.rpartition('_')[2]}`", threads, rows)  # of every op alike
+        return row(width, kernel, threads, rows, stages, MEASURED.get((self.op, self.first), ""))
 
 
 @pytest.fixture(scope="module")
@@ -148,24 +171,34 @@ def ranges(tmp_path_factory: pytest.TempPathFactory) -> list[Range]:
         assert built.returncode == 0, built.stderr
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
         for line in said.splitlines():
-            op, unit, first, last, kernel, fewest, most, block, stages = line.split("|")
-            threads = (int(fewest), int(most))
+            case, op, unit, first, last, kernel, *rest = line.split("|")
+            fewest, most, block, stages, *blocks = map(int, rest)
             found.append(
-                Range(op, unit, int(first), int(last) if last else None, kernel, threads, int(block), int(stages))
+                Range(
+                    *(case, op, unit, int(first), int(last) if last else None, kernel),
+                    *((fewest, most), block, stages, (blocks[0], blocks[1])),
+                )
             )
     return found
 
 
 def table(ranges: list[Range]) -> str:
-    """The tables of the page, one for each op."""
+    """The tables of the page: one for each op, then what differs for few rows and on older GPUs."""
     lines: list[str] = []
-    for op in dict.fromkeys(one.op for one in ranges):
-        lines += [
-            f"\n### {op}\n",
-            "| 16-byte vectors in a row | kernel | threads | in a thread | rows | stages | measured |",
-        ]
-        lines += ["| --- " * 7 + "|"]
-        lines += [one.line() for one in ranges if one.op == op and one.unit != "elements"]
+    many, few, older = ([one for one in ranges if one.case == case] for case in ("many", "few", "older"))
+    for op in dict.fromkeys(one.op for one in many):
+        lines += [f"\n### {op}\n", *head("vectors in a row", "kernel", "threads", "rows", "stages", "measured")]
+        lines += [one.line() for one in many if one.op == op and one.unit == "vectors"]
+    lines += ["\n### Few rows\n", FEW_TEXT]
+    lines += head("op", "vectors in a row", "kernel", "threads", "rows", "measured")
+    lines += [one.line() for one in few]
+    lines += ["\n### GPUs without clusters\n", OLDER_TEXT]
+    lines += head("op", "vectors in a row", "kernel", "threads", "stages")
+    lines += [one.line() for one in older]
+    lines += ["\n### Unaligned rows\n", *head("vectors in a row", "kernel", "threads", "rows")]
+    lines += dict.fromkeys(one.line() for one in many if one.unit == "shifted")
+    lines += ["", *head("Row", "in vectors", "element by element")]
+    lines += [row(op, fast, slow) for op, (fast, slow) in UNALIGNED.items()]
     return "\n".join(lines) + "\n\n"
 
 
@@ -182,11 +215,36 @@ def test_the_page_is_what_the_host_code_chooses(ranges: list[Range], pytestconfi
 
 @pytest.mark.compiler
 def test_every_row_of_the_page_says_what_was_measured(ranges: list[Range]) -> None:
-    assert {one.measured for one in ranges if one.unit != "elements"} == set(MEASURED)
+    for case, measured in (("many", MEASURED), ("few", FEW_ROWS)):
+        assert {(one.op, one.first) for one in ranges if one.case == case and one.unit == "vectors"} == set(measured)
+
+
+@pytest.mark.compiler
+def test_few_rows_are_spread_over_more_threads(ranges: list[Range]) -> None:
+    few = [one for one in ranges if one.case == "few"]
+    assert all(one.kernel.endswith("_wide") and one.blocks[1] == 8 for one in few if one.first > 129)
+    assert "rms_norm" in {one.op for one in few if one.first == 129}
+
+
+@pytest.mark.compiler
+def test_only_gpus_with_clusters_take_the_kernels_for_them(ranges: list[Range]) -> None:
+    assert all(one.kernel.endswith("_wide") == (one.blocks[1] > 0) for one in ranges)
+    assert {one.op for one in ranges if one.blocks[1] and one.case == "many"} == {
+        one.op for one in ranges if one.op != "causal softmax"
+    }
+    assert not any(one.blocks[1] for one in ranges if one.case == "older")
+
+
+@pytest.mark.compiler
+def test_masked_rows_take_what_gpus_without_clusters_take(ranges: list[Range]) -> None:
+    masked = [replace(one, case="older") for one in ranges if one.case == "masked"]
+    assert masked
+    assert masked == [one for one in ranges if one.case == "older" and one.op.startswith("softmax")]
 
 
 @pytest.mark.compiler
 def test_what_is_not_aligned_goes_one_element_at_a_time_as_the_page_says(ranges: list[Range]) -> None:
+    assert {one.case for one in ranges if one.unit != "vectors"} == {"many"}
     unaligned = [one for one in ranges if one.unit == "elements"]
     assert {one.op for one in unaligned} == {one.op for one in ranges}
     assert all(one.kernel.endswith("_any") for one in unaligned)
@@ -200,15 +258,17 @@ def test_what_is_not_aligned_goes_one_element_at_a_time_as_the_page_says(ranges:
 
 def test_the_constants_beside_the_table_are_those_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    wanted = {
-        "activations/args.h": (r"kThreads = (\d+)", "blocks of 64 threads", 64),
-        "rotary/host.cpp": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        "rotary/heads.cuh": (r"kThreads = (\d+)", "blocks of 128 threads", 128),
-        "common/row_launch.h": (r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
-        "softmax/host.cpp": (r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
-        "common/walk.h": (r"kResident = (\d+)", "640 threads", 640),
-    }
-    for file, (pattern, phrase, number) in wanted.items():
+    for file, pattern, phrase, number in (
+        ("activations/args.h", r"kThreads = (\d+)", "blocks of 64 threads", 64),
+        ("rotary/host.cpp", r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        ("rotary/heads.cuh", r"kThreads = (\d+)", "blocks of 128 threads", 128),
+        ("common/row_launch.h", r"int64_t\{(\d+)\} << 20\) / \(bytes", "3 MB", 3),
+        ("common/row_launch.h", r"kMostBlocks = (\d+)", "up to 8 blocks", 8),
+        ("common/row_launch.h", r"int64_t threads = (\d+)\)", "2048 threads per multiprocessor", 2048),
+        ("activations/host.cpp", r"kEarlyThreads = (\d+)", "gated activations does up to 1024", 1024),
+        ("softmax/host.cpp", r"kTurnsFrom = int64_t\{(\d+)\} << 20", "12 MB", 12),
+        ("common/walk.h", r"kResident = (\d+)", "640 threads", 640),
+    ):
         found = re.search(pattern, (CSRC / file).read_text(encoding="utf-8"))
         assert found is not None and int(found[1]) == number, f"{file}: {pattern}"
         assert phrase in text, f"launch.md does not say {phrase!r}, which is in {file}"

@@ -98,6 +98,11 @@ def layer_norm_levels() -> Iterator[Levels]:
 
 
 @pytest.fixture
+def softmax_backward_levels() -> Iterator[Levels]:
+    yield from _levels_of("scaled_softmax_backward")
+
+
+@pytest.fixture
 def layer_norm_backward_levels() -> Iterator[Levels]:
     yield from _levels_of("layer_norm_backward")
 

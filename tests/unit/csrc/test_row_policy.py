@@ -1,0 +1,36 @@
+"""The policy for rows that a cluster shares: every choice can be launched and holds the row."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.compiler
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[2] / "csrc"
+STATIC = 2 * 1024  # launch.h, kStaticSharedBytes
+
+
+def test_every_choice_can_be_launched_and_holds_the_row(tmp_path: Path) -> None:
+    program = tmp_path / "row_policy"
+    command = ["g++", "-std=c++17", "-O1", f"-I{CSRC}", str(HERE / "row_policy.cpp"), "-o", str(program)]
+    subprocess.run([*command, "-Wl,--unresolved-symbols=ignore-all"], check=True)
+    lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(lines) > 5_000
+    refused = 0
+    for line in lines:
+        room, rows, each, vectors, threads, cluster, shared = map(int, line.split())
+        if threads == 0:
+            refused += 1
+            assert room < 200 * 1024, f"{line}: a GPU with 227 KB has room for every row"
+            continue
+        assert 32 <= threads <= 1024, line
+        assert threads % 32 == 0, line
+        assert cluster in (1, 2, 4, 8), line
+        assert threads * cluster * each >= vectors, line
+        assert shared <= room - STATIC, line
+        assert rows > 132 or threads <= 512 or vectors > 512 * cluster * each, "few rows take smaller blocks"
+    assert 0 < refused < len(lines) // 2

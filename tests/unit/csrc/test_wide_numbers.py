@@ -1,0 +1,102 @@
+"""The kernels for rows that a cluster of blocks shares, with clusters of one block in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from precast._builder import catalogue  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+EPS = 1e-5
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# Rows that fill the threads, leave some without a vector, and more rows than the two clusters that are resident.
+SHAPES = [(F32, 1, 512), (F32, 5, 388), (BF16, 3, 1024), (BF16, 5, 264), (F16, 2, 520)]
+
+
+@pytest.fixture(scope="module")
+def norms(emulated: Path) -> Iterator[Emulated]:
+    gpu = Emulated(emulated, [catalogue.get(name) for name in ("rms_norm", "layer_norm")])
+    gpu.c.emulated_clusters(64)
+    yield gpu
+    gpu.c.emulated_clusters(0)
+
+
+@pytest.fixture(scope="module")
+def softmax(emulated_softmax: Path) -> Iterator[Emulated]:
+    gpu = Emulated(emulated_softmax, [catalogue.get(name) for name in ("softmax", "softmax_backward")])
+    gpu.c.emulated_clusters(64)
+    yield gpu
+    gpu.c.emulated_clusters(0)
+
+
+def assert_close(ours: Any, exact: Any) -> None:
+    tolerance = 2e-6 if ours.dtype == F32 else torch.finfo(ours.dtype).eps
+    torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "columns"), SHAPES, ids=str)
+@pytest.mark.parametrize("scale", [0.7, -1.3])
+def test_softmax(softmax: Emulated, dtype: Any, rows: int, columns: int, scale: float) -> None:
+    x, grad = made(rows, columns, dtype=dtype, scale=3.0), made(rows, columns, dtype=dtype, seed=1)
+    softmax.launches()
+    y = softmax.ops.scaled_softmax(x, scale)
+    assert "_wide<" in softmax.launches()
+    assert_close(y, torch.softmax(x.double() * scale, -1))
+    found = softmax.ops.scaled_softmax_backward(grad, y, scale, False)
+    assert "_wide<" in softmax.launches()
+    wide, g = y.double(), grad.double()
+    assert_close(found, scale * wide * (g - (g * wide).sum(-1, keepdim=True)))
+
+
+def test_special_values_of_softmax(softmax: Emulated) -> None:
+    x = made(6, 512)
+    x[0, 7], x[1, 511], x[2, :300] = float("nan"), float("inf"), -float("inf")
+    x[3], x[4], x[5] = -float("inf"), 3e38, torch.finfo(F32).min
+    torch.testing.assert_close(softmax.ops.scaled_softmax(x, 1.0), torch.softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("casting", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "rows", "columns"), SHAPES, ids=str)
+def test_rms_norm(norms: Emulated, dtype: Any, rows: int, columns: int, casting: int) -> None:
+    x, residual = made(rows, columns, dtype=dtype), made(rows, columns, dtype=dtype, seed=3)
+    for weight in (made(columns, dtype=dtype, seed=2), made(columns, seed=2)):
+        norms.launches()
+        y = norms.ops.rms_norm(x, weight, EPS, casting)
+        both, total = norms.ops.fused_add_rms_norm(x, residual, weight, EPS, casting)
+        assert norms.launches().count("_wide<") == 2
+        assert torch.equal(total, x + residual)
+        for found, given in ((y, x.double()), (both, total.double())):
+            normal = given * (given.square().mean(-1, keepdim=True) + EPS).rsqrt()
+            if casting == 1:
+                normal = normal.to(dtype).double()
+            error = (found.double() - normal * (weight.double() + (casting == 2))).abs()
+            unit = 4e-6 if dtype == F32 else 2 * torch.finfo(dtype).eps
+            assert bool((error <= unit * (1 + normal.abs()) * (1 + weight.double().abs())).all())
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize(("dtype", "rows", "columns"), SHAPES, ids=str)
+def test_layer_norm(norms: Emulated, dtype: Any, rows: int, columns: int, offset: float) -> None:
+    x = (made(rows, columns) + offset).to(dtype)
+    for kind in (dtype, F32):
+        weight, bias = made(columns, dtype=kind, seed=2), made(columns, dtype=kind, seed=3)
+        for w, b in ((weight, bias), (weight, None), (None, None)):
+            norms.launches()
+            y = norms.ops.layer_norm(x, w, b, EPS)
+            assert "_wide<" in norms.launches()
+            wide = [None if t is None else t.double() for t in (w, b)]
+            exact = torch.nn.functional.layer_norm(x.double(), (columns,), *wide, EPS)
+            unit = 2e-5 if dtype == F32 else 2 * torch.finfo(dtype).eps
+            torch.testing.assert_close(y.double(), exact, rtol=unit, atol=unit)
+
+
+def test_a_row_of_equal_numbers_has_no_variance(norms: Emulated) -> None:
+    assert bool((norms.ops.layer_norm(torch.full((3, 512), 12345.678), None, None, EPS) == 0).all())
