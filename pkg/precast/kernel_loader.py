@@ -34,7 +34,6 @@ _WRITTEN = (
     "FlashAttentionWithCustomMaskLoader",
     "InferenceOpsLoader",
     "KernelLoader",
-    "MoeLoader",
     "ScaledMaskedSoftmaxLoader",
     "ScaledUpperTriangleMaskedSoftmaxLoader",
     "assert_not_pure",
@@ -282,12 +281,6 @@ class InferenceOpsLoader(KernelLoader):
     """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
 
     REGISTRY = [*builtin.of("InferenceOpsLoader")]  # noqa: RUF012
-
-
-class MoeLoader(KernelLoader):
-    """Dispatch and combine for a mixture of experts. It has no extension, so ``load`` raises until you register one."""
-
-    REGISTRY = [*builtin.of("MoeLoader")]  # noqa: RUF012
 
 
 class FlashAttentionLoader(KernelLoader):

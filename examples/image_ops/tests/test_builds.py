@@ -62,8 +62,8 @@ def python(code: str, site: Path | None = None) -> str:
 
 @pytest.mark.skipif(not PREBUILT, reason="installed without CUDA_EXT=1")
 def test_what_was_built_while_installing_is_used(compiled: Compiled) -> None:
-    where = "from image_ops.compiled import kernel; print(kernel('fused').__file__, kernel('upfirdn2d').__file__)"
-    assert [Path(file).parts[-3:-1] for file in python(where).split()] == [("_C", "host")] * 2
+    where = "from image_ops.compiled import kernel; print(kernel('fused').__file__)"
+    assert [Path(file).parts[-3:-1] for file in python(where).split()] == [("_C", "host")]
     assert python(USE) == ANSWER
     assert compiled() == []
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch.nn import functional
 
-from image_ops import fused_leaky_relu, upfirdn2d
+from image_ops import fused_leaky_relu
 from image_ops.compiled import kernel
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -62,48 +60,8 @@ def test_gradients_of_the_activation(device: str) -> None:
     assert torch.autograd.gradgradcheck(fused_leaky_relu, (x, bias))
 
 
-def reference(x: torch.Tensor, kernel: torch.Tensor, up: int, down: int, pad: tuple[int, int]) -> torch.Tensor:
-    """The definition, step by step."""
-    planes, height, width = x.shape
-    spread = x.new_zeros(planes, height * up, width * up, dtype=torch.float64)
-    spread[:, ::up, ::up] = x.double()
-    padded = functional.pad(spread, (*pad, *pad))
-    filtered = functional.conv2d(padded[:, None], kernel.double().flip(0, 1)[None, None])
-    return filtered[:, 0, ::down, ::down]
-
-
-PADS, TAPS = ((0, 0), (2, 1), (-1, 3)), ((1, 1), (4, 4), (3, 5))
-CASES = list(itertools.product((1, 2, 3), (1, 2, 3), PADS, TAPS))
-
-
-@pytest.mark.parametrize(("up", "down", "pad", "taps"), CASES)
-def test_upfirdn2d(up: int, down: int, pad: tuple[int, int], taps: tuple[int, int], device: str) -> None:
-    torch.manual_seed(2)
-    x = torch.randn(3, 11, 8, device=device)
-    filter_ = torch.randn(taps, device=device)
-    close(upfirdn2d(x, filter_, up, down, pad), reference(x, filter_, up, down, pad), torch.float32)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_upfirdn2d_in_every_type(dtype: torch.dtype, device: str) -> None:
-    torch.manual_seed(3)
-    x = torch.randn(2, 3, 16, 16, dtype=dtype, device=device).transpose(2, 3)
-    filter_ = torch.rand(4, 4, device=device) / 8
-    exact = reference(x.flatten(0, 1), filter_, 2, 1, (2, 1)).view(2, 3, 32, 32)
-    close(upfirdn2d(x, filter_, 2, 1, (2, 1)), exact, dtype)
-
-
-@pytest.mark.parametrize(("up", "down", "pad"), [(1, 1, (0, 0)), (2, 1, (2, 1)), (1, 2, (1, 2)), (3, 2, (-1, 4))])
-def test_gradients_of_upfirdn2d(up: int, down: int, pad: tuple[int, int], device: str) -> None:
-    torch.manual_seed(4)
-    x = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
-    filter_ = torch.randn(2, 3, dtype=torch.float64, device=device)
-    assert torch.autograd.gradcheck(lambda x: upfirdn2d(x, filter_, up, down, pad), x)
-    assert torch.autograd.gradgradcheck(lambda x: upfirdn2d(x, filter_, up, down, pad), x)
-
-
 def test_what_makes_no_sense_is_refused(device: str) -> None:
-    x, taps = torch.ones(2, 3, 4, device=device), torch.ones(2, 2, device=device)
+    x = torch.ones(2, 3, 4, device=device)
     for complaint, call in {
         "needs one value for each entry": lambda: fused_leaky_relu(x, torch.ones(4, device=device)),
         "bias is Double": lambda: fused_leaky_relu(x, torch.ones(3, dtype=torch.float64, device=device)),
@@ -111,9 +69,6 @@ def test_what_makes_no_sense_is_refused(device: str) -> None:
         "the one must be > 0": lambda: fused_leaky_relu(x, scale=-1.0),
         "act is 2": lambda: kernel("fused").fused_bias_act(x, x.new_empty(0), x.new_empty(0), 2, 0, 0.2, 1.0),
         "needs the output": lambda: kernel("fused").fused_bias_act(x, x.new_empty(0), x.new_empty(0), 3, 1, 0.2, 1.0),
-        "up is 0": lambda: upfirdn2d(x, taps, up=0),
-        "a kernel of 2 taps needs": lambda: upfirdn2d(x, taps, pad=(-2, -1)),
-        "no gradient for its kernel": lambda: upfirdn2d(x, taps.requires_grad_()),
     }.items():
         with pytest.raises((RuntimeError, ValueError), match=complaint):
             call()

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from precast import _loading
 from precast._builder import catalogue, flags, sources
 from precast._load import verdict
-from precast._version import __version__
-from precast.errors import KernelUnavailable
 from precast.extension import backends
 from precast.extension.base import Extension
 from precast.extension.cpp import CppExtension
@@ -112,42 +110,3 @@ class ReferenceExtension(TorchExtension):
 
     def __init__(self) -> None:
         super().__init__(self.extension_name)
-
-
-class UnwrittenExtension(Extension):
-    """A module whose name is known but whose kernels are not written yet. Using it raises an error that says so."""
-
-    backend: ClassVar[str] = "none"
-    extension_name: ClassVar[str]
-    families: ClassVar[tuple[catalogue.Family, ...]] = ()
-    device: ClassVar[str] = "cuda"
-    machine: ClassVar[str | None] = None
-    priority = 0
-
-    def __init__(self) -> None:
-        super().__init__(self.extension_name, support_aot=False, support_jit=False, priority=0)
-
-    def is_available(self) -> bool:
-        """Always true; ``assert_compatible`` raises."""
-        return True
-
-    def assert_compatible(self) -> None:
-        """Raises KernelUnavailable."""
-        raise KernelUnavailable(
-            f"{self.name} is not written yet\n"
-            f"  found   no kernels of this name in precast {__version__}\n"
-            f"  needed  an extension of yours, of any name: register_extension(cls), or an entry point\n"
-            f"  fix     1) docs/guides/kernel-author.md"
-        )
-
-    def build_aot(self) -> Any:
-        """Raises KernelUnavailable."""
-        return self.assert_compatible()
-
-    def build_jit(self) -> Any:
-        """Raises KernelUnavailable."""
-        return self.assert_compatible()
-
-    def load(self) -> Any:
-        """Raises KernelUnavailable."""
-        return self.assert_compatible()

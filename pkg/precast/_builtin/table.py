@@ -19,7 +19,6 @@ from precast._builtin.families import (
     FamilyExtension,
     HostExtension,
     ReferenceExtension,
-    UnwrittenExtension,
 )
 from precast._builtin.twins import TwinExtension
 from precast.compat import loaders as older
@@ -28,13 +27,7 @@ from precast.compat.modules import Members
 from precast.extension.base import Extension
 from precast.extension.torch_reference import LOWEST
 
-Builtin: TypeAlias = (
-    type[HostExtension]
-    | type[DeviceExtension]
-    | type[TwinExtension]
-    | type[ReferenceExtension]
-    | type[UnwrittenExtension]
-)
+Builtin: TypeAlias = type[HostExtension] | type[DeviceExtension] | type[TwinExtension] | type[ReferenceExtension]
 _AFTER_A_TWIN = -1  # on GPUs with only Triton kernels, those come before the CPU kernels
 
 
@@ -92,7 +85,6 @@ TABLE: tuple[Row, ...] = (
     *_OFFERED,
     # The modules of the older package that precast replaces, with its functions.
     *(row for offer, names in older.OFFERS for row in _rows(offer, tuple(map(catalogue.get, names)))),
-    Row("MoeLoader", "moe_cuda", UnwrittenExtension, place=0),
 )
 
 

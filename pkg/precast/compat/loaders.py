@@ -6,7 +6,7 @@ A separate loader is described in the same way as in a family, with the families
 from __future__ import annotations
 
 from precast._builder.catalogue import Offer
-from precast.compat import inference, lists, modules
+from precast.compat import inference, lists, modules, moe
 from precast.compat.modules import Find, Members
 
 _MEMBERS = {
@@ -14,6 +14,7 @@ _MEMBERS = {
     "FusedOptimizerLoader": lists.members,
     "InferenceOpsLoader": inference.members,
     "LayerNormLoader": modules.layer_norm,
+    "MoeLoader": moe.members,
     "RMSNormLoader": modules.norms,
     "ScaledMaskedSoftmaxLoader": modules.masked_softmax,
     "ScaledUpperTriangleMaskedSoftmaxLoader": modules.causal_softmax,

@@ -10,16 +10,19 @@ from precast.nn.norm import LayerNorm, RMSNorm
 from precast.nn.softmax import FusedScaleMaskSoftmax
 
 if TYPE_CHECKING:
+    from precast.nn.image import FusedLeakyReLU
     from precast.nn.paged_kv_cache import PagedKVCache
 
-__all__ = ["FusedScaleMaskSoftmax", "LayerNorm", "PagedKVCache", "RMSNorm"]
+_LATE = {"FusedLeakyReLU": "image", "PagedKVCache": "paged_kv_cache"}
+
+__all__ = ["FusedLeakyReLU", "FusedScaleMaskSoftmax", "LayerNorm", "PagedKVCache", "RMSNorm"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports PagedKVCache on first use to keep the import of the other modules fast."""
-    if name != "PagedKVCache":
+    """Imports some modules on first use to keep the import of the others fast."""
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("precast.nn.paged_kv_cache").PagedKVCache
+    return getattr(importlib.import_module(f"precast.nn.{_LATE[name]}"), name)
 
 
 def __dir__() -> list[str]:

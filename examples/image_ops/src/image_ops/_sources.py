@@ -3,7 +3,7 @@
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent / "csrc"
-MODULES = {"fused": "fused_bias_act", "upfirdn2d": "upfirdn2d"}  # to the first word of their files
+MODULES = {"fused": "fused_bias_act"}  # to the first word of their files
 
 # OpenMP is not given to the linker: torch brings the library that its threads are in. Nobody here asks for the traps of
 # floating point, and without them compilers vectorize a choice between two numbers.

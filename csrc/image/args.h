@@ -1,0 +1,94 @@
+// The structures that the host files pass to the kernels by value, and the activations. Compiled on both sides, so it
+// includes nothing.
+#pragma once
+
+namespace precast {
+namespace image {
+
+// The ops' numbers. The first three are straight lines on each side of zero ("leaky"): their slope follows from the
+// sign of their result.
+enum Activation : int {
+  kLinear = 0,
+  kRelu = 1,
+  kLeakyRelu = 2,
+  kTanh = 3,
+  kSigmoid = 4,
+  kElu = 5,
+  kSelu = 6,
+  kSoftplus = 7,
+  kSwish = 8,
+};
+
+// The numbers of precast::DType, and float64.
+enum Number : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat64 = 3 };
+
+// Units of a row that a thread loads before it uses the first.
+constexpr int kUnits = 2;
+
+// Threads in a block of the kernels of bias_act, and lines that a block of the sums has at a time.
+constexpr int kThreads = 256;
+constexpr int kSumThreads = 1024;
+
+// The tensor as rows without gaps. In planes, each row has one channel: row % channels. In columns, each column has
+// one. A unit is a vector of 16 bytes or one element.
+struct BiasActArgs {
+  const char* x;      // or the gradient of y
+  const char* saved;  // backward: y or x; null: the slope is `gain` everywhere
+  const char* bias;   // null: none
+  char* y;            // or the gradient of x
+  void* parts;        // backward: (lines, channels) sums in the precision of the arithmetic; null: not wanted
+  long long rows;
+  long long columns;  // units in a row
+  long long channels;
+  long long row_step;  // columns: rows that a block sums; planes: blocks for one row
+  double alpha, gain;
+  double clamp;  // NaN: results are not clamped
+  int activation;
+  int dtype;
+  int bias_dtype;
+  int of_output;   // `saved` is y
+  int by_columns;  // one channel for each column; read by `any`
+};
+
+// result[c] = round(sum of parts[i][c] over i).
+struct SumArgs {
+  const void* parts;  // (lines, channels)
+  char* result;
+  long long channels;
+  long long lines;
+  int dtype;
+};
+
+// What a thread of the kernels with strips has of each row of y.
+constexpr int kColumnBytes = 8;
+
+// One axis of upfirdn2d. Sizes are below 2^30 in all steps.
+struct Axis {
+  int in, out, taps, up, down, pad;
+};
+
+// Strides are in elements.
+struct UpfirdnArgs {
+  const char* x;
+  const char* filter;  // (y.taps, x.taps), float32, or float64 if `wide_filter`
+  char* y;
+  unsigned outputs;        // for `general`: elements of y; for the others: groups of columns times strips times planes
+  unsigned channels;       // for `general`
+  long long x_strides[4];  // of images, channels, rows and columns
+  long long y_strides[4];
+  Axis vertical, horizontal;
+  double gain;
+  int flip;  // 0: the filter is read backwards, as a convolution does
+  int dtype;
+  int wide_filter;
+  int channels_last;  // for `general`: neighbouring threads have neighbouring channels
+  int strips;         // of rows in a plane; one thread has a few columns of one strip
+  int strip_rows;     // even
+  int whole;          // rows of y hold a multiple of a thread's columns
+};
+
+static_assert(sizeof(BiasActArgs) == 120 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 184,
+              "host and device must agree");
+
+}  // namespace image
+}  // namespace precast

@@ -1,0 +1,349 @@
+// Upsample, filter and downsample images on the GPU. See upfirdn2d.cpp for which kernel serves which image.
+//
+//   y = every down-th pixel of the convolution of the filter with pad(x with up - 1 zeros behind each pixel)
+//
+// No intermediate exists: a result reads only the pixels of x that meet one of its taps. Tap t of output o is at
+// s = o down - pad + t of the upsampled image, which is pixel s / up of x if up divides s. Arithmetic is in float32, or
+// in float64 for float64; a result is rounded once.
+#include "kernel.cuh"
+
+namespace precast {
+namespace image {
+
+// ---- any steps, any filter, any strides: one result for each thread ----
+
+// The taps that meet pixels on one axis: tap, tap + up, ...; the first meets `pixel`, each next one the next pixel.
+struct Meeting {
+  int tap, pixel;
+};
+
+DEVICE Meeting first_meeting(const Axis& axis, int output) {
+  const int start = output * axis.down - axis.pad;
+  if (start < 0) {  // the taps before pixel 0 meet nothing
+    return {-start, 0};
+  }
+  const int pixel = (start + axis.up - 1) / axis.up;
+  return {pixel * axis.up - start, pixel};
+}
+
+template <class T>
+struct Reader {
+  using Real = float;
+  static DEVICE float load(const char* p, i64 i) { return T::load(p + i * T::kBytes); }
+  static DEVICE void store(char* p, i64 i, float v) { T::store(p + i * T::kBytes, v); }
+};
+
+struct Float64 {};
+template <>
+struct Reader<Float64> {
+  using Real = double;
+  static DEVICE double load(const char* p, i64 i) { return reinterpret_cast<const double*>(p)[i]; }
+  static DEVICE void store(char* p, i64 i, double v) { reinterpret_cast<double*>(p)[i] = v; }
+};
+
+template <class T>
+DEVICE void general(const UpfirdnArgs& a) {
+  using Real = typename Reader<T>::Real;
+  const u32 index = blockIdx.x * blockDim.x + threadIdx.x;  // a launch has fewer than 2^31
+  if (index >= a.outputs) return;
+  // Images, channels, rows and columns, or images, rows, columns and channels.
+  const u32 channels = a.channels, width = static_cast<u32>(a.horizontal.out);
+  const u32 height = static_cast<u32>(a.vertical.out);
+  u32 rest = index, channel = 0;
+  if (a.channels_last != 0) {
+    rest = index / channels;
+    channel = index - rest * channels;
+  }
+  const u32 line = rest / width, column = rest - line * width;
+  u32 image = line / height;
+  const u32 row = line - image * height;
+  if (a.channels_last == 0) {
+    const u32 plane = image;
+    image = plane / channels;
+    channel = plane - image * channels;
+  }
+  const char* const x = a.x;
+  const i64 from = static_cast<i64>(image) * a.x_strides[0] + static_cast<i64>(channel) * a.x_strides[1];
+  const Meeting v = first_meeting(a.vertical, static_cast<int>(row));
+  const Meeting h = first_meeting(a.horizontal, static_cast<int>(column));
+  Real sum = 0;
+#pragma unroll 1
+  for (int ty = v.tap, py = v.pixel; ty < a.vertical.taps && py < a.vertical.in; ty += a.vertical.up, ++py) {
+    const int fy = (a.flip != 0 ? ty : a.vertical.taps - 1 - ty) * a.horizontal.taps;
+    const i64 line_from = from + py * a.x_strides[2];
+#pragma unroll 1
+    for (int tx = h.tap, px = h.pixel; tx < a.horizontal.taps && px < a.horizontal.in; tx += a.horizontal.up, ++px) {
+      const int at = fy + (a.flip != 0 ? tx : a.horizontal.taps - 1 - tx);
+      const Real f = a.wide_filter != 0 ? static_cast<Real>(reinterpret_cast<const double*>(a.filter)[at])
+                                        : static_cast<Real>(reinterpret_cast<const float*>(a.filter)[at]);
+      sum += f * Reader<T>::load(x, line_from + px * a.x_strides[3]);
+    }
+  }
+  const i64 to = static_cast<i64>(image) * a.y_strides[0] + static_cast<i64>(channel) * a.y_strides[1] +
+                 static_cast<i64>(row) * a.y_strides[2] + static_cast<i64>(column) * a.y_strides[3];
+  Reader<T>::store(a.y, to, sum * static_cast<Real>(a.gain));
+}
+
+// ---- filters of up to 4 x 4 taps, up and down 1 or 2 on both axes, planes without gaps between columns ----
+// A thread has neighbouring columns of a strip of rows, kColumnBytes in all. It walks down the strip, with the pixels
+// or sums that the next rows need in registers, so each pixel is read from memory once, and a few times from the first
+// cache.
+
+constexpr int kTaps = 4;
+
+// What a thread reads of each row of x: kPixels from `column` on. Those outside the image are zero.
+template <class T, int kPixels>
+struct Source {
+  const char* column;
+  i64 stride;       // in bytes
+  int top, bottom;  // the rows that are needed and exist
+  bool inside[kPixels];
+
+  DEVICE Source(const UpfirdnArgs& a, const char* plane, int first, int first_row, int rows)
+      : column(plane + static_cast<i64>(first) * T::kBytes),
+        stride(a.x_strides[2] * T::kBytes),
+        top(first_row > 0 ? first_row : 0),
+        bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in) {
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) {
+      inside[i] = static_cast<u32>(first + i) < static_cast<u32>(a.horizontal.in);
+    }
+  }
+
+  DEVICE void load(int row, float (&pixels)[kPixels]) const {
+    const bool there = row >= top && row < bottom;
+    const char* const p = column + row * stride;
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) pixels[i] = there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f;
+  }
+};
+
+// Where a thread writes its columns: all of them at once, or the first `count` one by one.
+template <class T>
+struct Target {
+  static constexpr int kColumns = kColumnBytes / T::kBytes;
+  char* at;
+  i64 stride;
+  bool whole;
+  int count;
+
+  DEVICE void store(const float (&y)[kColumns]) {
+    if (whole) {
+      u32 word[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float part[T::kPerWord];
+#pragma unroll
+        for (int e = 0; e < T::kPerWord; ++e) part[e] = y[i * T::kPerWord + e];
+        word[i] = T::pack(part);
+      }
+      *reinterpret_cast<u64*>(at) = static_cast<u64>(word[1]) << 32 | word[0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (i < count) T::store(at + i * T::kBytes, y[i]);
+      }
+    }
+    at += stride;
+  }
+};
+
+// The filter as it is applied to the pixels in order, times the gain, in the memory of a block. All threads call it.
+// Returns whether it is a column times a row, by the column and the row through its middle. Most filters of image
+// generators are; then a row of x is summed once for all rows of y. Products that differ by rounding count as equal.
+DEVICE bool load_filter(const UpfirdnArgs& a, float (&tap)[kTaps][kTaps]) {
+  const int height = a.vertical.taps, width = a.horizontal.taps, y = threadIdx.x / kTaps, x = threadIdx.x % kTaps;
+  if (threadIdx.x < kTaps * kTaps) {
+    const int fy = a.flip != 0 ? y : height - 1 - y, fx = a.flip != 0 ? x : width - 1 - x;
+    const bool exists = y < height && x < width;
+    tap[y][x] = exists ? static_cast<float>(a.gain) * reinterpret_cast<const float*>(a.filter)[fy * width + fx] : 0.0f;
+  }
+  __syncthreads();
+  bool fits = tap[1][1] != 0.0f;
+  if (threadIdx.x < kTaps * kTaps) {
+    const float product = tap[y][1] * tap[1][x], other = tap[y][x] * tap[1][1];
+    fits = fits && fabsf(product - other) <= 2.4e-7f * fabsf(other);
+  }
+  return __syncthreads_and(fits) != 0;
+}
+
+// Rows of `kNew` pixels or sums each step, of which the last `kKept` are needed again. kSteps steps are loaded at once.
+// The first kKept rows are loaded by a round of steps that are not taken.
+template <class T, int kPixels, int kValues, int kNew, int kKept, int kSteps, class Reduce, class Step>
+DEVICE void walk(const Source<T, kPixels>& source, int row, int steps, const Reduce& reduce, const Step& step) {
+  constexpr int kRows = kSteps * kNew, kBefore = (kKept + kRows - 1) / kRows;  // rounds
+  float window[kKept + kRows][kValues];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+#pragma unroll
+    for (int e = 0; e < kValues; ++e) window[i][e] = 0.0f;
+  }
+  row += kKept - kBefore * kRows;
+  float pixels[kRows][kPixels];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) source.load(row + i, pixels[i]);
+#pragma unroll 1
+  for (int at = -kBefore * kSteps; at < steps; at += kSteps) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) reduce(pixels[i], window[kKept + i]);
+    row += kRows;  // the next rows are on their way while these are used
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) source.load(row + i, pixels[i]);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (at >= 0 && at + i < steps) step(&window[i * kNew]);
+    }
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+#pragma unroll
+      for (int e = 0; e < kValues; ++e) window[i][e] = window[kRows + i][e];
+    }
+  }
+}
+
+template <int kCount>
+struct Kept {
+  DEVICE void operator()(const float (&pixels)[kCount], float (&values)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = pixels[i];
+  }
+};
+
+// Without upsampling. The rows of y step through x by kDown.
+template <class T, int kDown>
+DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+                     const float (&tap)[kTaps][kTaps], bool is_product) {
+  constexpr int kColumns = Target<T>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
+  constexpr int kKept = kTaps - kDown, kSteps = 8 / (kDown * kColumns);
+  const int first = row * kDown - a.vertical.pad;
+  const Source<T, kPixels> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
+  if (is_product) {
+    float across[kTaps], along[kTaps];
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) {
+      across[i] = tap[1][i];
+      along[i] = tap[i][1] / tap[1][1];
+    }
+    const auto reduce = [&](const float (&pixels)[kPixels], float (&sums)[kColumns]) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        sums[c] = across[0] * pixels[c * kDown];
+#pragma unroll
+        for (int i = 1; i < kTaps; ++i) sums[c] = fmaf(across[i], pixels[c * kDown + i], sums[c]);
+      }
+    };
+    walk<T, kPixels, kColumns, kDown, kKept, kSteps>(source, first, rows, reduce, [&](const float (*window)[kColumns]) {
+      float y[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        y[c] = along[0] * window[0][c];
+#pragma unroll
+        for (int i = 1; i < kTaps; ++i) y[c] = fmaf(along[i], window[i][c], y[c]);
+      }
+      target.store(y);
+    });
+    return;
+  }
+  // Other filters read each row once for each tap, which takes few registers.
+#pragma unroll 1
+  for (int at = 0; at < rows; ++at) {
+    float y[kColumns] = {};
+#pragma unroll 1
+    for (int i = 0; i < kTaps; ++i) {
+      float pixels[kPixels];
+      source.load(first + at * kDown + i, pixels);
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) y[c] = fmaf(tap[i][j], pixels[c * kDown + j], y[c]);
+      }
+    }
+    target.store(y);
+  }
+}
+
+// Upsampling by 2. Of each row of x come two rows of y. A result meets two taps on each axis: 0 and 2, or 1 and 3.
+// The even results begin at the first pixel that they meet; an odd one begins there too, or at the next.
+template <class T>
+DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+                      const float (&tap)[kTaps][kTaps]) {
+  constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2;
+  const int sx = column - a.horizontal.pad, sy = row - a.vertical.pad;
+  const int odd_x = sx & 1, odd_y = sy & 1;  // column and row are even
+  const int first = (sy + 1) >> 1;
+  const Source<T, kPixels> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
+  // of[p][q][i][j]: the tap of row p and column q of two by two results that meets row i and column j of its two by two
+  // pixels
+  float of[2][2][2][2];
+#pragma unroll
+  for (int k = 0; k < 16; ++k) {
+    const int p = k >> 3, q = k >> 2 & 1, i = k >> 1 & 1, j = k & 1;
+    of[p][q][i][j] = tap[2 * i + (p ^ odd_y)][2 * j + (q ^ odd_x)];
+  }
+  const auto step = [&](const float (*window)[kPixels]) {
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      if (rows-- <= 0) return;
+      float y[kColumns] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float pixels[kPixels];
+#pragma unroll
+        for (int j = 0; j < kPixels; ++j) pixels[j] = p == 1 && odd_y == 0 ? window[i + 1][j] : window[i][j];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+          for (int c = 0; c < kColumns; c += 2) {
+            const int at = c / 2 + j;
+            y[c] = fmaf(of[p][0][i][j], pixels[at], y[c]);
+            y[c + 1] = fmaf(of[p][1][i][j], odd_x != 0 ? pixels[at] : pixels[at + 1], y[c + 1]);
+          }
+        }
+      }
+      target.store(y);
+    }
+  };
+  walk<T, kPixels, kPixels, 1, 2, 8 / kColumns>(source, first, (rows + 1) / 2, Kept<kPixels>(), step);
+}
+
+template <class T, int kUp, int kDown>
+DEVICE void strips(const UpfirdnArgs& a) {
+  constexpr int kColumns = Target<T>::kColumns;
+  __shared__ float tap[kTaps][kTaps];
+  const bool is_product = load_filter(a, tap);
+  const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index >= a.outputs) return;
+  const u32 groups = (static_cast<u32>(a.horizontal.out) + kColumns - 1) / kColumns, line = index / groups;
+  const u32 plane = line / static_cast<u32>(a.strips);
+  const int column = static_cast<int>(index - line * groups) * kColumns;
+  const int row = static_cast<int>(line - plane * a.strips) * a.strip_rows;
+  const int rest = a.vertical.out - row, rows = rest < a.strip_rows ? rest : a.strip_rows;
+  const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
+  const i64 to = static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column;
+  const Target<T> target = {a.y + to * T::kBytes, a.y_strides[2] * T::kBytes, a.whole != 0, a.horizontal.out - column};
+  if constexpr (kUp == 2) {
+    upsampled<T>(a, from, column, row, rows, target, tap);
+  } else {
+    filtered<T, kDown>(a, from, column, row, rows, target, tap, is_product);
+  }
+}
+
+}  // namespace image
+}  // namespace precast
+
+KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, 768, strips<Float32, 1, 1>)
+KERNEL(upfirdn2d_up_f32, UpfirdnArgs, 128, 768, strips<Float32, 2, 1>)
+KERNEL(upfirdn2d_down_f32, UpfirdnArgs, 128, 768, strips<Float32, 1, 2>)
+KERNEL(upfirdn2d_general_f32, UpfirdnArgs, 256, 1024, general<Float32>)
+
+KERNEL(upfirdn2d_f16, UpfirdnArgs, 128, 768, strips<Float16, 1, 1>)
+KERNEL(upfirdn2d_up_f16, UpfirdnArgs, 128, 768, strips<Float16, 2, 1>)
+KERNEL(upfirdn2d_down_f16, UpfirdnArgs, 128, 768, strips<Float16, 1, 2>)
+KERNEL(upfirdn2d_general_f16, UpfirdnArgs, 256, 1024, general<Float16>)
+
+KERNEL(upfirdn2d_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 1, 1>)
+KERNEL(upfirdn2d_up_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 2, 1>)
+KERNEL(upfirdn2d_down_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 1, 2>)
+KERNEL(upfirdn2d_general_bf16, UpfirdnArgs, 256, 1024, general<BFloat16>)
+
+KERNEL(upfirdn2d_general_f64, UpfirdnArgs, 256, 1024, general<Float64>)

@@ -1,0 +1,258 @@
+// Gating and sums of rows on the CPU. Compiled once per CPU level.
+//
+// Scores are computed sixteen at a time; the choice among at most 1024 of them is plain code. Sums over a token's rows
+// run over its places in order, so a result does not depend on the number of threads.
+#include "cpu.h"
+
+#include "../common/exponential.h"
+#include "../common/row_simd.h"
+
+namespace precast::moe::PRECAST_CPU_LEVEL {
+namespace {
+
+using namespace ::precast::PRECAST_CPU_LEVEL;
+
+constexpr int64_t kMost = 1024;  // experts, as kMostExperts of args.h
+constexpr float kTiny = 1e-20f;  // added to a sum of sigmoids, as DeepSeek-V3 does
+
+// Orders floats as integers: NaN first, then by value. The two zeros are equal. 0 is below every number.
+uint32_t key_of(float value) {
+  if (value != value) return 0xffffffffu;
+  const float canonical = value + 0.0f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &canonical, 4);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// A row of floats, readable and writable up to a multiple of sixteen.
+struct Values {
+  alignas(64) float at[kMost + kLanes];
+};
+
+template <class T>
+PRECAST_RARE void widen(const T* from, int64_t count, Values* to) {
+  for (int64_t i = 0; i < count; i += kLanes) store(to->at + i, load_upto(from + i, count - i));
+}
+
+PRECAST_RARE float largest_of(const Values& values, int64_t count) {
+  float largest = values.at[0];
+  for (int64_t i = 1; i < count; ++i) {
+    if (!(values.at[i] <= largest)) largest = values.at[i];  // a NaN stays
+    if (largest != largest) return largest;
+  }
+  return largest;
+}
+
+// exp(value - base) of each value, and their sum in order.
+PRECAST_RARE float exponentials(const Values& from, float base, int64_t count, Values* to) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    store(to->at + i, exponential(load(from.at + i) - broadcast(base)));
+  }
+  float total = 0;
+  for (int64_t i = 0; i < count; ++i) total += to->at[i];
+  return total;
+}
+
+PRECAST_RARE void sigmoids(const Values& from, int64_t count, Values* to) {
+  const Floats one = broadcast(1.0f), most = broadcast(88.0f);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats power = exponential(lesser(broadcast(0.0f) - load(from.at + i), most));
+    store(to->at + i, one / (one + power));
+  }
+}
+
+PRECAST_RARE void multiply(Values* values, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) values->at[i] *= factor;
+}
+
+// The score of a group: its largest value, or the sum of its two largest.
+float group_score(const float* values, int64_t size, bool top_two) {
+  int64_t first = 0, second = -1;
+  for (int64_t i = 1; i < size; ++i) {
+    if (key_of(values[i]) > key_of(values[first])) {
+      second = first;
+      first = i;
+    } else if (second < 0 || key_of(values[i]) > key_of(values[second])) {
+      second = i;
+    }
+  }
+  return top_two && second >= 0 ? values[first] + values[second] : values[first];
+}
+
+// Sets the keys of the experts outside of the best groups to 0. Of equal groups, the first is better.
+void keep_groups(const GateRows& rows, const Values& choice, uint32_t* keys) {
+  const int64_t size = rows.experts / rows.groups;
+  uint32_t scores[kMost];
+  for (int64_t g = 0; g < rows.groups; ++g) scores[g] = key_of(group_score(choice.at + g * size, size, rows.top_two));
+  for (int64_t g = 0; g < rows.groups; ++g) {
+    int64_t better = 0;
+    for (int64_t other = 0; other < rows.groups; ++other) {
+      better += scores[other] > scores[g] || (scores[other] == scores[g] && other < g);
+    }
+    if (better < rows.kept_groups) continue;
+    for (int64_t i = 0; i < size; ++i) keys[g * size + i] = 0;
+  }
+}
+
+// Writes the k experts with the greatest keys. Of equal keys, the first expert is chosen.
+void choose(uint32_t* keys, int64_t experts, int64_t k, int32_t* chosen) {
+  for (int64_t j = 0; j < k; ++j) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < experts; ++i) best = keys[i] > keys[best] ? i : best;
+    chosen[j] = static_cast<int32_t>(best);
+    keys[best] = 0;
+  }
+}
+
+// The logits of the chosen experts.
+void pick(const Values& logits, const int32_t* chosen, int64_t k, Values* picked) {
+  for (int64_t j = 0; j < k; ++j) picked->at[j] = logits.at[chosen[j]];
+  for (int64_t j = k; j % kLanes != 0; ++j) picked->at[j] = 0;
+}
+
+template <class T>
+void gate_rows(const GateRows& rows, int64_t begin, int64_t end) {
+  const int64_t experts = rows.experts, k = rows.k;
+  const bool by_score = rows.bias != nullptr || rows.groups > 1;
+  Values logits, scores, picked;
+  uint32_t keys[kMost];
+  for (int64_t row = begin; row < end; ++row) {
+    widen(static_cast<const T*>(rows.logits) + row * rows.stride, experts, &logits);
+    float base = 0, total = 0;
+    if (!rows.sigmoid && (by_score || !rows.renormalize)) {
+      base = largest_of(logits, experts);
+      total = exponentials(logits, base, experts, &scores);
+    }
+    if (by_score) {
+      if (rows.sigmoid) sigmoids(logits, experts, &scores);
+      if (!rows.sigmoid) multiply(&scores, experts, 1.0f / total);
+      for (int64_t i = 0; i < experts && rows.bias != nullptr; ++i) scores.at[i] += rows.bias[i];
+    }
+    const Values& choice = by_score ? scores : logits;
+    for (int64_t i = 0; i < experts; ++i) keys[i] = key_of(choice.at[i]);
+    if (rows.groups > 1) keep_groups(rows, choice, keys);
+    int32_t* chosen = rows.indices + row * k;
+    choose(keys, experts, k, chosen);
+    pick(logits, chosen, k, &picked);
+    if (rows.sigmoid) {
+      sigmoids(picked, k, &picked);
+      total = kTiny;
+      for (int64_t j = 0; j < k; ++j) total += picked.at[j];
+    } else {
+      if (rows.renormalize) base = largest_of(picked, k);
+      const float sum = exponentials(picked, base, k, &picked);
+      if (rows.renormalize) total = sum;
+    }
+    const float factor = rows.sigmoid && !rows.renormalize ? rows.scale : rows.scale / total;
+    for (int64_t j = 0; j < k; ++j) rows.weights[row * k + j] = picked.at[j] * factor;
+  }
+}
+
+template <class T>
+void gate_backward_rows(const GateBackwardRows& rows, int64_t begin, int64_t end) {
+  const int64_t experts = rows.experts, k = rows.k;
+  Values logits, shares, picked;
+  for (int64_t row = begin; row < end; ++row) {
+    widen(static_cast<const T*>(rows.logits) + row * rows.stride, experts, &logits);
+    const int32_t* chosen = rows.indices + row * k;
+    const float* grad = rows.grad + row * k;
+    T* result = static_cast<T*>(rows.result) + row * experts;
+    pick(logits, chosen, k, &picked);
+    for (int64_t i = 0; i < experts; ++i) shares.at[i] = 0;
+    float total = 1.0f;
+    if (rows.sigmoid) {
+      sigmoids(picked, k, &picked);
+      total = kTiny;
+      for (int64_t j = 0; j < k; ++j) total += picked.at[j];
+    } else if (rows.renormalize) {
+      total = exponentials(picked, largest_of(picked, k), k, &picked);
+      multiply(&picked, k, 1.0f / total);
+    } else {
+      const float base = largest_of(logits, experts);
+      total = exponentials(logits, base, experts, &shares);
+      multiply(&shares, experts, 1.0f / total);
+      for (int64_t j = 0; j < k; ++j) picked.at[j] = shares.at[chosen[j]];
+    }
+    float dot = 0;
+    for (int64_t j = 0; j < k; ++j) dot += grad[j] * picked.at[j];
+    if (rows.sigmoid) dot /= total;
+    if (!rows.sigmoid && !rows.renormalize) multiply(&shares, experts, -rows.scale * dot);
+    for (int64_t j = 0; j < k; ++j) {
+      const float share = picked.at[j];
+      float slope = grad[j] * rows.scale;
+      if (!rows.sigmoid || rows.renormalize) slope = rows.scale * (grad[j] - dot);
+      if (rows.sigmoid && rows.renormalize) slope /= total;
+      shares.at[chosen[j]] = slope * share * (rows.sigmoid ? 1.0f - share : 1.0f);
+    }
+    for (int64_t i = 0; i < experts; i += kLanes) store_upto(result + i, load(shares.at + i), experts - i);
+  }
+}
+
+template <class T>
+void combine_rows(const CombineRows& rows, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    const int32_t* positions = rows.positions + token * rows.k;
+    const float* weights = rows.weights == nullptr ? nullptr : rows.weights + token * rows.k;
+    T* result = static_cast<T*>(rows.result) + token * rows.width;
+    for (int64_t i = 0; i < rows.width; i += kBlock) {
+      Block total = both(0.0f);
+      for (int64_t j = 0; j < rows.k; ++j) {
+        if (positions[j] < 0 || positions[j] >= rows.slots) continue;
+        const T* row = static_cast<const T*>(rows.rows) + positions[j] * rows.stride;
+        total = fma(load_block_upto(row + i, rows.width - i), both(weights == nullptr ? 1.0f : weights[j]), total);
+      }
+      store_block_upto(result + i, total, rows.width - i);
+    }
+  }
+}
+
+template <class T>
+PRECAST_RARE double dot_of(const T* a, const T* b, int64_t width) {
+  double total = 0;
+  for (int64_t start = 0; start < width; start += kSumBlock) {
+    const int64_t stop = smaller(start + kSumBlock, width);
+    Block part = both(0.0f);
+    for (int64_t i = start; i < stop; i += kBlock) {
+      part = fma(load_block_upto(a + i, stop - i), load_block_upto(b + i, stop - i), part);
+    }
+    total += static_cast<double>(sum(part));
+  }
+  return total;
+}
+
+template <class T>
+void combine_backward_rows(const CombineBackwardRows& rows, int64_t begin, int64_t end) {
+  for (int64_t pair = begin * rows.k; pair < end * rows.k; ++pair) {
+    const int64_t position = rows.positions[pair];
+    rows.grad_weights[pair] = 0;
+    if (position < 0 || position >= rows.slots) continue;
+    const T* grad = static_cast<const T*>(rows.grad) + pair / rows.k * rows.grad_stride;
+    const T* row = static_cast<const T*>(rows.rows) + position * rows.stride;
+    T* grad_row = static_cast<T*>(rows.grad_rows) + position * rows.width;
+    rows.grad_weights[pair] = static_cast<float>(dot_of(grad, row, rows.width));
+    const Block weight = both(rows.weights[pair]);
+    for (int64_t i = 0; i < rows.width; i += kBlock) {
+      store_block_upto(grad_row + i, load_block_upto(grad + i, rows.width - i) * weight, rows.width - i);
+    }
+  }
+}
+
+}  // namespace
+
+void gate(const GateRows& rows, int64_t begin, int64_t end) {
+  with_type(rows.dtype, [&](auto zero) { gate_rows<decltype(zero)>(rows, begin, end); });
+}
+
+void gate_backward(const GateBackwardRows& rows, int64_t begin, int64_t end) {
+  with_type(rows.dtype, [&](auto zero) { gate_backward_rows<decltype(zero)>(rows, begin, end); });
+}
+
+void combine(const CombineRows& rows, int64_t begin, int64_t end) {
+  with_type(rows.dtype, [&](auto zero) { combine_rows<decltype(zero)>(rows, begin, end); });
+}
+
+void combine_backward(const CombineBackwardRows& rows, int64_t begin, int64_t end) {
+  with_type(rows.dtype, [&](auto zero) { combine_backward_rows<decltype(zero)>(rows, begin, end); });
+}
+
+}  // namespace precast::moe::PRECAST_CPU_LEVEL

@@ -1,0 +1,346 @@
+// The movement of rows to experts and back: checks, the CPU implementation, and the choice of kernels.
+#include <algorithm>
+
+#include "../common/cpu_level.h"
+#include "../common/row_launch.h"
+#include "check.h"
+#include "cpu.h"
+
+namespace precast::moe {
+namespace {
+
+// ---- how the kernels are launched ----
+//
+//   permute            threads for a token; each loads units of its row once and stores them at all of its places
+//   combine_<dtype>    threads for a token; each adds up vectors of 16 bytes of its rows
+//   combine_any        the same, element by element
+//   combine_backward_* a block for a token, which has the products with all of its rows to add up
+//   zero               memory that not every row of is written by permute or combine_backward
+
+constexpr Entry kEntries[] = {
+    {"moe_permute"},
+    {"moe_zero"},
+    {"moe_combine_f32"},
+    {"moe_combine_f16"},
+    {"moe_combine_bf16"},
+    {"moe_combine_any"},
+    {"moe_combine_backward_f32"},
+    {"moe_combine_backward_f16"},
+    {"moe_combine_backward_bf16"},
+    {"moe_combine_backward_any"},
+};
+constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+enum Kernel : int { kPermute = 0, kZero = 1, kCombine = 2, kCombineAny = 5, kBackward = 6, kBackwardAny = 9 };
+
+KernelFamily kernels = {"moe", kEntries, kEntryCount};
+
+// ---- checks ----
+
+struct Places {
+  int64_t tokens, k, slots;
+  bool whole;
+};
+
+Places check_places(const char* op, const Tensor& positions, const Named& like, int64_t slots, bool whole) {
+  PRECAST_CHECK(positions.dtype_code() == aoti_torch_dtype_int32(), "%s: positions is %s; needed int32", op,
+                dtype_name(positions.dtype_code()));
+  check_device(op, {"positions", positions}, like.tensor, like.name);
+  PRECAST_CHECK(positions.dim() == 2 && positions.sizes()[1] >= 1,
+                "%s: positions has shape %s; needed (tokens, k) with k of 1 or more", op, shape_of(positions).text);
+  const Places places = {positions.sizes()[0], positions.sizes()[1], slots, whole};
+  PRECAST_CHECK(slots >= 0 && slots < kMostPairs, "%s: %lld slots; needed 0 to 2^31 - 1", op, printable(slots));
+  PRECAST_CHECK(positions.numel() < kMostPairs, "%s: positions has shape %s; needed fewer than 2^31 elements", op,
+                shape_of(positions).text);
+  PRECAST_CHECK(!whole || positions.numel() == slots,
+                "%s: positions has shape %s and there are %lld slots; needed one position for each slot", op,
+                shape_of(positions).text, printable(slots));
+  return places;
+}
+
+void check_tokens(const char* op, const Tensor& positions, const Named& rows, int64_t tokens) {
+  PRECAST_CHECK(positions.sizes()[0] == tokens, "%s: positions has shape %s and %s %s; needed as many rows", op,
+                shape_of(positions).text, rows.name, shape_of(rows.tensor).text);
+}
+
+// On the CPU, a position that does not exist is refused before anything is written.
+void check_values(const char* op, const int32_t* positions, const Places& places) {
+  for (int64_t pair = 0; pair < places.tokens * places.k; ++pair) {
+    const int64_t slot = positions[pair] < 0 ? (places.whole ? ~positions[pair] : 0) : positions[pair];
+    PRECAST_CHECK(slot < places.slots || (positions[pair] < 0 && !places.whole),
+                  "%s: positions has %d and there are %lld slots; needed one of these, or a negative number", op,
+                  positions[pair], printable(places.slots));
+  }
+}
+
+// ---- launches ----
+
+int64_t unit_of(uint64_t misaligned, int64_t row_bytes, int64_t element_bytes) {
+  const uint64_t bits = misaligned | static_cast<uint64_t>(row_bytes);
+  return (bits & 15) == 0 ? 16 : (bits & 3) == 0 ? 4 : element_bytes;
+}
+
+// Threads for a row of `units` that has `each` of them per thread, and rows in a block.
+RowKernel rows_of_threads(int kernel, int64_t units, int64_t each = 2) {
+  const int64_t threads = std::min<int64_t>(kRowThreads, warps_for((std::max<int64_t>(units, 1) + each - 1) / each));
+  return {kernel, static_cast<uint32_t>(threads), static_cast<uint32_t>(threads < 128 ? 128 / threads : 1), 0};
+}
+
+void zero_cuda(int device, void* data, int64_t bytes) {
+  if (bytes == 0) return;
+  ZeroArgs args = {static_cast<char*>(data), bytes};
+  void* arguments[] = {&args};
+  const int64_t blocks = std::min<int64_t>((bytes + 4095) / 4096, int64_t{1} << 20);
+  launch(kernels, device, kZero, {static_cast<uint32_t>(blocks), 1, 256, 1, 0}, arguments);
+}
+
+constexpr int64_t kMostUnits = int64_t{1} << 31;
+
+void check_width(const char* op, const Norm& rows) {
+  PRECAST_CHECK(rows.hidden < kMostUnits, "%s: rows of %lld elements; needed fewer than 2^31", op,
+                printable(rows.hidden));
+}
+
+// ---- to the experts ----
+
+struct Permute {
+  Norm rows;
+  Places places;
+  const char* data;
+  int64_t stride;  // in bytes
+  char* result;
+  const int32_t* positions;
+};
+
+void permute_cuda(const char*, const Permute& call) {
+  const int64_t row_bytes = call.rows.hidden * call.rows.element_bytes();
+  if (!call.places.whole) zero_cuda(call.rows.device, call.result, call.places.slots * row_bytes);
+  if (call.places.tokens == 0) return;
+  const int64_t unit = unit_of(misalignment(call.data, call.stride) | misalignment(call.result, row_bytes), row_bytes,
+                               call.rows.element_bytes());
+  PermuteArgs args = {};
+  args.result = call.result;
+  args.stride = call.stride;
+  args.row_bytes = row_bytes;
+  args.slots = call.places.slots;
+  args.k = static_cast<int>(call.places.k);
+  args.units = static_cast<unsigned>(row_bytes / unit);
+  args.unit_bytes = static_cast<unsigned>(unit);
+  args.whole = call.places.whole;
+  // If each row is written once, half of the memory's time is reading, and it gains from more threads and from rows on
+  // their way ahead. With more places, both only disturb the writes.
+  const bool once = args.k == 1;
+  args.prefetch = once && unit == 16 && row_bytes < (int64_t{1} << 31) ? rows_ahead(row_bytes) : 0;
+  void* arguments[] = {&args};
+  for_launches(call.places.tokens, rows_of_threads(kPermute, args.units, once ? 2 : 4),
+               [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+                 args.rows = call.data + begin * call.stride;
+                 args.positions = call.positions + begin * call.places.k;
+                 args.tokens = count;
+                 launch(kernels, call.rows.device, kPermute, shape, arguments);
+               });
+}
+
+void permute_cpu(const char* op, const Permute& call) {
+  check_values(op, call.positions, call.places);
+  const int64_t row_bytes = call.rows.hidden * call.rows.element_bytes();
+  if (!call.places.whole) memset(call.result, 0, static_cast<size_t>(call.places.slots * row_bytes));
+  const int64_t k = call.places.k;
+  parallel_for(0, call.places.tokens, grain_rows(call.rows.hidden * k), [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin * k; pair < end * k; ++pair) {
+      const int64_t position = call.positions[pair];
+      if (position >= 0) {
+        memcpy(call.result + position * row_bytes, call.data + pair / k * call.stride, static_cast<size_t>(row_bytes));
+      } else if (call.places.whole) {
+        memset(call.result + ~position * row_bytes, 0, static_cast<size_t>(row_bytes));
+      }
+    }
+  });
+}
+
+template <void (*permute)(const char*, const Permute&)>
+Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bool whole) {
+  constexpr const char* kOp = "moe_permute_rows";
+  Permute call = {};
+  call.rows = check_rows_of(kOp, {"rows", rows});
+  check_width(kOp, call.rows);
+  call.places = check_places(kOp, positions, {"rows", rows}, slots, whole);
+  check_tokens(kOp, positions, {"rows", rows}, call.rows.rows);
+  const int64_t sizes[] = {slots, call.rows.hidden};
+  Tensor result = empty(sizes, 2, call.rows.dtype_code, rows);
+  if (slots == 0 || call.rows.hidden == 0) return result;
+  const ReadRows read(rows);
+  const Tensor places = contiguous(positions);
+  call.data = read.data();
+  call.stride = read.stride() * call.rows.element_bytes();
+  call.result = static_cast<char*>(result.mutable_data());
+  call.positions = static_cast<const int32_t*>(places.data());
+  permute(kOp, call);
+  return result;
+}
+
+// ---- back ----
+
+struct Combine {
+  Norm rows;
+  Places places;
+  CombineRows work;
+};
+
+void combine_cuda(const char*, const Combine& call) {
+  const CombineRows& work = call.work;
+  const int64_t bytes = call.rows.element_bytes(), row_bytes = work.width * bytes;
+  CombineArgs args = {};
+  args.rows = static_cast<const char*>(work.rows);
+  args.stride = work.stride * bytes;
+  args.row_bytes = row_bytes;
+  args.slots = work.slots;
+  args.k = static_cast<int>(work.k);
+  const int64_t vectors =
+      vectors_of(misalignment(work.rows, args.stride) | misalignment(work.result, row_bytes), row_bytes);
+  args.units = static_cast<unsigned>(vectors > 0 ? vectors : work.width);
+  args.dtype = static_cast<int>(call.rows.dtype);
+  const int kernel = vectors > 0 ? kCombine + args.dtype : kCombineAny;
+  void* arguments[] = {&args};
+  for_launches(call.places.tokens, rows_of_threads(kernel, args.units),
+               [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+                 args.result = static_cast<char*>(work.result) + begin * row_bytes;
+                 args.positions = work.positions + begin * work.k;
+                 args.weights = work.weights == nullptr ? nullptr : work.weights + begin * work.k;
+                 args.tokens = count;
+                 launch(kernels, call.rows.device, kernel, shape, arguments);
+               });
+}
+
+void combine_cpu(const char* op, const Combine& call) {
+  check_values(op, call.work.positions, call.places);
+  const CombineFunction combine = PRECAST_AT_CPU_LEVEL(moe, combine);
+  parallel_for(0, call.places.tokens, grain_rows(call.work.width * call.work.k),
+               [&](int64_t begin, int64_t end) { combine(call.work, begin, end); });
+}
+
+template <void (*combine)(const char*, const Combine&)>
+Tensor combine_op(const Tensor& rows, const Tensor& positions, const Tensor* weights, bool whole) {
+  constexpr const char* kOp = "moe_combine_rows";
+  Combine call = {};
+  call.rows = check_rows_of(kOp, {"rows", rows});
+  check_width(kOp, call.rows);
+  call.places = check_places(kOp, positions, {"rows", rows}, call.rows.rows, whole);
+  if (weights != nullptr) check_weights(kOp, {"weights", *weights}, {"positions", positions});
+  const int64_t sizes[] = {call.places.tokens, call.rows.hidden};
+  Tensor result = empty(sizes, 2, call.rows.dtype_code, rows);
+  if (call.places.tokens == 0 || call.rows.hidden == 0) return result;
+  const ReadRows read(rows);
+  const Tensor places = contiguous(positions), factors = contiguous(weights != nullptr ? *weights : positions);
+  call.work = {read.data(),
+               result.mutable_data(),
+               static_cast<const int32_t*>(places.data()),
+               weights == nullptr ? nullptr : static_cast<const float*>(factors.data()),
+               read.stride(),
+               call.places.slots,
+               call.rows.hidden,
+               call.places.k,
+               static_cast<int>(call.rows.dtype)};
+  combine(kOp, call);
+  return result;
+}
+
+// ---- gradients of the way back ----
+
+struct Backward {
+  Norm rows;
+  Places places;
+  CombineBackwardRows work;
+};
+
+void backward_cuda(const char*, const Backward& call) {
+  const CombineBackwardRows& work = call.work;
+  const int64_t bytes = call.rows.element_bytes(), row_bytes = work.width * bytes;
+  if (!call.places.whole) zero_cuda(call.rows.device, work.grad_rows, work.slots * row_bytes);
+  if (call.places.tokens == 0) return;
+  CombineBackwardArgs args = {};
+  args.rows = static_cast<const char*>(work.rows);
+  args.grad_rows = static_cast<char*>(work.grad_rows);
+  args.grad_stride = work.grad_stride * bytes;
+  args.stride = work.stride * bytes;
+  args.row_bytes = row_bytes;
+  args.slots = work.slots;
+  args.k = static_cast<int>(work.k);
+  args.whole = call.places.whole;
+  const int64_t vectors = vectors_of(misalignment(work.rows, args.stride) | misalignment(work.grad, args.grad_stride) |
+                                         misalignment(work.grad_rows, row_bytes),
+                                     row_bytes);
+  args.units = static_cast<unsigned>(vectors > 0 ? vectors : work.width);
+  args.dtype = static_cast<int>(call.rows.dtype);
+  const int kernel = vectors > 0 ? kBackward + args.dtype : kBackwardAny;
+  void* arguments[] = {&args};
+  RowKernel chosen = rows_of_threads(kernel, args.units);
+  chosen.rows = 1;
+  for_launches(call.places.tokens, chosen, [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+    args.grad = static_cast<const char*>(work.grad) + begin * args.grad_stride;
+    args.positions = work.positions + begin * work.k;
+    args.weights = work.weights + begin * work.k;
+    args.grad_weights = work.grad_weights + begin * work.k;
+    args.tokens = count;
+    launch(kernels, call.rows.device, kernel, shape, arguments);
+  });
+}
+
+void backward_cpu(const char* op, const Backward& call) {
+  check_values(op, call.work.positions, call.places);
+  const int64_t row_bytes = call.work.width * call.rows.element_bytes();
+  char* grad_rows = static_cast<char*>(call.work.grad_rows);
+  if (!call.places.whole) memset(grad_rows, 0, static_cast<size_t>(call.work.slots * row_bytes));
+  for (int64_t pair = 0; call.places.whole && pair < call.places.tokens * call.places.k; ++pair) {
+    const int64_t position = call.work.positions[pair];
+    if (position < 0) memset(grad_rows + ~position * row_bytes, 0, static_cast<size_t>(row_bytes));
+  }
+  const CombineBackwardFunction backward = PRECAST_AT_CPU_LEVEL(moe, combine_backward);
+  parallel_for(0, call.places.tokens, grain_rows(call.work.width * call.work.k),
+               [&](int64_t begin, int64_t end) { backward(call.work, begin, end); });
+}
+
+template <void (*backward)(const char*, const Backward&)>
+TensorPair backward_op(const Tensor& grad, const Tensor& rows, const Tensor& positions, const Tensor& weights,
+                       bool whole) {
+  constexpr const char* kOp = "moe_combine_rows_backward";
+  Backward call = {};
+  call.rows = check_rows_of(kOp, {"rows", rows});
+  check_width(kOp, call.rows);
+  call.places = check_places(kOp, positions, {"rows", rows}, call.rows.rows, whole);
+  check_weights(kOp, {"weights", weights}, {"positions", positions});
+  check_kind(kOp, {"grad", grad}, rows, "rows");
+  PRECAST_CHECK(grad.dim() == 2 && grad.sizes()[0] == call.places.tokens && grad.sizes()[1] == call.rows.hidden,
+                "%s: grad has shape %s; needed (%lld, %lld), a row for each token", kOp, shape_of(grad).text,
+                printable(call.places.tokens), printable(call.rows.hidden));
+  Tensor grad_rows = empty_contiguous_like(rows), grad_weights = empty_contiguous_like(weights);
+  if (call.rows.rows == 0 && call.places.tokens == 0) return {std::move(grad_rows), std::move(grad_weights)};
+  const ReadRows read(rows), read_grad(grad);
+  const Tensor places = contiguous(positions), factors = contiguous(weights);
+  call.work = {read_grad.data(),
+               read.data(),
+               grad_rows.mutable_data(),
+               static_cast<float*>(grad_weights.mutable_data()),
+               static_cast<const int32_t*>(places.data()),
+               static_cast<const float*>(factors.data()),
+               read_grad.stride(),
+               read.stride(),
+               call.places.slots,
+               call.rows.hidden,
+               call.places.k,
+               static_cast<int>(call.rows.dtype)};
+  backward(kOp, call);
+  return {std::move(grad_rows), std::move(grad_weights)};
+}
+
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("moe_permute_rows", "CPU", permute_op<permute_cpu>),
+    PRECAST_IMPLEMENTATION("moe_combine_rows", "CPU", combine_op<combine_cpu>),
+    PRECAST_IMPLEMENTATION("moe_combine_rows_backward", "CPU", backward_op<backward_cpu>),
+    PRECAST_IMPLEMENTATION("moe_permute_rows", "CUDA", permute_op<permute_cuda>),
+    PRECAST_IMPLEMENTATION("moe_combine_rows", "CUDA", combine_op<combine_cuda>),
+    PRECAST_IMPLEMENTATION("moe_combine_rows_backward", "CUDA", backward_op<backward_cuda>),
+};
+PRECAST_FAMILY(moe, kImplementations, &kernels);
+
+}  // namespace
+}  // namespace precast::moe

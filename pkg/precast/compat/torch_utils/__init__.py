@@ -1,0 +1,1 @@
+"""Modules with the layout of ``torch_utils`` in StyleGAN2-ADA and StyleGAN3 repositories."""

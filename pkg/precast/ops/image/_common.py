@@ -1,0 +1,34 @@
+"""Checks and memory layouts that both families share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from precast.ops import _checks
+
+FLOAT_TYPES = (*_checks.FLOAT_TYPES, torch.float64)
+
+
+def check_dtype(op: str, x: Tensor) -> None:
+    _checks.require(
+        x.dtype in FLOAT_TYPES,
+        lambda: f"{op}: x is {_checks.dtype_name(x)}; needed float32, float16, bfloat16 or float64",
+    )
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether dimension 1 is the innermost in memory and the tensor is not contiguous as well."""
+    if x.dim() not in (4, 5) or x.is_contiguous():
+        return False
+    return x.is_contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+
+def empty_ordered(sizes: Sequence[int], last: bool, like: Tensor) -> Tensor:
+    """An uninitialised tensor with the dtype and device of ``like``; ``last``: in the memory order of channels_last."""
+    if not last:
+        return like.new_empty(sizes)
+    memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    return torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=memory_format)

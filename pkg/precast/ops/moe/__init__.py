@@ -1,0 +1,366 @@
+"""Mixture of experts: choose experts for tokens, move rows to the experts, and combine their results.
+
+A router computes ``logits`` with a score for each token and expert. :func:`topk_softmax` and :func:`topk_sigmoid`
+choose ``k`` experts for each token and weight them. :func:`moe_permute` sorts the rows of the tokens by expert, so that
+each expert finds its rows in one range. :func:`moe_unpermute` adds the weighted results up, token by token::
+
+    weights, ids = precast.ops.topk_softmax(x @ router, 2, renormalize=True)
+    rows, positions, ends = precast.ops.moe_permute(x, ids, experts)
+    y = precast.ops.moe_unpermute(run_experts(rows, ends), positions, weights)
+
+:func:`moe_align_block_size` serves kernels that process blocks of slots with one expert each, as vLLM's do.
+
+Every result has the same bits in every run. Nothing waits for the GPU, and the sizes of results do not depend on
+values, so all functions work in CUDA graphs. Of equal scores, the expert with the lower index is chosen. Tokens of an
+expert keep their order. There may be up to 1024 experts, and fewer than 2^31 pairs of a token and an expert; rows have
+no limit but memory.
+
+**Ids without an expert.** A negative id leaves its pair out: it gets no slot of an expert, its row is zero, and it adds
+nothing. An id that is too large raises ``RuntimeError`` on the CPU before anything is written. On a GPU the host cannot
+see it without waiting, so it counts as a negative one. The same holds for positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import late, register
+from precast._dispatch.routes import Route
+from precast.ops.moe import _checks as checks
+
+GroupScore: TypeAlias = Literal["top2", "max"]
+
+_TOP_TWO: dict[str, bool] = {"top2": True, "max": False}
+
+
+def topk_softmax(
+    logits: Tensor,
+    k: int,
+    *,
+    renormalize: bool = False,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_score: GroupScore = "top2",
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Choose the ``k`` best experts of each token and weight them by a softmax. Differentiable for ``logits``.
+
+    With ``renormalize`` the weights of a token add up to ``scale``. That is Qwen3's softmax, then top-k, then division;
+    it is also gpt-oss's top-k, then softmax, because the two are equal. Without it, the weights are the chosen experts'
+    shares in a softmax over all experts (Mixtral before its division, DeepSeek-V2).
+
+    Args:
+        logits: ``(..., experts)`` with up to 1024 experts; float32, float16 or bfloat16.
+        k: number of experts for each token.
+        renormalize: divide the weights of a token by their sum.
+        bias: ``(experts,)``, float32; added to the scores for the choice only, not to the weights.
+        groups: the experts form this many groups of neighbours. A divisor of the number of experts.
+        kept_groups: experts are chosen from this many groups, those with the best score.
+        group_score: the score of a group: ``"top2"``, the sum of its two best scores, or ``"max"``, its best.
+        scale: factor of the weights.
+
+    Returns:
+        The weights, ``(..., k)`` in float32, and the ids of the experts, ``(..., k)`` in int32, best first.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device; ``k`` is 0 or more than the kept groups have;
+            ``groups`` or ``kept_groups`` do not fit.
+        ValueError: ``group_score`` is neither of the two.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        logits = torch.randn(4, 128)
+        weights, ids = precast.ops.topk_softmax(logits, 8, renormalize=True)
+    """
+    args = (k, groups, kept_groups, _top_two(group_score), False, renormalize, scale)
+    found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    return found
+
+
+def topk_sigmoid(
+    logits: Tensor,
+    k: int,
+    *,
+    renormalize: bool = False,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_score: GroupScore = "top2",
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Choose the ``k`` best experts of each token and weight them by a sigmoid. Differentiable for ``logits``.
+
+    This is the gating of DeepSeek-V3: ``bias`` is its correction bias, ``groups`` its ``n_group``, ``kept_groups`` its
+    ``topk_group`` and ``scale`` its routed scaling factor. The groups and the experts are chosen by ``sigmoid(logits) +
+    bias``; the weights are ``sigmoid(logits)``, with ``renormalize`` divided by their sum plus 1e-20.
+
+    Args:
+        logits: ``(..., experts)`` with up to 1024 experts; float32, float16 or bfloat16.
+        k: number of experts for each token.
+        renormalize: divide the weights of a token by their sum.
+        bias: ``(experts,)``, float32; added to the scores for the choice only, not to the weights.
+        groups: the experts form this many groups of neighbours. A divisor of the number of experts.
+        kept_groups: experts are chosen from this many groups, those with the best score.
+        group_score: the score of a group: ``"top2"``, the sum of its two best scores, or ``"max"``, its best.
+        scale: factor of the weights.
+
+    Returns:
+        The weights, ``(..., k)`` in float32, and the ids of the experts, ``(..., k)`` in int32, best first.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device; ``k`` is 0 or more than the kept groups have;
+            ``groups`` or ``kept_groups`` do not fit.
+        ValueError: ``group_score`` is neither of the two.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        logits, bias = torch.randn(4, 256), torch.zeros(256)
+        weights, ids = precast.ops.topk_sigmoid(
+            logits, 8, bias=bias, groups=8, kept_groups=4, renormalize=True, scale=2.5
+        )
+    """
+    args = (k, groups, kept_groups, _top_two(group_score), True, renormalize, scale)
+    found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    return found
+
+
+def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort pairs of a token and an expert by expert, and fill each expert's slots up to whole blocks.
+
+    Pair ``token * k + j`` is the ``j``-th expert of a token. The results are those of vLLM's function of this name: a
+    kernel that processes ``block_size`` slots at a time meets one expert in each block.
+
+    Args:
+        topk_ids: ``(tokens, k)``, int32 or int64; a negative id leaves its pair out.
+        experts: number of experts, up to 1024.
+        block_size: slots in a block, 1 or more.
+
+    Returns:
+        Three int32 tensors. ``sorted_token_ids`` has the pair of each slot, and the number of pairs in a slot without
+        one. ``expert_ids`` has the expert of each block, and -1 after the last. ``num_tokens_post_padded`` has one
+        number: the slots in use. The first has ``pairs + min(pairs, experts) * (block_size - 1)`` slots, the most that
+        can be in use.
+
+    Raises:
+        RuntimeError: ``topk_ids`` has another shape or dtype, or an expert that does not exist (CPU); ``experts`` or
+            ``block_size`` is out of range.
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        ids = torch.tensor([[0, 2], [2, 1]])
+        sorted_ids, expert_ids, total = precast.ops.moe_align_block_size(ids, 3, 4)
+    """
+    found: tuple[Tensor, Tensor, Tensor] = _align(topk_ids, experts, block_size)
+    return found
+
+
+def moe_permute(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy the row of each token to its experts: rows sorted by expert, then by token. Differentiable for ``rows``.
+
+    Args:
+        rows: ``(tokens, width)``; float32, float16 or bfloat16.
+        topk_ids: ``(tokens, k)``, int32 or int64; a negative id leaves its pair out.
+        experts: number of experts, up to 1024.
+
+    Returns:
+        ``(sorted, positions, ends)``. ``sorted`` is ``(tokens * k, width)``; rows of pairs that are left out come last
+        and are zero. ``positions``, ``(tokens, k)`` in int32, has the row of each pair, and ``-1 - row`` for a pair
+        that is left out. ``ends``, ``(experts,)`` in int32, has the end of each expert's rows, as grouped matrix
+        products take them (``torch._grouped_mm``).
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or there is no such expert (CPU).
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, ids = torch.randn(2, 8), torch.tensor([[0, 2], [2, 1]])
+        rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
+    """
+    positions, ends = _positions(topk_ids, experts)
+    return _permute(rows, positions, topk_ids.numel(), True), positions, ends
+
+
+def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Add up the rows of each token, times its weights. Differentiable for ``rows`` and ``weights``.
+
+    The sum is in float32, in the order of ``positions``, and is rounded once.
+
+    Args:
+        rows: ``(slots, width)``; float32, float16 or bfloat16.
+        positions: ``(tokens, k)``, int32, from :func:`moe_permute`. Every row belongs to one pair. With fewer
+            positions than rows, some rows belong to none; their gradient is zero.
+        weights: ``(tokens, k)``; another dtype than float32 is converted. None: all weights are 1.
+
+    Returns:
+        ``(tokens, width)`` in the dtype of ``rows``.
+
+    Raises:
+        RuntimeError: a tensor has another shape, dtype or device, or there is no such row (CPU).
+        precast.errors.KernelError: no kernel can be loaded or built here.
+
+    Example::
+
+        x, ids = torch.randn(2, 8), torch.tensor([[0, 2], [2, 1]])
+        rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
+        y = precast.ops.moe_unpermute(rows, positions, torch.full((2, 2), 0.5))
+    """
+    if weights is not None and weights.dtype in (torch.float16, torch.bfloat16):
+        weights = weights.float()
+    y: Tensor = _combine(rows, positions, weights, positions.numel() == rows.shape[0])
+    return y
+
+
+def _top_two(group_score: str) -> bool:
+    try:
+        return _TOP_TWO[group_score]
+    except KeyError:
+        names = ", ".join(map(repr, _TOP_TWO))
+        raise ValueError(f"group_score is {group_score!r}; needed one of {names}") from None
+
+
+# ---- gradients ----
+
+
+class _Gating(torch.autograd.Function):
+    """``compute`` calls the kernel below autograd; it depends on where the call came from."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Any], logits: Tensor, bias: Tensor | None, *args: Any) -> Any:
+        weights, ids = compute(logits, bias, *args)
+        ctx.save_for_backward(logits, ids)
+        ctx.args = args[-3:]
+        ctx.count = len(args)
+        ctx.mark_non_differentiable(ids)
+        return weights, ids
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        logits, ids = ctx.saved_tensors
+        grad_logits = TOPK_GATING_BACKWARD(grad, logits, ids, *ctx.args) if ctx.needs_input_grad[1] else None
+        return None, grad_logits, *[None] * (1 + ctx.count)
+
+
+class _Permute(torch.autograd.Function):
+    """The gradient of a token's row is the sum over its places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], rows: Tensor, positions: Tensor, slots: int, whole: bool
+    ) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.whole = whole
+        return compute(rows, positions, slots, whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (positions,) = ctx.saved_tensors
+        return None, COMBINE_ROWS(grad, positions, None, ctx.whole), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    """Without weights, the gradient goes to the places unchanged."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Tensor],
+        rows: Tensor,
+        positions: Tensor,
+        weights: Tensor | None,
+        whole: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(positions, *(() if weights is None else (weights, rows)))
+        ctx.slots, ctx.whole = rows.shape[0], whole
+        return compute(rows, positions, weights, whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        positions, *others = ctx.saved_tensors
+        if not others:
+            return None, PERMUTE_ROWS(grad, positions, ctx.slots, ctx.whole), None, None, None
+        weights, rows = others
+        grad_rows, grad_weights = COMBINE_ROWS_BACKWARD(grad, rows, positions, weights, ctx.whole)
+        return None, grad_rows, None, grad_weights, None
+
+
+def _reference() -> ModuleType:
+    from precast.ops.moe import reference
+
+    return reference
+
+
+with namespace.family("moe_routing"):
+    TOPK_GATING = register(
+        "topk_gating",
+        check=checks.gating,
+        result=lambda logits, _, k, *rest: (
+            logits.new_empty((*logits.shape[:-1], k), dtype=torch.float32),
+            logits.new_empty((*logits.shape[:-1], k), dtype=torch.int32),
+        ),
+        reference=late(_reference, "topk_gating"),
+        gradient=_Gating.apply,
+    )
+    TOPK_GATING_BACKWARD = register(
+        "topk_gating_backward",
+        check=checks.gating_backward,
+        result=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+        reference=late(_reference, "topk_gating_backward"),
+    )
+    MOE_ALIGN_BLOCK_SIZE = register(
+        "moe_align_block_size",
+        check=checks.align,
+        result=checks.align_result,
+        reference=late(_reference, "moe_align_block_size"),
+    )
+    MOE_POSITIONS = register(
+        "moe_positions",
+        check=checks.positions,
+        result=lambda topk_ids, experts: (
+            topk_ids.new_empty(topk_ids.shape, dtype=torch.int32),
+            topk_ids.new_empty((experts,), dtype=torch.int32),
+        ),
+        reference=late(_reference, "moe_positions"),
+    )
+
+with namespace.family("moe"):
+    PERMUTE_ROWS = register(
+        "moe_permute_rows",
+        check=checks.permute_rows,
+        result=lambda rows, positions, slots, whole: rows.new_empty((slots, rows.shape[1])),
+        reference=late(_reference, "moe_permute_rows"),
+        gradient=_Permute.apply,
+    )
+    COMBINE_ROWS = register(
+        "moe_combine_rows",
+        check=checks.combine_rows,
+        result=lambda rows, positions, weights, whole: rows.new_empty((positions.shape[0], rows.shape[1])),
+        reference=late(_reference, "moe_combine_rows"),
+        gradient=_Combine.apply,
+    )
+    COMBINE_ROWS_BACKWARD = register(
+        "moe_combine_rows_backward",
+        check=checks.combine_rows_backward,
+        result=lambda grad, rows, positions, weights, whole: (
+            rows.new_empty(rows.shape),
+            weights.new_empty(weights.shape),
+        ),
+        reference=late(_reference, "moe_combine_rows_backward"),
+    )
+
+
+_gating = Route(TOPK_GATING, _Gating)
+_align = Route(MOE_ALIGN_BLOCK_SIZE)
+_positions = Route(MOE_POSITIONS)
+_permute = Route(PERMUTE_ROWS, _Permute)
+_combine = Route(COMBINE_ROWS, _Combine)
