@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from precast import nn, ops  # noqa: E402
 from precast._builder import descriptions  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
-from precast.ops import _folders, decode_attention, kv_cache, rotary  # noqa: E402, F401 - these register their ops late
+from precast.ops import _folders, decode_attention, image, kv_cache, moe, rotary  # noqa: E402, F401 - register late
 from precast.optim import CPUAdam, FusedAdam  # noqa: E402
 from tests.ops.tensors import ON_ROWS, made  # noqa: E402
 
@@ -30,15 +30,20 @@ ON_HEADS = tuple(op for family in LATE for op in family.op_names)
 EVERY_TYPE = pytest.mark.parametrize("dtype", [torch.float32, LOW])
 
 
+# Arguments that are always float32, by their places: numbers for each expert, and weights of rows.
+WIDE = {"topk_gating": 1, "topk_gating_backward": 0, "moe_combine_rows": 2, "moe_combine_rows_backward": 3}
+
+
 def given(op: str, device: str, dtype: Any) -> tuple[Any, ...]:
     kept = 1 if op == "paged_decode_attention" else 0  # its numbers for each head are float32
 
-    def moved(value: Any) -> Any:
+    def moved(place: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.to(device, dtype if value.is_floating_point() and value.dim() > kept else value.dtype)
+            narrow = value.is_floating_point() and value.dim() > kept and WIDE.get(op) != place
+            return value.to(device, dtype if narrow else value.dtype)
         return value
 
-    return tuple(map(moved, _folders.arguments(op)))
+    return tuple(moved(place, value) for place, value in enumerate(_folders.arguments(op)))
 
 
 def tensors(values: Any) -> list[Any]:

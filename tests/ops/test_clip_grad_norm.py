@@ -123,6 +123,7 @@ def test_gradients_on_two_kinds_of_devices() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_the_two_norm_on_a_gpu_does_not_wait() -> None:
     params = made("cuda")
     ops.clip_grad_norm_(params, 0.5)

@@ -44,7 +44,8 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_every_op_that_a_twin_may_stand_in_for_has_one() -> None:
-    importlib.import_module("precast.ops.multi_tensor")  # whose ops are defined only then
+    for late in ("multi_tensor", "image"):  # whose ops are defined only then
+        importlib.import_module(f"precast.ops.{late}")
     assert all(callable(namespace.twin(op)) for op in TWINS)
     with pytest.raises(KeyError, match="cpu_adam has no Triton kernels"):
         namespace.twin("adam_")
@@ -90,7 +91,8 @@ def terms(args: list[Any], exact: Any, torchs: Any) -> Any:
 
 
 def test_a_twin_refuses_what_its_op_refuses() -> None:
-    importlib.import_module("precast.ops.multi_tensor")  # whose ops are defined only then
+    for late in ("multi_tensor", "image"):  # whose ops are defined only then
+        importlib.import_module(f"precast.ops.{late}")
     checks = namespace.CHECKS
     x, weight = torch.randn(4, 8), torch.randn(7)
     with pytest.raises(RuntimeError, match=r"rms_norm: weight has shape \(7,\); needed \(8,\)"):

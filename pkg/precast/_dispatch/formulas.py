@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 # call: that costs 0.25 us; the Python kernel registered there costs 3 us.
 AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
 
-# Bound once: a call on a small input takes a few microseconds, and each attribute lookup a few hundredths of one.
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-
 
 def _bumps_many() -> bool:
     """Whether ``increment_version`` takes several tensors at once; one by one they cost 0.1 us more each."""
@@ -163,20 +158,6 @@ def without_autograd(entry: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether no tangent, transform or graph can be needed, so that a call may skip autograd's Python kernel.
-
-    The caller then does the work of that kernel. Every other call passes through it, as does a direct call of the op.
-    """
-    return (
-        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function(tensors)
-        and not _is_excluded(AUTOGRAD_KEY)
-    )
-
-
 def are_bare(tensors: Sequence[Tensor]) -> bool:
     """Whether the dispatcher would pass on exactly these tensors, so that a kernel may also get them another way."""
     return means_its_memory(*tensors) and not has_torch_function(tuple(tensors))
@@ -188,12 +169,13 @@ def means_its_memory(*tensors: Tensor) -> bool:
     It is not if the tensor is of a subclass with ``__torch_dispatch__`` or of a transform, if it has no memory (zero
     tensor), or if its elements differ from its memory (negative bit).
     """
-    keys_of, others = torch._C._dispatch_keys, ~_plain_keys()
+    keys_of, others = torch._C._dispatch_keys, ~plain_keys()
     return not any(keys_of(tensor).raw_repr() & others for tensor in tensors)
 
 
 @functools.cache
-def _plain_keys() -> int:
+def plain_keys() -> int:
+    """The bits of the dispatch keys that a tensor has if its memory describes it fully."""
     backends = ("CPU", "CUDA", "XPU")
     names = ("ADInplaceOrView", *(way + name for way in ("", "Autograd", "Autocast") for name in backends))
     keys = (torch._C.DispatchKeySet(cast("Any", torch._C._parse_dispatch_key(name))) for name in names)

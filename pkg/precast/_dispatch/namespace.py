@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from precast._load.library import HostLibrary
+
 CHECKS: dict[str, Callable[..., None]] = {}  # op name -> its checks, for kernels without checks of their own
+
+# Op name -> functions to call with the host library that has its kernels, and the device, once they are registered.
+BINDINGS: dict[str, list[Callable[[HostLibrary, str], None]]] = {}
 
 _lock = threading.Lock()
 _made: list[
@@ -56,7 +61,7 @@ def family(name: str, twins: Callable[[], ModuleType] | None = None) -> Iterator
     with _refusing_others():
         _define(owner, known)
     yield
-    handover.give(name, handover.Formulas(owner, None if twins is None else lambda: _twins(twins())))
+    handover.give(name, handover.Formulas(owner, None if twins is None else lambda: _twins(twins()), _binder(known)))
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -77,6 +82,15 @@ def twin(op: str) -> Callable[..., Any]:
     if twins is None:
         raise KeyError(f"{family.name} has no Triton kernels")
     return twins().kernel(op)
+
+
+def _binder(family: catalogue.Family) -> Callable[[HostLibrary, str], None]:
+    def bind(library: HostLibrary, key: str) -> None:
+        for op in family.op_names:
+            for binding in BINDINGS.get(op, ()):
+                binding(library, key)
+
+    return bind
 
 
 def _twins(module: ModuleType) -> handover.Twins:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @value(frozen=True)
 class Choice:
-    """A decision, the facts behind it, and the verified content of each prebuilt file it uses, by path."""
+    """A decision, the facts behind it, and the verified content of each prebuilt file it uses, by name."""
 
     need: Need
     settings: Settings
@@ -131,10 +131,10 @@ def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str]]:
     contents: dict[str, bytes] = {}
     damaged: dict[str, str] = {}
     for file in shipped(decision):
-        if file.path in contents:
+        if file.name in contents:
             continue
         try:
-            contents[file.path] = prebuilt.verified_bytes(file)
+            contents[file.name] = prebuilt.verified_bytes(file)
         except prebuilt.Damaged as error:
-            damaged[file.path] = str(error)
+            damaged[file.name] = str(error)
     return contents, damaged

@@ -108,7 +108,7 @@ def images(package: str, name: str) -> Mapping[int, Image]:
                 content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
                 found[gpu.index] = Image(choice.chosen.target, content, wheel.folder / choice.chosen.path)
             except prebuilt.Damaged as error:
-                bad[choice.chosen.path] = str(error)
+                bad[choice.chosen.name] = str(error)
             except prebuilt.NoLzma as error:
                 raise PrebuiltRefused(
                     f"{package}.{name} cannot be unpacked\n  found   a Python without lzma: {error}\n"
@@ -144,7 +144,7 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
     except prebuilt.Damaged as error:
         wanted = "the library that was built"
-        damaged = Rejection("host", choice.chosen.path, Reason.DAMAGED, wanted, str(error))
+        damaged = Rejection("host", choice.chosen.name, Reason.DAMAGED, wanted, str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
     # An exported function's name stands between two NUL bytes in the ELF string table.
     return _Fitting(wheel.folder / choice.chosen.path, f"\0PyInit_{name}\0".encode() in content)

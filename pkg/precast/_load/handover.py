@@ -16,6 +16,8 @@ from precast.errors import KernelIncompatible, KernelUnavailable
 if TYPE_CHECKING:
     import torch
 
+    from precast._load.library import HostLibrary
+
 NAMESPACE = "precast"
 
 Define = Callable[[str], object]  # defines the ops of the named family unless they are already defined
@@ -31,10 +33,14 @@ class Twins:
 
 @value(frozen=True)
 class Formulas:
-    """The library that owns one family's ops, and a function that imports their Triton kernels, if there are any."""
+    """The library that owns one family's ops, and a function that imports their Triton kernels, if there are any.
+
+    ``bind`` is called each time kernels of the family are registered, with the host library and the device.
+    """
 
     library: torch.library.Library
     twins: Callable[[], Twins] | None
+    bind: Callable[[HostLibrary, str], None]
 
 
 _given: dict[str, Formulas] = {}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast.errors import KernelError, KernelIncompatible, KernelUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _ERROR_BYTES = 4096
 _NAMES_BYTES = 1 << 16
@@ -14,6 +19,25 @@ _NAMES_BYTES = 1 << 16
 
 class CannotOpen(Exception):
     """The dynamic linker refused a file; the text is the linker's message."""
+
+
+class _Description(ctypes.Structure):
+    """``Description`` of csrc/common/direct.cpp."""
+
+    _fields_ = (
+        ("op", ctypes.c_char_p),
+        ("types", ctypes.c_char_p),
+        ("results", ctypes.c_int32),
+        ("devices", ctypes.c_int32),
+        ("written", ctypes.c_uint64),
+        ("plain", ctypes.c_uint64),
+        ("included", ctypes.c_uint64),
+        ("excluded", ctypes.c_uint64),
+        ("autograd", ctypes.c_uint64),
+        ("record", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("otherwise", ctypes.c_void_p),
+    )
 
 
 class HostLibrary:
@@ -62,6 +86,38 @@ class HostLibrary:
     def prepare(self, family: str, device: int) -> None:
         """Load the family's kernels into the device's context now, so that a captured launch has nothing to load."""
         self._call("precast_prepare", family, device)
+
+    def thread_keys(self) -> tuple[int, int] | None:
+        """The keys that this thread includes and excludes, as bits that differ from the default.
+
+        None if the running torch or Python lacks a function that ``direct`` needs.
+        """
+        keys = (ctypes.c_uint64 * 2)()
+        return None if self._c.precast_thread_keys(keys) else (keys[0], keys[1])
+
+    def direct(
+        self,
+        *,
+        otherwise: Callable[..., Any],
+        record: Callable[..., Any] | None,
+        first: Callable[..., Any] | None,
+        op: str,
+        types: str,
+        **numbers: int,
+    ) -> Callable[..., Any] | None:
+        """A Python function that calls an op's kernel without the dispatcher, or None if ``thread_keys`` is None.
+
+        ``numbers`` are the other fields of ``Description`` in csrc/common/direct.cpp, which explains them all.
+        """
+        self._c.precast_direct.restype = ctypes.c_void_p
+        given = [None if value is None else id(value) for value in (record, first, otherwise)]
+        description = _Description(op=op.encode(), types=types.encode(), **numbers)
+        description.record, description.first, description.otherwise = given
+        made = self._c.precast_direct(ctypes.byref(description))
+        if made is None:
+            return None
+        function: Callable[..., Any] = ctypes.cast(made, ctypes.py_object).value
+        return function
 
     def entries(self, family: str) -> tuple[str, ...]:
         """The entry points of the family's device code."""

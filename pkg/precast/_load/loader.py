@@ -162,7 +162,7 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
                 from precast._load import verdict
 
                 raise verdict.cannot_open(choice, host, str(error)) from error
-            _state.bad[decision.host.path] = f"the dynamic linker refuses it: {error}"
+            _state.bad[decision.host.name] = f"the dynamic linker refuses it: {error}"
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
@@ -211,7 +211,7 @@ def _set_images(
     for index, image in decision.images:
         if isinstance(image, DeviceFile):
             source = Source("prebuilt", prebuilt.C_DIR / image.path, str(image.target))
-            content = choice.contents[image.path]
+            content = choice.contents[image.name]
         else:
             source = built[image.target]
             content = source.path.read_bytes()
@@ -226,15 +226,22 @@ def _set_images(
 
 def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
     """Register the kernels. A library built here is checked for misspelt names; a wheel was checked at its build."""
-    handover.formulas_of(family)
+    formulas = handover.formulas_of(family)
     handover.refuse_foreign_kernels(family, key)
     if not built:
         library.register(family.name, key)
-        return
-    from precast._load import dangling
+    else:
+        from precast._load import dangling
 
-    with dangling.refused(library.path):
-        library.register(family.name, key)
+        with dangling.refused(library.path):
+            library.register(family.name, key)
+    formulas.bind(library, key)
+
+
+def _path(choice: Choice, candidate: str) -> str:
+    """The file that a candidate is in, relative to ``precast/_C``."""
+    images = choice.build_info.device if choice.build_info is not None else ()
+    return next((image.path for image in images if image.name == candidate), candidate)
 
 
 def _warn(choice: Choice) -> None:
@@ -242,7 +249,9 @@ def _warn(choice: Choice) -> None:
     for rejection in all_rejections(choice.decision):
         if rejection.reason is Reason.DAMAGED:
             _log.warning(
-                "%s is corrupted, so it is not used (%s)", prebuilt.C_DIR / rejection.candidate, rejection.found
+                "%s is corrupted, so it is not used (%s)",
+                prebuilt.C_DIR / _path(choice, rejection.candidate),
+                rejection.found,
             )
     stale = choice.host.stale
     if stale is not None and not _state.told_stale:

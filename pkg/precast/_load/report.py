@@ -138,7 +138,8 @@ def describe_build(examination: Examination) -> Json:
         "source_digest": info.source_digest if info else None,
         "compilers": dict(info.compilers) if info else {},
         "host_files": [file.path for file in info.host] if info else [],
-        "device_files": [file.path for file in info.device] if info else [],
+        "device_files": [image.name for image in info.device] if info else [],
+        "device_paths": {image.name: image.path for image in info.device} if info else {},
         "manifest": str(prebuilt.C_DIR / prebuilt.MANIFEST),
         "manifest_error": error,
         "note": note,
@@ -252,7 +253,7 @@ def environment_line(examination: Examination) -> str:
 
 def _describe_piece(piece: str, what: HostFile | DeviceFile | BuildHost | BuildImage) -> Json:
     if isinstance(what, (HostFile, DeviceFile)):
-        return {"piece": piece, "source": "prebuilt", "what": what.path}
+        return {"piece": piece, "source": "prebuilt", "what": what.name}
     return {"piece": piece, "source": "jit", "what": str(what.abi if isinstance(what, BuildHost) else what.target)}
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_unary
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, on_rows, register, without_autograd
+from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks
 
 
@@ -41,14 +41,6 @@ class GatedKind:
 
 _LAST_GATED = GatedKind.SWIGLUOAI_AND_MUL
 QUICK = 1.702  # of gelu_quick: x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel, 2016)
-
-# Bound once, as in rms_norm.
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-_is_tracing = torch._C._is_tracing
 
 
 def silu_and_mul(x: Tensor, up: Tensor | None = None) -> Tensor:
@@ -242,36 +234,15 @@ def gelu_new(x: Tensor) -> Tensor:
 
 
 def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
-    # Bypasses autograd's Python kernel, as in rms_norm.
-    if (
-        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_unary(x)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        alone = not x.requires_grad or not _is_grad_enabled()
-        if alone or _is_tracing():
-            _set_excluded(AUTOGRAD_KEY, alone)
-            try:
-                return _gated_activation(x, kind, alpha, limit)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-        return _recorded_gated_activation(_gated_activation_below, x, kind, alpha, limit)
+    if not is_compiling() and forward_ad._current_level < 0:
+        return _GATED.call(x, kind, alpha, limit)  # type: ignore[no-any-return]
     y: Tensor = GATED_ACTIVATION(x, kind, alpha, limit)
     return y
 
 
 def _paired(x: Tensor, up: Tensor | None, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
-    if is_plain(x, up):
-        alone = not _is_grad_enabled() or not (x.requires_grad or (up is not None and up.requires_grad))
-        if alone or _is_tracing():
-            _set_excluded(AUTOGRAD_KEY, alone)
-            try:
-                return _activation(x, up, kind, alpha, limit)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-        return _recorded_activation(_activation_below, x, up, kind, alpha, limit)
+    if not is_compiling() and forward_ad._current_level < 0:
+        return _PAIRED.call(x, up, kind, alpha, limit)  # type: ignore[no-any-return]
     y: Tensor = ACTIVATION(x, up, kind, alpha, limit)
     return y
 
@@ -290,7 +261,7 @@ class _GatedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
-        return None, GATED_ACTIVATION_BACKWARD(grad, x, *ctx.options), None, None, None
+        return None, _GATED_BACKWARD(grad, x, *ctx.options), None, None, None
 
 
 class _Activation(torch.autograd.Function):
@@ -313,12 +284,8 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, up = ctx.saved_tensors
-        grad_x, grad_up = ACTIVATION_BACKWARD(grad, x, up, *ctx.options)
+        grad_x, grad_up = _PAIRED_BACKWARD(grad, x, up, *ctx.options)
         return None, grad_x, None if up is None else grad_up, None, None, None
-
-
-_recorded_gated_activation: Callable[..., Tensor] = _GatedActivation.apply
-_recorded_activation: Callable[..., Tensor] = _Activation.apply
 
 
 def _half(x: Tensor) -> Tensor:
@@ -423,8 +390,7 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
         sharding=_backward_rule,
     )
 
-# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
-_gated_activation: Callable[[Tensor, int, float, float], Tensor] = GATED_ACTIVATION._op
-_gated_activation_below = without_autograd(_gated_activation)
-_activation: Callable[..., Tensor] = ACTIVATION._op
-_activation_below = without_autograd(_activation)
+_GATED = Route(GATED_ACTIVATION, _GatedActivation)
+_GATED_BACKWARD = Route(GATED_ACTIVATION_BACKWARD)
+_PAIRED = Route(ACTIVATION, _Activation)
+_PAIRED_BACKWARD = Route(ACTIVATION_BACKWARD)

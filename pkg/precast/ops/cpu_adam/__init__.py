@@ -31,7 +31,7 @@ def adam_(
     decoupled: bool = True,
     maximize: bool = False,
 ) -> None:
-    """One Adam or AdamW step over lists of CPU tensors, in place, in one parallel region.
+    """``p -= lr * m / (sqrt(v) + eps)``, a step of Adam or AdamW over lists of CPU tensors, in place.
 
     Args:
         params: updated; float32, float16, bfloat16 or any mix of them.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal, NoReturn, overload
+from typing import Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, register
+from precast._dispatch.formulas import late, register
+from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
 
 _OP = "paged_decode_attention"
@@ -23,10 +24,6 @@ WIDTHS = (64, 80, 96, 128, 192, 256)  # head widths that the kernels support
 _MOST_QUERIES = 16
 _MOST_BLOCK_SIZE = 256
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-# Bound once, as in rms_norm.
-_is_grad_enabled = torch.is_grad_enabled
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 @overload
@@ -83,7 +80,7 @@ def paged_decode_attention(
     value_scale: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Softmax attention of the last tokens of each sequence over all tokens of the sequence, including themselves.
+    """``softmax(scale * query @ keys.mT) @ values``: attention of each sequence's last tokens over all of its tokens.
 
     Args:
         query: ``(sequences, heads, width)``, one token for each sequence, or ``(sequences, queries, heads, width)``
@@ -146,24 +143,6 @@ def attend(
     if single:
         result, lse = result.squeeze(1), lse.squeeze(1)
     return (result, lse) if return_lse else result
-
-
-def _kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
-    tensors = (*arguments[:5], *arguments[8:])  # the others are numbers
-    if not is_plain(*tensors):
-        dispatched: tuple[Tensor, Tensor] = PAGED_DECODE_ATTENTION(*arguments)
-        return dispatched
-    _no_gradient(*tensors)
-    _set_excluded(AUTOGRAD_KEY, True)
-    try:
-        return _attention(*arguments)
-    finally:
-        _set_excluded(AUTOGRAD_KEY, False)
-
-
-def _no_gradient(*tensors: Tensor | None) -> None:
-    if _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        _refuse_gradient()
 
 
 def _refuse_gradient(*_: object) -> NoReturn:
@@ -325,5 +304,4 @@ with namespace.family("decode_attention"):
         gradient=_refuse_gradient,
     )
 
-# The dispatcher's own entry point, without the Python frame of OpOverload.__call__.
-_attention: Callable[..., tuple[Tensor, Tensor]] = PAGED_DECODE_ATTENTION._op
+_kernel = Route(PAGED_DECODE_ATTENTION, _refuse_gradient)

@@ -22,7 +22,6 @@ the caches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import NoReturn
 
@@ -30,13 +29,10 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, mark_written, register
+from precast._dispatch.formulas import late, register
+from precast._dispatch.routes import Route
 from precast.ops import _rotation
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
-
-# Bound once, as in rms_norm.
-_is_grad_enabled = torch.is_grad_enabled
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def reshape_and_cache(
@@ -60,16 +56,7 @@ def reshape_and_cache(
         (key, value), (keys, values) = torch.randn(2, 2, 4, 64), torch.zeros(2, 8, 16, 4, 64)
         precast.ops.reshape_and_cache(key, value, keys, values, torch.tensor([0, 17]))
     """
-    if is_plain(key, value, key_cache, value_cache, slot_mapping):
-        _no_gradient("reshape_and_cache", key, value, key_cache, value_cache)
-        mark_written((key_cache,) if value_cache is None else (key_cache, value_cache))
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            _reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        RESHAPE_AND_CACHE(key, value, key_cache, value_cache, slot_mapping)
+    _RESHAPE(key, value, key_cache, value_cache, slot_mapping)
 
 
 def rotary_embedding_and_cache(
@@ -112,24 +99,8 @@ def rotary_embedding_and_cache(
         keys, values = torch.zeros(2, 8, 16, 4, 64)
         precast.ops.rotary_embedding_and_cache(q, k, v, cos, sin, keys, values, torch.tensor([0, 17]))
     """
-    if is_plain(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions):
-        _no_gradient("rotary_embedding_and_cache", query, key, value, cos, sin, key_cache, value_cache)
-        mark_written((query, key, key_cache, value_cache))
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            _rotary_and_cache(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        ROTARY_EMBEDDING_AND_CACHE(
-            query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved
-        )
+    _ROTATE(query, key, value, cos, sin, key_cache, value_cache, slot_mapping, positions, interleaved)
     return query, key
-
-
-def _no_gradient(op: str, *tensors: Tensor | None) -> None:
-    if _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        _refuse_gradient(op)
 
 
 def _refuse_gradient(op: str) -> NoReturn:
@@ -234,6 +205,5 @@ with namespace.family("kv_cache"):
         gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
     )
 
-# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
-_reshape_and_cache: Callable[..., None] = RESHAPE_AND_CACHE._op
-_rotary_and_cache: Callable[..., None] = ROTARY_EMBEDDING_AND_CACHE._op
+_RESHAPE = Route(RESHAPE_AND_CACHE, lambda *_: _refuse_gradient("reshape_and_cache"))
+_ROTATE = Route(ROTARY_EMBEDDING_AND_CACHE, lambda *_: _refuse_gradient("rotary_embedding_and_cache"))

@@ -13,19 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, late, on_rows, register, without_autograd
+from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
-
-# Bound once, as in rms_norm.
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-_is_tracing = torch._C._is_tracing
 
 
 def layer_norm(
@@ -59,25 +51,12 @@ def layer_norm(
     """
     if normalized_shape is not None:
         return _over_shape(x, weight, bias, eps, normalized_shape)
-    if (  # as in rms_norm
-        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_variadic(x, weight, bias)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        alone = not _is_grad_enabled() or not (
-            x.requires_grad
-            or (weight is not None and weight.requires_grad)
-            or (bias is not None and bias.requires_grad)
-        )
-        if alone or _is_tracing():
-            _set_excluded(AUTOGRAD_KEY, alone)
-            try:
-                return _layer_norm(x, weight, bias, eps)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-        return _recorded_layer_norm(_layer_norm_below, x, weight, bias, eps)
+    if not is_compiling() and forward_ad._current_level < 0:
+        return _LAYER_NORM.call(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return _dispatched(x, weight, bias, eps)
+
+
+def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if x.is_nested:
         return _over_shape(x, weight, bias, eps, x.shape[-1:])
     y: Tensor = LAYER_NORM(x, weight, bias, eps)
@@ -113,11 +92,8 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         _, _, of_weight, of_bias, _ = ctx.needs_input_grad
-        grad_x, grad_weight, grad_bias = LAYER_NORM_BACKWARD(grad, x, weight, ctx.eps, of_weight, of_bias)
+        grad_x, grad_weight, grad_bias = _LAYER_NORM_BACKWARD(grad, x, weight, ctx.eps, of_weight, of_bias)
         return None, grad_x, grad_weight if of_weight else None, grad_bias if of_bias else None, None
-
-
-_recorded_layer_norm: Callable[..., Tensor] = _LayerNorm.apply
 
 
 def _backward_result(
@@ -166,6 +142,5 @@ with namespace.family("layer_norm", twins=_twins), namespace.family("layer_norm_
         sharding=on_rows(1, sums=2),
     )
 
-# The dispatcher's own entry point, without the Python frame of OpOverload.__call__ (0.3 us).
-_layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = LAYER_NORM._op
-_layer_norm_below = without_autograd(_layer_norm)
+_LAYER_NORM = Route(LAYER_NORM, _LayerNorm, _dispatched)
+_LAYER_NORM_BACKWARD = Route(LAYER_NORM_BACKWARD)

@@ -27,7 +27,7 @@ STALE, UNCOUNTED = 0, 1
 
 
 def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The 2-norm of all elements of a list of GPU tensors, in one launch.
+    """``sqrt(sum(x**2))`` over all elements of a list of GPU tensors, in one launch.
 
     Args:
         tensors: all on one GPU; float32, float16 or bfloat16, in any mix.

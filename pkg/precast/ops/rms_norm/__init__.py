@@ -19,10 +19,10 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, late, mark_written, on_rows, register, without_autograd
+from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
 
 Casting: TypeAlias = Literal["none", "llama", "gemma"]
@@ -31,14 +31,6 @@ Casting: TypeAlias = Literal["none", "llama", "gemma"]
 CASTINGS: dict[str, int] = {"none": 0, "llama": 1, "gemma": 2}
 LLAMA = CASTINGS["llama"]
 GEMMA = CASTINGS["gemma"]
-
-# Bound once: a call on a small input takes a few microseconds, and each attribute lookup a few hundredths of one.
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-_is_tracing = torch._C._is_tracing
 
 
 def rms_norm(
@@ -74,27 +66,9 @@ def rms_norm(
     code = 0 if casting == "none" else casting_code(casting)
     if weight is None or normalized_shape is not None:
         return _over_shape("rms_norm", rms_norm, (x,), weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
-    # If no tangent, transform or graph can be involved, the call bypasses autograd's Python kernel, and its work is
-    # done here. Every other call goes through it, as does a direct call of the op.
-    if (
-        not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_variadic(x, weight)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        alone = not _is_grad_enabled() or not (x.requires_grad or weight.requires_grad)
-        if alone or _is_tracing():  # torch.jit.trace cannot save a Function, and wants one line for one op
-            _set_excluded(AUTOGRAD_KEY, alone)
-            try:
-                return _rms_norm(x, weight, eps, code)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-        return _recorded_rms_norm(_rms_norm_below, x, weight, eps, code)
-    if x.is_nested:
-        return _jagged("rms_norm", rms_norm, (x,), weight, eps, casting)  # type: ignore[no-any-return]
-    y: Tensor = RMS_NORM(x, weight, eps, code)
-    return y
+    if not is_compiling() and forward_ad._current_level < 0:
+        return _RMS_NORM.call(x, weight, eps, code)  # type: ignore[no-any-return]
+    return _rms_norm_dispatched(x, weight, eps, code)
 
 
 def fused_add_rms_norm(
@@ -133,25 +107,9 @@ def fused_add_rms_norm(
     if weight is None or normalized_shape is not None:
         rows = (x, residual)
         return _over_shape("fused_add_rms_norm", fused_add_rms_norm, rows, weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
-    if (  # as in rms_norm
-        not _is_compiling()
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_variadic(x, residual, weight)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        alone = not _is_grad_enabled() or not (x.requires_grad or residual.requires_grad or weight.requires_grad)
-        if alone or _is_tracing():
-            _set_excluded(AUTOGRAD_KEY, alone)
-            try:
-                return _fused_add_rms_norm(x, residual, weight, eps, code)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-        return _recorded_fused_add_rms_norm(_fused_add_rms_norm_below, x, residual, weight, eps, code)
-    if x.is_nested:
-        return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, casting)  # type: ignore[no-any-return]
-    both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
-    return both
+    if not is_compiling() and forward_ad._current_level < 0:
+        return _FUSED_ADD_RMS_NORM.call(x, residual, weight, eps, code)  # type: ignore[no-any-return]
+    return _fused_add_rms_norm_dispatched(x, residual, weight, eps, code)
 
 
 def fused_add_rms_norm_(
@@ -180,23 +138,7 @@ def fused_add_rms_norm_(
         precast.ops.fused_add_rms_norm_(x, residual, weight)
     """
     code = 0 if casting == "none" else casting_code(casting)
-    if (  # as in rms_norm
-        not _is_compiling()
-        and forward_ad._current_level < 0
-        and not _transform_active()
-        and not has_torch_function_variadic(x, residual, weight)
-        and not _is_excluded(AUTOGRAD_KEY)
-    ):
-        if _is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
-            _refuse_gradient()
-        mark_written((x, residual))
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            _fused_add_rms_norm_in_place(x, residual, weight, eps, code)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
+    _FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
     return x, residual
 
 
@@ -228,6 +170,25 @@ def _jagged(
     return _norm.over_jagged(op, lambda *values: norm(*values, weight, eps, casting=casting), rows, 1)
 
 
+_NAMES: dict[int, Casting] = {code: name for name, code in CASTINGS.items()}  # type: ignore[misc]
+
+
+def _rms_norm_dispatched(x: Tensor, weight: Tensor, eps: float, code: int) -> Tensor:
+    if x.is_nested:
+        return _jagged("rms_norm", rms_norm, (x,), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
+    y: Tensor = RMS_NORM(x, weight, eps, code)
+    return y
+
+
+def _fused_add_rms_norm_dispatched(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, code: int
+) -> tuple[Tensor, Tensor]:
+    if x.is_nested:
+        return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
+    both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
+    return both
+
+
 def casting_code(casting: str) -> int:
     """The number the schemas use, or a ValueError that lists the names."""
     try:
@@ -250,7 +211,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        grad_x, grad_weight = RMS_NORM_BACKWARD(grad, x, weight, ctx.eps, ctx.casting)
+        grad_x, grad_weight = _RMS_NORM_BACKWARD(grad, x, weight, ctx.eps, ctx.casting)
         return None, grad_x, grad_weight, None, None
 
 
@@ -278,12 +239,8 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         total, weight = ctx.saved_tensors
         grad_y = torch.zeros_like(total) if grad_y is None else grad_y
         grad_sum = torch.zeros_like(total) if grad_sum is None else grad_sum
-        grad_x, grad_weight = FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
+        grad_x, grad_weight = _FUSED_ADD_RMS_NORM_BACKWARD(grad_y, grad_sum, total, weight, ctx.eps, ctx.casting)
         return None, grad_x, grad_x, grad_weight, None, None
-
-
-_recorded_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
-_recorded_fused_add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _FusedAddRmsNorm.apply
 
 
 def _refuse_gradient(*_: Any) -> NoReturn:
@@ -362,10 +319,8 @@ with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_back
         gradient=_refuse_gradient,
     )
 
-# The dispatcher's own entry points, without the Python frame of OpOverload.__call__ (0.3 us).
-_rms_norm: Callable[[Tensor, Tensor, float, int], Tensor] = RMS_NORM._op
-_fused_add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, int], tuple[Tensor, Tensor]] = FUSED_ADD_RMS_NORM._op
-_fused_add_rms_norm_in_place: Callable[[Tensor, Tensor, Tensor, float, int], None] = FUSED_ADD_RMS_NORM_._op
-
-_rms_norm_below = without_autograd(_rms_norm)
-_fused_add_rms_norm_below = without_autograd(_fused_add_rms_norm)
+_RMS_NORM = Route(RMS_NORM, _RmsNorm, _rms_norm_dispatched)
+_RMS_NORM_BACKWARD = Route(RMS_NORM_BACKWARD)
+_FUSED_ADD_RMS_NORM = Route(FUSED_ADD_RMS_NORM, _FusedAddRmsNorm, _fused_add_rms_norm_dispatched)
+_FUSED_ADD_RMS_NORM_BACKWARD = Route(FUSED_ADD_RMS_NORM_BACKWARD)
+_FUSED_ADD_RMS_NORM_ = Route(FUSED_ADD_RMS_NORM_, _refuse_gradient)

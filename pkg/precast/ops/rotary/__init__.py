@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, is_plain, late, mark_written, register, without_autograd
+from precast._dispatch.formulas import late, register
+from precast._dispatch.routes import Route
 from precast.ops import _rotation
-
-# Bound once, as in rms_norm.
-_is_grad_enabled = torch.is_grad_enabled
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 Both = tuple[Tensor, Tensor]
 
@@ -40,7 +37,9 @@ def rotary_embedding(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``query`` and ``key`` with their pairs rotated. Differentiable in both, to any order.
+    """``query`` and ``key`` with each pair rotated. Differentiable in both, to any order.
+
+    A pair ``(a, b)`` becomes ``(a * cos - b * sin, b * cos + a * sin)``.
 
     Args:
         query: ``(..., tokens, heads, head_dim)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -62,17 +61,7 @@ def rotary_embedding(
         query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
         rotated, _ = precast.ops.rotary_embedding(query, None, cos, sin)
     """
-    if is_plain(query, key, cos, sin, positions):
-        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
-            both = _recorded(_rotary_below, query, key, cos, sin, positions, interleaved, False)
-        else:
-            _set_excluded(AUTOGRAD_KEY, True)
-            try:
-                both = _rotary(query, key, cos, sin, positions, interleaved, False)
-            finally:
-                _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        both = ROTARY_EMBEDDING(query, key, cos, sin, positions, interleaved, False)
+    both: Both = _ROTARY(query, key, cos, sin, positions, interleaved, False)
     return both[0], None if key is None else both[1]
 
 
@@ -107,17 +96,7 @@ def rotary_embedding_(
         query, cos, sin = torch.randn(16, 4, 64), torch.randn(16, 32), torch.randn(16, 32)
         precast.ops.rotary_embedding_(query, None, cos, sin)
     """
-    if is_plain(query, key, cos, sin, positions):
-        if _is_grad_enabled() and _wants_gradient(query, key, cos, sin):
-            _refuse_gradient()
-        mark_written((query,) if key is None else (query, key))
-        _set_excluded(AUTOGRAD_KEY, True)
-        try:
-            _rotary_in_place(query, key, cos, sin, positions, interleaved, False)
-        finally:
-            _set_excluded(AUTOGRAD_KEY, False)
-    else:
-        ROTARY_EMBEDDING_(query, key, cos, sin, positions, interleaved, False)
+    _ROTARY_IN_PLACE(query, key, cos, sin, positions, interleaved, False)
     return query, key
 
 
@@ -152,10 +131,6 @@ def get_cos_and_sin(
     else:
         positions = lengths - 1
     return cos_table[positions], sin_table[positions]
-
-
-def _wants_gradient(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    return query.requires_grad or (key is not None and key.requires_grad) or cos.requires_grad or sin.requires_grad
 
 
 class _Rotary(torch.autograd.Function):
@@ -194,10 +169,10 @@ class _Rotary(torch.autograd.Function):
         key = grad_key if ctx.needs_input_grad[2] else None
         found: tuple[Tensor | None, Tensor | None] = (None, None)
         if query is not None:
-            both = ROTARY_EMBEDDING(query, key, *ctx.saved_tensors, *ctx.options)
+            both = _ROTARY(query, key, *ctx.saved_tensors, *ctx.options)
             found = (both[0], None if key is None else both[1])
         elif key is not None:
-            found = (None, ROTARY_EMBEDDING(key, None, *ctx.saved_tensors, *ctx.options)[0])
+            found = (None, _ROTARY(key, None, *ctx.saved_tensors, *ctx.options)[0])
         return None, *found, *(None,) * 5
 
 
@@ -256,8 +231,5 @@ with namespace.family("rotary"):
         gradient=_refuse_gradient,
     )
 
-# The dispatcher's own entry points, without the Python frame of OpOverload.__call__.
-_rotary: Callable[..., Both] = ROTARY_EMBEDDING._op
-_rotary_in_place: Callable[..., None] = ROTARY_EMBEDDING_._op
-_recorded: Callable[..., Both] = _Rotary.apply
-_rotary_below = without_autograd(_rotary)
+_ROTARY = Route(ROTARY_EMBEDDING, _Rotary)
+_ROTARY_IN_PLACE = Route(ROTARY_EMBEDDING_, _refuse_gradient)

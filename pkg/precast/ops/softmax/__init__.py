@@ -13,11 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, late, on_rows, register, without_autograd
+from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require
 
 FullyMasked: TypeAlias = Literal["zero", "uniform"]
@@ -44,7 +43,8 @@ def scaled_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(2, 4, 16, 16)
         y = precast.ops.scaled_softmax(scores, 0.125)
     """
-    return _scaled(x, scale)
+    y: Tensor = _scaled(x, scale)
+    return y
 
 
 def scaled_masked_softmax(
@@ -77,11 +77,12 @@ def scaled_masked_softmax(
         scores, mask = torch.randn(2, 4, 16, 16), torch.zeros(2, 1, 16, 16, dtype=torch.bool)
         y = precast.ops.scaled_masked_softmax(scores, mask, 0.125)
     """
-    return _masked(x, mask, scale, float(masked_value), _uniform(fully_masked))
+    y: Tensor = _masked(x, mask, scale, float(masked_value), _uniform(fully_masked))
+    return y
 
 
 def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
-    """The causal softmax of a square: columns to the right of the diagonal are zero. Differentiable.
+    """``softmax(scale * x)`` over the columns up to the diagonal of a square ``x``; zero behind it. Differentiable.
 
     Args:
         x: ``(..., s, s)``; float32, float16 or bfloat16, on the CPU or a GPU.
@@ -99,11 +100,12 @@ def scaled_upper_triang_masked_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(8, 16, 16)
         y = precast.ops.scaled_upper_triang_masked_softmax(scores, 0.125)
     """
-    return _upper_triang(x, scale)
+    y: Tensor = _upper_triang(x, scale)
+    return y
 
 
 def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
-    """The causal softmax whose last query sees all columns. Differentiable.
+    """``softmax(scale * x)`` over causal columns, of which the last query sees all. Differentiable.
 
     Query ``q`` sees the columns up to ``q + columns - queries``. The others are zero for any values of ``x``.
 
@@ -123,7 +125,8 @@ def scaled_aligned_causal_softmax(x: Tensor, scale: float) -> Tensor:
         scores = torch.randn(8, 4, 16)
         y = precast.ops.scaled_aligned_causal_softmax(scores, 0.125)
     """
-    return _aligned_causal(x, scale)
+    y: Tensor = _aligned_causal(x, scale)
+    return y
 
 
 def _uniform(fully_masked: str) -> bool:
@@ -150,7 +153,7 @@ class _Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
-        return None, SOFTMAX_BACKWARD(grad, y, ctx.scale, False), None
+        return None, _backward(grad, y, ctx.scale, False), None
 
 
 class _Causal(_Scaled):
@@ -159,7 +162,7 @@ class _Causal(_Scaled):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
-        return None, SOFTMAX_BACKWARD(grad, y, ctx.scale, True), None
+        return None, _backward(grad, y, ctx.scale, True), None
 
 
 class _Masked(torch.autograd.Function):
@@ -184,7 +187,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         y, *mask = ctx.saved_tensors
-        grad_x: Tensor = SOFTMAX_BACKWARD(grad, y, ctx.scale, False)
+        grad_x: Tensor = _backward(grad, y, ctx.scale, False)
         if mask:
             grad_x = grad_x.masked_fill(mask[0] != 0, 0)
         return None, grad_x, None, None, None, None
@@ -295,46 +298,8 @@ with namespace.family("softmax", twins=_twins), namespace.family("softmax_backwa
         sharding=on_rows(1, kept=2),
     )
 
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_transform_active = torch._C._are_functorch_transforms_active
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
-_is_tracing = torch._C._is_tracing
-
-
-def _caller(op: torch._ops.OpOverload, recorded: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A call of the op by the shortest path; only the first argument can have a gradient.
-
-    If no tangent, transform or graph can be involved, the call bypasses autograd's Python kernel, and its work is done
-    here. Every other call goes through it, as does a direct call of the op.
-    """
-    entry: Callable[..., Tensor] = op._op
-    below = without_autograd(entry)
-
-    def call(x: Tensor, *rest: Any) -> Tensor:
-        if (
-            not _is_compiling()  # first, because torch 2.4 cannot trace the checks below
-            and forward_ad._current_level < 0
-            and not _transform_active()
-            and not has_torch_function_variadic(x, *rest)
-            and not _is_excluded(AUTOGRAD_KEY)
-        ):
-            alone = not _is_grad_enabled() or not x.requires_grad
-            if alone or _is_tracing():
-                _set_excluded(AUTOGRAD_KEY, alone)
-                try:
-                    return entry(x, *rest)
-                finally:
-                    _set_excluded(AUTOGRAD_KEY, False)
-            return recorded(below, x, *rest)
-        y: Tensor = op(x, *rest)
-        return y
-
-    return call
-
-
-_scaled = _caller(SCALED_SOFTMAX, _Scaled.apply)
-_masked = _caller(SCALED_MASKED_SOFTMAX, _Masked.apply)
-_upper_triang = _caller(SCALED_UPPER_TRIANG_MASKED_SOFTMAX, _Causal.apply)
-_aligned_causal = _caller(SCALED_ALIGNED_CAUSAL_SOFTMAX, _Causal.apply)
+_scaled = Route(SCALED_SOFTMAX, _Scaled)
+_masked = Route(SCALED_MASKED_SOFTMAX, _Masked)
+_upper_triang = Route(SCALED_UPPER_TRIANG_MASKED_SOFTMAX, _Causal)
+_aligned_causal = Route(SCALED_ALIGNED_CAUSAL_SOFTMAX, _Causal)
+_backward = Route(SOFTMAX_BACKWARD)

@@ -1,0 +1,155 @@
+"""The route of a public call to its kernel: the shortest one that gives the dispatcher's result.
+
+1. Direct: the function of the host library in ``csrc/common/direct.cpp``. It calls the kernel, or the formula that
+   records a gradient, if the tensors are plain and the thread has no mode, transform, tracer or profiler.
+2. Below autograd: the dispatcher without its ``Autograd`` key, if no tangent, transform or graph can be needed. Calls
+   take this route until the kernels are loaded, and in a torch that lacks what the direct route reads.
+3. The dispatcher with all its keys, as a call of ``torch.ops.precast``. ``torch.compile`` traces this one alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
+
+from precast._dispatch import namespace
+from precast._dispatch.formulas import AUTOGRAD_KEY, mark_written, plain_keys, without_autograd
+
+if TYPE_CHECKING:
+    from precast._load.library import HostLibrary
+
+# Bound once, because each attribute lookup of a call takes a few hundredths of a microsecond.
+is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_tracing = torch._C._is_tracing
+_transform_active = torch._C._are_functorch_transforms_active
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+_CODES = {"Tensor": "t", "Optional[Tensor]": "o", "float": "d", "int": "i", "bool": "b"}
+_DEVICES = {"CPU": 1, "CUDA": 2}
+
+
+class Route:
+    """The routes of one op. A public function calls ``call``, unless ``torch.compile`` traces it.
+
+    Args:
+        op: the op.
+        record: called with a function that computes the op below autograd, and the arguments, if a gradient is wanted:
+            an ``autograd.Function``, or a function that raises. None: the dispatcher does what the op's formulas say.
+        otherwise: called with the arguments of a call that only the third route can take; None: the op.
+    """
+
+    __slots__ = ("_below", "_entry", "_function", "_record", "_registered", "_written", "call", "op", "otherwise")
+
+    def __init__(
+        self,
+        op: torch._ops.OpOverload,
+        record: type[Any] | Callable[..., Any] | None = None,
+        otherwise: Callable[..., Any] | None = None,
+    ) -> None:
+        self.op = op
+        self._function = cast("Any", record) if isinstance(record, type) else None
+        self._record: Callable[..., Any] | None = record if self._function is None else self._function.apply
+        self.otherwise: Callable[..., Any] = op if otherwise is None else otherwise
+        # The dispatcher's own entry point, without the Python frame of OpOverload.__call__ (0.3 us).
+        self._entry: Callable[..., Any] = op._op
+        self._below = without_autograd(self._entry)
+        self._written = written(op)
+        self._registered: dict[HostLibrary, int] = {}  # devices by the library that has kernels for them
+        self.call: Callable[..., Any] = self.below
+        namespace.BINDINGS.setdefault(op._opname, []).append(self._bind)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result by the shortest route. All arguments of the schema must be given, by position."""
+        # is_compiling comes first, because torch.compile cannot trace what follows.
+        if not is_compiling() and forward_ad._current_level < 0:
+            return self.call(*args)
+        return self.otherwise(*args)
+
+    def below(self, *args: Any) -> Any:
+        """The second route, or the third."""
+        if _transform_active() or has_torch_function(args) or _is_excluded(AUTOGRAD_KEY):
+            return self.otherwise(*args)
+        alone = not _is_grad_enabled() or not any(isinstance(a, Tensor) and a.requires_grad for a in args)
+        if not alone:
+            if self._record is None:
+                return self.op(*args)
+            if not _is_tracing() or not self._function:
+                return self._record(self._below, *args)
+        # torch.jit.trace cannot save a Function, and wants one line for one op.
+        if self._written:
+            mark_written(args[i] for i in self._written if args[i] is not None)
+        _set_excluded(AUTOGRAD_KEY, alone)
+        try:
+            return self._entry(*args)
+        finally:
+            _set_excluded(AUTOGRAD_KEY, False)
+
+    def _bind(self, library: HostLibrary, key: str) -> None:
+        """Take the first route from now on, for the devices whose kernels this library has registered."""
+        schema = self.op._schema
+        types = [_CODES.get(str(argument.type)) for argument in schema.arguments]
+        if None in types or any(str(result.type) != "Tensor" for result in schema.returns) or not _is_readable(library):
+            return
+        self._registered[library] = self._registered.get(library, 0) | _DEVICES[key]
+        make = functools.partial(
+            library.direct,
+            op=self.op._opname,
+            types="".join(cast("list[str]", types)),
+            results=len(schema.returns),
+            devices=self._registered[library],
+            written=sum(1 << i for i in self._written),
+            plain=plain_keys(),
+            included=_keys("ADInplaceOrView"),
+            excluded=_keys("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", *_AUTOCAST),
+            autograd=_keys("AutogradFunctionality"),
+        )
+        below = make(record=None, first=None, otherwise=self._below)
+        record = self._record if self._function is None else _apply(self._function)
+        found = make(record=record, first=below, otherwise=self.below)
+        if found is not None:
+            self.call = found
+
+
+_AUTOCAST = ("AutocastCPU", "AutocastCUDA", "AutocastXPU")  # our ops have no kernel for these
+
+
+def written(op: torch._ops.OpOverload) -> tuple[int, ...]:
+    """The positions of the arguments that an op writes."""
+    infos = [argument.alias_info for argument in op._schema.arguments]
+    return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
+
+
+def _apply(function: type[Any]) -> Callable[..., Any]:
+    """``function.apply`` without its Python frames (2 us), which only concern tensors that the direct route refuses."""
+    method: Any = torch._C._FunctionBase.__dict__["apply"]
+    bound: Callable[..., Any] = method.__get__(None, function)
+    return bound
+
+
+def _keys(*names: str) -> int:
+    keys = (torch._C.DispatchKeySet(cast("Any", torch._C._parse_dispatch_key(name))) for name in names)
+    return functools.reduce(int.__or__, (key.raw_repr() for key in keys))
+
+
+@functools.cache
+def _is_readable(library: HostLibrary) -> bool:
+    """Whether the library reads this thread's dispatch keys correctly; a test call sets one and looks."""
+    before = library.thread_keys()
+    if before is None:
+        return False
+    key = torch._C.DispatchKey.AutogradFunctionality
+    was = _is_excluded(key)
+    _set_excluded(key, not was)
+    try:
+        after = library.thread_keys()
+    finally:
+        _set_excluded(key, was)
+    return after == (before[0], before[1] ^ _keys("AutogradFunctionality"))
