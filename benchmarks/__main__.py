@@ -17,6 +17,7 @@ NAMES = (
     "call",
     "big_cache",
     "warm_load",
+    "cold_start",
     "cold_jit",
     "rebuild",
     "ranks",
@@ -33,6 +34,7 @@ NAMES = (
     "fused_adam",
     "kv_cache",
     "decode_attention",
+    "moe",
 )
 
 

@@ -25,6 +25,7 @@ class Asked:
 NORM_SHAPES = ((32768, 4096), (16384, 8192))
 SOFTMAX_SHAPES = ((8, 32, 2048, 2048),)
 ADAMW_SHAPES = ((40, 4096 * 4096),)
+IMAGE_SHAPES = ((16, 128, 256, 256),)
 SMALL = (4096, 4096)
 
 LARGE: dict[str, dict[Shape, Asked]] = {
@@ -42,8 +43,16 @@ LARGE: dict[str, dict[Shape, Asked]] = {
     "causal softmax forward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.95, 3.5)),
     "masked softmax backward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.92, 2.0)),
     "causal softmax backward": dict.fromkeys(SOFTMAX_SHAPES, Asked(0.92, 2.0)),
+    "moe_permute_rows": {(16384, 4096, 1): Asked(0.90, 1.0), (16384, 4096, 8): Asked(0.90, 1.0)},
+    "moe_unpermute": {(16384, 4096, 1): Asked(0.90, 1.0), (16384, 4096, 8): Asked(0.90, 1.0)},
     "rotary_embedding": {(16384, 32, 8, 128): Asked(0.91)},
     "rotary_embedding backward": {(16384, 32, 8, 128): Asked(0.91)},
+    "bias_act": dict.fromkeys(IMAGE_SHAPES, Asked(0.97)),
+    "bias_act backward": dict.fromkeys(IMAGE_SHAPES, Asked(0.92)),
+    "upfirdn2d": dict.fromkeys(IMAGE_SHAPES, Asked(0.95, 10.0)),
+    "upfirdn2d backward": dict.fromkeys(IMAGE_SHAPES, Asked(0.90)),
+    **{f"upfirdn2d {way} 2": dict.fromkeys(IMAGE_SHAPES, Asked(0.88, 10.0)) for way in ("up", "down")},
+    **{f"upfirdn2d {way} 2 backward": dict.fromkeys(IMAGE_SHAPES, Asked(0.83)) for way in ("up", "down")},
     "AdamW": dict.fromkeys(ADAMW_SHAPES, Asked(0.99, 1.2)),
     "AdamW with masters": dict.fromkeys(ADAMW_SHAPES, Asked(0.97, 1.3)),
 }

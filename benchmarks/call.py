@@ -1,4 +1,4 @@
-"""The cost of one call of a small rms_norm, layer by layer from the inside out, compared with torch's own."""
+"""The host's cost of one call of a small op, compared with torch's: rms_norm layer by layer, then other ops."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias
 
+from benchmarks.call_cases import backward, cases, least_recorded
 from benchmarks.report import Report, Row, interleaved_medians, timed
 
 CALLS, ROUNDS = 2000, 15
@@ -30,7 +31,7 @@ def autograd_passed_by() -> Iterator[None]:
 
 
 def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
-    """Name every layer of one call, with the peer of each, on a tensor too small to cost anything itself."""
+    """Name every layer of a call of rms_norm, with the peer of each, on a tensor too small to cost anything itself."""
     import torch
 
     import precast
@@ -62,7 +63,7 @@ def layers(device: str) -> tuple[dict[str, Layer], dict[str, str]]:
 
 
 def measure(device: str) -> list[Row]:
-    """Alternate over all layers. On a GPU the host's time counts, so the queue is emptied between rounds."""
+    """Alternate over all layers and ops. On a GPU the host's time counts, so the queue is emptied between rounds."""
     import torch
 
     def sample(layer: Layer) -> Callable[[], float]:
@@ -78,12 +79,27 @@ def measure(device: str) -> list[Row]:
         return run
 
     found, peers = layers(device)
+    # What no autograd.Function can go below.
+    found["torch.autograd.Function, empty"] = least_recorded(device), nullcontext
+    targets = {"public, weight requires grad, no_grad": ">= 1.0", "public, gradient recorded": ">= 1.0"}
+    for op, case in cases(device).items():
+        found[op], found[f"torch's {op}"] = (case.ours, nullcontext), (case.theirs, nullcontext)
+        peers[op], targets[op] = f"torch's {op}", ">= 1.0"
+        for what, ours, theirs in (
+            ("recorded", case.ours_recorded, case.theirs_recorded),
+            ("forward and backward", backward(case.ours_recorded), backward(case.theirs_recorded)),
+        ):
+            name = f"{op}, {what}"
+            found[name], found[f"torch's {name}"] = (ours, nullcontext), (theirs, nullcontext)
+            peers[name], targets[name] = f"torch's {name}", ">= 1.0"
     medians = interleaved_medians({name: sample(layer) for name, layer in found.items()}, ROUNDS)
-    target = {"public, weight requires grad, no_grad": ">= 1.0"} if device == "cuda" else {}
-    return [
+    target = targets if device == "cuda" else {}
+    rows = [
         Row(f"{device}: {name}", medians[name] * 1e6, "us", peer, medians[peer] * 1e6, target=target.get(name, ""))
         for name, peer in peers.items()
     ]
+    least = "torch.autograd.Function, empty"
+    return [*rows, Row(f"{device}: {least}", medians[least] * 1e6, "us")]
 
 
 def main() -> Report:
@@ -93,4 +109,9 @@ def main() -> Report:
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.hip is None else [])]
     rows = [row for device in devices for row in measure(device)]
     notes = () if devices[1:] else ("On a GPU: skipped, torch sees none.",)
-    return Report("call", "One call of rms_norm on 4 x 64 fp32, from the inside outwards", tuple(rows), notes=notes)
+    return Report(
+        "call",
+        "One call of a small op, 4 x 64 fp32: rms_norm from the inside outwards, then other ops",
+        tuple(rows),
+        notes=notes,
+    )

@@ -1,6 +1,6 @@
 """The cases of ``python -m benchmarks.gpu``: each op at one shape, with all contestants.
 
-The contestants are those of the modules norm, layer_norm, activations, softmax, rotary and fused_adam, plus
+The contestants are those of the modules norm, layer_norm, activations, softmax, rotary, moe, image and fused_adam, plus
 Liger-Kernel and the Triton twins.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import activations, fused_adam, layer_norm, liger, norm, rotary, softmax
+from benchmarks import activations, fused_adam, image, layer_norm, liger, moe, norm, rotary, softmax
 from benchmarks.norm import Compile
 
 if TYPE_CHECKING:
@@ -178,6 +178,21 @@ def rotaries(shape: Shape, compiled: Compile) -> Iterator[Case]:
         yield Case(op, shape, moved, runs, absent)
 
 
+def experts(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """Rows of a mixture of experts to their experts and back."""
+    tokens, width, k = shape
+    absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT, TWIN: "no peer: there is no twin"}
+    for op, moved, runs in moe.movement((tokens, width, k), compiled):
+        yield Case(op, shape, moved, runs, absent)
+
+
+def images(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """Bias with activation, and filters with up and down 1 or 2; each forward and backward."""
+    absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
+    for op, moved, runs, dtype in image.cases(shape, compiled, STATIC):
+        yield Case(op, shape, moved, runs, absent, dtype)
+
+
 def optimizers(shape: Shape, _: Compile) -> Iterator[Case]:
     """A step of AdamW over the given number and size of parameters: float32, then bfloat16 with float32 masters."""
     import torch
@@ -214,5 +229,7 @@ FAMILIES: dict[str, Family] = {
     "activations": Family(gated, activations.SHAPES, (8192, 2048)),
     "softmax": Family(softmaxes, softmax.SHAPES, (2, 16, 1024, 1024)),
     "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.PREFILL[-1], rotary.DECODE[0]), (2048, 32, 8, 128)),
+    "moe": Family(experts, moe.SHAPES, (2048, 2048, 2)),
+    "image": Family(images, image.SHAPES, image.FIRST_SHAPE),
     "optimizers": Family(optimizers, ((fused_adam.LARGE, fused_adam.LARGE_ELEMENTS),), (1, 4096)),
 }

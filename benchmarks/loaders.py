@@ -84,7 +84,12 @@ def _tvm(folder: Path, flags: str) -> Peer:
 
 
 def _hub(folder: Path, library: Path) -> Peer:
-    """The folder layout that the package downloads: one folder per torch, C++ ABI and machine."""
+    offline, hub = environment(HF_HUB_OFFLINE="1"), str(hub_folder(folder, library))
+    return lambda: float(run(_LOAD_HUB, hub, env=offline))
+
+
+def hub_folder(folder: Path, library: Path) -> Path:
+    """The folder as the package downloads it, with this library: one folder per torch, C++ ABI and machine."""
     import torch
 
     release = "".join(torch.__version__.split(".")[:2])
@@ -95,5 +100,4 @@ def _hub(folder: Path, library: Path) -> Peer:
     facts = {"id": "peer", "name": "peer", "version": 1, "license": "Apache-2.0"}
     facts |= {"backend": {"type": "cpu"}, "python-depends": []}
     (variant / "metadata.json").write_text(json.dumps(facts), encoding="utf-8")
-    offline = environment(HF_HUB_OFFLINE="1")
-    return lambda: float(run(_LOAD_HUB, str(folder), env=offline))
+    return folder

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.plots FILE... [--out DIR]``: the charts of a ``gpu.json``, or of a file of times.
+"""``python -m benchmarks.plots FILE... [--out DIR]``: the charts of a ``gpu.json``, or of a file of times or amounts.
 
 A chart has horizontal bars, one group for each shape or question. Our bars have one colour in every chart. Peers are
 grey, and names stand beside the bars, so nothing depends on colours. A GPU bar is the share of the copy rate: these
@@ -37,7 +37,9 @@ PAGES = {
     "fused_add_rms_norm": "fused_add_rms_norm fused_add_rms_norm_",
     "masked softmax": "scaled_masked_softmax scaled_softmax",
     "causal softmax": "scaled_upper_triang_masked_softmax scaled_aligned_causal_softmax",
-    "silu_and_mul": "silu_and_mul mul_and_silu",
+    # gated activations share kernels, memory traffic and all but a few instructions
+    "silu_and_mul": "silu_and_mul mul_and_silu gelu_and_mul gelu_tanh_and_mul fatrelu_and_mul swigluoai_and_mul",
+    "rotary_embedding": "rotary_embedding rotary_embedding_",
 }
 
 
@@ -116,11 +118,26 @@ def gpu_charts(results: Json) -> Iterator[tuple[str, str]]:
 
 def time_charts(results: Json) -> Iterator[tuple[str, str]]:
     """The chart of a file of times: for each question the seconds of ours and of each peer."""
-    groups = []
-    for asked, times in results["seconds"].items():
-        longest = max(times.values())
-        groups.append((asked, [Bar(name, s / longest * 0.88, duration(s)) for name, s in times.items()]))
-    yield f"bars-{results['name']}.svg", chart(results["title"], groups, results["facts"])
+    groups = [
+        (asked, bars_to_scale({name: (seconds, duration(seconds)) for name, seconds in times.items()}))
+        for asked, times in results["seconds"].items()
+    ]
+    yield f"bars-{results['name']}.svg", chart(results["title"], groups, results["facts"], ops=results.get("ops", ""))
+
+
+def amount_charts(results: Json) -> Iterator[tuple[str, str]]:
+    """The chart of a file of amounts: for each question ours and each peer's, in its unit."""
+    groups = [
+        (asked, bars_to_scale({name: (n, f"{n:,g} {found['unit']}".strip()) for name, n in found["of"].items()}))
+        for asked, found in results["amounts"].items()
+    ]
+    yield f"bars-{results['name']}.svg", chart(results["title"], groups, results["facts"], ops=results.get("ops", ""))
+
+
+def bars_to_scale(values: dict[str, tuple[float, str]]) -> list[Bar]:
+    """A bar for each value, the longest as long as leaves room for its words."""
+    longest = max(value for value, _ in values.values())
+    return [Bar(name, value / longest * 0.88, words) for name, (value, words) in values.items()]
 
 
 def duration(seconds: float) -> str:
@@ -131,7 +148,9 @@ def duration(seconds: float) -> str:
 def draw(results: Json, folder: Path) -> list[Path]:
     """Write the charts of one file; returns their paths."""
     drawn = []
-    for name, svg in time_charts(results) if "seconds" in results else gpu_charts(results):
+    kinds = {"seconds": time_charts, "amounts": amount_charts}
+    charts = next((made for key, made in kinds.items() if key in results), gpu_charts)
+    for name, svg in charts(results):
         (folder / name).write_text(svg, encoding="utf-8")
         drawn.append(folder / name)
     return drawn
@@ -140,7 +159,7 @@ def draw(results: Json, folder: Path) -> list[Path]:
 def main() -> int:
     """Draw the charts of each file beside it, or elsewhere."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a gpu.json, or a file of times")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a gpu.json, or a file of times or amounts")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the charts go; beside each file by default")
     options = parser.parse_args()
     for file in options.files:

@@ -37,9 +37,24 @@ def functions() -> dict[str, Callable[..., Any]]:
     def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
         return norms.layernorm_fwd(x, weight.float(), bias.float(), 1e-5)
 
-    return {
+    known = {
         "rms_norm": rms_norm,
         "fused_add_rms_norm": fused_add_rms_norm,
         "layer_norm": layer_norm,
         "scaled_softmax": quack.softmax,
     }
+    return {op: _explained(function) for op, function in known.items()}
+
+
+def _explained(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose compiler's own errors become a RuntimeError: some widths do not compile."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:
+            if not type(error).__module__.startswith("cutlass"):
+                raise
+            raise RuntimeError(f"its compiler says: {error}") from error
+
+    return call

@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import child, graphs, host_turns, liger, quack, shapes_cases
 from benchmarks.graphs import COLD, STEADY, Samples
+from benchmarks.other_site import BESIDE, OtherSite
 from benchmarks.report import host_facts
 from benchmarks.shapes_cases import COMPILED, EAGER, OURS, Case
 
@@ -42,7 +43,19 @@ PEER_ERRORS = (AssertionError, NotImplementedError, RuntimeError, TypeError, Val
 def ratios(samples: Samples) -> dict[str, float]:
     """By measure: the time of the best peer divided by ours. Above one, ours is the faster."""
     medians = {measure: {name: statistics.median(us) for name, us in of.items()} for measure, of in samples.items()}
-    return {measure: min(us for name, us in of.items() if name != OURS) / of[OURS] for measure, of in medians.items()}
+    return {measure: min(of[name] for name in peers(of)) / of[OURS] for measure, of in medians.items()}
+
+
+def peers(of: Collection[str]) -> list[str]:
+    """The contestants that are not precast."""
+    return [name for name in of if name not in (OURS, BESIDE)]
+
+
+def gain_of(result: Json, measure: str) -> float:
+    """The time of the other installation divided by ours; one without such an installation."""
+    found = [take[measure] for take in result["takes"] if BESIDE in take[measure]]
+    gains: list[float] = [statistics.median(of[BESIDE]) / statistics.median(of[OURS]) for of in found]
+    return statistics.median(gains or [1.0])
 
 
 def ratio_of(result: Json, measure: str) -> float:
@@ -59,14 +72,16 @@ def check(name: str, case: Case, result: Sequence[Any], reference: Sequence[Any]
         torch.testing.assert_close(one, other, rtol=2e-2, atol=atol, msg=lambda text: f"{case.text}, {name}: {text}")
 
 
-def measured(case: Case, takes_of: Takes, sets: int, device: str, *, compiled: bool) -> Json:
+def measured(
+    case: Case, takes_of: Takes, sets: int, device: str, *, compiled: bool, beside: OtherSite | None = None
+) -> Json:
     """All takes of a case. A peer that cannot do it, or does it wrong, is named with the reason; ours must be right."""
     given = shapes_cases.buffers(case, sets, device)
     functions, absent = shapes_cases.functions(case, device)
     if compiled:
         functions[COMPILED] = shapes_cases.compiled(functions[EAGER])
     reference = shapes_cases.call_of(functions[EAGER], given, 0)()
-    contestants = {}
+    contestants: dict[str, Any] = {}
     for name, function in functions.items():
         calls = [shapes_cases.call_of(function, given, index) for index in range(len(given.inputs))]
         try:
@@ -76,6 +91,8 @@ def measured(case: Case, takes_of: Takes, sets: int, device: str, *, compiled: b
             if name in (OURS, EAGER):
                 raise
             absent[name] = f"no peer: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:160]}"
+    if beside is not None:
+        contestants[BESIDE] = [beside.open(case)]
     takes = [takes_of(contestants)]
     if min(ratios(takes[0]).values()) < EVEN:
         takes += [takes_of(contestants) for _ in range(2)]
@@ -93,13 +110,14 @@ def rounded(takes: list[Samples]) -> list[Samples]:
 def line(result: Json) -> str:
     """One case: both ratios, our time and the best peer's with their spreads, steady."""
     take = result["takes"][-1][STEADY]
-    best = min((name for name in take if name != OURS), key=lambda name: statistics.median(take[name]))
+    best = min(peers(take), key=lambda name: statistics.median(take[name]))
     times = ", ".join(
         f"{name} {statistics.median(take[name]):.1f} us +-{100 * graphs.spread(take[name]):.1f} %"
         for name in (OURS, best)
     )
     text = Case(*(result[name] for name in ("op", "way", "shape", "dtype", "model"))).text
-    return f"{ratio_of(result, STEADY):6.2f} {ratio_of(result, COLD):6.2f}  {text}: {times}"
+    gain = f", {gain_of(result, STEADY):.2f} times the other precast" if BESIDE in take else ""
+    return f"{ratio_of(result, STEADY):6.2f} {ratio_of(result, COLD):6.2f}  {text}: {times}{gain}"
 
 
 def summary(results: Sequence[Json]) -> Iterator[str]:
@@ -152,7 +170,16 @@ def compile_only(cases: Sequence[Case], device: str) -> None:
         shapes_cases.call_of(shapes_cases.compiled(functions[EAGER]), shapes_cases.buffers(case, 1, device), 0)()
 
 
-def run(cases: Sequence[Case], results: Json, path: Path, device: str, *, compiled: bool, until: float) -> None:
+def run(
+    cases: Sequence[Case],
+    results: Json,
+    path: Path,
+    device: str,
+    *,
+    compiled: bool,
+    until: float,
+    beside: OtherSite | None = None,
+) -> None:
     """Measure the cases one by one while there is time, keeping the file complete."""
     import torch
 
@@ -169,7 +196,7 @@ def run(cases: Sequence[Case], results: Json, path: Path, device: str, *, compil
         if device == "cuda":
             l2 = torch.cuda.get_device_properties(0).L2_cache_size
             sets = graphs.sets_for(shapes_cases.call_bytes(case), l2)
-        results["cases"].append(measured(case, takes_of, sets, device, compiled=compiled))
+        results["cases"].append(measured(case, takes_of, sets, device, compiled=compiled, beside=beside))
         print(line(results["cases"][-1]), flush=True)
         path.write_text(json.dumps(results) + "\n", encoding="utf-8")
         torch.cuda.empty_cache()
@@ -180,6 +207,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the samples go")
     parser.add_argument("--site", type=Path, help="measure what is installed in this folder (pip install --target)")
+    parser.add_argument("--beside", type=Path, help="another such folder, such as that of an older commit (CPU only)")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="of random cases")
     parser.add_argument("--device", choices=tuple(RANDOM), default="cuda", help="where the ops run")
@@ -195,6 +223,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--part is {options.part}; needed two numbers such as 1/4")
     if options.table is None and options.json is None and options.compile_only is None:
         parser.error("needed --json FILE, for the samples, or --table FILE...")
+    if options.beside is not None and options.device != "cpu":
+        parser.error("--beside needed --device cpu")
     options.numbers = (int(part), int(parts))
     options.random = RANDOM[options.device] if options.random is None else options.random
     return options
@@ -227,7 +257,10 @@ def main() -> int:
             print(f"compiled ahead after {time.monotonic() - begin:.0f} s", flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         compiled, until = not options.without_compile, begin + options.seconds
-        run(cases, results, options.json, options.device, compiled=compiled, until=until)
+        beside = OtherSite(options.beside) if options.beside is not None else None
+        run(cases, results, options.json, options.device, compiled=compiled, until=until, beside=beside)
+        if beside is not None:
+            beside.close()
     print("\n".join(table(results["cases"])))
     return 0
 

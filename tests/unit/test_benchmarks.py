@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -60,6 +61,42 @@ def test_results_hold_the_ratio_and_the_machine(tmp_path: Path, monkeypatch: pyt
     kept = json.loads(path.read_text())
     assert kept["rows"][0]["ratio"] == 0.5
     assert kept["host"] == {"cpu": "a fast one"}
+
+
+def test_the_cost_of_a_release_is_computed_from_the_matrix() -> None:
+    release_cost = importlib.import_module("benchmarks.release_cost")
+    made = release_cost.cost(ROOT)
+    assert json.loads((ROOT / "docs" / "benchmarks" / "release.json").read_text(encoding="utf-8")) == made, (
+        "python -m benchmarks.release_cost docs/benchmarks/release.json writes it"
+    )
+    minutes = made["amounts"]["Minutes x cores"]["of"]
+    assert minutes["precast"] == 25.3 < minutes["a wheel per cell, shared"] < minutes["a wheel per cell, alone"]
+
+
+def test_amounts_are_drawn_to_scale() -> None:
+    plots = importlib.import_module("benchmarks.plots")
+    asked = {"Size": {"unit": "MB", "of": {"precast": 10, "a peer": 40}}}
+    ((name, svg),) = plots.amount_charts({"name": "made", "title": "t", "facts": "f", "ops": "op", "amounts": asked})
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', svg)]
+    assert name == "bars-made.svg" and 'data-ops="op"' in svg and "40 MB" in svg
+    assert widths[0] == pytest.approx(widths[1] / 4, abs=0.1)
+
+
+def test_the_file_of_a_cold_start_has_both_parts() -> None:
+    cold = importlib.import_module("benchmarks.cold_start")
+    made = cold.times({"precast": (1.0, 2.5), "kernels": (4.0, 1.0)}, "a machine")
+    assert list(made["seconds"].values()) == [{"precast": 3.5, "kernels": 5.0}, {"precast": 2.5, "kernels": 1.0}]
+
+
+def test_a_contestant_starts_from_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = importlib.import_module("benchmarks.cold_start")
+    seen: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(cold.subprocess, "run", lambda command, **_: seen.append(("pip", command)))
+    monkeypatch.setattr(cold, "run", lambda program, *arguments, env: seen.append((program, [*arguments, str(env)])))
+    parts = cold.first_result(cold.Contestant(("ninja",), "program", ("{}", "csrc")), tmp_path, tmp_path)
+    (_, pip), (program, (build, csrc, env)) = seen
+    assert "--no-index" in pip and pip[-1] == "ninja" and program == "program" and csrc == "csrc"
+    assert build.endswith("/build") and "PRECAST_CACHE_DIR" in env and min(parts) >= 0 and not any(tmp_path.iterdir())
 
 
 def test_an_installation_without_prebuilt_files_is_refused(tmp_path: Path) -> None:
@@ -140,13 +177,14 @@ def test_the_contestants_of_the_cpu_optimizers_take_the_same_steps(monkeypatch: 
 
 @pytest.mark.torch
 @pytest.mark.compiler
-def test_the_pybind_peer_compiles() -> None:
+@pytest.mark.parametrize("name", ["binding.cpp", "norm_binding.cpp"])
+def test_a_pybind_peer_compiles(name: str) -> None:
     import torch
 
     include = Path(torch.__file__).parent / "include"
     folders = [ROOT / "csrc", include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include")]
     options = ["-std=c++20", "-fsyntax-only", "-DTORCH_EXTENSION_NAME=peer", "-DPRECAST_CPU_LEVEL=baseline"]
-    source = ROOT / "benchmarks" / "peers" / "binding.cpp"
+    source = ROOT / "benchmarks" / "peers" / name
     command = ["g++", *options, *(f"-I{folder}" for folder in folders), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]

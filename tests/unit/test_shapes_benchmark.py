@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -71,6 +72,37 @@ def test_calls_on_the_cpu_take_turns() -> None:
     assert changes >= 2 * 2 * rounds - 1  # each contestant has a turn for each measure in each round
 
 
+def test_another_installation_takes_turns_but_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    turns, shapes = module("host_turns"), module("shapes")
+    monkeypatch.setattr(turns, "WARM_US", 0)
+    asked = []
+
+    class Elsewhere:
+        def turn_us(self, repeats: int, *, calls: int = 1, cold: bool = False) -> list[float]:
+            asked.append((repeats, calls > 0, cold))
+            return [1.0] * repeats
+
+    found = turns.in_turns({"precast": [lambda: None], "torch eager": [lambda: None], shapes.BESIDE: [Elsewhere()]})
+    assert asked[1:] == [(turns.COLD_REPEATS, True, True), (turns.STEADY_REPEATS, True, False)] * turns.ROUNDS
+    assert shapes.peers(found["steady"]) == ["torch eager"]
+    take = {"precast": [2.0], "torch eager": [3.0], shapes.BESIDE: [1.0]}
+    assert shapes.ratios({"steady": take}) == {"steady": 1.5}
+    assert shapes.gain_of({"takes": [{"steady": take}]}, "steady") == 0.5
+
+
+def test_another_installation_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    other, cases = module("other_site"), module("shapes_cases")
+    case = cases.Case("scaled_softmax", "forward", (3, 5), "float32", "a test")
+    questions = [{"case": dataclasses.asdict(case)}, {"repeats": 2, "calls": 3, "cold": False}]
+    monkeypatch.setattr(other.child, "use_installation", lambda site: None)
+    monkeypatch.setattr(other.sys, "stdin", [json.dumps(question) for question in questions])
+    other.serve(Path("unused"))
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[0] == [] and len(answers[1]) == 2 and min(answers[1]) > 0
+
+
 def test_random_cases_follow_their_seed_and_differ_with_it() -> None:
     cases = module("shapes_cases")
     first, again, other = (cases.drawn(seed, 200, "cuda") for seed in (1, 1, 2))
@@ -138,7 +170,10 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
     assert "0 of 2 cases below 0.97" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--json", "a", "--part", "5/4"], ["--json", "a", "--part", "two"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--json", "a", "--part", "5/4"], ["--json", "a", "--part", "two"], ["--json", "a", "--beside", "b"], []],
+)
 def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         module("shapes").parse(arguments)
