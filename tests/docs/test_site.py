@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from precast._builder import catalogue, descriptions
+from precast.errors import KernelError
 from tests import browser
 from tests.loopback import served
 from tools.shared import op_pages, site_source
@@ -33,10 +35,47 @@ def test_every_public_function_has_a_page_with_its_facts() -> None:
     assert "no gradient formula" in pages["reshape_and_cache.md"] and "| NVIDIA GPU | none |" in pages["adam_.md"]
 
 
+def test_no_page_of_an_op_lacks_a_part() -> None:
+    lacking = {name: op_pages.lacking(ROOT, name) for name in op_pages.functions()}
+    assert {name: parts for name, parts in lacking.items() if parts} == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "into", "says"),
+    [
+        ("Example::", "Like this:", "Example::"),
+        ("Raises:", "Errors:", "Raises"),
+        ("``x / sqrt(mean(x**2, -1) + eps) * weight``. Differentiable.", "The norm.", "a formula"),
+    ],
+)
+def test_a_page_without_a_part_is_refused(changed: str, into: str, says: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=shutil.ignore_patterns("*.c*", "*.h"))
+    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
+    module = tmp_path / "pkg" / "precast" / "ops" / "rms_norm" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    text = (ROOT / module.relative_to(tmp_path)).read_text(encoding="utf-8")
+    module.write_text(text, encoding="utf-8")
+    assert op_pages.lacking(tmp_path, "rms_norm") == []
+    module.write_text(text.replace(changed, into), encoding="utf-8")
+    (lacks,) = op_pages.lacking(tmp_path, "rms_norm")
+    assert lacks.startswith(says) and "pkg/precast/ops/rms_norm" in lacks
+
+
+def test_a_function_that_does_not_say_what_it_replaces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptions, "replaces", lambda _csrc: {})
+    assert op_pages.lacking(ROOT, "rms_norm") == ["[replaces.rms_norm] in csrc/rms_norm/family.toml"]
+
+
+def test_a_page_has_its_chart_or_says_that_there_is_none() -> None:
+    pages = op_pages.pages(ROOT)
+    assert "bars-rms_norm-backward.svg" in pages["rms_norm.md"] and "Longer is faster" in pages["rms_norm.md"]
+    assert "Shorter is faster" in pages["adam_.md"] and "has no chart" in pages["get_cos_and_sin.md"]
+
+
 def test_the_functions_of_today_say_what_they_replace() -> None:
     known = descriptions.replaces(ROOT / "csrc")
     assert known["rms_norm"]["torch"] == "`torch.nn.functional.rms_norm`" and set(known) <= set(op_pages.functions())
-    assert len(known) > 20 and all("torch" in row for row in known.values())
+    assert len(known) > 20 and all("torch" in row or "vllm" in row for row in known.values())
 
 
 def test_links_of_a_page_lead_to_its_copies() -> None:
@@ -53,6 +92,24 @@ def test_links_of_a_page_lead_to_its_copies() -> None:
     assert turned("[c](../../Makefile)", "https://host/us") == "[c](https://host/us/blob/main/Makefile)"
     assert turned("```\n[d](../../Makefile)\n```") == "```\n[d](../../Makefile)\n```"
     assert turned("[e](https://pytorch.org) [f](#g)") == "[e](https://pytorch.org) [f](#g)"
+
+
+def test_the_page_of_the_benchmarks_gets_every_figure_and_chart() -> None:
+    text = (ROOT / site_source.BENCHMARKS).read_text(encoding="utf-8")
+    made = site_source.with_figures(ROOT, text)
+    assert "| rms_norm 32768x4096 |" in made and "| rms_norm 32768x4096 |" not in text
+    for chart in (ROOT / "docs" / "benchmarks").glob("bars-*.svg"):
+        assert made.count(f"](benchmarks/{chart.name})") == 1, chart.name
+    with pytest.raises(KernelError, match="wanted one line '<!-- charts -->'; found 0"):
+        site_source.with_figures(ROOT, text.replace(site_source.CHARTS, ""))
+
+
+def test_figures_that_cannot_be_read_end_the_site(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
+    (tmp_path / "docs" / "benchmarks" / "h200-cu130.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    with pytest.raises(KernelError, match="the table of all figures cannot be made"):
+        site_source.with_figures(tmp_path, site_source.CHARTS + site_source.TABLE)
 
 
 def test_docstrings_become_markdown() -> None:
@@ -137,3 +194,15 @@ def test_pages_load_nothing_from_another_host_and_search_in_the_browser() -> Non
         first = page.evaluate("document.querySelector('.md-search-result__link').href")
         assert "reference/ops/rms_norm.html" in first
         assert [url for url in page.requests if not re.match(rf"{address}/|about:|data:|blob:", url)] == []
+
+
+@pytest.mark.site
+@pytest.mark.chromium
+def test_the_site_follows_the_system_between_light_and_dark() -> None:
+    scheme = "document.body.getAttribute('data-md-color-scheme')"
+    with served(SITE) as (address, _), browser.page() as page:
+        for dark, wanted in ((False, "default"), (True, "slate"), (False, "default")):
+            page.look(dark=dark)
+            page.open(f"{address}/install.html")
+            page.wait(f"{scheme} === '{wanted}'")
+            assert page.evaluate(scheme) == wanted

@@ -19,6 +19,8 @@ from precast.errors import KernelError
 
 LIBRARIES = {"torch": "PyTorch", "apex": "apex", "vllm": "vLLM", "liger": "Liger-Kernel"}
 NOTE = "note"
+# A shape, a dtype, or a reference to a function that has them.
+_SHAPED = re.compile(r"``?\(|float32|dtype|int64|as in|as for|parameter")
 
 
 def functions() -> list[str]:
@@ -95,14 +97,23 @@ def _numerics(root: Path, folder: Folder) -> Iterator[str]:
 def _charts(root: Path, name: str) -> Iterator[str]:
     """The charts that have this function's bars, if there are benchmarks of it."""
     charts = sorted((root / "docs" / "benchmarks").glob("bars-*.svg"), key=lambda path: path.stem)
-    ours = [chart.name for chart in charts if name in charted(chart.read_text(encoding="utf-8"))]
-    if ours:
-        yield "## Speed"
-        yield ""
+    texts = {chart.name: chart.read_text(encoding="utf-8") for chart in charts}
+    ours = [chart for chart, text in texts.items() if name in charted(text)]
+    yield "## Speed"
+    yield ""
+    if not ours:
+        yield "This function has no chart. [The benchmarks](../../benchmarks.md) list what is measured."
+    elif any("per cent of the copy rate" in texts[chart] for chart in ours):
         yield "Longer is faster. 100 % is the rate of a large copy. [All results](../../benchmarks.md)."
-        yield ""
-        yield from (f"![{name}: percent of the copy rate](../../benchmarks/{chart})" for chart in ours)
-        yield ""
+    else:
+        yield "Shorter is faster. [All results](../../benchmarks.md)."
+    yield ""
+    yield from (f"![{name}: {_title(texts[chart])}](../../benchmarks/{chart})" for chart in ours)
+    yield ""
+
+
+def _title(svg: str) -> str:
+    return svg.partition("<title>")[2].partition("</title>")[0]
 
 
 def _replaces(instead: Mapping[str, str]) -> Iterator[str]:
@@ -116,14 +127,33 @@ def charted(svg: str) -> list[str]:
     return svg.partition('data-ops="')[2].partition('"')[0].split()
 
 
+def lacking(root: Path, name: str) -> list[str]:
+    """What the page of a function lacks, each with where it is written."""
+    folder = catalogue.folder_of(name)
+    text, made = docstring(root, folder, name), page(root, name, descriptions.replaces(root / "csrc").get(name, {}))
+    where = f"pkg/precast/ops/{folder.name}/__init__.py"
+    summary, _, arguments = text.partition("Args:\n")
+    wanted = {
+        f"a formula or a name in code in the first lines of the docstring in {where}": "`" in summary,
+        f"Args with shapes and dtypes, or the function that has them, in {where}": bool(_SHAPED.search(arguments)),
+        f"Raises in the docstring in {where}": "Raises:\n" in text,
+        f"Example:: in the docstring in {where}": "**Example**" in text,
+        f"numerics below the first paragraph of the module's docstring in {where}": "## Numerics" in made,
+        f"[replaces.{name}] in csrc/{folder.name}/family.toml": "## What it replaces" in made,
+    }
+    return [what for what, found in wanted.items() if not found]
+
+
 def _summary(root: Path, name: str) -> str:
     """The first line of the docstring, as a cell of a table."""
     return docstring(root, catalogue.folder_of(name), name).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
 def docstring(root: Path, folder: Folder, name: str) -> str:
-    """The docstring of a public function, read from the sources without an import."""
-    for node in ast.parse(_source(root, folder)).body:
+    """The docstring of a public function, read without an import from the folder's module or a private one."""
+    beside = sorted((root / "pkg" / "precast" / "ops" / folder.name).glob("_[a-z]*.py"))
+    texts = [_source(root, folder), *(path.read_text(encoding="utf-8") for path in beside)]
+    for node in (node for text in texts for node in ast.parse(text).body):
         if isinstance(node, ast.FunctionDef) and node.name == name and (text := ast.get_docstring(node)):
             return as_markdown(text)
     raise KernelError(f"pkg/precast/ops/{folder.name}/__init__.py has no function {name} with a docstring")

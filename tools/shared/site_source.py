@@ -10,9 +10,12 @@ import ast
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from precast.errors import KernelError
 from tools.shared import op_pages
 
 # Pages outside ``docs`` that the site has too.
@@ -26,6 +29,8 @@ MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "err
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
 WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
 WEIGHTS |= {"reference/attacks.md": 0.3, "reference/launch.md": 0.3, "reference/python/": 0.7}
+BENCHMARKS = "docs/benchmarks.md"
+CHARTS, TABLE = "<!-- charts -->\n", "<!-- gpu_table -->\n"
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -40,6 +45,8 @@ def write(root: Path, pages: Path, package: Path, repository: str | None) -> Non
     copies = where(root)
     for name, place in copies.items():
         text = (root / name).read_text(encoding="utf-8")
+        if name == BENCHMARKS:
+            text = with_figures(root, text)
         _write(pages / place, weighted(place, with_links(text, root, name, copies, repository)))
     for name, text in op_pages.pages(root).items():
         _write(pages / "reference" / "ops" / name, text)
@@ -48,6 +55,29 @@ def write(root: Path, pages: Path, package: Path, repository: str | None) -> Non
         _write(pages / reference, weighted(reference, module_page(root, module)))
     for path in sorted((root / "pkg" / "precast").rglob("*.py")):
         _write(package / path.relative_to(root / "pkg"), op_pages.as_markdown(path.read_text(encoding="utf-8")))
+
+
+def with_figures(root: Path, text: str) -> str:
+    """The page of the benchmarks with the charts that it does not show, and the table of all figures, both folded.
+
+    KernelError if the page has no place for one of them.
+    """
+    for mark in (CHARTS, TABLE):
+        if text.count(mark) != 1:
+            raise KernelError(f"{BENCHMARKS}: wanted one line {mark.strip()!r}; found {text.count(mark)}")
+    folder = root / "docs" / "benchmarks"
+    charts = [path for path in sorted(folder.glob("bars-*.svg"), key=lambda path: path.stem) if path.name not in text]
+    shown = [f"![{path.stem.removeprefix('bars-')}](benchmarks/{path.name})" for path in charts]
+    command = [sys.executable, "-m", "benchmarks.gpu_table", *map(str, sorted(folder.glob("h200-*.json")))]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise KernelError(f"{BENCHMARKS}: the table of all figures cannot be made\n{done.stderr}")
+    text = text.replace(CHARTS, _folded("A chart for each op", "\n".join(shown)))
+    return text.replace(TABLE, _folded("Every figure", done.stdout))
+
+
+def _folded(summary: str, text: str) -> str:
+    return f'<details markdown="1"><summary>{summary}</summary>\n\n{text}\n\n</details>\n'
 
 
 def where(root: Path) -> dict[str, str]:
