@@ -28,7 +28,7 @@ def _build_lines(build: Json) -> list[str]:
     commit = f", commit {build['commit'][:12]}{' with changes' if build['dirty'] else ''}" if build["commit"] else ""
     lines = [f"  build     {build['version']}{label}, {build['mode'] or 'no manifest'}{commit}"]
     files = len(build["host_files"]), len(build["device_files"])
-    lines.append(f"  files     {files[0]} host libraries, {files[1]} device files")
+    lines.append(f"  files     {files[0]} host libraries, {files[1]} device images")
     if build["note"]:
         lines.append(f"  note      {build['note']}")
     if build["remedy"]:

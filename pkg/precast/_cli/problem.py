@@ -46,12 +46,13 @@ def _damaged(facts: Json) -> Iterator[Problem]:
             if rejection["reason"] == Reason.DAMAGED.value:
                 found.setdefault(rejection["candidate"], rejection)
     folder = facts["build"]["manifest"].rpartition("/")[0]
-    for path, rejection in found.items():
+    paths = facts["build"]["device_paths"]
+    for name, rejection in found.items():
         what = "missing" if rejection["found"] == "missing" else "corrupted"
         yield Problem(
             (
-                f"{path} is {what}, so it is not used",
-                f"  file    {folder}/{path}",
+                f"{name} is {what}, so it is not used",
+                f"  file    {folder}/{paths.get(name, name)}",
                 f"  found   {rejection['found']}",
                 f"  needed  {rejection['wanted']}",
                 f"  fix     1) {rejection['remedy'] or _AGAIN}",

@@ -74,7 +74,7 @@ def _facts(facts: Json) -> list[str]:
     hosts, devices = len(build["host_files"]), len(build["device_files"])
     files = ""
     if hosts or devices:
-        files = f": {output.count(hosts, 'host library', 'host libraries')}, {output.count(devices, 'device file')}"
+        files = f": {output.count(hosts, 'host library', 'host libraries')}, {output.count(devices, 'device image')}"
     rows = [
         ("precast", f"{build['version']}{label}, {_MODES[build['mode']]}{files}"),
         ("note", build["note"]),

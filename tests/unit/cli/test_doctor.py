@@ -78,7 +78,7 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
     cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert cuda["pieces"] == [
         {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
-        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin.xz"},
+        {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
     ]
     assert facts["build"]["label"] == "cu121" and facts["build"]["mode"] == "release"
 
@@ -91,11 +91,11 @@ def test_damaged_files_are_named_and_what_would_happen_instead(examine: Any, c_d
     assert kernels(facts)["rms_norm_cuda"] == "jit" and "damaged" in reasons(facts, "rms_norm_cuda")
     first, file, found, _, fix, *_ = doctor.to_text(facts).splitlines()
     assert not facts["ok"], "a build hides the damage from a caller, not from the doctor"
-    assert first == "PROBLEM: device/rms_norm.sm_90.cubin.xz is corrupted, so it is not used"
+    assert first == "PROBLEM: device/rms_norm.sm_90.cubin is corrupted, so it is not used"
     assert file == f"  file    {c_dir}/device/rms_norm.sm_90.cubin.xz" and found.startswith("  found   ")
     assert "0 bytes" in found and re.match(r"  fix +1\) \w", fix)
     (c_dir / "device/rms_norm.sm_90.cubin.xz").unlink()
-    assert "rms_norm.sm_90.cubin.xz is missing" in doctor.to_text(examine(ex.host())).splitlines()[0]
+    assert "rms_norm.sm_90.cubin is missing" in doctor.to_text(examine(ex.host())).splitlines()[0]
 
 
 def test_a_damaged_manifest_is_part_of_the_report(examine: Any, c_dir: Path) -> None:
@@ -233,13 +233,13 @@ def test_the_size_of_the_cache_and_who_builds_into_it_are_told(
 def test_the_document_describes_every_key(examine: Any) -> None:
     facts = examine(ex.host())
     text = (CHECKOUT / "docs/reference/doctor.md").read_text()
-    described = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    described = set(re.findall(r"^\* `(\w+)`:", text, re.MULTILINE))
     kernel = facts["kernels"][0]
     keys = {*facts, *facts["host"], *facts["host"]["torch"], *facts["host"]["gpus"][0], *facts["host"]["cache"]}
     keys |= {*facts["host"]["compiler"], *facts["host"]["nvrtc"], *facts["build"], *kernel, *kernel["rejections"][0]}
     keys |= {*kernel["pieces"][0], *DEEP[0], "holder"}
     verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
-    assert verdicts <= set(re.findall(r"^\| `([\w-]+)`", text, re.MULTILINE))
+    assert verdicts <= set(re.findall(r"^\* `([\w-]+)`:", text, re.MULTILINE))
     assert described - verdicts == keys
 
 

@@ -22,10 +22,10 @@ def reference(parser: argparse.ArgumentParser) -> str:
     for path, found in completion.commands(parser):
         if not path or completion.subcommands(found):
             continue
-        rows = [f"| `{shown(action)}` | {meaning(action)} |" for action in completion.arguments(found)]
+        rows = [f"* `{shown(action)}`: {meaning(action)}" for action in completion.arguments(found)]
         words = " ".join((parser.prog, *path, *(in_usage(action) for action in completion.arguments(found))))
         section = [f"## `{' '.join((parser.prog, *path))}`", "", f"{about(parser, path)}.", "", f"    {words}", ""]
-        sections += [*section, *(["| Argument | Meaning |", "| --- | --- |", *rows, ""] if rows else [])]
+        sections += [*section, *([*rows, ""] if rows else [])]
     return "\n".join(sections)
 
 
@@ -49,7 +49,7 @@ def in_usage(action: argparse.Action) -> str:
 
 
 def meaning(action: argparse.Action) -> str:
-    return (action.help or "which one").replace("%%", "%").replace("|", "\\|")
+    return (action.help or "which one").replace("%%", "%")
 
 
 def about(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> str:
