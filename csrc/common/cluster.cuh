@@ -62,6 +62,9 @@ DEVICE void cluster_barrier() {
 #endif
 }
 
+// The copies of a row whose addresses are computed at once. For 10.x and 11.x the compiler has no registers for all.
+constexpr int kCopiesAtOnce = PRECAST_ARCH / 100 == 10 || PRECAST_ARCH / 100 == 11 ? 2 : 8;
+
 // Writes a number to this place in the shared memory of block `rank` of the cluster.
 DEVICE void store_in_cluster(float* p, u32 rank, float v) {
 #if PRECAST_ARCH >= 900
@@ -101,7 +104,7 @@ struct ClusterWalk {
   DEVICE u32 place(int buffer, int j) const { return slot + (buffer * V + j) * blockDim.x * 16; }
 
   DEVICE void fetch(int buffer, const char* from) const {
-#pragma unroll
+#pragma unroll kCopiesAtOnce
     for (int j = 0; j < V; ++j) {
       if (has(j)) copy(place(buffer, j), from + offset(j));
     }

@@ -331,19 +331,26 @@ DEVICE void strips(const UpfirdnArgs& a) {
 }  // namespace image
 }  // namespace precast
 
-KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, 768, strips<Float32, 1, 1>)
-KERNEL(upfirdn2d_up_f32, UpfirdnArgs, 128, 768, strips<Float32, 2, 1>)
-KERNEL(upfirdn2d_down_f32, UpfirdnArgs, 128, 768, strips<Float32, 1, 2>)
+// Compilers for 10.x need more registers to keep the pixels on their way.
+#if PRECAST_ARCH / 100 == 10
+#define STRIPS_RESIDENT 640
+#else
+#define STRIPS_RESIDENT 768
+#endif
+
+KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 1>)
+KERNEL(upfirdn2d_up_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 2, 1>)
+KERNEL(upfirdn2d_down_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 2>)
 KERNEL(upfirdn2d_general_f32, UpfirdnArgs, 256, 1024, general<Float32>)
 
-KERNEL(upfirdn2d_f16, UpfirdnArgs, 128, 768, strips<Float16, 1, 1>)
-KERNEL(upfirdn2d_up_f16, UpfirdnArgs, 128, 768, strips<Float16, 2, 1>)
-KERNEL(upfirdn2d_down_f16, UpfirdnArgs, 128, 768, strips<Float16, 1, 2>)
+KERNEL(upfirdn2d_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 1, 1>)
+KERNEL(upfirdn2d_up_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 2, 1>)
+KERNEL(upfirdn2d_down_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 1, 2>)
 KERNEL(upfirdn2d_general_f16, UpfirdnArgs, 256, 1024, general<Float16>)
 
-KERNEL(upfirdn2d_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 1, 1>)
-KERNEL(upfirdn2d_up_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 2, 1>)
-KERNEL(upfirdn2d_down_bf16, UpfirdnArgs, 128, 768, strips<BFloat16, 1, 2>)
+KERNEL(upfirdn2d_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 1, 1>)
+KERNEL(upfirdn2d_up_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 2, 1>)
+KERNEL(upfirdn2d_down_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 1, 2>)
 KERNEL(upfirdn2d_general_bf16, UpfirdnArgs, 256, 1024, general<BFloat16>)
 
 KERNEL(upfirdn2d_general_f64, UpfirdnArgs, 256, 1024, general<Float64>)

@@ -252,6 +252,17 @@ def test_grad_scaler(overflow: bool) -> None:
     assert_near(after, [p.detach() for p in theirs.parameters()])
 
 
+def test_a_scale_on_another_device_is_warned_of() -> None:
+    net = model()
+    net(torch.ones(4, 5)).sum().backward()
+    optimizer = CPUAdam(net.parameters())
+    optimizer.grad_scale, optimizer.found_inf = torch.ones((), device="meta"), torch.ones(())
+    with pytest.warns(RuntimeWarning, match=r"CPUAdam.step: torch's GradScaler has its scale on meta"):
+        optimizer.step()
+    optimizer.grad_scale = torch.ones(())
+    optimizer.step()  # a warning is an error here
+
+
 def test_gradients_unscaled_by_the_scaler_are_not_unscaled_again() -> None:
     results = []
     for unscale in (True, False):

@@ -68,6 +68,36 @@ def test_the_limit_bounds_the_memory() -> None:
     assert len(ours.offloaded()) == 5
 
 
+@pytest.fixture
+def waiting_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's GradScaler waits for its copies on the CPU; see ``warn_of_late_copies``."""
+    replicator = torch.amp.grad_scaler._MultiDeviceReplicator
+    get = replicator.get
+
+    def waited(self: Any, device: Any) -> Any:
+        copy = get(self, device)
+        torch.cuda.synchronize()
+        return copy
+
+    monkeypatch.setattr(replicator, "get", waited)
+
+
+def test_a_scale_on_the_gpu_and_gradients_on_the_cpu_are_warned_of() -> None:
+    params = [p.requires_grad_() for p in made()]
+    give(params, 1, 8.0)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    scaler.scale(torch.zeros((), device="cuda"))
+    with pytest.warns(RuntimeWarning, match="HybridAdam.step: .* scale on cuda:0 and gradients on the CPU"):
+        scaler.step(HybridAdam(params))
+    for param in params:
+        param.data, param.grad = param.data.cuda(), None
+    give(params, 2, 8.0)
+    scaler.update()
+    scaler.step(HybridAdam(params, gpu_bytes=0))  # the states alone are on the CPU, which is safe
+
+
+@pytest.mark.filterwarnings("ignore:HybridAdam.step. torch's GradScaler")
+@pytest.mark.usefixtures("waiting_scaler")
 @pytest.mark.parametrize("limit", LIMITS)
 def test_with_a_gradscaler(limit: int | None) -> None:
     params = [p.requires_grad_() for p in made()]

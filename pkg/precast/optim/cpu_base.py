@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
@@ -84,10 +85,11 @@ class CPUOptimizer(PlannedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scaler = getattr(self, "grad_scale", None)
+        warn_of_late_copies(type(self).__name__, scaler)
         for found in (found_inf, getattr(self, "found_inf", None)):
             if found is not None and float(found) != 0:
                 return loss
-        scaler = getattr(self, "grad_scale", None)
         scale = _factor(grad_scale, scaler, clip_coef)
         unscale = 0.0 if scaler is None else 1.0 / float(scaler)
         known, self._known = self._known, None
@@ -296,6 +298,22 @@ def check_numbers(options: Mapping[str, Any], *names: str) -> None:
 
 def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
     return param.dtype if group["state_dtype"] is None else torch.float32
+
+
+def warn_of_late_copies(name: str, scale: Any) -> None:
+    """Warn if torch's GradScaler has its scale on a GPU and looked at gradients on the CPU.
+
+    It starts to copy the scale and its flag to the CPU, and uses the copies without waiting for them. Then a gradient
+    can get a wrong factor and an infinity can be missed, before the optimizer's step is called.
+    """
+    if isinstance(scale, Tensor) and not scale.is_cpu:
+        warnings.warn(
+            f"{name}.step: torch's GradScaler has its scale on {scale.device} and gradients on the CPU, which it may "
+            "change by values that have not arrived yet (https://github.com/pytorch/pytorch/pull/176429); "
+            "bfloat16 needs no GradScaler",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from precast.optim import _gathered, _saved
 from precast.optim._planned import TorchsKeys, check_betas, light, outside_dynamo
 from precast.optim._watched import Seen
 from precast.optim.cpu_adam import CPUAdam
-from precast.optim.cpu_base import check_numbers
+from precast.optim.cpu_base import check_numbers, warn_of_late_copies
 from precast.optim.fused_adam import FusedAdam
 
 if TYPE_CHECKING:
@@ -104,14 +104,16 @@ class HybridAdam(TorchsKeys):
             with torch.enable_grad():
                 loss = closure()
         sides = self._current()
-        for side in sides.both:
-            for name in ("grad_scale", "found_inf"):
-                setattr(side, name, getattr(self, name, None))  # of GradScaler
+        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of GradScaler
+        scaled = scaling["grad_scale"] is not None
+        if scaled and any(param.is_cpu and param.grad is not None for param in sides.params):
+            warn_of_late_copies(type(self).__name__, scaling["grad_scale"])
         fetched = self._fetch(sides.offloaded)
         if sides.gpu is not None:
+            vars(sides.gpu).update(scaling)
             sides.gpu.step()
         if sides.cpu is not None:
-            self._step_on_cpu(sides, sides.cpu, fetched)
+            self._step_on_cpu(sides, sides.cpu, fetched, scaling)
         if not sides.still(self.state):
             for param, own, side in sides.owners():
                 state = side.state.get(own)
@@ -134,12 +136,13 @@ class HybridAdam(TorchsKeys):
         wait: Callable[[], Any] = event.synchronize
         return wait
 
-    def _step_on_cpu(self, sides: _Sides, cpu: CPUAdam, fetched: Callable[[], Any]) -> None:
+    def _step_on_cpu(self, sides: _Sides, cpu: CPUAdam, fetched: Callable[[], Any], scaling: dict[str, Any]) -> None:
         if _gathered.capturing():
             raise RuntimeError(
                 "HybridAdam.step: a graph is captured, but parameters step on the CPU, which a replay would leave out; "
                 "needed: all parameters and their states on the GPU"
             )
+        vars(cpu).update({name: _on(value, torch.device("cpu")) for name, value in scaling.items()})
         if not sides.offloaded:
             cpu.step()
             return

@@ -122,6 +122,8 @@ def budget(entry: str, target: GpuTarget) -> int:
     name = re.sub(r"_(f32|f16|bf16)", "", entry)
     if name in ("decode_128", "decode_narrow") and target.capability.number >= 120:
         return 255
+    if name in ("upfirdn2d", "upfirdn2d_up", "upfirdn2d_down") and target.capability.major == 10:
+        return 96
     allowed = BUDGETS[name]
     return max(allowed, 64) if target.capability.number in FEWER_THREADS else allowed
 
