@@ -333,9 +333,9 @@ DEVICE void strips(const UpfirdnArgs& a) {
 
 // Compilers for 10.x need more registers to keep the pixels on their way.
 #if PRECAST_ARCH / 100 == 10
-#define STRIPS_RESIDENT 640
+#define STRIPS_RESIDENT 512
 #else
-#define STRIPS_RESIDENT 768
+#define STRIPS_RESIDENT 512
 #endif
 
 KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 1>)

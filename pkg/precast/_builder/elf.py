@@ -18,7 +18,8 @@ from precast._abi.value import value
 EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
-_SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
+_SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED, _SHT_CUDA_INFO = 8, 6, 11, 0x6FFFFFFE, 0x70000000
+_SIZED, _FRAME_SIZE = 4, 0x11  # of .nv.info: an entry that states its size, and a function's stack frame
 _DT_NEEDED, _DT_SONAME = 1, 14
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
 # The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
@@ -147,6 +148,24 @@ def read_cubin(data: bytes) -> CubinHeader:
         return CubinHeader(GpuTarget(TargetKind.SASS, ComputeCapability.from_number(number), suffix), layout)
     except ValueError as error:
         raise ElfError(f"the header names no target: {error}") from error
+
+
+def read_frames(data: bytes) -> dict[str, int]:
+    """The stack bytes of each function of a cubin. More than 0 are spilled registers or local arrays."""
+    elf = _Elf(data)
+    frames = {}
+    for section in elf.of_kind(_SHT_CUDA_INFO):
+        at, end = section.offset, section.offset + section.size
+        while at < end:
+            form, attribute, size = elf.unpack("<BBH", at)
+            at += 4
+            if (form, attribute) == (_SIZED, _FRAME_SIZE):
+                symbol, frame = elf.unpack("<II", at)
+                symbols = elf.strings_of(section)
+                name = elf.unpack("<I", symbols.offset + symbol * 24)[0]
+                frames[elf.string(elf.strings_of(symbols), name)] = frame
+            at += size if form == _SIZED else 0
+    return frames
 
 
 def read_shared_object(data: bytes) -> ElfInfo:
