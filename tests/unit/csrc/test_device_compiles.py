@@ -201,7 +201,8 @@ def test_a_kernel_with_a_stack_is_refused(opened: Opener, label: str) -> None:
     )
     flat = 'extern "C" __global__ void flat(int* p) { *p += 1; }'
     target = next(target for target in LABELS[label].targets if str(target) == "sm_90")
-    done = opened(label).compile((array + flat).encode(), "deep.cu", {}, flags.nvrtc_options(target, debug=False), ptx=False)
+    options = flags.nvrtc_options(target, debug=False)
+    done = opened(label).compile((array + flat).encode(), "deep.cu", {}, options, ptx=False)
     assert elf.read_frames(done.image) == {"deep": 256, "flat": 0}
     with pytest.raises(KernelError, match=r"found +deep \(256 bytes of stack\)\n"):
         check_frames("deep.sm_90.cubin", done.image)
