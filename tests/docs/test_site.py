@@ -206,3 +206,13 @@ def test_the_site_follows_the_system_between_light_and_dark() -> None:
             page.open(f"{address}/install.html")
             page.wait(f"{scheme} === '{wanted}'")
             assert page.evaluate(scheme) == wanted
+
+
+@pytest.mark.site
+@pytest.mark.chromium
+def test_the_pictures_of_the_start_page_are_large_enough_to_read() -> None:
+    with served(SITE) as (address, _), browser.page() as page:
+        page.look(width=1200, height=900)
+        page.open(f"{address}/index.html")
+        widths = page.evaluate("[...document.querySelectorAll('article img')].map(image => image.clientWidth)")
+    assert len(widths) == 3 and min(widths) >= 500  # two of them are drawn 600 wide, one 960

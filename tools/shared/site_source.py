@@ -29,6 +29,7 @@ MODULES = ("precast", "optim", "nn", "extension", "kernel_loader", "build", "err
 # How much a page counts in the search: guides for users come before notes for those who work on precast.
 WEIGHTS = {"guides/": 2, "install.md": 2, "questions.md": 4, "decisions/": 0.2, "project/": 0.3, "evidence/": 0.3}
 WEIGHTS |= {"reference/attacks.md": 0.3, "reference/launch.md": 0.3, "reference/python/": 0.7}
+START = "README.md"
 BENCHMARKS = "docs/benchmarks.md"
 CHARTS, TABLE = "<!-- charts -->\n", "<!-- gpu_table -->\n"
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -88,7 +89,9 @@ def where(root: Path) -> dict[str, str]:
 
 
 def weighted(place: str, text: str) -> str:
-    """The text of a page with its weight in the search, as the theme reads it."""
+    """The text of a page with its weight in the search, as the theme reads it; pictures have the start page's width."""
+    if place == START:
+        return f"---\nhide: [navigation, toc]\n---\n\n{text}"
     weight = next((weight for start, weight in WEIGHTS.items() if place.startswith(start)), 1)
     return text if weight == 1 else f"---\nsearch: {{ boost: {weight} }}\n---\n\n{text}"
 
