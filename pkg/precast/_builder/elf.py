@@ -18,7 +18,8 @@ from precast._abi.value import value
 EM_CUDA = 190
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
-_SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED, _SHT_CUDA_INFO = 8, 6, 11, 0x6FFFFFFE, 0x70000000
+_SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 8, 6, 11
+_SHT_VERNEED, _SHT_CUDA_INFO = 0x6FFFFFFE, 0x70000000
 _SIZED, _FRAME_SIZE = 4, 0x11  # of .nv.info: an entry that states its size, and a function's stack frame
 _DT_NEEDED, _DT_SONAME = 1, 14
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
@@ -154,6 +155,10 @@ def read_frames(data: bytes) -> dict[str, int]:
     """The stack bytes of each function of a cubin. More than 0 are spilled registers or local arrays."""
     elf = _Elf(data)
     frames = {}
+    symbols = next(elf.of_kind(_SHT_SYMTAB), None)  # CUDA 12.1 does not name it as the link of .nv.info
+    if symbols is None:
+        raise ElfError("there is no symbol table")
+    names = elf.strings_of(symbols)
     for section in elf.of_kind(_SHT_CUDA_INFO):
         at, end = section.offset, section.offset + section.size
         while at < end:
@@ -161,9 +166,8 @@ def read_frames(data: bytes) -> dict[str, int]:
             at += 4
             if (form, attribute) == (_SIZED, _FRAME_SIZE):
                 symbol, frame = elf.unpack("<II", at)
-                symbols = elf.strings_of(section)
                 name = elf.unpack("<I", symbols.offset + symbol * 24)[0]
-                frames[elf.string(elf.strings_of(symbols), name)] = frame
+                frames[elf.string(names, name)] = frame
             at += size if form == _SIZED else 0
     return frames
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import GpuTarget
-from precast._builder.elf import CubinHeader, ElfError, ElfInfo, read_cubin, read_shared_object
+from precast._builder.elf import CubinHeader, ElfError, ElfInfo, read_cubin, read_frames, read_shared_object
 from tools.shared import binaries
 
 
@@ -248,3 +248,8 @@ def test_a_section_refers_to_one_that_there_is(link: int, fits: bool) -> None:
     else:
         with pytest.raises(ElfError, match=f"a section refers to section {link} of 5"):
             read_shared_object(data)
+
+
+def test_a_cubin_without_symbols_has_no_known_frames() -> None:
+    with pytest.raises(ElfError, match="no symbol table"):
+        read_frames(make_cubin(51, 7, 0x5A))
