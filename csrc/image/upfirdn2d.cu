@@ -335,7 +335,7 @@ DEVICE void strips(const UpfirdnArgs& a) {
 #if PRECAST_ARCH / 100 == 10
 #define STRIPS_RESIDENT 512
 #else
-#define STRIPS_RESIDENT 512
+#define STRIPS_RESIDENT 768
 #endif
 
 KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 1>)

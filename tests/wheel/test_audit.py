@@ -41,6 +41,7 @@ from .tampering import (
     patched,
     repack,
     replace,
+    spilling,
     tampered,
     without,
 )
@@ -135,6 +136,7 @@ DEVICE: dict[str, tuple[Change, str, str]] = {
     "a cubin cut short": (repack("sm_90", lambda data: data[:3000]), "targets", "rms_norm.sm_90.cubin"),
     "a cubin for another GPU": (repack("sm_90", at(49, b"\x50")), "targets", "sm_80"),
     "a cubin of another layout": (repack("sm_90", at(7, b"\x33\x07")), "targets", "rms_norm.sm_90.cubin"),
+    "a kernel with a stack": (repack("sm_90", spilling), "targets", "64 bytes"),
     "PTX for another GPU": (repack("compute_90", patched(b".target sm_90", b".target sm_80")), "targets", "compute_80"),
     "PTX of another ISA": (repack("compute_90", patched(b".version 9.0", b".version 8.1")), "targets", "8.1"),
     "PTX of another compiler": (repack("compute_90", patched(b"V13.0.88", b"V13.0.48")), "targets", "13.0.48"),

@@ -8,7 +8,7 @@ from precast._abi.build_info import BuildInfo, DeviceFile, by_file, device_path
 from precast._abi.capability import TargetKind
 from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
-from precast._builder import catalogue, packing
+from precast._builder import catalogue, elf, packing
 from tools.guards.subject import Audited, same
 from tools.shared import binaries, cells
 from tools.shared.binaries import DeviceFacts
@@ -37,12 +37,27 @@ def _device_files(a: Audited) -> Iterator[Violation]:
             yield Violation("device", file.name, "device code", str(error))
             continue
         yield from device_claims(file, facts, a.info)
+        if file.target.kind is TargetKind.SASS:
+            yield from _stack(file, image)
         if facts.isa is not None:
             yield from same("ptx isa", file.name, isa.get(CudaVersion.parse(file.nvrtc)), facts.isa)
         first, wanted = entries.setdefault(file.family, (file.name, facts.entries))
         if facts.entries != wanted or not wanted:
             differing = sorted(facts.entries ^ wanted)[:3]
             yield Violation("kernels", file.name, f"the {len(wanted)} kernels of {first}", f"differs in {differing}")
+
+
+def _stack(file: DeviceFile, cubin: bytes) -> Iterator[Violation]:
+    """No kernel keeps registers or arrays in memory, whatever compiler made it."""
+    try:
+        deep = {name: frame for name, frame in elf.read_frames(cubin).items() if frame > 0}
+    except elf.ElfError as error:
+        yield Violation("stack", file.name, "a size for each kernel", str(error))
+        return
+    for name, frame in sorted(deep.items()):
+        yield Violation(
+            "stack", f"{file.name}: {name}", "no stack: no spilled register and no local array", f"{frame} bytes"
+        )
 
 
 def _packed_files(a: Audited) -> Iterator[Violation]:

@@ -17,9 +17,7 @@ import pytest
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
 from precast._builder import catalogue, device, elf, flags, nvrtc
-from precast.errors import KernelError
 from tests.fetched import LABELS
-from tools.verbs.device import check_frames
 
 CSRC = Path(__file__).parents[3] / "csrc"
 WITH_DEVICE = [family for family in catalogue.FAMILIES if family.device is not None]
@@ -83,10 +81,9 @@ LAST_CALL = (
 QUICK = {("cu121", "sm_70"), ("cu130", "sm_90")}
 
 
-def compilers(target: GpuTarget) -> set[str]:
-    """The oldest and the newest label with a target. ``python -m tools device`` refuses spills with every one."""
-    having = [label for label, spec in LABELS.items() if target in spec.targets]
-    return {having[0], having[-1]}
+def newest(target: GpuTarget) -> str:
+    """The newest label with a target. The audit of every label's wheel refuses spills with the others."""
+    return [label for label, spec in LABELS.items() if target in spec.targets][-1]
 
 
 COMPILES = [
@@ -98,7 +95,7 @@ COMPILES = [
     for family in WITH_DEVICE
     for label, spec in LABELS.items()
     for target in spec.targets
-    if label in compilers(target) or (label, str(target)) in QUICK
+    if label == newest(target) or (label, str(target)) in QUICK
 ]
 
 
@@ -194,8 +191,8 @@ def test_nvrtc(
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("label", ["cu128", "cu132"])
-def test_a_kernel_with_a_stack_is_refused(opened: Opener, label: str) -> None:
+@pytest.mark.parametrize("label", ["cu121", "cu128", "cu132"])
+def test_the_stack_of_a_kernel_is_read_from_its_cubin(opened: Opener, label: str) -> None:
     array = (
         'extern "C" __global__ void deep(int* p) { int a[64]; for (int i = 0; i < 64; ++i) a[p[i]] = i; *p = a[*p]; }'
     )
@@ -204,8 +201,6 @@ def test_a_kernel_with_a_stack_is_refused(opened: Opener, label: str) -> None:
     options = flags.nvrtc_options(target, debug=False)
     done = opened(label).compile((array + flat).encode(), "deep.cu", {}, options, ptx=False)
     assert elf.read_frames(done.image) == {"deep": 256, "flat": 0}
-    with pytest.raises(KernelError, match=r"found +deep \(256 bytes of stack\)\n"):
-        check_frames("deep.sm_90.cubin", done.image)
 
 
 @pytest.mark.nvcc
