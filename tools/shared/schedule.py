@@ -27,7 +27,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a step: the last line of its output, and whether its product existed before, unchanged."""
+    """The result of a step, and whether its product existed before, unchanged.
+
+    ``said`` is the last line of the output; if the step failed, its name comes first.
+    """
 
     step: Step
     status: int
@@ -68,7 +71,8 @@ class Runner:
         seconds = time.perf_counter() - started
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reused = status == 0 and before is not None and before == _stamp(step.product)
-        return Outcome(step, status, seconds, reused, lines[-1] if lines else "", log)
+        said = lines[-1] if lines else ""
+        return Outcome(step, status, seconds, reused, f"{step.name}: {said}" if status else said, log)
 
     @contextmanager
     def leaving_nothing_behind(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,6 +64,19 @@ def as_json(subjects: Sequence[tuple[str, Sequence[Result]]]) -> str:
     )
 
 
+def _called(name: str) -> str:
+    return Path(name).name or "this checkout"
+
+
+def _refusals(name: str, results: Iterable[Result]) -> Iterator[str]:
+    """A line for each guard that did not pass. They end the output, as a long log is read from its end."""
+    for result in results:
+        if result.verdict in (Verdict.REFUSED, Verdict.BLOCKED):
+            first, more = next(map(str, result.violations), result.note), len(result.violations) - 1
+            why = _cut(" ".join(first.split())) + (f" (and {more} more)" if more > 0 else "")
+            yield f"{_called(name)}: {result.verdict.value} by the guard {result.guard!r}: {why}"
+
+
 def listing() -> None:
     """Print the guards and their promises."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -117,7 +130,9 @@ def main(arguments: list[str]) -> int:
     for name, results in () if options.json else subjects:
         size = f": {Path(name).stat().st_size} bytes" if name else ""
         violations = sum(len(result.violations) for result in results)
-        print(f"{Path(name).name or 'this checkout'}{size}, {violations} violations")
+        print(f"{_called(name)}{size}, {violations} violations")
         show(results)
-    refused = any(result.verdict in (Verdict.REFUSED, Verdict.BLOCKED) for _, results in subjects for result in results)
-    return int(refused)
+    refusals = [line for name, results in subjects for line in _refusals(name, results)]
+    if not options.json:
+        print("".join(f"{line}\n" for line in refusals), end="")
+    return int(bool(refusals))

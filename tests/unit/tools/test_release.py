@@ -144,8 +144,11 @@ def test_steps_run_after_what_they_need_and_are_reused(project: Path) -> None:
 def test_a_failure_shows_its_log_and_starts_nothing_more(project: Path) -> None:
     none = project / "none"
     steps = [Step("bad", "kind", ("fail",), none), Step("after", "kind", ("other",), none, ("bad",))]
+    ended: list[Outcome] = []
+    runner = Runner(project, project.parent / "logs", os.environ)
     with pytest.raises(schedule.StepFailed, match="fail was done") as failed:
-        run(project, steps)
+        schedule.run_all(steps, runner, 2, lambda step: None, ended.append)
+    assert [(end.status, end.said) for end in ended] == [(1, "bad: fail was done")]
     assert str(project.parent / "logs" / "bad.log") in str(failed.value)
     assert not (project.parent / "logs" / "after.log").exists()
 

@@ -100,7 +100,10 @@ def test_a_matrix_without_a_runner_refuses_this_checkout(tmp_path: Path, capsys:
     text = (ROOT / "matrix.toml").read_text().replace('runner = "ubuntu-24.04"', 'runner = "ubuntu-26.04"')
     (tmp_path / "matrix.toml").write_text(text)
     assert audit.main(["--matrix", str(tmp_path / "matrix.toml")]) == 1
-    assert "ci.yml:" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "ci.yml:" in said
+    # fails if the last line of a log is not the guard that refused
+    assert said.splitlines()[-1].startswith("this checkout: refused by the guard 'workflows': ")
 
 
 def test_an_sdist_has_no_workflows_to_ask(tmp_path: Path) -> None:
