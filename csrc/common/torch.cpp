@@ -7,9 +7,50 @@
 #include <string.h>
 
 #include <new>
+#include <optional>
 #include <stdexcept>
 
+#include "driver.h"
+
 namespace precast {
+
+#ifndef PRECAST_TORCH_CLASSIC
+namespace {
+
+// at::_ops::empty_strided::call, with types of our own that are laid out and passed like torch's: a SymInt without
+// symbols is an int64_t, ScalarType, Layout and the two parts of a Device are bytes.
+struct Numbers {
+  const int64_t* data;
+  size_t count;
+};
+struct Device {
+  int8_t type, index;
+};
+struct Made {
+  void* impl;
+  ~Made() {}  // like a tensor, it is returned in memory and not in a register
+};
+using EmptyStrided = Made (*)(Numbers sizes, Numbers strides, std::optional<int8_t> dtype, std::optional<int8_t> layout,
+                              std::optional<Device> device, std::optional<bool> pinned);
+
+// Repeats an allocation that failed in torch's C interface, which keeps the type of the error to itself. This function
+// lets it out, so that a caller in Python gets what torch.empty raises: torch.OutOfMemoryError on a GPU. Null if this
+// torch has no such function.
+AtenTensorHandle empty_strided_again(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                     int32_t device_type, int32_t device_index) {
+  const auto make = reinterpret_cast<EmptyStrided>(find_loaded(
+      "libtorch_cpu.so",
+      "_ZN2at4_ops13empty_strided4callEN3c108ArrayRefINS2_6SymIntEEES5_St8optionalINS2_10ScalarTypeEES6_INS2_6LayoutE"
+      "ES6_INS2_6DeviceEES6_IbE"));
+  if (make == nullptr) return nullptr;
+  const auto count = static_cast<size_t>(dim);
+  const Device device{static_cast<int8_t>(device_type), static_cast<int8_t>(device_index)};
+  return reinterpret_cast<AtenTensorHandle>(
+      new Made(make({sizes, count}, {strides, count}, static_cast<int8_t>(dtype), std::nullopt, device, std::nullopt)));
+}
+
+}  // namespace
+#endif
 
 void fail(const char* format, ...) {
   char text[2048];
@@ -94,6 +135,18 @@ TensorList::~TensorList() {
   free(tensors_);
 }
 
+Tensor empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device_type,
+                     int32_t device_index) {
+  AtenTensorHandle made = nullptr;
+  if (aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type, device_index, &made) != 0) {
+#ifndef PRECAST_TORCH_CLASSIC  // its failures leave as torch's own exceptions
+    made = empty_strided_again(dim, sizes, strides, dtype, device_type, device_index);
+#endif
+    if (made == nullptr) torch_failed("empty_strided");
+  }
+  return Tensor(made);
+}
+
 Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like) {
   constexpr int64_t kMaxDim = 64;
   PRECAST_CHECK(dim <= kMaxDim, "precast: a tensor has %lld dimensions; at most 64 are supported", printable(dim));
@@ -103,10 +156,7 @@ Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& lik
     strides[i] = stride;
     stride *= sizes[i] > 1 ? sizes[i] : 1;
   }
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(dim, sizes, strides, dtype, like.device_type(), like.device_index(), &handle),
-              "empty_strided");
-  return Tensor(handle);
+  return empty_strided(dim, sizes, strides, dtype, like.device_type(), like.device_index());
 }
 
 Tensor another(const Tensor& tensor) {
@@ -123,11 +173,8 @@ Tensor contiguous(const Tensor& tensor) {
 }
 
 Tensor with_strides_of(const Tensor& tensor, const Tensor& like) {
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(like.dim(), like.sizes(), like.strides(), tensor.dtype_code(),
-                                       tensor.device_type(), tensor.device_index(), &handle),
-              "empty_strided");
-  Tensor copy(handle);
+  Tensor copy = empty_strided(like.dim(), like.sizes(), like.strides(), tensor.dtype_code(), tensor.device_type(),
+                              tensor.device_index());
   PRECAST_TORCH(aoti_torch_copy_(copy.get(), tensor.get(), 0));
   return copy;
 }

@@ -150,6 +150,10 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
   return b.dim() == dim && memcmp(a.sizes(), b.sizes(), static_cast<size_t>(dim) * sizeof(int64_t)) == 0;
 }
 
+// An uninitialised tensor. If there is no memory for it, torch's own exception is raised.
+Tensor empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device_type,
+                     int32_t device_index);
+
 // An uninitialised contiguous tensor on the device of `like`.
 Tensor empty(const int64_t* sizes, int64_t dim, int32_t dtype, const Tensor& like);
 inline Tensor empty_contiguous_like(const Tensor& like) {

@@ -51,11 +51,7 @@ inline Tensor empty_ordered(const int64_t* sizes, int64_t dim, bool last, const 
   next(1);
   for (int64_t i = dim - 1; i >= 2; --i) next(i);
   next(0);
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(dim, sizes, strides, like.dtype_code(), like.device_type(), like.device_index(),
-                                       &handle),
-              "empty_strided");
-  return Tensor(handle);
+  return empty_strided(dim, sizes, strides, like.dtype_code(), like.device_type(), like.device_index());
 }
 
 // The tensor itself if its memory has the order, else a copy that has.

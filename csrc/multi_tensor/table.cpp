@@ -39,10 +39,10 @@ TableLayout layout_for(int64_t count, int64_t parts) {
 
 AtenTensorHandle bytes_on(int64_t bytes, int32_t device_type, int32_t device, bool pinned) {
   const int64_t stride = 1;
+  if (!pinned) return empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), device_type, device).release();
   AtenTensorHandle made = nullptr;
-  torch_check((pinned ? aoti_torch_empty_strided_pinned : aoti_torch_empty_strided)(
-                  1, &bytes, &stride, aoti_torch_dtype_uint8(), device_type, device, &made),
-              pinned ? "empty_strided in pinned memory" : "empty_strided");
+  torch_check(aoti_torch_empty_strided_pinned(1, &bytes, &stride, aoti_torch_dtype_uint8(), device_type, device, &made),
+              "empty_strided in pinned memory");
   return made;
 }
 
