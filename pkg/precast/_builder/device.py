@@ -14,7 +14,6 @@ from precast._abi.host import Nvrtc
 from precast._builder import elf, failure, flags, nvrtc, sources
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
-from precast._builder.watch import UNWATCHED, Watch
 from precast.errors import BuildFailed, KernelError
 
 if TYPE_CHECKING:
@@ -110,13 +109,12 @@ def build_images(
     debug: bool,
     jobs: int,
     defines: Mapping[str, str] | None = None,
-    watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
     """One verified image per target, in the order of ``targets``; cache misses are compiled in parallel."""
     from precast._builder import catalogue
 
     program = read_program(catalogue.get(family) if isinstance(family, str) else family)
-    return build_program(program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines, watch=watch)
+    return build_program(program, targets, compiler, cache=cache, debug=debug, jobs=jobs, defines=defines)
 
 
 def build_program(
@@ -128,11 +126,9 @@ def build_program(
     debug: bool,
     jobs: int,
     defines: Mapping[str, str] | None = None,
-    watch: Watch = UNWATCHED,
 ) -> tuple[Artifact, ...]:
     """Like :func:`build_images`, for any program."""
     opened: list[nvrtc.Compiler | Isolated] = []  # shared by all threads; stays empty if everything is cached
-    finished: list[GpuTarget] = []
 
     def one(target: GpuTarget) -> Artifact:
         key = image_key(program, target, compiler, debug=debug, defines=defines or {})
@@ -142,10 +138,7 @@ def build_program(
                 opened.append(nvrtc.open_nvrtc(compiler))
             return _compile(opened[0], program, target, compiler, staging, cache.failure_log(key), debug, defines or {})
 
-        artifact = cache.obtain(key, build)
-        finished.append(target)
-        watch.step(len(finished), len(targets))
-        return artifact
+        return cache.obtain(key, build)
 
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(targets) or 1))) as pool:
         return tuple(pool.map(one, targets))

@@ -35,7 +35,6 @@ from precast._builder import (
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
 from precast._builder.entry import LOG_NAME
-from precast._builder.watch import UNWATCHED, Watch
 from precast._version import __version__
 from precast.errors import BuildFailed, KernelError, KernelUnavailable
 
@@ -90,7 +89,6 @@ def build_host_library(
     jobs: int,
     ninja: str,
     levels: tuple[flags.CpuLevel, ...] | None = None,
-    watch: Watch = UNWATCHED,
     machine: str | None = None,
 ) -> Artifact:
     """The library of these families for one torch ABI, verified; builds it on a cache miss.
@@ -102,7 +100,7 @@ def build_host_library(
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
     levels = levels or flags.prebuilt_levels(machine, abi)
     plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
-    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja, watch))
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
 
 
 def make_plan(
@@ -215,7 +213,7 @@ def _digest(files: Mapping[str, str]) -> str:
     return sources.digest_of_pairs(files.items())
 
 
-def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch: Watch) -> Path:
+def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Path:
     """Compile the missing units and link, inside ``staging``. The log of a failed build is kept."""
     work = staging / "work"
     work.mkdir()
@@ -225,7 +223,6 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str, watch
     (work / "build.ninja").write_bytes(os.fsencode(ninja_file(plan, objects, payload, work)))
     command = [ninja, "-C", str(work), "-j", str(jobs), "-v"]
     started = time.perf_counter()
-    watch.log(staging / LOG_NAME)
     status, log = process.run(command, log=staging / LOG_NAME, environment=process.clean(os.environ))
     seconds = time.perf_counter() - started
     if status:

@@ -66,7 +66,6 @@ def build(
     what = f"the device code of {programs.name} for {wanted}"
     with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
-        done: list[Artifact] = []
 
         def one(item: tuple[str, GpuTarget]) -> Artifact:
             key = make_key(programs, *item, compiler, settings)
@@ -76,10 +75,7 @@ def build(
                     opened.append(nvrtc.open_nvrtc(compiler))
                 return _compile(opened[0], programs, *item, compiler, settings, staging, cache.failure_log(key))
 
-            artifact = cache.obtain(key, inside)
-            done.append(artifact)
-            said.step(len(done), len(work))
-            return artifact
+            return cache.obtain(key, inside)
 
         jobs = max(1, min(toolchain.default_jobs(settings), len(work)))
         with ThreadPoolExecutor(max_workers=jobs) as pool:

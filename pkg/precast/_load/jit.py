@@ -12,6 +12,7 @@ from precast._abi.decide import BuildHost
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
+from precast._builder.entry import LOG_NAME
 from precast._builder.roots import search_path
 from precast._load.choose import require_level
 from precast._load.progress import Progress
@@ -39,7 +40,6 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
             jobs=toolchain.default_jobs(settings),
             ninja=ninja,
             levels=levels_to_build(settings),
-            watch=said,
         )
         said.end(artifact)
     return _source(artifact, f"{piece.abi}, {with_what}")
@@ -73,7 +73,6 @@ def build_images(
             cache=AnnouncingCache(settings, said.start),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
-            watch=said,
         )
         said.end(*artifacts)
     made = zip(targets, artifacts, strict=True)
@@ -81,15 +80,15 @@ def build_images(
 
 
 class AnnouncingCache(Cache):
-    """A cache that announces when it has to build."""
+    """A cache that announces when it has to build, with the path of the log."""
 
-    def __init__(self, settings: Settings, announce: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, announce: Callable[[Path], None]) -> None:
         super().__init__(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
         self._announce = announce
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:
         def announced(staging: Path) -> Path:
-            self._announce()
+            self._announce(staging / LOG_NAME)
             return build(staging)
 
         return super().obtain(key, announced)

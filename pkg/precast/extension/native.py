@@ -86,12 +86,7 @@ def build(native: Native, why: str) -> Source:
     )
     with Progress(native.name, with_what, why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
-
-        def inside(staging: Path) -> Path:
-            said.log(staging / "build.log")
-            return _build(native, staging, cache, key, builders, settings)
-
-        artifact = cache.obtain(key, inside)
+        artifact = cache.obtain(key, lambda staging: _build(native, staging, cache, key, builders, settings))
         said.end(artifact)
     return Source("cache" if artifact.cached else "jit", artifact.path, with_what)
 
