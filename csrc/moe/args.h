@@ -53,7 +53,7 @@ struct GatingBackwardArgs {
 struct SortArgs {
   const char* ids;
   int* sorted;     // slot -> pair; `pairs` in a slot without one
-  int* expert_of;  // block of slots -> expert; -1 after the last
+  int* expert_of;  // block of slots -> expert; 0 after the last, as in vLLM
   int* total;      // one number: slots in use, with those that fill blocks up
   int* positions;  // pair -> slot; ~slot for a pair without an expert, whose slots come last
   int* ends;       // expert -> end of its slots

@@ -291,7 +291,7 @@ void sort_cpu(SortArgs args, const Tensor&) {
   }
   next[experts] = start;
   if (args.total != nullptr) *args.total = static_cast<int>(start);
-  if (args.expert_of != nullptr) std::fill(args.expert_of + start / size, args.expert_of + args.slot_blocks, -1);
+  if (args.expert_of != nullptr) std::fill(args.expert_of + start / size, args.expert_of + args.slot_blocks, 0);
   if (args.sorted != nullptr) std::fill(args.sorted, args.sorted + args.slots, args.pairs);
   for (int64_t pair = 0; pair < args.pairs; ++pair) {
     const int64_t expert = bucket(pair), slot = next[expert]++;

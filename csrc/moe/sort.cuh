@@ -130,7 +130,7 @@ DEVICE void write_experts(const SortArgs& a, const int* starts) {
         high = middle;
       }
     }
-    a.expert_of[block] = slot < starts[a.experts] ? low : -1;
+    a.expert_of[block] = slot < starts[a.experts] ? low : 0;
   }
 }
 

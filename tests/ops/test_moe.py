@@ -144,12 +144,15 @@ def test_any_leading_dimensions(device: str) -> None:
 
 
 def test_alignment_by_hand(device: str) -> None:
-    """VLLM's own example of the function: four experts, blocks of four, three experts for each token."""
+    """VLLM's own example of the function: four experts, blocks of four, three experts for each token.
+
+    As there, blocks that are not in use name expert 0.
+    """
     ids = torch.tensor([[2, 3, 4], [1, 2, 4], [1, 3, 4], [1, 2, 3]], device=device) - 1
     sorted_ids, experts, total = ops.moe_align_block_size(ids, 4, 4)
     wanted = [3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 11, 12, 2, 5, 8, 12]
     assert total.tolist() == [16] and sorted_ids[:16].tolist() == wanted and experts[:4].tolist() == [0, 1, 2, 3]
-    assert sorted_ids.shape == (24,) and set(sorted_ids[16:].tolist()) == {12} and experts[4:].tolist() == [-1, -1]
+    assert sorted_ids.shape == (24,) and set(sorted_ids[16:].tolist()) == {12} and experts[4:].tolist() == [0, 0]
     nothing = ops.moe_align_block_size(ids[:0], 4, 4)
     assert [part.numel() for part in nothing] == [0, 0, 1] and nothing[2].tolist() == [0]
 

@@ -146,7 +146,7 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
 
     Returns:
         Three int32 tensors. ``sorted_token_ids`` has the pair of each slot, and the number of pairs in a slot without
-        one. ``expert_ids`` has the expert of each block, and -1 after the last. ``num_tokens_post_padded`` has one
+        one. ``expert_ids`` has the expert of each block, and 0 after the last. ``num_tokens_post_padded`` has one
         number: the slots in use. The first has ``pairs + min(pairs, experts) * (block_size - 1)`` slots, the most that
         can be in use.
 

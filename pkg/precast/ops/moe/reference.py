@@ -110,7 +110,7 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
     places = torch.where(ordered == experts, slots, places)  # a slot that is dropped
     sorted_ids = torch.full((slots + 1,), pairs, device=topk_ids.device).scatter(0, places, order)[:slots]
     starts = torch.arange((slots + block_size - 1) // block_size, device=topk_ids.device) * block_size
-    expert_ids = torch.where(starts < padded[-1], torch.searchsorted(padded, starts, right=True), -1)
+    expert_ids = torch.where(starts < padded[-1], torch.searchsorted(padded, starts, right=True), 0)
     return sorted_ids.int(), expert_ids.int(), padded[-1:].int()
 
 
