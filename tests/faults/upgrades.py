@@ -93,7 +93,7 @@ def old_manifest(lab: Lab) -> str:
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 1}))
     said = site.refusal(LOAD)
     assert "--force-reinstall" in said
-    return line(said, "found", "another version of precast")
+    return line(said, "found", "older than the first release")
 
 
 @fault("old-cache", "a cache of an older version", how=f"built by {__version__}, used by {NEW}", lost="one build")

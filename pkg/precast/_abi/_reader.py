@@ -13,6 +13,14 @@ class ManifestError(ValueError):
     """A manifest with invalid content; the message begins with the JSON path."""
 
 
+class NewerManifest(ManifestError):
+    """A manifest of a later precast. ``readers`` are the versions that read it, such as ``>=1.1``, or empty."""
+
+    def __init__(self, message: str, readers: str) -> None:
+        super().__init__(message)
+        self.readers = readers
+
+
 def parse_object(text: str) -> Reader:
     """The root object of a JSON text. Refuses repeated keys, NaN, and anything that is not an object."""
     try:
@@ -104,6 +112,11 @@ class Reader:
             found.append(read(reader))
             reader.finish()
         return tuple(found)
+
+    def rest(self) -> dict[str, object]:
+        """The keys that were not taken, with their values; they count as taken."""
+        left, self._left = self._left, {}
+        return left
 
     def finish(self) -> None:
         """Refuse the keys that were not taken."""

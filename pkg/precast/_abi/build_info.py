@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from precast._abi._reader import ManifestError, Reader, parse_object
+from precast._abi._reader import ManifestError, NewerManifest, Reader, parse_object
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.settings import is_index_url
@@ -20,19 +20,23 @@ from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
 __all__ = [
+    "READERS",
     "SCHEMA",
     "BuildInfo",
     "BuildMode",
     "DeviceFile",
     "HostFile",
     "ManifestError",
+    "NewerManifest",
     "by_file",
     "device_path",
     "host_path",
     "image_name",
 ]
 
-SCHEMA = 4
+SCHEMA = 5
+# The versions of precast that read this schema. A reader of an older schema names them in its error.
+READERS = ">=0.1.0"
 # The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
 MAX_CONTENT_BYTES = 16 << 20
 # The size limit of a file. The largest libraries in wheels have less than 2 GB.
@@ -139,6 +143,7 @@ class BuildInfo:
         """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
         document = {
             "schema": SCHEMA,
+            "readers": READERS,
             "version": self.version,
             "label": self.label.text or None,
             "mode": self.mode.value,
@@ -161,9 +166,11 @@ class BuildInfo:
         root = parse_object(text)
         schema = root.integer("schema")
         if schema != SCHEMA:
-            raise ManifestError(
-                f"$.schema: wanted {SCHEMA}, found {schema}; it was written by another version of precast"
-            )
+            from precast._abi import _schemas  # most manifests are of this version
+
+            root = _schemas.upgraded(root, schema, SCHEMA)
+        if root.text("readers") != READERS:
+            raise ManifestError(f"$.readers: wanted {READERS!r} in schema {SCHEMA}")
         label = root.optional("label", lambda key: root.parsed(key, Label.parse))
         info = cls(
             version=_checked(root, "version", _is_version, "a version without label, such as '1.0'"),

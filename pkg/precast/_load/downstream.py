@@ -17,7 +17,7 @@ from types import MappingProxyType, ModuleType
 from precast._abi import explain
 from precast._abi._device_piece import choose_image
 from precast._abi._host_piece import choose_host
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, NewerManifest
 from precast._abi.capability import GpuTarget
 from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
@@ -159,13 +159,8 @@ def _wheel_of(package: str) -> _Wheel:
     for folder in folders:
         try:
             info = prebuilt.load_build_info(folder)
-        except KernelIncompatible as error:  # other schema, or damaged: that package must be rebuilt, not precast
-            raise PrebuiltRefused(
-                f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
-                f"  found   {folder / prebuilt.MANIFEST}: {error.__cause__}\n"
-                f"  needed  the {prebuilt.MANIFEST} that precast.build {__version__} writes\n"
-                f"  fix     1) {_again(package)}"
-            ) from error
+        except KernelIncompatible as error:
+            raise _bad_manifest(package, folder / prebuilt.MANIFEST, error.__cause__) from error
         if info is not None:
             return _Wheel(package, folder, info)
     raise PrebuiltRefused(
@@ -173,6 +168,22 @@ def _wheel_of(package: str) -> _Wheel:
         f"  found   no {prebuilt.MANIFEST} in {', '.join(map(str, folders))}\n"
         f"  needed  a wheel of it, or its setup.py with cmdclass={{'build_ext': precast.build.BuildExtension}}\n"
         f"  fix     1) {_again(package)}"
+    )
+
+
+def _bad_manifest(package: str, path: Path, why: BaseException | None) -> PrebuiltRefused:
+    """The error for a manifest of a later precast, which an upgrade of precast reads, or for a damaged one."""
+    needed, fix = f"the {prebuilt.MANIFEST} that precast.build {__version__} writes", ""
+    if isinstance(why, NewerManifest):
+        from precast._builder import installer
+
+        needed = f"precast{why.readers or ' of a later version'}, as {package} was built with that"
+        fix = f"{installer.install_command()} -U 'precast{why.readers}'"
+    return PrebuiltRefused(
+        f"the manifest of {package} cannot be used, so nothing prebuilt of it is loaded\n"
+        f"  found   {path}: {why}\n"
+        f"  needed  {needed}\n"
+        f"  fix     1) {fix or _again(package)}"
     )
 
 

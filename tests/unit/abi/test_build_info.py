@@ -3,16 +3,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from precast._abi import _schemas
 from precast._abi.build_info import (
+    READERS,
     SCHEMA,
     BuildInfo,
     BuildMode,
     DeviceFile,
     ManifestError,
+    NewerManifest,
     by_file,
     device_path,
     host_path,
@@ -75,8 +79,10 @@ def set_at(*path: str | int) -> Callable[[dict[str, Any], Any], None]:
 
 
 BAD_VALUES = [
-    (("schema",), 1, "$.schema: wanted 4, found 1; it was written by another version of precast"),
-    (("schema",), 3, "$.schema: wanted 4, found 3; it was written by another version of precast"),
+    (("schema",), 1, f"$.schema: wanted 4 to {SCHEMA}, found 1, older than the first release"),
+    (("schema",), 3, f"$.schema: wanted 4 to {SCHEMA}, found 3, older than the first release"),
+    (("schema",), 99, f"$.schema: wanted 4 to {SCHEMA}, found 99, for precast{READERS}"),
+    (("readers",), ">=0.0", f"$.readers: wanted '{READERS}' in schema {SCHEMA}"),
     (("schema",), "1", "$.schema: wanted a whole number, found a string"),
     (("schema",), True, "$.schema: wanted a whole number, found a boolean"),
     (("version",), "1.0+cu130", "$.version"),
@@ -144,6 +150,35 @@ def test_a_bad_value_is_refused_with_its_place(path: tuple[str | int, ...], valu
     with pytest.raises(ManifestError) as caught:
         BuildInfo.from_json(json.dumps(changed))
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("schema", sorted(_schemas.UPGRADES))
+def test_a_manifest_of_every_schema_since_the_first_release_is_read(schema: int) -> None:
+    """A new schema leaves a manifest of the last one here, as that wrote it."""
+    text = (Path(__file__).parent / "manifests" / f"schema-{schema}.json").read_text()
+    assert json.loads(text)["schema"] == schema
+    info = BuildInfo.from_json(text)
+    assert BuildInfo.from_json(info.to_json()) == info and info.host and info.device
+    assert json.loads(info.to_json())["schema"] == SCHEMA
+    # fails if an upgrade lets keys through, or writes over those, that its schema did not have
+    newest, older = json.loads(info.to_json()), json.loads(text)
+    for key in {*newest} - {*older} | {"colour"}:
+        with pytest.raises(ManifestError, match=f"unknown keys \\['{key}'\\]"):
+            BuildInfo.from_json(json.dumps(older | {key: newest.get(key)}))
+
+
+def test_each_schema_leads_to_the_next() -> None:
+    assert sorted(_schemas.UPGRADES) == list(range(4, SCHEMA))
+    assert _schemas.is_readers(READERS)
+
+
+@pytest.mark.parametrize("readers", [">=1.1", ">=1.1; reboot", None, 7])
+def test_a_newer_manifest_says_which_precast_reads_it(readers: object) -> None:
+    # fails if a text that a shell would run gets into the command that the error prints
+    newer = {"schema": SCHEMA + 1, "readers": readers, "whatever": 1}
+    with pytest.raises(NewerManifest) as caught:
+        BuildInfo.from_json(json.dumps(newer))
+    assert caught.value.readers == (">=1.1" if readers == ">=1.1" else "")
 
 
 @pytest.mark.parametrize("path", [(), ("host", 0), ("device", 0), ("compilers", 0)])

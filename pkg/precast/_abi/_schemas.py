@@ -1,0 +1,56 @@
+"""Manifests of other schemas: those since the first release's are brought up to date, newer ones say who reads them.
+
+A change of the form takes three lines: the next ``SCHEMA`` and its ``READERS`` in ``build_info.py``, and here the
+function that turns a document of the last schema into one of the next. It refuses keys that its schema did not have,
+and fills in what an older build could not say. The strict reader of ``build_info.py`` then reads the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from precast._abi._reader import ManifestError, NewerManifest, Reader
+
+# A requirement as pip takes it, without a character that a shell would read: it is printed in a command.
+_READERS = re.compile(r">=[0-9]+(?:\.[0-9A-Za-z]+)*")
+
+Document = dict[str, object]
+
+
+def is_readers(text: str) -> bool:
+    """Whether a text names the versions of precast that read a manifest, as ``>=1.0`` does."""
+    return _READERS.fullmatch(text) is not None
+
+
+def upgraded(root: Reader, found: int, current: int) -> Reader:
+    """A manifest of another schema than the current one, as a document of the current one."""
+    document = root.rest()
+    first = min(UPGRADES)
+    if found > current:
+        readers = document.get("readers")
+        known = readers if isinstance(readers, str) and is_readers(readers) else ""
+        whose = f"for precast{known}" if known else "for a later precast"
+        raise NewerManifest(f"$.schema: wanted {first} to {current}, found {found}, {whose}", known)
+    if found < first:
+        raise ManifestError(f"$.schema: wanted {first} to {current}, found {found}, older than the first release")
+    for schema in range(found, current):
+        document = UPGRADES[schema](document)
+    return Reader(document, "$")
+
+
+def _to_5(document: Document) -> Document:
+    """Schema 5 names the versions that read it."""
+    return _with(document, readers=">=0.1.0")
+
+
+def _with(document: Document, **added: object) -> Document:
+    """The document with keys that its own schema did not have."""
+    strange = sorted(document.keys() & added.keys())
+    if strange:
+        raise ManifestError(f"$: unknown keys {strange}")
+    return document | added
+
+
+# From each schema to the next, since the first release's.
+UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5}
