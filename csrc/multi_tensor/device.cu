@@ -87,6 +87,7 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
     e.param = fmaf(-c.rate, g, e.param);
   } else if constexpr (kind == kAdagrad) {
     e.first = fmaf(g, g, e.first);
+    if (flags & kDecoupled) e.param = fmaf(-c.decay, e.param, e.param);
     e.param = fmaf(-c.rate, g / (sqrtf(e.first) + c.eps), e.param);
   } else {  // Lion
     const float between = fmaf(g - e.first, c.one_minus_beta1, e.first);

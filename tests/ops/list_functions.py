@@ -133,6 +133,44 @@ def check_sums(module: Any, device: str = "cpu") -> None:
             assert found.tolist() == [1]
 
 
+def check_more_sums(module: Any, device: str = "cpu") -> None:
+    """``multi_tensor_axpby`` and the two other norms, and which list sets the flag."""
+    xs = made(torch.float32, 1, device) + made(torch.float16, 2, device)
+    ys = made(torch.float16, 3, device) + made(torch.float32, 4, device)
+    outs = made(torch.float32, 5, device) + made(torch.bfloat16, 6, device)
+    found = flag(device)
+    for checked in (-1, 0, 1):
+        module.multi_tensor_axpby(65536, found, [xs, ys, outs], 0.5, -2.0, checked)
+        near(outs, [0.5 * x.double() - 2.0 * y.double() for x, y in zip(xs, ys, strict=True)])
+    total, norms = module.multi_tensor_l2norm_scale(65536, found, [xs, outs], 0.25, True)
+    near(outs, [0.25 * x.double() for x in xs])
+    near([norms], [torch.stack([x.double().norm() for x in xs])])
+    assert torch.equal(total, module.multi_tensor_l2norm_mp(65536, found, [xs], False)[0])
+    assert found.tolist() == [0]
+    for bad, seen in ((xs, (-1, 0)), (ys, (-1, 1))):
+        kept = bad[1][5].clone()
+        bad[1][5] = float("nan")
+        for checked in (-1, 0, 1):
+            found.zero_()
+            module.multi_tensor_axpby(65536, found, [xs, ys, outs], 0.5, -2.0, checked)
+            assert found.tolist() == [int(checked in seen)]
+        bad[1][5] = kept
+
+
+def check_adagrad(module: Any, dtypes: str, mode: int, device: str = "cpu") -> None:
+    own, of_grads = LOW[dtypes]
+    params, sums = made(own, 1, device), [t.abs() for t in made(own, 2, device)]
+    for step in (1, 2):
+        grads = made(of_grads, 10 + step, device)
+        g, p, h = wide([grads, params, sums])
+        module.multi_tensor_adagrad(65536, flag(device), [grads, params, sums], LR, EPS, mode, 0.1)
+        for i in range(len(p)):
+            g[i] = g[i] + (0 if mode else 0.1) * p[i]
+            h[i] = h[i] + g[i] ** 2
+            p[i] = p[i] - LR * (g[i] / (h[i].sqrt() + EPS) + (0.1 if mode else 0) * p[i])
+        near(params + sums, p + h)
+
+
 ADAM = [(mode, correct, scale) for mode in (0, 1) for correct in (0, 1) for scale in (-1.0, 8.0)]
 SGD: list[tuple[float, dict[str, Any]]] = [
     (0.0, {}),

@@ -148,7 +148,10 @@ def test_the_functions_alone(where: str) -> None:
             must.check_sgd(module, dtypes, momentum, sgd, where)
         for mode, decay, lamb in must.LAMB:
             must.check_lamb(module, dtypes, mode, lamb, where, decay)
+        for mode in (0, 1):
+            must.check_adagrad(module, dtypes, mode, where)
     must.check_sums(module, where)
+    must.check_more_sums(module, where)
 
 
 def test_kernels_refuse_tensors_of_the_cpu() -> None:

@@ -78,6 +78,43 @@ def test_layer_norm(kind: str, shape: tuple[int, ...]) -> None:
         module.forward_affine(x, (7,), gamma, beta, 1e-5)
 
 
+@BOTH
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+def test_the_norms_of_apex(kind: str, memory_efficient: bool, own: torch.dtype) -> None:
+    """fused_layer_norm_cuda: both norms, with and without parameters, forward and backward, of rows of any dtype."""
+    torch.manual_seed(0)
+    module, shape, eps = load(LayerNormLoader, kind), (3, 4), 1e-3
+    x, dy = torch.randn(5, *shape).to(own) + 1, torch.randn(5, *shape)
+    gamma, beta = torch.randn(shape), torch.randn(shape)
+    gamma[0, 0] = 2.0
+    digits = 1e-5 if own == torch.float32 else 2e-2
+    for rms, affine in ((False, False), (False, True), (True, False), (True, True)):
+        leaves = [t.double().requires_grad_() for t in (x, gamma, beta)[: 1 + affine * (2 - rms)]]
+        function = torch.nn.functional.rms_norm if rms else torch.nn.functional.layer_norm
+        wanted: torch.Tensor = function(leaves[0], shape, *leaves[1:], eps=eps)  # type: ignore[operator]
+        wanted.backward(dy.double())
+        name = ("rms_" if rms else "") + "{}" + ("_affine" if affine else "")
+        given = (gamma, beta)[: affine * (2 - rms)]
+        mixed = affine and own != torch.float32
+        forward = getattr(module, name.format("forward") + "_mixed_dtypes" * mixed)
+        y, *statistics = forward(x, shape, *given, eps)
+        assert y.dtype == (torch.float32 if mixed else own)
+        close(y, wanted.detach(), 1e-5 if mixed else digits)
+        rows = x.double().reshape(5, -1)
+        spread = rows.square().mean(-1) if rms else rows.var(-1, correction=0)
+        close(statistics[-1], (spread + eps).rsqrt())
+        statistics[:-1] = [None] * (len(statistics) - 1) if memory_efficient else statistics[:-1]
+        saved = y if memory_efficient else x
+        found = getattr(module, name.format("backward"))(dy, *statistics, saved, shape, *given, eps, memory_efficient)
+        for one, leaf in zip(found if affine else [found], leaves, strict=True):
+            assert leaf.grad is not None and one.shape == leaf.shape
+            close(one, leaf.grad, 1e-4 if own == torch.float32 else 5e-2)
+        # The arguments of before apex had the ninth: the input is given.
+        again = getattr(module, name.format("backward"))(dy, *statistics, x, shape, *given, eps)
+        close((again if affine else [again])[0], leaves[0].grad, digits)  # type: ignore[arg-type]
+
+
 def test_a_former_name_finds_its_module() -> None:
     with pytest.raises(KernelUnavailable, match="layer_norm cannot be loaded for cuda"):
         LayerNormLoader().load(ext_name="layernorm_cuda")
@@ -191,6 +228,22 @@ def test_lists_of_tensors() -> None:
     assert flag.item() == 1
     with pytest.raises(KernelUnavailable, match="multi_tensor"):
         FusedOptimizerLoader().load(ext_name="fused_optim_cuda")
+
+
+def test_the_scale_shrinks_at_the_last_of_several_overflows() -> None:
+    """update_scale_hysteresis, beside the rule for one step at a time."""
+    module = load(FusedOptimizerLoader, "torch")
+    scale, (grown, left) = torch.tensor([3.0e38]), torch.tensor([[0], [2]], dtype=torch.int32)
+    seen = []
+    for overflow in (0, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0):
+        given = torch.tensor([float(overflow)])
+        assert module.update_scale_hysteresis(scale, grown, left, given, 1.5, 0.5, 2, 2) is scale
+        seen.append((round(scale.item() / 1e38, 4), grown.item(), left.item()))
+    assert seen == [
+        *((3.0, 1, 2), (3.0, 0, 2)),  # twice as much would be infinite
+        *((3.0, 0, 1), (1.5, 0, 0), (0.75, 0, -1)),  # the second overflow in a row, and each after it
+        *((0.75, 1, 2), (1.125, 0, 2), (1.125, 0, 1), (1.125, 1, 2), (1.6875, 0, 2), (1.6875, 1, 2)),
+    ]
 
 
 def test_attention_by_torch() -> None:

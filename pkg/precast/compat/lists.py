@@ -20,7 +20,14 @@ Lists: TypeAlias = "Sequence[Sequence[Tensor]]"
 
 def members(find: Find) -> Members:
     """The functions, each by its name."""
-    return {**_updates(find), **_lamb(find), **_sums(find)}
+    return {
+        **_updates(find),
+        **_adagrad(find),
+        **_lamb(find),
+        **_sums(find),
+        **_norms(find),
+        "update_scale_hysteresis": update_scale_hysteresis,
+    }
 
 
 def _updates(find: Find) -> Members:
@@ -91,6 +98,36 @@ def _updates(find: Find) -> Members:
     return {"multi_tensor_adam": multi_tensor_adam, "multi_tensor_sgd": multi_tensor_sgd}
 
 
+def _adagrad(find: Find) -> Members:
+    def multi_tensor_adagrad(
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Lists,
+        lr: float,
+        epsilon: float,
+        mode: int,
+        weight_decay: float,
+    ) -> None:
+        """One Adagrad step over gradients, parameters and sums of squares.
+
+        With ``mode`` 1 the parameters decay themselves, with 0 the decay is added to the gradients. ``noop_flag`` is
+        not used.
+        """
+        import torch
+
+        from precast.ops.multi_tensor import ADAGRAD, DECOUPLED
+
+        grads, params, sums = (list(tensors) for tensors in _counted(tensor_lists, 3))
+        with torch.no_grad():
+            find("multi_tensor_update_")(
+                *(params, grads, sums, [], [], [], None, None),
+                *(1.0, 1.0, lr, 0.0, 0.0, epsilon, weight_decay, 0.0),
+                *(ADAGRAD, DECOUPLED * bool(mode)),
+            )
+
+    return {"multi_tensor_adagrad": multi_tensor_adagrad}
+
+
 def _lamb(find: Find) -> Members:
     def multi_tensor_lamb(
         chunk_size: int,
@@ -147,6 +184,31 @@ def _sums(find: Find) -> Members:
             find("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, found)
             noop_flag.copy_(found)
 
+    def multi_tensor_axpby(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, a: float, b: float, arg_to_check: int
+    ) -> None:
+        """Set the third list to ``a`` times the first plus ``b`` times the second.
+
+        Sets ``noop_flag`` to 1 if an element is not finite: of the first list if ``arg_to_check`` is 0, of the second
+        if it is 1, of either if it is -1.
+        """
+        import torch
+
+        xs, ys, outs = (list(tensors) for tensors in _counted(tensor_lists, 3))
+        if arg_to_check not in (-1, 0, 1):
+            raise ValueError(f"arg_to_check is {arg_to_check}; needed 0 or 1, or -1 for both")
+        with torch.no_grad():
+            found = noop_flag.float()
+            if arg_to_check >= 0:  # before a list that may be its own result is written
+                finite = [tensor.isfinite().all() for tensor in (xs, ys)[arg_to_check]]
+                found.masked_fill_(~torch.stack(finite).all(), 1.0)
+            find("multi_tensor_axpby_")(outs, xs, ys, a, b, None, found if arg_to_check < 0 else None)
+            noop_flag.copy_(found)
+
+    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_axpby": multi_tensor_axpby}
+
+
+def _norms(find: Find) -> Members:
     def multi_tensor_l2norm(
         chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -162,7 +224,60 @@ def _sums(find: Find) -> Members:
             noop_flag.masked_fill_(~total.isfinite(), 1)
         return total.reshape(1), squares.sqrt() if per_tensor else squares.new_empty(0)
 
-    return {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm}
+    def multi_tensor_l2norm_mp(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``multi_tensor_l2norm``, also if ``noop_flag`` is set already."""
+        return multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor)
+
+    def multi_tensor_l2norm_scale(
+        chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, scale: float, per_tensor: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``multi_tensor_l2norm`` of the first list; then the second list becomes ``scale`` times the first."""
+        import torch
+
+        xs, outs = (list(tensors) for tensors in _counted(tensor_lists, 2))
+        found = multi_tensor_l2norm(chunk_size, noop_flag, [xs], per_tensor)
+        with torch.no_grad():
+            find("multi_tensor_axpby_")(outs, xs, [], scale, 0.0, None, None)
+        return found
+
+    return {
+        "multi_tensor_l2norm": multi_tensor_l2norm,
+        "multi_tensor_l2norm_mp": multi_tensor_l2norm_mp,
+        "multi_tensor_l2norm_scale": multi_tensor_l2norm_scale,
+    }
+
+
+def update_scale_hysteresis(
+    current_scale: Tensor,
+    growth_tracker: Tensor,
+    hysteresis_tracker: Tensor,
+    found_inf: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis: int,
+) -> Tensor:
+    """The next loss scale, in place, by torch's ops: it shrinks at the ``hysteresis``-th overflow in a row.
+
+    It grows after ``growth_interval`` steps without overflow, unless it would be infinite. Returns ``current_scale``.
+    """
+    import torch
+
+    with torch.no_grad():
+        overflow = found_inf > 0
+        left = hysteresis_tracker - overflow.to(hysteresis_tracker.dtype)
+        shrinks = overflow & (left <= 0)
+        steps = growth_tracker + 1
+        due = ~overflow & (steps == growth_interval)
+        smaller = (current_scale.double() * backoff_factor).to(current_scale.dtype)
+        larger = (current_scale.double() * growth_factor).to(current_scale.dtype)
+        next_scale = torch.where(due & larger.isfinite(), larger, current_scale)
+        current_scale.copy_(torch.where(shrinks, smaller, next_scale))
+        growth_tracker.copy_(steps.masked_fill(overflow | due, 0))
+        hysteresis_tracker.copy_(left.masked_fill(~overflow, hysteresis))
+    return current_scale
 
 
 def _counted(lists: Lists, *counts: int) -> Lists:

@@ -6,14 +6,14 @@ A separate loader is described in the same way as in a family, with the families
 from __future__ import annotations
 
 from precast._builder.catalogue import Offer
-from precast.compat import inference, lists, modules, moe
+from precast.compat import inference, lists, modules, moe, norms
 from precast.compat.modules import Find, Members
 
 _MEMBERS = {
     "CPUAdamLoader": modules.adam,
     "FusedOptimizerLoader": lists.members,
     "InferenceOpsLoader": inference.members,
-    "LayerNormLoader": modules.layer_norm,
+    "LayerNormLoader": norms.members,
     "MoeLoader": moe.members,
     "RMSNormLoader": modules.norms,
     "ScaledMaskedSoftmaxLoader": modules.masked_softmax,

@@ -6,8 +6,7 @@ plain torch. torch and the ops are imported inside functions, so that listing th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._dispatch import namespace
@@ -156,61 +155,6 @@ def norms(find: Find) -> Members:
             find("fused_add_rms_norm_")(input, residual, weight, eps, _CAST_ONCE)
 
     return {"rms_layernorm": rms_layernorm, "fused_add_rms_layernorm": fused_add_rms_layernorm}
-
-
-def layer_norm(find: Find) -> Members:
-    """``forward_affine`` and ``backward_affine``, and the ``layer_norm`` of ``precast.ops``."""
-
-    def forward_affine(
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
-        gamma: Tensor,
-        beta: Tensor,
-        eps: float,
-    ) -> list[Tensor]:
-        """The norm over the last dimensions, and for each row the mean and the inverse standard deviation (fp32).
-
-        The statistics are for callers that keep them: they cost another pass, and ``backward_affine`` needs neither.
-        """
-        import torch
-
-        rows = _rows(input, normalized_shape, gamma, beta)
-        with torch.no_grad():
-            y = find("layer_norm")(rows, gamma.reshape(-1), beta.reshape(-1), eps)
-            variance, mean = torch.var_mean(rows.float(), -1, correction=0)
-        return [y.reshape(input.shape), mean, (variance + eps).rsqrt()]
-
-    def backward_affine(
-        dout: Tensor,
-        mean: Tensor,
-        invvar: Tensor,
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
-        gamma: Tensor,
-        beta: Tensor,
-        eps: float,
-    ) -> list[Tensor]:
-        """The gradients for ``input``, ``gamma`` and ``beta``; the statistics are computed again from ``input``."""
-        import torch
-
-        rows = _rows(input, normalized_shape, gamma, beta)
-        with torch.no_grad():
-            grads = find("layer_norm_backward")(dout.reshape(rows.shape), rows, gamma.reshape(-1), eps, True, True)
-        shaped = zip(grads, (input, gamma, beta), strict=True)
-        return [grad.reshape(like.shape).to(like.dtype) for grad, like in shaped]
-
-    return {"forward_affine": forward_affine, "backward_affine": backward_affine}
-
-
-def _rows(x: Tensor, shape: Sequence[int], gamma: Tensor, beta: Tensor) -> Tensor:
-    """``x`` with the normalized dimensions flattened into one."""
-    wanted = tuple(shape)
-    if not wanted or tuple(x.shape[-len(wanted) :]) != wanted or gamma.shape != wanted or beta.shape != wanted:
-        found = f"input {tuple(x.shape)}, gamma {tuple(gamma.shape)}, beta {tuple(beta.shape)}"
-        raise ValueError(
-            f"normalized_shape is {wanted}; needed the last dimensions of input and all of the others: {found}"
-        )
-    return x.reshape(-1, math.prod(wanted))
 
 
 def masked_softmax(find: Find) -> Members:

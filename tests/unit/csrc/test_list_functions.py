@@ -45,6 +45,14 @@ def test_list_lamb(module: Any, dtypes: str, mode: int, decay: float, options: A
 def test_list_sums(module: Any) -> None:
     # fails if a tensor differs from its formula in float64
     must.check_sums(module)
+    must.check_more_sums(module)
+
+
+@pytest.mark.parametrize("dtypes", must.LOW)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_list_adagrad(module: Any, dtypes: str, mode: int) -> None:
+    # fails if a tensor differs from its formula in float64
+    must.check_adagrad(module, dtypes, mode)
 
 
 def test_list_adam_is_one_launch_for_all(module: Any, list_gpu: Any) -> None:

@@ -95,7 +95,8 @@ def multi_tensor_axpby_(
         ys: with the shapes of ``outs``; an out may be its own y.
         a: a number.
         b: a number.
-        found_inf: one float32 on the GPU, or None; set to 1 if an element of ``xs`` is infinite or NaN, else unchanged.
+        found_inf: one float32 on the GPU, or None; set to 1 if an element of ``xs`` or ``ys`` is infinite or NaN, else
+            unchanged.
 
     Raises:
         RuntimeError: the lists do not fit each other, or a derivative is wanted.

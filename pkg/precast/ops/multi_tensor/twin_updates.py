@@ -204,11 +204,9 @@ def update(
             v = tl.where(largest >= v, largest, v)  # as torch's maximum, this keeps a NaN
             _write(entry, _THIRD, third, here, v, inside, aligned)
         scale = tl.sqrt(v) * tl.load(c + _ROOT) + tl.load(c + _EPS)
+        along = m / scale
         if kind == _LAMB:
             p = m * tl.load(c + _BIAS) / scale + decay * p
-        else:
-            p -= decay * p
-            p -= rate * (m / scale)
     elif kind == _SGD:
         if first is not None:
             momentum = tl.load(c + _MOMENTUM)
@@ -220,22 +218,22 @@ def update(
                 g += momentum * m
             else:
                 g = m
-        p -= decay * p
-        p -= rate * g
+        along = g
     elif kind == _ADAGRAD:
         m = _read(entry, _FIRST, first, here, inside, aligned) + g * g
         _write(entry, _FIRST, first, here, m, inside, aligned)
-        p -= rate * (g / (tl.sqrt(m) + tl.load(c + _EPS)))
+        along = g / (tl.sqrt(m) + tl.load(c + _EPS))
     else:  # Lion
         m = _read(entry, _FIRST, first, here, inside, aligned)
         between = m + (g - m) * tl.load(c + _ONE_MINUS_BETA1)
         m += (g - m) * tl.load(c + _ONE_MINUS_BETA2)
         _write(entry, _FIRST, first, here, m, inside, aligned)
-        p -= decay * p
-        p -= rate * tl.where(between > 0.0, 1.0, tl.where(between < 0.0, -1.0, between))  # keeps a NaN
+        along = tl.where(between > 0.0, 1.0, tl.where(between < 0.0, -1.0, between))  # keeps a NaN
     if kind == _LAMB:
         _write(entry, _THIRD, third, here, p, inside, aligned)
     else:
+        p -= tl.where(decay != 0.0, decay * p, 0.0)  # without decay an infinite parameter stays what it is
+        p -= rate * along
         _write(entry, _PARAM, param, here, p, inside, aligned)
         if copy is not None:
             _write(entry, _COPY, copy, here, p, inside, aligned)
