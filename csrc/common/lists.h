@@ -40,17 +40,7 @@ inline bool same_layout(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-// True if the storage covers the whole tensor. The storage may have been resized since, even to nothing. A wrapper that
-// the dispatcher was told to let through has sizes but no memory.
-inline bool has_memory(const Tensor& tensor, DType dtype) {
-  if (tensor.numel() == 0) return true;
-  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
-  int64_t last = tensor.storage_offset();
-  for (int64_t i = 0; i < dim; ++i) last += (sizes[i] - 1) * strides[i];
-  return tensor.data() != nullptr && (last + 1) * element_bytes(dtype) <= tensor.storage_bytes();
-}
-
-// The same for a dense tensor, with fewer calls to torch.
+// Tensor::has_memory() for a dense tensor, with fewer calls to torch.
 inline bool dense_has_memory(const Tensor& tensor, DType dtype) {
   return (tensor.storage_offset() + tensor.numel()) * element_bytes(dtype) <= tensor.storage_bytes();
 }

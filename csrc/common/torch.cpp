@@ -70,31 +70,73 @@ ShapeText::ShapeText(const int64_t* sizes, int64_t dim) {
   snprintf(text + used, sizeof(text) - used, ")");
 }
 
-const char* dtype_name(int32_t dtype) {
-  const struct {
-    int32_t code;
-    const char* name;
-  } names[] = {
-      {aoti_torch_dtype_float32(), "float32"},
-      {aoti_torch_dtype_float16(), "float16"},
-      {aoti_torch_dtype_bfloat16(), "bfloat16"},
-      {aoti_torch_dtype_float64(), "float64"},
-      {aoti_torch_dtype_int64(), "int64"},
-      {aoti_torch_dtype_int32(), "int32"},
-      {aoti_torch_dtype_int16(), "int16"},
-      {aoti_torch_dtype_int8(), "int8"},
-      {aoti_torch_dtype_uint8(), "uint8"},
-      {aoti_torch_dtype_bool(), "bool"},
-      {aoti_torch_dtype_complex64(), "complex64"},
-      {aoti_torch_dtype_complex128(), "complex128"},
-      {aoti_torch_dtype_complex32(), "complex32"},
-      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
-      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+namespace {
+
+struct NamedDType {
+  int32_t code;
+  const char* name;
+  int64_t bytes;
+};
+
+const NamedDType* named_dtype(int32_t code) {
+  static const NamedDType known[] = {
+      {aoti_torch_dtype_float32(), "float32", 4},
+      {aoti_torch_dtype_float16(), "float16", 2},
+      {aoti_torch_dtype_bfloat16(), "bfloat16", 2},
+      {aoti_torch_dtype_float64(), "float64", 8},
+      {aoti_torch_dtype_int64(), "int64", 8},
+      {aoti_torch_dtype_int32(), "int32", 4},
+      {aoti_torch_dtype_int16(), "int16", 2},
+      {aoti_torch_dtype_int8(), "int8", 1},
+      {aoti_torch_dtype_uint8(), "uint8", 1},
+      {aoti_torch_dtype_bool(), "bool", 1},
+      {aoti_torch_dtype_complex64(), "complex64", 8},
+      {aoti_torch_dtype_complex128(), "complex128", 16},
+      {aoti_torch_dtype_complex32(), "complex32", 4},
+      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn", 1},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2", 1},
   };
-  for (const auto& entry : names) {
-    if (entry.code == dtype) return entry.name;
+  for (const NamedDType& entry : known) {
+    if (entry.code == code) return &entry;
   }
-  return "another dtype";
+  return nullptr;
+}
+
+// 1 for a dtype that no kernel takes: each op refuses it.
+int64_t bytes_of(int32_t dtype) {
+  const NamedDType* const known = named_dtype(dtype);
+  return known != nullptr ? known->bytes : 1;
+}
+
+// The bytes from the beginning of the storage to the end of the last element; 0 without elements.
+uint64_t covered_bytes(const Tensor& tensor) {
+  const int64_t dim = tensor.dim(), *sizes = tensor.sizes(), *strides = tensor.strides();
+  uint64_t last = static_cast<uint64_t>(tensor.storage_offset());
+  for (int64_t i = 0; i < dim; ++i) {
+    if (sizes[i] == 0) return 0;
+    last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+  }
+  return (last + 1) * static_cast<uint64_t>(bytes_of(tensor.dtype_code()));
+}
+
+}  // namespace
+
+const char* dtype_name(int32_t dtype) {
+  const NamedDType* const known = named_dtype(dtype);
+  return known != nullptr ? known->name : "another dtype";
+}
+
+bool Tensor::has_memory() const {
+  const uint64_t covered = covered_bytes(*this);
+  return covered == 0 || (covered <= static_cast<uint64_t>(storage_bytes()) && data() != nullptr);
+}
+
+void no_memory(const char* op, size_t index, const Tensor& tensor) {
+  fail(
+      "%s: argument %zu has shape %s and needs %lld bytes of its storage, which has %lld; it was freed or shrunk after "
+      "the tensor was made",
+      op, index + 1, shape_of(tensor).text, printable(static_cast<int64_t>(covered_bytes(tensor))),
+      printable(tensor.storage_bytes()));
 }
 
 DeviceText::DeviceText(int32_t type, int32_t index) {

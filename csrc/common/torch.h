@@ -15,6 +15,8 @@
 //   };
 //   PRECAST_FAMILY(rms_norm, kImplementations, &kernels);  // `kernels` of launch.h; nullptr for a family without any
 //
+// Every Tensor argument has memory behind all its elements when the function is called; an absent Tensor? is a null
+// Tensor*, never a null data pointer.
 // Parameters: const Tensor&, const Tensor* (Tensor?), const TensorList&, double (float), int64_t (int), bool. Results:
 // void, Tensor, TensorPair, TensorTriple, int64_t, bool.
 // The table is constant data: nothing runs when the library is opened. precast_register() of api.cpp walks it.
@@ -23,6 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "checks.h"
@@ -44,6 +47,13 @@ inline void torch_check(AOTITorchError status, const char* call) {
 // The dtypes that kernels support, with the numbers that device code and CPU kernels use.
 enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kOther = 3 };
 
+// What an op asks about its arguments again and again. Each question is a call into torch, of some nanoseconds.
+struct Facts {
+  int64_t dim;
+  const int64_t *sizes, *strides;
+  int32_t dtype;
+};
+
 // Owns one reference to a tensor. Movable only, so passing tensors around costs no reference counting.
 class Tensor {
  public:
@@ -51,6 +61,7 @@ class Tensor {
   Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
   Tensor& operator=(Tensor&& other) noexcept {
     std::swap(handle_, other.handle_);
+    facts_ = other.facts_ = nullptr;
     return *this;
   }
   Tensor(const Tensor&) = delete;
@@ -62,23 +73,37 @@ class Tensor {
   AtenTensorHandle get() const { return handle_; }
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
-  int64_t dim() const { return ask<int64_t>(aoti_torch_get_dim, "dim"); }
+  int64_t dim() const { return facts_ != nullptr ? facts_->dim : ask<int64_t>(aoti_torch_get_dim, "dim"); }
   int64_t numel() const { return ask<int64_t>(aoti_torch_get_numel, "numel"); }
   // Borrowed, `dim()` values each.
-  const int64_t* sizes() const { return ask<int64_t*>(aoti_torch_get_sizes, "sizes"); }
-  const int64_t* strides() const { return ask<int64_t*>(aoti_torch_get_strides, "strides"); }
+  const int64_t* sizes() const {
+    return facts_ != nullptr ? facts_->sizes : ask<int64_t*>(aoti_torch_get_sizes, "sizes");
+  }
+  const int64_t* strides() const {
+    return facts_ != nullptr ? facts_->strides : ask<int64_t*>(aoti_torch_get_strides, "strides");
+  }
   int64_t storage_offset() const { return ask<int64_t>(aoti_torch_get_storage_offset, "storage offset"); }
   int64_t storage_bytes() const { return ask<int64_t>(aoti_torch_get_storage_size, "storage size"); }
   bool is_contiguous() const { return ask<bool>(aoti_torch_is_contiguous, "is_contiguous"); }
 
   // Torch's own numbers. Compare them, or print them with dtype_name().
-  int32_t dtype_code() const { return ask<int32_t>(aoti_torch_get_dtype, "dtype"); }
+  int32_t dtype_code() const { return facts_ != nullptr ? facts_->dtype : ask<int32_t>(aoti_torch_get_dtype, "dtype"); }
   int32_t device_type() const { return ask<int32_t>(aoti_torch_get_device_type, "device type"); }
   int32_t device_index() const { return ask<int32_t>(aoti_torch_get_device_index, "device index"); }
 
   // The first element, with the storage offset applied; null for a tensor without elements.
   const void* data() const { return ask<const void*>(torch_get_const_data_ptr, "data pointer"); }
   void* mutable_data() const { return ask<void*>(torch_get_mutable_data_ptr, "data pointer"); }
+
+  // True if the storage covers all elements. It may have been freed or shrunk since the tensor was made. A wrapper that
+  // the dispatcher was told to let through has sizes but no memory.
+  bool has_memory() const;
+
+  // Answers later questions from `facts`, which must live as long as this object.
+  void keep_facts(Facts* facts) {
+    *facts = {dim(), sizes(), strides(), dtype_code()};
+    facts_ = facts;
+  }
 
  private:
   template <class Value>
@@ -89,6 +114,23 @@ class Tensor {
   }
 
   AtenTensorHandle handle_;
+  const Facts* facts_ = nullptr;  // stays behind when the reference moves
+};
+
+// A Tensor argument.
+class TensorArgument {
+ public:
+  explicit TensorArgument(AtenTensorHandle handle) noexcept : tensor_(handle) {}
+  TensorArgument(const TensorArgument&) = delete;
+  TensorArgument& operator=(const TensorArgument&) = delete;
+
+  operator const Tensor&() const { return tensor_; }
+  const Tensor* get() const { return &tensor_; }
+  void keep_facts() { tensor_.keep_facts(&facts_); }
+
+ private:
+  Tensor tensor_;
+  Facts facts_;
 };
 
 using TensorPair = std::pair<Tensor, Tensor>;
@@ -108,10 +150,15 @@ class OptionalTensor {
   OptionalTensor(const OptionalTensor&) = delete;
   OptionalTensor& operator=(const OptionalTensor&) = delete;
 
-  operator const Tensor*() const { return tensor_.get() != nullptr ? &tensor_ : nullptr; }
+  operator const Tensor*() const { return get(); }
+  const Tensor* get() const { return tensor_.get() != nullptr ? &tensor_ : nullptr; }
+  void keep_facts() {
+    if (tensor_.get() != nullptr) tensor_.keep_facts(&facts_);
+  }
 
  private:
   Tensor tensor_;
+  Facts facts_;
 };
 
 // A Tensor[] argument. The list on the stack gives out each reference only once, so the constructor takes all of them.
@@ -198,7 +245,7 @@ struct Argument {
 };
 template <>
 struct Argument<const Tensor&> {
-  static Tensor take(StableIValue value) { return Tensor(reinterpret_cast<AtenTensorHandle>(value)); }
+  static TensorArgument take(StableIValue value) { return TensorArgument(reinterpret_cast<AtenTensorHandle>(value)); }
 };
 template <>
 struct Argument<const Tensor*> {
@@ -234,27 +281,46 @@ inline void put_result(StableIValue* stack, TensorTriple&& result) {
 [[noreturn]] void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t given)
     __attribute__((cold));
 
+// Every tensor argument of every op is checked here, so that a kernel finds memory behind each. Ops check the lists
+// that they take themselves, because a plan reads most of its tensors without a call of an op.
+[[noreturn]] void no_memory(const char* op, size_t index, const Tensor& tensor) __attribute__((cold));
+
+template <class Taken>
+void require_memory(const char* op, size_t index, Taken& taken) {
+  if constexpr (std::is_same_v<Taken, TensorArgument> || std::is_same_v<Taken, OptionalTensor>) {
+    taken.keep_facts();
+    const Tensor* const tensor = taken.get();
+    if (tensor != nullptr && __builtin_expect(!tensor->has_memory(), 0)) no_memory(op, index, *tensor);
+  }
+}
+
 template <auto function>
 struct Boxed;
 
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
 struct Boxed<function> {
-  static void call(StableIValue* stack, uint64_t arguments, uint64_t results) {
+  static void call(const char* op, StableIValue* stack, uint64_t arguments, uint64_t results) {
     constexpr uint64_t kTaken = sizeof...(Arguments);
     constexpr uint64_t kGiven = result_count(static_cast<Result (*)()>(nullptr));
     if (arguments != kTaken || results != kGiven) wrong_arity(arguments, kTaken, results, kGiven);
-    call(stack, std::make_index_sequence<kTaken>());
+    call(op, stack, std::make_index_sequence<kTaken>());
   }
 
  private:
   // The arguments are temporaries of the call, so they are freed after it even if it throws.
   template <size_t... index>
-  static void call(StableIValue* stack, std::index_sequence<index...>) {
+  static void call(const char* op, StableIValue* stack, std::index_sequence<index...>) {
     if constexpr (result_count(static_cast<Result (*)()>(nullptr)) == 0) {
-      function(Argument<Arguments>::take(stack[index])...);
+      checked<index...>(op, Argument<Arguments>::take(stack[index])...);
     } else {
-      put_result(stack, function(Argument<Arguments>::take(stack[index])...));
+      put_result(stack, checked<index...>(op, Argument<Arguments>::take(stack[index])...));
     }
+  }
+
+  template <size_t... index, class... Taken>
+  static Result checked(const char* op, Taken&&... taken) {
+    (require_memory(op, index, taken), ...);
+    return function(taken...);
   }
 };
 
@@ -268,8 +334,12 @@ struct Implementation {
 
 }  // namespace precast
 
-#define PRECAST_IMPLEMENTATION(op, key, function) \
-  ::precast::Implementation { op, key, &::precast::Boxed<&function>::call }
+#define PRECAST_IMPLEMENTATION(op, key, function)                                       \
+  ::precast::Implementation {                                                           \
+    op, key, [](::precast::StableIValue* stack, uint64_t arguments, uint64_t results) { \
+      ::precast::Boxed<&function>::call(op, stack, arguments, results);                 \
+    }                                                                                   \
+  }
 
 // The linker collects the pointers to all families of a library in one section. The list needs no code that runs at
 // load.

@@ -152,6 +152,8 @@ void Plan::find_counts() {
     PRECAST_CHECK(tensor.device_type() == aoti_torch_device_type_cpu() && tensor.dtype_code() == float32_code() &&
                       tensor.numel() == 1,
                   "%s: steps[%lld] is no single float32 on the cpu", kOp, printable(i));
+    PRECAST_CHECK(tensor.has_memory(), "%s: steps[%lld] has a storage of only %lld bytes", kOp, printable(i),
+                  printable(tensor.storage_bytes()));
     counts_[i] = static_cast<float*>(tensor.mutable_data());
   }
 }

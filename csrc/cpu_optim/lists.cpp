@@ -32,7 +32,7 @@ DType check_member(const Member& member, const Tensor& param, int64_t wanted) {
   PRECAST_CHECK(tensor.numel() == wanted, "%s: %s[%lld] has shape %s, params[%lld] has %s; as many elements are needed",
                 member.op, member.list.name, printable(member.index), shape_of(tensor).text, printable(member.index),
                 shape_of(param).text);
-  PRECAST_CHECK(has_memory(tensor, dtype), "%s: %s[%lld] has shape %s, and a storage of only %lld bytes", member.op,
+  PRECAST_CHECK(tensor.has_memory(), "%s: %s[%lld] has shape %s, and a storage of only %lld bytes", member.op,
                 member.list.name, printable(member.index), shape_of(tensor).text, printable(tensor.storage_bytes()));
   return dtype;
 }

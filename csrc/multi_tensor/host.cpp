@@ -188,7 +188,11 @@ int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, co
   PRECAST_CHECK(rates.size() == 0 || rates.size() == groups.sizes()[0],
                 "%s: %lld rates for %lld groups; one for each is needed", kOp, printable(rates.size()),
                 printable(groups.sizes()[0]));
-  for (int64_t i = 0; i < rates.size(); ++i) scalar_beside(kOp, "a learning rate", &rates[i], steps);
+  for (int64_t i = 0; i < rates.size(); ++i) {
+    scalar_beside(kOp, "a learning rate", &rates[i], steps);
+    PRECAST_CHECK(rates[i].has_memory(), "%s: a learning rate has a storage of only %lld bytes", kOp,
+                  printable(rates[i].storage_bytes()));
+  }
   PrepareArgs args = {};
   args.found_inf = scalar_beside(kOp, "found_inf", found_inf, steps);
   args.grad_scale = scalar_beside(kOp, "grad_scale", grad_scale, steps);

@@ -43,8 +43,8 @@ int check_member(const Lists& lists, int member, int64_t index) {
   PRECAST_CHECK(tensor.numel() == param.numel(),
                 "%s: %s[%lld] has shape %s, %s[%lld] has %s; as many elements are needed", lists.op, name,
                 printable(index), shape_of(tensor).text, lists.name[kParam], printable(index), shape_of(param).text);
-  PRECAST_CHECK(has_memory(tensor, dtype), "%s: %s[%lld] has shape %s, and a storage of only %lld bytes", lists.op,
-                name, printable(index), shape_of(tensor).text, printable(tensor.storage_bytes()));
+  PRECAST_CHECK(tensor.has_memory(), "%s: %s[%lld] has shape %s, and a storage of only %lld bytes", lists.op, name,
+                printable(index), shape_of(tensor).text, printable(tensor.storage_bytes()));
   const bool fits = param.is_contiguous() ? tensor.is_contiguous() : same_layout(tensor, param) && is_dense(param);
   PRECAST_CHECK(fits,
                 "%s: %s[%lld] (shape %s) has gaps or overlaps in memory, or another memory layout than %s[%lld]; "

@@ -1,4 +1,4 @@
-"""Without memory for a result, every way of calling an op raises what torch itself raises."""
+"""Tensors whose storage was freed or shrunk after they were made: every op refuses them before it writes anything."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils import _pytree as pytree  # noqa: E402
+
 from precast import ops  # noqa: E402
+from precast._builder.catalogue import FAMILIES  # noqa: E402
+from precast.ops import _folders  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
-
-def needing(call: Callable[[Any], Any], x: Any) -> type[BaseException]:
-    with pytest.raises(RuntimeError, match="allocate") as caught:
-        call(x)
-    return caught.type
+DEVICES = {op: family.devices for family in FAMILIES for op in family.op_names if not _folders.is_planned(op)}
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ops.silu_and_mul,
-        lambda x: torch.ops.precast.gated_activation(x, 0),
-        lambda x: ops.silu_and_mul(x.requires_grad_()),
-        lambda x: ops.bias_act(x[:, :, None, None], act="lrelu"),
-        lambda x: ops.rms_norm(x, torch.ones(8, device=x.device)),
-    ],
-    ids=["direct", "dispatcher", "gradient", "image", "norm"],
-)
-def test_a_result_that_fits_nowhere_raises_torchs_error(call: Callable[[Any], Any], device: str) -> None:
-    ops.silu_and_mul(torch.ones(1, 8, device=device))
-    x = torch.ones(1, 8, device=device).expand(2**43, 8)  # its result is larger than the address space
-    kind = needing(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format), x)
-    assert kind is (torch.OutOfMemoryError if device == "cuda" else RuntimeError)
-    assert needing(call, x) is kind
+def fresh(op: str, device: str) -> tuple[list[Any], Any]:
+    """The leaves of an example call; each tensor has a storage of its own, without a byte to spare."""
+    leaves, tree = pytree.tree_flatten(_folders.arguments(op))
+    own = torch.contiguous_format
+    return [x.to(device).clone(memory_format=own) if isinstance(x, torch.Tensor) else x for x in leaves], tree
 
 
-def test_the_error_of_torchs_allocator_passes_unchanged(run_child: Callable[[str], str]) -> None:
-    """Torch's function that allocates is overridden: it raises what a GPU's does, then there is memory again."""
-    said = run_child("""
-        import resource, warnings
-        warnings.simplefilter("ignore")
-        import torch
-        from precast import ops
+def memory(leaves: list[Any]) -> list[list[int]]:
+    return [x.untyped_storage().tolist() for x in leaves if isinstance(x, torch.Tensor)]
 
-        x, weight = torch.randn(2**21, 8), torch.randn(8)
-        calls = (ops.rms_norm, lambda x, weight: torch.ops.precast.rms_norm(x, weight, 1e-6, 0))
-        expected = calls[0](x, weight)
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
-        def empty_strided(size, stride, **options):
-            if there_is_none:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-            return torch.empty(size)
+@pytest.mark.parametrize("op", sorted(DEVICES))
+def test_every_tensor_argument_needs_its_memory(op: str, device: str) -> None:
+    if device not in DEVICES[op]:
+        return
+    call = getattr(torch.ops.precast, op)
+    leaves, _ = fresh(op, device)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.numel() > 0]
+    assert places
+    for place in places:
+        for missing in (leaves[place].nbytes, leaves[place].element_size()):
+            given, tree = fresh(op, device)
+            given[place].untyped_storage().resize_(given[place].nbytes - missing)
+            before = memory(given)
+            with pytest.raises(RuntimeError, match="storage"):
+                call(*pytree.tree_unflatten(given, tree))
+            assert memory(given) == before, (op, place)
 
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("empty_strided", empty_strided, "CPU")
-        for call in calls:
-            resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, hard))
-            there_is_none = True
-            try:
-                call(x, weight)
-            except torch.OutOfMemoryError as error:
-                print(error)
-            there_is_none = False
-            assert torch.equal(call(x, weight), expected)
-            assert resource.getrlimit(resource.RLIMIT_AS) == (soft, hard)
-    """)
-    assert said.splitlines() == ["CUDA out of memory. Tried to allocate 2.00 GiB"] * 2
+
+def freed(tensor: Any) -> Any:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "layer_norm": lambda x, w: ops.layer_norm(x, freed(w)),
+    "rms_norm": lambda x, w: ops.rms_norm(x, freed(w)),
+    "with a gradient": lambda x, w: ops.rms_norm(x.requires_grad_(), freed(w)),
+    "bias_act": lambda x, w: ops.bias_act(x, freed(w)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_freed_weight_is_no_absent_one(name: str, device: str) -> None:
+    x, weight = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    with pytest.raises(
+        RuntimeError, match=r"argument 2 has shape \(\d,\) and needs \d+ bytes of its storage, which has 0"
+    ):
+        CALLS[name](x, weight)
+
+
+def test_a_storage_may_be_larger_or_smaller_than_the_sizes_say(device: str) -> None:
+    row = torch.randn(9, device=device)
+    rows, weight = row[1:].expand(5, 8), row[:8]
+    assert torch.equal(ops.rms_norm(rows, weight), ops.rms_norm(rows.clone(), weight.clone()))
+    empty = freed(torch.empty(0, 8, device=device))
+    assert ops.rms_norm(empty, weight).shape == (0, 8)
