@@ -37,11 +37,11 @@ DOCS := .venv-docs
 READY := $(VENV)/.ready
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act
+.PHONY: help test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act
 
 help:
 	@sed -n '/^# The developer/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: test test-all demo dev examples bench env newcomer faults sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act"
+	@echo "targets: test test-all demo dev examples bench env newcomer faults hostile sanitize free-threaded fuzz mutate release-local prove-classic lint format tools docs act"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -68,6 +68,10 @@ bench: $(READY)
 # Real faults, injected one by one, with what the user sees of each; ARGS may name some of them.
 faults: $(READY)
 	$(BIN)/python -m tests.faults $(ARGS)
+
+# Every argument of every function and op made hostile; ARGS="--op rms_norm --device cuda": some, and on a GPU.
+hostile: $(READY)
+	$(BIN)/python -m tests.hostile $(ARGS)
 
 # The GPU tests of the optimizers under every tool of compute-sanitizer; ARGS="-- tests/ops/test_rms_norm.py": others.
 sanitize: $(READY)
