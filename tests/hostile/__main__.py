@@ -33,11 +33,9 @@ def main() -> int:
     cases = [case for case in cases if all(text in str(case) for text in options.case)]
     if options.count is not None:
         cases = random.Random(options.seed).sample(cases, min(options.count, len(cases)))
-    outcome = apart.run(cases, options.device)
+    outcome = apart.run(cases, options.device, lambda line: print(line, flush=True))
     for how, number in outcome.counts.most_common():
         print(f"{how}: {number}")
-    for case, text in outcome.broken.items():
-        print(f"{case}: {text}")
     print(f"{len(cases)} cases in {time.monotonic() - begun:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps({"counts": outcome.counts, "broken": outcome.broken}, indent=1) + "\n")

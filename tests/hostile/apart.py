@@ -19,7 +19,7 @@ from typing import Any
 COMMAND = (sys.executable, "-m", "tests.hostile", "--child")
 MEMORY = 3 << 30  # of a child beyond what it begins with; no example needs a hundredth of it
 SECONDS = 60  # for one case
-BATCH = 4000  # cases in one child
+BATCH = 2000  # cases in one child
 
 
 @dataclass
@@ -30,13 +30,15 @@ class Outcome:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-def run(cases: Sequence[Any], device: str) -> Outcome:
+def run(cases: Sequence[Any], device: str, say: Callable[[str], None] = lambda line: None) -> Outcome:
     """All cases; after one that ends its child, the others go on in another one."""
     outcome = Outcome()
     left = list(cases)
     while left:
-        done = _child(left[:BATCH], device, outcome)
-        left = left[done:]
+        told = len(outcome.broken)
+        left = left[_child(left[:BATCH], device, outcome) :]
+        for case, text in list(outcome.broken.items())[told:]:
+            say(f"{case}: {text}")
     return outcome
 
 
