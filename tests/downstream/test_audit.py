@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +28,9 @@ Files = dict[str, bytes]
 def test_what_was_built_passes(bound_wheel: Path, free_wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build_main.main(["--audit", str(bound_wheel), str(free_wheel)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and all("passed: 1 manifests, 1 libraries, 0 images, 0 violations" in line for line in said)
+    assert len(said) == 2 and all(
+        "passed: 1 manifests, 1 libraries, 1 imported here, 0 images, 0 violations" in line for line in said
+    )
 
 
 def claim(**lies: object) -> Callable[[Files, str], None]:
@@ -82,6 +86,10 @@ def add(path: str) -> Callable[[Files, str], None]:
     return change
 
 
+def no_package(files: Files, name: str) -> None:
+    del files[f"{name}/__init__.py"]
+
+
 LIES: dict[str, tuple[str, Callable[[Files, str], None], str]] = {
     "another Python": ("bound", claim(python="none"), "Python: host/fused"),
     "every torch": ("bound", claim(abi="torch-stable-2.10"), "torch ABI: host/fused"),
@@ -97,6 +105,15 @@ LIES: dict[str, tuple[str, Callable[[Files, str], None], str]] = {
     "another version": ("bound", another_version, "version: "),
     "a file too many": ("bound", add("{name}/_C/host/left.so"), "strays: host/left.so"),
     "a library without a guard": ("bound", add("{name}/fast.so"), "unguarded: bound_ops/fast.so"),
+    "files of precast": ("free", add("precast/_C/build.txt"), "ownership: precast/_C/build.txt"),
+    "a folder that every wheel may have": ("free", add("_C/build.txt"), "ownership: _C/build.txt"),
+    "a file at the root": ("free", add("LICENSE"), "ownership: LICENSE"),
+    "files of precast by another way": (
+        "free",
+        add("free_ops-1.0.data/purelib/precast/x.py"),
+        "ownership: precast/x.py",
+    ),
+    "no package of its own": ("free", no_package, "ownership: free_ops/_C/build_info.json"),
     "a copy of the runtime": (
         "bound",
         add("bound_ops.libs/libcudart.so.13"),
@@ -111,6 +128,69 @@ def test_a_lie_is_refused(lie: str, bound_wheel: Path, free_wheel: Path, tmp_pat
     wheel = {"bound": bound_wheel, "free": free_wheel}[which]
     violations, _ = audit.audit(rewritten(wheel, tmp_path, change))
     assert any(str(violation).startswith(said) for violation in violations), violations
+
+
+CRASHES = """
+import torch
+define = ("free_ops", "DEF")  # not seen as the wheel is built
+library = torch.library.Library(*define)
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "said"),
+    [
+        (CRASHES, "import: free_ops.scale: wanted a process that goes on; found SIG"),
+        (
+            "1 / 0",
+            "import: free_ops.scale: wanted a module that can be imported, as it fits this machine; found ZeroDiv",
+        ),
+        ("import nowhere_to_be_found", None),
+    ],
+    ids=["a schema twice", "an error", "another package"],
+)
+def test_a_guard_that_cannot_be_imported_is_refused(
+    init: str, said: str | None, free_wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = rewritten(free_wheel, tmp_path, lambda files, name: files.update({f"{name}/__init__.py": init.encode()}))
+    assert build_main.main(["--audit", str(wheel)]) == int(said is not None)
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert line.startswith(said) if said else "passed: 1 manifests, 1 libraries, 0 imported here" in line
+
+
+def test_two_wheels_share_no_file(
+    bound_wheel: Path, free_wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    intruder = rewritten(free_wheel, tmp_path, lambda files, name: files.update({"bound_ops/__init__.py": b""}))
+    assert audit.audit(intruder)[0] == [], "alone it is whole"
+    assert build_main.main(["--audit", str(bound_wheel), str(intruder)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        f"shared: bound_ops/__init__.py: wanted a file of one wheel alone; found in {bound_wheel.name} as well" in said
+    )
+
+
+def test_two_wheels_are_installed_and_removed_in_any_order(bound_wheel: Path, free_wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (site,) = tmp_path.glob("lib/python3*/site-packages")
+    pip = [sys.executable, "-m", "pip", "-q", "--python", str(tmp_path / "bin" / "python")]
+    pair = {"bound_ops": bound_wheel, "free_ops": free_wheel}
+
+    def install(name: str) -> None:
+        subprocess.run([*pip, "install", "--no-deps", "--no-index", pair[name]], check=True)
+
+    def remove(name: str, other: str) -> None:
+        subprocess.run([*pip, "uninstall", "-y", name], check=True)
+        assert not (site / name).exists()
+        with zipfile.ZipFile(pair[other]) as archive:
+            kept = [path for path in archive.namelist() if ".dist-info/" not in path]
+            assert all((site / path).read_bytes() == archive.read(path) for path in kept)
+
+    install("bound_ops")
+    install("free_ops")
+    remove("bound_ops", other="free_ops")
+    install("bound_ops")
+    remove("free_ops", other="bound_ops")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from precast._load import dangling
 from precast._load.near import near_miss
-from precast.build.registrations import refuse_misspelt
+from precast.build.registrations import read, refuse, refuse_misspelt
 from precast.errors import KernelError, KernelIncompatible
 
 from .conftest import STABLE, STABLE_MODULE, _wheel, run_setup
@@ -44,7 +45,7 @@ TORCH_LIBRARY_IMPL(land, CPU, m) { m.impl("wav", &wav); }  // its schema comes f
 def test_sources_that_fit_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text(GOOD)
     # fails if a source without a mistake is refused: that raises
-    refuse_misspelt([tmp_path / "a.cpp", tmp_path / "missing.cpp"])
+    refuse_misspelt(read([tmp_path / "a.cpp", tmp_path / "missing.cpp"]))
 
 
 def test_a_misspelt_implementation_is_named_with_its_line_though_the_schema_is_in_another_file(tmp_path: Path) -> None:
@@ -52,10 +53,50 @@ def test_a_misspelt_implementation_is_named_with_its_line_though_the_schema_is_i
     one.write_text(GOOD)
     other.write_text('\nSTABLE_TORCH_LIBRARY_IMPL(sea, CUDA, m) {\n  m.impl("wav", TORCH_BOX(&wave));\n}\n')
     with pytest.raises(KernelError) as caught:
-        refuse_misspelt([one, other])
+        refuse_misspelt(read([one, other]))
     lines = str(caught.value).splitlines()
     assert lines[0] == f"there is no op sea::wav, but {other} implements it"
     assert f"{other}:3" in lines[1] and "sea::wave is defined" in lines[1]
+
+
+PYTHON = """
+import torch
+NAME = "sea"
+library = torch.library.Library(NAME, "{kind}")
+library.define("{op}(Tensor x) -> Tensor")
+@torch.library.custom_op("air::gust", mutates_args=())
+def gust(x: torch.Tensor) -> torch.Tensor: ...
+torch.library.define("fire::burn", "(Tensor x) -> Tensor")
+"""
+WAVE = 'm.def("wave(Tensor x) -> Tensor");'
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "block", "twice"),
+    [
+        ("DEF", "tide", f"TORCH_LIBRARY(SEA, m) {{ {WAVE} }}", "the namespace sea"),
+        ("DEF", "wave", f"STABLE_TORCH_LIBRARY_FRAGMENT(sea, m) {{ {WAVE} }}", "the op sea::wave"),
+        ("FRAGMENT", "wave", f"TORCH_LIBRARY(sea, m) {{ {WAVE} }}", "the op sea::wave"),
+        ("DEF", "tide", 'TORCH_LIBRARY_FRAGMENT(air, m) { m.def("gust(Tensor x) -> Tensor"); }', "the op air::gust"),
+        ("DEF", "tide", 'TORCH_LIBRARY(fire, m) { m.def("burn(Tensor x) -> Tensor"); }', "the op fire::burn"),
+        ("DEF", "wave", 'TORCH_LIBRARY_IMPL(sea, CPU, m) { m.impl("wave", &wave); }', None),
+        ("DEF", "tide", f"TORCH_LIBRARY_FRAGMENT(sea, m) {{ {WAVE} }}", None),
+        ("FRAGMENT", "tide", f"TORCH_LIBRARY(sea, m) {{ {WAVE} }}", None),
+        ("DEF", "wave", f"TORCH_LIBRARY(land, m) {{ {WAVE} }}", None),
+    ],
+)
+def test_a_schema_is_defined_in_one_language(tmp_path: Path, kind: str, op: str, block: str, twice: str | None) -> None:
+    source, module = tmp_path / "a.cpp", tmp_path / "ops.py"
+    source.write_text(f"// sea\n{block}\n")
+    module.write_text(PYTHON.format(kind=kind, op=op))
+    (tmp_path / "odd.py").write_text("this is no Python")
+    extension = SimpleNamespace(sources=[str(source)], define_macros=[("SEA", "sea"), ("FAST", None)])
+    python = [tmp_path / "odd.py", tmp_path / "missing.py", module]
+    if twice is None:
+        refuse([extension], python)  # fails if what torch allows is refused: that raises
+        return
+    with pytest.raises(KernelError, match=f"{twice} is defined twice\n  found   {module}:\\d+, and {source}:2\n"):
+        refuse([extension], python)
 
 
 @pytest.mark.torch
@@ -90,7 +131,7 @@ def test_a_build_stops_at_a_misspelt_implementation(project: Callable[..., Path]
     root = project("misspelt_ops", STABLE_MODULE)
     (root / "csrc" / "scale.cpp").write_text(STABLE.replace(IMPL, 'm.impl("scal"'))
     done = run_setup(root, "bdist_wheel")
-    assert done.returncode != 0 and "there is no op NAMESPACE::scal" in done.stderr, done.stderr
+    assert done.returncode != 0 and "there is no op misspelt_ops::scal," in done.stderr, done.stderr
     assert not (root / "dist").exists()
 
 

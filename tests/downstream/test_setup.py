@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import pytest
 
 from precast._abi.build_info import BuildInfo
 from precast._load import downstream
-from precast.build import BuildExtension, StableExtension, audit
+from precast.build import BuildExtension, StableExtension, audit, ownership
+from precast.errors import KernelError
 from precast.extension.places import Places
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -26,6 +28,55 @@ def test_a_name_is_not_taken_twice(project: Callable[..., Path], setup_py: Setup
     done = setup_py(root, "build_ext")
     assert done.returncode != 0 and "twice_ops.fused has two meanings" in done.stderr
     assert (root / "twice_ops" / "fused.py").read_text() == "mine = True\n"
+
+
+CLASS_IN_SETUP = """
+from precast.extension import CppExtension as Base
+class Scale(Base):
+    def sources_files(self): return ["csrc/fused.cpp"]
+    def include_dirs(self): return []
+    def cxx_flags(self): return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "before", "said"),
+    [
+        # As setup.py files in the wild write them: a list, without ext_modules().
+        ('[CppExtension("_p", ["csrc/fused.cpp"])]', "", "_p cannot be built into a wheel\n  found   this name"),
+        ('ext_modules(Scale("scale"))', CLASS_IN_SETUP, "found   class Scale in __main__, which is not in a package"),
+    ],
+    ids=["top-level", "class in setup.py"],
+)
+def test_only_a_package_of_its_own_is_written_to(
+    project: Callable[..., Path], setup_py: Setup, modules: str, before: str, said: str
+) -> None:
+    root = project("owned_ops", MODULE)
+    text = (root / "setup.py").read_text()
+    text = re.sub(r"^modules = .*$", lambda _: f"{before}\nmodules = {modules}", text, flags=re.MULTILINE)
+    (root / "setup.py").write_text(text)
+    done = setup_py(root, "build_ext")
+    assert done.returncode != 0 and said in done.stderr, done.stderr[-2000:]
+    assert not list(root.glob("build/lib*/**/*"))
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        ("_C._p", "a package '_C' at the root of site-packages"),
+        ("precast._C.p", "precast belongs to another distribution"),
+        ("other._p", "no package that holds other\n"),
+        ("ours._C._p", None),
+        ("ours.deep._p", None),
+    ],
+)
+def test_an_extension_of_a_package_that_the_wheel_does_not_own_is_refused(module: str, found: str | None) -> None:
+    ownership.refuse_unowned("precast._C.p", ["precast"], "precast")
+    if found is None:
+        ownership.refuse_unowned(module, ["ours", "precast"], "ours-ops")  # fails if this raises
+        return
+    with pytest.raises(KernelError, match=f"{module} cannot be built into a wheel\n  found   {found}"):
+        ownership.refuse_unowned(module, ["ours", "precast"], "ours-ops")
 
 
 def test_a_label_that_is_not_built_here_is_refused(bound_wheel: Path, setup_py: Setup) -> None:

@@ -23,9 +23,6 @@ FREE = ("errors", "_version")  # importable by all, import nothing of ours
 # Programs for environments that have a torch, and a wheel or what would be in one.
 ELSEWHERE = {CHECKOUT / "tools" / name for name in ("smoke_check.py", "classic_check.py")}
 
-# A folder of built files, which an extension looks into: the module there is not entered.
-PLACES = {("extension", "_C")}
-
 Edges = Mapping[str, frozenset[str]]
 
 # The files that may import torch. Outside ops, optim and nn they do so inside functions, when it is needed.
@@ -135,8 +132,7 @@ def part_of_file(path: Path) -> str:
 
 def edges_of(sources: Mapping[str, list[str]]) -> Edges:
     """Of each part, given as the texts of its files, the parts it imports."""
-    found = {part: {to for text in texts for to in parts_in(text)} - {part} for part, texts in sources.items()}
-    return {part: frozenset(to for to in parts if (part, to) not in PLACES) for part, parts in found.items()}
+    return {part: frozenset(to for text in texts for to in parts_in(text)) - {part} for part, texts in sources.items()}
 
 
 def read_sources() -> dict[str, list[str]]:
@@ -191,11 +187,6 @@ def drawing() -> str:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if "─►" in block)
     return str(block)
-
-
-def test_each_place_is_named_where_it_is_said_to_be() -> None:
-    sources = read_sources()
-    assert all(to in set().union(*map(parts_in, sources[part])) for part, to in PLACES)
 
 
 def test_no_part_lies_on_a_circle() -> None:

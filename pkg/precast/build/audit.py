@@ -1,7 +1,8 @@
 """Audit any finished wheel: derive every claim of its manifest again from its bytes.
 
 The audit checks what the loader will check after installation. It also checks what an index and an installer read:
-the tag, the version, the requirements and RECORD. It executes no code from the wheel.
+the tag, the version, the requirements and RECORD, and that no wheel writes into the packages of another. A wheel
+without a violation is then imported, in a child process. Nothing of a wheel is executed before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from email import message_from_bytes
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from precast._abi.violation import Violation
 from precast._builder import archives, elf, packing
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
-from precast.build import facts, wheel
+from precast.build import facts, ownership, trial, wheel
 from precast.errors import KernelError
 
 _NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
@@ -31,12 +33,23 @@ _REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
 
 
 def report(paths: Sequence[Path]) -> int:
-    """Print the verdict and the violations of each wheel; return 1 if there is a violation."""
+    """Print the verdict and the violations of each wheel; return 1 if there is a violation.
+
+    The guards of a wheel without violations are imported here. No two of the wheels may install the same file.
+    """
     refused = False
+    owners: dict[str, str] = {}
     for path in paths:
-        violations, infos = audit(path)
+        imported = 0
+        with _unpacked(path) as (root, match):
+            infos, violations = _judge(root, match)
+            violations += ownership.shared(_names(root), path.name, owners)
+            if not violations:
+                with tempfile.TemporaryDirectory(prefix="precast-audit-") as work:
+                    imported, failed = trial.run(root, list(_guards(root)), Path(work))
+                violations += failed
         libraries, images = (sum(len(getattr(info, part)) for info in infos) for part in ("host", "device"))
-        held = f"{len(infos)} manifests, {libraries} libraries, {images} images"
+        held = f"{len(infos)} manifests, {libraries} libraries, {imported} imported here, {images} images"
         print(f"{path.name}: {'refused' if violations else 'passed'}: {held}, {len(violations)} violations")
         for violation in violations:
             print(f"  {violation}")
@@ -45,29 +58,73 @@ def report(paths: Sequence[Path]) -> int:
 
 
 def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
-    """Return the violations and the manifests of a wheel; raise KernelError if the file is not a wheel."""
+    """Return the violations and the manifests of a wheel, without running any of its code.
+
+    Raises KernelError if the file is not a wheel.
+    """
+    with _unpacked(path) as (root, match):
+        infos, violations = _judge(root, match)
+    return violations, infos
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """A folder with the files of a wheel, and the parts of its name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise KernelError(f"{path.name} is not the name of a wheel")
     with tempfile.TemporaryDirectory(prefix="precast-audit-") as folder:
-        root = Path(folder)
         try:
             with archives.open_zip(path) as archive:
-                archive.extract_all(root)
+                archive.extract_all(Path(folder))
         except archives.BadArchive as error:
             raise KernelError(f"{path} cannot be read as a wheel: {error}") from error
-        found: list[Violation] = []
-        infos: list[BuildInfo] = []
-        for manifest in sorted(root.rglob(f"{FOLDER}/{prebuilt.MANIFEST}")):
-            info, violations = _manifest(root, manifest)
-            found += violations
-            infos += [] if info is None else [info]
-        if not infos and not found:
-            found.append(Violation("manifest", path.name, f"a {FOLDER}/{prebuilt.MANIFEST} in a package", "none"))
-        found += _tag(match, infos)
-        found += _bundled(root)
-        found += _metadata(root, match, infos)
-        return found, infos
+        yield Path(folder), match
+
+
+def _judge(root: Path, match: re.Match[str]) -> tuple[list[BuildInfo], list[Violation]]:
+    found: list[Violation] = []
+    infos: list[BuildInfo] = []
+    for manifest in _manifests(root):
+        info, violations = _manifest(root, manifest)
+        found += violations
+        infos += [] if info is None else [info]
+    if not infos and not found:
+        found.append(Violation("manifest", match[0], f"a {FOLDER}/{prebuilt.MANIFEST} in a package", "none"))
+    found += _tag(match, infos)
+    found += _bundled(root)
+    found += ownership.strangers(_names(root), match["name"])
+    found += _metadata(root, match, infos)
+    return infos, found
+
+
+def _names(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+
+
+def _manifests(root: Path) -> list[Path]:
+    return sorted(root.rglob(f"{FOLDER}/{prebuilt.MANIFEST}"))
+
+
+def _guards(root: Path) -> Iterator[str]:
+    """The module of each guard in a wheel whose manifests can be read."""
+    for manifest in _manifests(root):
+        info = prebuilt.load_build_info(manifest.parent)
+        for file in () if info is None else info.host:
+            guard = _guard(manifest.parent, file)
+            if guard is not None:
+                yield ".".join(guard.relative_to(root).with_suffix("").parts)
+
+
+def _guard(folder: Path, file: HostFile) -> Path | None:
+    """The guard of a library: a file of its name in the manifest's folder, or beside that."""
+    name = f"{file.families[0] if file.families else '?'}.py"
+    beside = (place / name for place in (folder, folder.parent))
+    return next((path for path in beside if path.is_file() and _text(path) == wheel.GUARD), None)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _manifest(root: Path, path: Path) -> tuple[BuildInfo | None, list[Violation]]:
@@ -92,9 +149,8 @@ def _files(folder: Path, where: str, info: BuildInfo) -> Iterator[Violation]:
             continue
         if isinstance(file, HostFile):
             yield from _library(file, data)
-            name = f"{file.families[0] if file.families else '?'}.py"
-            beside = [place / name for place in (folder, folder.parent) if (place / name).is_file()]
-            if not any(path.read_text(encoding="utf-8", errors="replace") == wheel.GUARD for path in beside):
+            if _guard(folder, file) is None:
+                name = f"{file.families[0] if file.families else '?'}.py"
                 yield Violation("guard", name, "the guard of precast.build", f"none beside {where}")
     yield from _packed_files(folder, info)
     for part in ("host", "device"):

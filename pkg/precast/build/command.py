@@ -16,8 +16,8 @@ from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._builder import provenance, toolchain
 from precast._load import prebuilt, probe
 from precast._load.downstream import inside
-from precast.build import facts, registrations, wheel
-from precast.build.extensions import DeviceExtension, StableExtension, declared_floor
+from precast.build import facts, ownership, registrations, wheel
+from precast.build.extensions import DeviceExtension, StableExtension, declared_floor, refuse_names
 from precast.errors import KernelError
 
 _OURS = (StableExtension, DeviceExtension)
@@ -92,8 +92,12 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
         self._compilers: dict[str, str] = {}
         self._images: dict[str, list[DeviceFile]] = {}
         every = list(self.extensions)
+        refuse_names(every)
+        packages = tuple(self.distribution.packages or ())
+        for extension in every:
+            ownership.refuse_unowned(extension.name, packages, self.distribution.get_name())
         self._refuse_guarded_twice(every)
-        registrations.refuse_misspelt(Path(source) for extension in every for source in extension.sources)
+        registrations.refuse(every, self._python_files(packages))
         for extension in every:
             if isinstance(extension, _OURS):
                 self._build_ours(extension)
@@ -222,6 +226,12 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
                         f"{extension.name} has two meanings\n  found   {path}, beside an extension of that name\n"
                         f"  needed  one of them under another name: the extension is imported by way of a guard"
                     )
+
+    def _python_files(self, packages: Iterable[str]) -> Iterator[Path]:
+        """The Python files of the packages, as far as they are there."""
+        build_py = self.get_finalized_command("build_py")
+        for package in packages:
+            yield from sorted(Path(build_py.get_package_dir(package) or ".").glob("*.py"))
 
     def _in_source(self, relative: Path) -> Path:
         build_py = self.get_finalized_command("build_py")

@@ -86,12 +86,20 @@ def ext_modules(*extensions: Any) -> list[Extension]:
         made = made.build_aot() if not isinstance(made, Extension) and hasattr(made, "build_aot") else made
         if not isinstance(made, Extension):
             raise _bad(repr(extension), type(made).__name__, "an extension of setuptools, or what has build_aot()")
-        if _NAME.fullmatch(made.name) is None:
-            raise _bad(made.name, "this name", "a module of a package, such as 'my_package._C'")
-        if made.name in (other.name for other in known):
-            raise _bad(made.name, "two extensions of that name", "one")
         known.append(made)
+    refuse_names(known)
     return known
+
+
+def refuse_names(extensions: Sequence[Extension]) -> None:
+    """Raise KernelError for the first name that is not a module of a package, or that is used twice."""
+    seen = set[str]()
+    for extension in extensions:
+        if _NAME.fullmatch(extension.name) is None:
+            raise _bad(extension.name, "this name", "a module of a package, such as 'my_package._C'")
+        if extension.name in seen:
+            raise _bad(extension.name, "two extensions of that name", "one")
+        seen.add(extension.name)
 
 
 def labelled(version: str, extensions: Iterable[Extension]) -> str:

@@ -84,7 +84,7 @@ class CppExtension(Places, Extension):
         """Torch's ``CppExtension`` for ``setup(ext_modules=[...])``."""
         from precast.extension import native
 
-        return native.setuptools_extension(self.prebuilt_import_path, self._native())
+        return native.setuptools_extension(self.aot_name(), self._native())
 
     def build_jit(self) -> KernelModule:
         """The module from the cache, built on a miss. The key covers sources, flags, headers, torch and tools."""

@@ -106,7 +106,7 @@ class CubinExtension(Places, Extension):
         from precast._cubin import programs
         from precast.extension import aot
 
-        settings = probe.read_settings()
+        name, settings = self.aot_name(), probe.read_settings()
         nvrtc = self._nvrtc(settings)
         wanted = settings.targets() or tuple(GpuTarget.parse(target) for target in self.targets())
         if not wanted:
@@ -117,7 +117,7 @@ class CubinExtension(Places, Extension):
             raise verdict.cannot_build(self.name, needed, looked_at if wanted else ("no GPU is visible",))
         built = programs.build(self._programs(), wanted, nvrtc, settings, "it is built ahead of time")
         made = programs.library_object(self.name, built, compiler.path, open_cache(settings))
-        return aot.link_extension(self.prebuilt_import_path, [str(made)], py_limited_api=True)
+        return aot.link_extension(name, [str(made)], py_limited_api=True)
 
     def build_jit(self) -> KernelModule:
         """The images from the cache, compiled on a miss, for the visible GPUs."""

@@ -6,12 +6,13 @@ import functools
 import importlib.util
 import inspect
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import JitMode
 from precast._load import downstream, prebuilt
-from precast.errors import JitDisabled, KernelIncompatible
+from precast.errors import JitDisabled, KernelError, KernelIncompatible
 
 _log = logging.getLogger("precast")
 
@@ -24,13 +25,28 @@ class Places:
     @functools.cached_property
     def prebuilt_module_path(self) -> str:
         """The package with what was built at install time: ``_C`` in the subclass' own package."""
-        package, _, _ = type(self).__module__.partition(".")
-        return f"{package}._C" if "." in type(self).__module__ else "precast._C"
+        return f"{type(self).__module__.partition('.')[0]}._C"
 
     @functools.cached_property
     def prebuilt_import_path(self) -> str:
         """The module that was built at install time, which is also the name under which ``build_aot`` builds it."""
         return f"{self.prebuilt_module_path}.{self.name}"
+
+    def aot_name(self) -> str:
+        """The name under which ``build_aot`` builds. Raises KernelError for a class that is in no package.
+
+        Such a class, in a setup.py or another script, has no ``_C`` that a wheel could own and a loader could find.
+        """
+        module = type(self).__module__
+        in_package = "." in module or hasattr(sys.modules.get(module), "__path__")
+        if not in_package and self.prebuilt_module_path == f"{module}._C":
+            raise KernelError(
+                f"{self.name} cannot be built ahead of time\n"
+                f"  found   class {type(self).__qualname__} in {module}, which is not in a package\n"
+                f"  needed  a class in a module of your package, such as my_package.kernels\n"
+                f"  fix     1) move the class, and import it in setup.py"
+            )
+        return self.prebuilt_import_path
 
     @property
     def version_dependent_macros(self) -> list[str]:
