@@ -166,7 +166,8 @@ class Direct {
         given_(given),
         kernels_{kernels[kCpu], kernels[kCuda]},
         count_(static_cast<int>(strlen(given.types))),
-        bump_(version_function()) {
+        bump_(version_function()),
+        possible_(given.written == 0 || bump_ != nullptr) {
     memcpy(types_, given.types, static_cast<size_t>(count_) + 1);
     method_ = {"direct", &Direct::called, kFastCall, "The op's kernel, without torch's dispatcher."};
   }
@@ -192,10 +193,13 @@ class Direct {
   Object* call(Object* const* objects, intptr_t count) const {
     bool wanted = false;
     int device = -1;
-    if (count == count_ && thread_is_plain(wanted) && accepts(objects, wanted, device)) {
+    if (count == count_ && possible_ && thread_is_plain(wanted) && accepts(objects, wanted, device)) {
       StableIValue stack[kMostArguments] = {};
       if (!wanted) {
-        if (compute(objects, device, stack)) return results_of(stack);
+        if (compute(objects, device, stack)) {
+          if (given_.written != 0) count_changes(objects);
+          return results_of(stack);
+        }
       } else if (given_.record != nullptr) {
         Object* with_first[kMostArguments + 1] = {given_.first};
         memcpy(with_first + 1, objects, static_cast<size_t>(count) * sizeof(Object*));
@@ -218,6 +222,8 @@ class Direct {
   // are recorded; becomes whether one is wanted.
   bool accepts(Object* const* objects, bool& wanted, int& device) const {
     const bool records = wanted;
+    // Outside inference mode, torch refuses to write an inference tensor: one that lacks these keys.
+    const uint64_t counted = thread_keys()->included == 0 ? given_.included : 0;
     wanted = false;
     for (int i = 0; i < count_; ++i) {
       Object* const object = objects[i];
@@ -232,7 +238,9 @@ class Direct {
       // The tensor names the object that stands for it, in the word whose lowest bit is a flag up to torch 2.9.
       if (impl == nullptr || (word(impl, layout_.object) & ~uintptr_t{1}) != reinterpret_cast<uintptr_t>(object))
         return false;
-      if ((word(impl, layout_.keys) & ~given_.plain) != 0) return false;
+      const uint64_t keys = word(impl, layout_.keys);
+      if ((keys & ~given_.plain) != 0) return false;
+      if ((given_.written >> i & 1) != 0 && (keys & counted) != counted) return false;
       const int here = device_of(object);
       if (here < 0 || (device >= 0 && device != here)) return false;
       device = here;
@@ -284,16 +292,20 @@ class Direct {
     } else if (types_[index] == 'b') {
       value = object == f_.yes ? 1 : 0;
     } else if (types_[index] == 't' || object != f_.none) {
-      if ((given_.written >> index & 1) != 0) {
-        if (bump_ == nullptr) return false;
-        bump_(handle_in(object));
-      }
       AtenTensorHandle same = nullptr;
       torch_check(aoti_torch_new_tensor_handle(handle_in(object), &same), "new_tensor_handle");
       value = reinterpret_cast<StableIValue>(same);
       if (types_[index] == 'o') value = reinterpret_cast<StableIValue>(new StableIValue(value));
     }
     return true;
+  }
+
+  // Raises the version counters of what the kernel has written: afterwards, as torch does, because a refused call
+  // changes nothing, and a mode that saw the call compares the counters of before.
+  void count_changes(Object* const* objects) const {
+    for (int i = 0; i < count_; ++i) {
+      if ((given_.written >> i & 1) != 0 && objects[i] != f_.none) bump_(handle_in(objects[i]));
+    }
   }
 
   void give_back(int index, StableIValue value) const {
@@ -337,6 +349,7 @@ class Direct {
   const BoxedFunction kernels_[kDevices];
   const int count_;
   const VersionFunction bump_;
+  const bool possible_;
   char types_[kMostArguments + 1];
   Method method_;
 };

@@ -323,13 +323,16 @@ bool Plan::step_again(const double* numbers, int64_t rows, double grad_scale, fl
   const bool writes = unscale != 0.0f;
   if (!is_current(writes)) return false;
   if (writes) check_apart();
-  // First, so that a caller who gets an error from here knows that nothing was written.
+  update(numbers, rows, grad_scale, unscale);
   const VersionFunction bump_version = version_function();
   parallel_for(0, lent_size_, kLists * kGrainSlots, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) bump_version((*lent_)[i].handle());
+    constexpr int64_t kAhead = 8;  // large parameters have driven the tensors from the caches
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) __builtin_prefetch((*lent_)[i + kAhead].impl);
+      bump_version((*lent_)[i].handle());
+    }
   });
   for (int64_t i = 0; writes && i < slot_count_; ++i) bump_version(seen_[i].handle());
-  update(numbers, rows, grad_scale, unscale);
   return true;
 }
 

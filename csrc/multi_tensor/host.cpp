@@ -170,11 +170,9 @@ int64_t step(Plan& plan, const TensorList& grads, PrepareArgs& args, const StepN
   args.factor = 1.0f;
   args.kind = static_cast<int>(numbers.kind);
   args.flags = static_cast<int>(numbers.flags);
-  // First: a tensor without a version counter raises.
-  const bool counted = grads.size() == 0 && plan.count_change(unscales);
   launch_step(plan, memory, args, args.grad_scale, static_cast<const double*>(numbers.groups.data()),
               numbers.groups.sizes()[0], &numbers.rates, sums);
-  return counted ? kDone : kUncounted;
+  return grads.size() == 0 && plan.count_change(unscales) ? kDone : kUncounted;
 }
 
 int64_t step_op(int64_t number, const TensorList& grads, const Tensor& steps, const Tensor& groups,

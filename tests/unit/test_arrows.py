@@ -43,6 +43,7 @@ TORCH_ROOMS = ("_builtin", "_cubin", "_dispatch", "compat", "extension", "ops", 
 EAGER_TORCH_ROOMS = ("ops", "optim", "nn", "jit")
 EAGER_TORCH = (
     "_dispatch/formulas.py",
+    "_dispatch/in_place.py",
     "_dispatch/routes.py",
     "_cli/numbers.py",
 )  # runs in a child process that is there to call the ops

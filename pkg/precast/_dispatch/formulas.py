@@ -1,11 +1,12 @@
 """Register an op's formulas with the dispatcher, above the kernels, so that no way of calling it is silently wrong.
 
-Each op gets three kernels, all registered right after the schema and before any call, because a call in between leaves
+Each op gets these kernels, all registered right after the schema and before any call, because a call in between leaves
 a stale dispatch table behind:
 
 - ``Meta`` and the fake kernel: the checks and the result's metadata, for ``torch.compile`` and ``torch.export``;
 - ``Autograd``: calls with a tensor that could carry a gradient or a tangent;
-- ``FuncTorchDynamicLayerFrontMode``: calls under ``torch.func``: jvp, vmap, grad.
+- ``FuncTorchDynamicLayerFrontMode``: calls under ``torch.func``: jvp, vmap, grad;
+- if the op writes in place, ``ADInplaceOrView`` and ``Negative``: what torch's own ops in place do there.
 
 ``torch.library.register_autograd`` is not used. In torch 2.13, an op with such a formula silently returns a zero
 tangent under ``torch.func.jvp``, and its gradient silently cannot be differentiated again.
@@ -14,8 +15,9 @@ tangent under ``torch.func.jvp``, and its gradient silently cannot be differenti
 from __future__ import annotations
 
 import functools
+import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +26,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
-from precast._dispatch import namespace
+from precast._dispatch import in_place, namespace
 from precast._load.handover import NAMESPACE
 
 if TYPE_CHECKING:
@@ -33,18 +35,8 @@ if TYPE_CHECKING:
 # The key for "autograd handles this call". A wrapper that knows that no gradient can be needed excludes the key for one
 # call: that costs 0.25 us; the Python kernel registered there costs 3 us.
 AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
+_requires_grad = operator.attrgetter("requires_grad")
 
-
-def _bumps_many() -> bool:
-    """Whether ``increment_version`` takes several tensors at once; one by one they cost 0.1 us more each."""
-    try:
-        torch.autograd.graph.increment_version(())
-    except (RuntimeError, TypeError):  # "increment_version expect a Tensor as input"
-        return False
-    return True
-
-
-_BUMPS_MANY = _bumps_many()  # torch 2.4 does not
 
 RULES: dict[str, Rule] = {}  # op name -> how the op is split over a device mesh
 
@@ -94,7 +86,7 @@ def register(
     namespace.CHECKS[name] = check
     if sharding is not None:
         RULES[name] = sharding
-    written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    written_over = in_place.register(library, op)
 
     def fake(*args: Any) -> Any:
         if "torch.distributed.tensor" in sys.modules:  # this call may come from a DTensor
@@ -112,13 +104,11 @@ def register(
         # Checks for an open forward-mode level instead of a tangent: this is free, and the reference is always right.
         if forward_ad._current_level >= 0:
             return by_reference(*args)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args)):
+        if torch.is_grad_enabled() and _wants_gradient(args):
             if gradient is None:
                 return by_reference(*args)
             return gradient(functools.partial(below_autograd, op, keyset), *args)
-        if written:
-            mark_written(_tensors(args[i] for i in written))
-        return below_autograd(op, keyset, *args)
+        return below_autograd(op, keyset, *args) if written_over is None else written_over(keyset, *args)
 
     _register_fake(library, f"{NAMESPACE}::{name}", fake)
     library.impl(name, autograd, "Autograd", with_keyset=True)
@@ -182,22 +172,11 @@ def plain_keys() -> int:
     return functools.reduce(int.__or__, (key.raw_repr() for key in keys))
 
 
-def mark_written(tensors: Iterable[Tensor]) -> None:
-    """Increment version counters, so that a later backward through a tensor that we overwrote raises an error.
-
-    The dispatcher does not do this: ops outside torch fall through ``ADInplaceOrView``.
-    """
-    if _BUMPS_MANY:
-        torch.autograd.graph.increment_version(tensors)
-        return
-    for tensor in tensors:
-        if not tensor.is_inference():  # such a tensor has no counter, and an old torch raises
-            torch.autograd.graph.increment_version(tensor)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
+def _wants_gradient(args: Iterable[Any]) -> bool:
+    for value in args:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple)) and any(map(_requires_grad, value)):
+            return True
+    return False

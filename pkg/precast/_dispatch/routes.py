@@ -19,7 +19,8 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, mark_written, plain_keys, without_autograd
+from precast._dispatch.formulas import AUTOGRAD_KEY, plain_keys, without_autograd
+from precast._dispatch.in_place import below, mark_written, refuse_inference, written_arguments
 
 if TYPE_CHECKING:
     from precast._load.library import HostLibrary
@@ -46,7 +47,10 @@ class Route:
         otherwise: called with the arguments of a call that only the third route can take; None: the op.
     """
 
-    __slots__ = ("_below", "_entry", "_function", "_record", "_registered", "_written", "call", "op", "otherwise")
+    __slots__ = (
+        *("_below", "_below_all", "_entry", "_function", "_record", "_registered", "_written"),
+        *("call", "op", "otherwise"),
+    )
 
     def __init__(
         self,
@@ -61,7 +65,8 @@ class Route:
         # The dispatcher's own entry point, without the Python frame of OpOverload.__call__ (0.3 us).
         self._entry: Callable[..., Any] = op._op
         self._below = without_autograd(self._entry)
-        self._written = written(op)
+        self._below_all = below(self._entry)
+        self._written = written_arguments(op)
         self._registered: dict[HostLibrary, int] = {}  # devices by the library that has kernels for them
         self.call: Callable[..., Any] = self.below
         namespace.BINDINGS.setdefault(op._opname, []).append(self._bind)
@@ -84,13 +89,21 @@ class Route:
             if not _is_tracing() or not self._function:
                 return self._record(self._below, *args)
         # torch.jit.trace cannot save a Function, and wants one line for one op.
-        if self._written:
-            mark_written(args[i] for i in self._written if args[i] is not None)
+        if self._written and alone:
+            return self._below_in_place(*args)
         _set_excluded(AUTOGRAD_KEY, alone)
         try:
             return self._entry(*args)
         finally:
             _set_excluded(AUTOGRAD_KEY, False)
+
+    def _below_in_place(self, *args: Any) -> Any:
+        """The second route of an op in place, with what its kernels above would have done."""
+        targets = [args[i] for i in self._written if args[i] is not None]
+        refuse_inference(self.op._opname, targets)
+        done = self._below_all(*args)
+        mark_written(targets)
+        return done
 
     def _bind(self, library: HostLibrary, key: str) -> None:
         """Take the first route from now on, for the devices whose kernels this library has registered."""
@@ -119,12 +132,6 @@ class Route:
 
 
 _AUTOCAST = ("AutocastCPU", "AutocastCUDA", "AutocastXPU")  # our ops have no kernel for these
-
-
-def written(op: torch._ops.OpOverload) -> tuple[int, ...]:
-    """The positions of the arguments that an op writes."""
-    infos = [argument.alias_info for argument in op._schema.arguments]
-    return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 
 
 def _apply(function: type[Any]) -> Callable[..., Any]:

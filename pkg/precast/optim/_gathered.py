@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
+from precast._dispatch.in_place import refuse_inference
 from precast.ops._shards import is_dtensor, local_like, local_of
 from precast.ops.multi_tensor import on_gpu
 
@@ -62,7 +63,7 @@ def gather(
             work = works.setdefault(signature, Work(signature.masters))
             local, in_layout = local_grad(param, grad, moved)
             # Inference tensors have no version counter.
-            work.listed = work.listed or not in_layout or param.is_inference()
+            work.listed = work.listed or not in_layout or _is_inference(name, param)
             work.params.append(param)
             work.grads.append(local)
             work.groups.append(number)
@@ -110,10 +111,20 @@ def local_grads(params: Iterable[Tensor], moved: MutableMapping[Tensor, Tensor])
     grads = []
     with torch.no_grad():
         for param in params:
-            if param.grad is None or param.grad.layout is not torch.strided:
+            if param.grad is None or param.grad.layout is not torch.strided or not _may_write(param):
                 return None
             grads.append(local_grad(param, param.grad, moved)[0])
     return grads
+
+
+def _is_inference(name: str, param: Tensor) -> bool:
+    """Whether a parameter is an inference tensor. RuntimeError outside inference mode, which torch asks for."""
+    refuse_inference(f"{name}.step", (param,))
+    return param.is_inference()
+
+
+def _may_write(param: Tensor) -> bool:
+    return not param.is_inference() or torch.is_inference_mode_enabled()
 
 
 def capturing() -> bool:

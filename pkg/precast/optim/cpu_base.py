@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from precast._dispatch.formulas import mark_written
+from precast._dispatch.in_place import mark_written
 from precast.ops._shards import is_dtensor, local_like, local_of, local_param, still_have
 from precast.optim import _saved
 from precast.optim._gathered import FLOAT_TYPES, NEEDED_TYPES
@@ -23,6 +23,7 @@ from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
 # One tensor per parameter, in group order, or a mapping from parameter to tensor; None skips a parameter.
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
 Number: TypeAlias = "float | Tensor | None"
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class CPUOptimizer(PlannedOptimizer):
@@ -111,6 +112,8 @@ class CPUOptimizer(PlannedOptimizer):
         unscale: float,
     ) -> bool:
         """Run the plan of the last step. Return False, and change nothing, if the plan does not fit."""
+        if _dispatch_modes() != 0:  # a mode sees the arguments alone, and a plan's op does not name what it writes
+            return False
         if not self._looks_same() or self._kinds() != known.kinds or not still_have(known.plan.shards):
             return False
         params = known.params

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from precast._dispatch.formulas import are_bare, mark_written
+from precast._dispatch.formulas import are_bare
+from precast._dispatch.in_place import mark_written, refuse_inference
 from precast.ops._shards import local_like, shards_of
 from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
 
@@ -68,6 +69,7 @@ class Plan:
     __slots__ = (
         "__weakref__",
         "_alone",
+        "_inference",
         "_known",
         "_number",
         "_numbers",
@@ -108,7 +110,8 @@ class Plan:
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
         # Inference tensors have no version counter. A local shard has no gradient: its DTensor has one.
-        self._alone = self.kept and not self.shards and not any(tensor.is_inference() for tensor in self._written)
+        self._inference = [tensor for tensor in self._written if tensor.is_inference()]
+        self._alone = self.kept and not self.shards and not self._inference
         self._written += sharded
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -139,6 +142,7 @@ class Plan:
 
     def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
         """Run one step with the gradients in ``given``, multiplied by ``scale``."""
+        refuse_inference("step", self._inference)
         self._fill(row)
         grads = given if len(given) == len(self.positions) else [given[i] for i in self.positions]
         optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)

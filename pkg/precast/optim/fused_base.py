@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from precast._dispatch.formulas import are_bare, mark_written
+from precast._dispatch.formulas import are_bare
+from precast._dispatch.in_place import mark_written, show_written
 from precast.ops import multi_tensor
 from precast.ops._shards import is_dtensor, local_like, local_of, local_param, shards_of, still_have, summed
 from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
@@ -153,6 +154,7 @@ class FusedOptimizer(PlannedOptimizer):
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         most, flags = self.max_grad_norm or 0.0, plan.signature.flags
         numbers = (steps, groups, rates, found_inf, scale, most)
+        show_written(chain(plan.written, (cast("Tensor", param.grad) for param in plan.written if scale is not None)))
         outcome = multi_tensor.step_(plan.number, grads, *numbers, self.kind, flags, norm, sums)
         if outcome == STALE:
             return False
@@ -172,7 +174,6 @@ class FusedOptimizer(PlannedOptimizer):
         """Unscale the gradients that the kernel could not, because the op got a copy, and count the changes."""
         wholes = [cast("Tensor", param.grad) for param in plan.written]
         owns = list(map(local_of, wholes))
-        mark_written([*owns, *filter(is_dtensor, wholes)])
         for param, own, given in zip(plan.written, owns, grads, strict=False):
             if param in self._moved or (given is own and not are_bare((own,))):
                 found = getattr(self, "found_inf", None)
@@ -180,6 +181,7 @@ class FusedOptimizer(PlannedOptimizer):
                 own.copy_(own.float() * factor)  # in its dtype, the factor may be 0
             elif given is not own:
                 own.copy_(given)
+        mark_written([*owns, *filter(is_dtensor, wholes)])
 
     def _norm_of_shards(self, plan: Plan, grads: list[Tensor]) -> Tensor:
         """The norm of all gradients on all ranks; only one collective per step, even if this rank plans again."""

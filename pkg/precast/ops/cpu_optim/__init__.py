@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import register, without_autograd
+from precast._dispatch.formulas import register
+from precast._dispatch.in_place import below
 from precast.ops import _checks
 
 ADAM, SGD, ADAGRAD, LION = range(4)
@@ -63,7 +64,7 @@ with namespace.family("cpu_optim"):
         reference=_refuse_derivative,
         gradient=_refuse_derivative,
     )
-_call = without_autograd(OPTIMIZE_)
+_call = below(OPTIMIZE_)
 
 # One step from a plan, numbers, a scale and a factor for the gradients in place (0: they are only read), with the
 # parameters' own gradients. If a tensor has changed, it returns False and does nothing. It raises the version counters

@@ -1,0 +1,161 @@
+"""What is written in place counts as a change afterwards, and nothing is written that torch would not write."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd.graph import allow_mutation_on_saved_tensors  # noqa: E402
+
+from precast import optim  # noqa: E402
+from precast._builder.catalogue import FAMILIES  # noqa: E402
+from precast._dispatch.in_place import written_arguments  # noqa: E402
+from precast._dispatch.routes import Route  # noqa: E402
+from precast.ops import _folders  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+
+def module_of(op: str) -> Any:
+    return importlib.import_module(f"precast.ops.{_folders.catalogue.folder_of(op).name}")
+
+
+def overload(op: str) -> Any:
+    module_of(op)  # which defines it
+    return getattr(torch.ops.precast, op).default
+
+
+def route(op: str) -> Callable[..., Any] | None:
+    """The public way to an op."""
+    module = module_of(op)
+    return next((v for v in vars(module).values() if isinstance(v, Route) and v.op._opname == op), None)
+
+
+CASES = [
+    pytest.param(op, call, device, id=f"{op}-{way}-{device}", marks=pytest.mark.gpu if device == "cuda" else ())
+    for family in FAMILIES
+    for op in family.op_names
+    if written_arguments(overload(op)) and not _folders.is_planned(op)
+    for device in family.devices
+    for way, call in {"dispatcher": overload(op), "public": route(op)}.items()
+    if call is not None
+]
+
+
+def inputs(op: str, device: str) -> tuple[list[Any], list[Any]]:
+    """The example arguments of an op, and those of them that it writes, lists of tensors flattened."""
+    place = lambda v: v.to(device) if isinstance(v, torch.Tensor) and v.dtype != torch.float64 else v  # noqa: E731
+    args = [[place(v) for v in a] if isinstance(a, list) else place(a) for a in _folders.arguments(op)]
+    args += [a.default_value for a in overload(op)._schema.arguments[len(args) :]]
+    return args, list(flat(args[i] for i in written_arguments(overload(op))))
+
+
+def flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flat(value)
+        elif isinstance(value, torch.Tensor) and value.numel():
+            yield value
+
+
+def exchanged(args: list[Any], old: Any, new: Any) -> list[Any]:
+    return [[new if v is old else v for v in a] if isinstance(a, list) else new if a is old else a for a in args]
+
+
+def saved_products(targets: list[Any]) -> tuple[list[Any], Any]:
+    """A graph that has saved each target, and its leaves, whose gradients must be the targets of now."""
+    leaves = [torch.ones_like(t, requires_grad=True) for t in targets]
+    return leaves, sum((leaf * t).sum() for leaf, t in zip(leaves, targets, strict=True))
+
+
+@pytest.mark.parametrize(("op", "call", "device"), CASES)
+def test_a_graph_keeps_what_it_saved_or_refuses(op: str, call: Callable[..., Any], device: str) -> None:
+    with allow_mutation_on_saved_tensors():
+        args, targets = inputs(op, device)
+        before = [t.clone() for t in targets]
+        leaves, loss = saved_products(targets)
+        call(*args)
+        loss.backward()
+        assert not all(map(torch.equal, targets, before))
+        assert all(torch.equal(leaf.grad, t) for leaf, t in zip(leaves, before, strict=True))
+    args, targets = inputs(op, device)
+    versions = [t._version for t in targets]
+    call(*args)
+    assert [t._version - v for t, v in zip(targets, versions, strict=True)] == [1] * len(targets)
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "negative", "inference"])
+@pytest.mark.parametrize(("op", "call", "device"), CASES)
+def test_a_refused_call_changes_nothing(op: str, call: Callable[..., Any], device: str, wrong: str) -> None:
+    for which in range(len(inputs(op, device)[1])):
+        args, targets = inputs(op, device)
+        target = targets[which]
+        with torch.inference_mode(wrong == "inference"):
+            bad = {"dtype": torch.Tensor.double, "negative": torch._neg_view, "inference": torch.clone}[wrong](target)
+        args = exchanged(args, target, bad)
+        before, versions = [t.clone() for t in flat(args)], [t._version for t in targets]
+        with pytest.raises(RuntimeError, match={"dtype": "float64|no single float32"}.get(wrong, wrong)):
+            call(*args)
+        assert all(map(torch.equal, flat(args), before))
+        assert [t._version for t in targets] == versions
+        if wrong == "inference":
+            with torch.inference_mode():
+                call(*args)
+            assert not torch.equal(bad, target)
+
+
+@pytest.mark.parametrize(("op", "call", "device"), CASES)
+def test_a_negative_view_that_is_only_read_is_what_it_means(op: str, call: Callable[..., Any], device: str) -> None:
+    args, targets = inputs(op, device)
+    for read in [t for t in flat(args) if t.is_floating_point() and not any(t is target for target in targets)]:
+        args, targets = inputs(op, device)
+        same = next(t for t in flat(args) if t.shape == read.shape and torch.equal(t, read))
+        call(*args)
+        expected = [t.clone() for t in targets]
+        args, targets = inputs(op, device)
+        same = next(t for t in flat(args) if t.shape == read.shape and torch.equal(t, read))
+        call(*exchanged(args, same, torch._neg_view(-same)))
+        assert all(map(torch.equal, targets, expected))
+
+
+OPTIMIZERS = [
+    pytest.param(name, device, id=f"{name}-{device}", marks=pytest.mark.gpu if device == "cuda" else ())
+    for name in (n for n in optim.__all__ if n != "CPUAdamOptimizer")
+    for device in ("cpu", "cuda")
+    if not name.startswith("CPU" if device == "cuda" else "Fused")
+]
+
+
+@pytest.mark.parametrize(("name", "device"), OPTIMIZERS)
+def test_a_planned_step_lets_a_graph_keep_what_it_saved(name: str, device: str) -> None:
+    params = [torch.randn(5, device=device, requires_grad=True) for _ in range(2)]
+    optimizer = getattr(optim, name)(params, lr=0.1)
+    with allow_mutation_on_saved_tensors():
+        for _ in range(3):  # the first step makes the plan
+            for param in params:
+                param.grad = torch.ones_like(param)
+            before = [p.detach().clone() for p in params]
+            leaves, loss = saved_products([p.detach() for p in params])
+            optimizer.step()
+            loss.backward()
+            assert all(torch.equal(leaf.grad, value) for leaf, value in zip(leaves, before, strict=True))
+            assert not torch.equal(params[1].detach(), before[1])
+
+
+@pytest.mark.parametrize(("name", "device"), OPTIMIZERS)
+def test_a_step_refuses_inference_tensors_outside_inference_mode(name: str, device: str) -> None:
+    with torch.inference_mode():
+        param = torch.zeros(3, device=device)
+        optimizer = getattr(optim, name)([param], lr=0.5)
+        for _ in range(2):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+    kept = param.tolist()
+    with pytest.raises(RuntimeError, match="outside inference mode"):
+        optimizer.step()
+    assert param.tolist() == kept and kept[0] < 0
