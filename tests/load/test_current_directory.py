@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from precast._builder import python
-from precast._cli import completion
 from precast._cli.parser import make_parser
 from tests import fetched
 from tests.downstream.conftest import CLASSIC_MODULE, STABLE_MODULE, write_project
 from tests.load.conftest import Site
+from tests.unit.cli import parsers
 from tests.unit.extension.conftest import BINDING, CLASSES
 
 OTHERS = {"sitecustomize", "usercustomize", "torch", "setuptools", "pip", "numpy", "ninja", "triton", "rich", "planted"}
@@ -54,7 +54,6 @@ VERBS = {
     "export-cache": ["../adam.tar.xz", "adam_"],
     "import-cache": ["../adam.tar.xz"],
     "report": [],
-    "completion": ["bash"],
 }
 BUILDS = {
     "host": "import precast; assert precast.load('adam_').host.kind == 'jit'",
@@ -143,8 +142,7 @@ def test_the_danger_is_real(here: Here, bare: Site) -> None:
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_no_verb_executes_it(here: Here, built: Site, script: Callable[[str], list[str]]) -> None:
-    leaves = {" ".join(p) for p, found in completion.commands(make_parser()) if p and not completion.subcommands(found)}
-    assert set(VERBS) == leaves, "every verb is tried"
+    assert set(VERBS) == parsers.leaves(make_parser()), "every verb is tried"
     for verb, arguments in VERBS.items():
         done = here.run(built, [*script(SCRIPT), *verb.split(), *arguments])
         assert (done.returncode, done.stderr) in ((0, ""), (1, "")), (verb, done)

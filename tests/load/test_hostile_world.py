@@ -18,10 +18,11 @@ import pytest
 from precast._abi.settings import VARIABLES
 from precast._builder import cache_archive, cache_tools, flags, toolchain
 from precast._builder.cache import BuildKey, Cache
-from precast._cli import completion, status
+from precast._cli import status
 from precast._cli.parser import make_parser
 from precast.errors import KernelError
 from tests.load.conftest import Site
+from tests.unit.cli import parsers
 
 # What each verb is given. "warm" and "doctor" find cpu_adam prebuilt and build nothing.
 VERBS = {
@@ -37,7 +38,6 @@ VERBS = {
     "export-cache": ["exported.tar.gz"],
     "import-cache": ["nowhere.tar"],
     "report": [],
-    "completion": ["zsh"],
 }
 COMMANDS = [[*verb.split(), *arguments] for verb, arguments in VERBS.items()]
 # All verbs in one process: most of the time of a short command is the import of torch.
@@ -84,8 +84,7 @@ def everything(site: Site, env: dict[str, str], *, cwd_deleted: bool = False) ->
 
 
 def test_every_verb_is_in_the_table() -> None:
-    paths = [path for path, found in completion.commands(make_parser()) if path and not completion.subcommands(found)]
-    assert set(VERBS) == {" ".join(path) for path in paths}
+    assert set(VERBS) == parsers.leaves(make_parser())
 
 
 WORLDS: dict[str, dict[str, str]] = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from precast._cli import output, status
 from precast._cli.parser import make_parser
@@ -40,7 +43,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except FileNotFoundError:  # torch's MKL would end the process
         return _say("the current directory was deleted\n  fix     1) cd to another one", status.FAILED)
     try:
-        options = make_parser().parse_args(argv)
+        parser = make_parser()
+        _answer_shell(parser)
+        options = parser.parse_args(argv)
         try:
             probe.read_settings()
         except KernelError as error:
@@ -52,6 +57,22 @@ def _run(argv: Sequence[str] | None) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _say(f"{type(error).__name__}: {where}{error.strerror or error}", status.FAILED)
     return result
+
+
+def _answer_shell(parser: argparse.ArgumentParser) -> None:
+    """If the shell function of argcomplete asks, print the words that may follow, and exit."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    import argcomplete
+    from argcomplete.completers import FilesCompleter
+
+    from precast._cli import names
+
+    class Words(FilesCompleter):
+        def __call__(self, prefix: str, **known: Any) -> list[str]:
+            return list(names.known()) if known["action"].metavar == "KERNEL" else super().__call__(prefix)
+
+    argcomplete.autocomplete(parser, default_completer=Words())
 
 
 def _say(text: str, code: int) -> int:

@@ -17,9 +17,9 @@ def verbs_here() -> tuple[ModuleType, ...]:
     """The verbs for this system: all on Linux, elsewhere only ``doctor``, because the others need Linux."""
     if platform.system() != "Linux":
         return (doctor,)
-    from precast._cli import cache, completion, listing, report, transfer, warm, why
+    from precast._cli import cache, listing, report, transfer, warm, why
 
-    return (doctor, why, listing, cache, warm, transfer, report, completion)
+    return (doctor, why, listing, cache, warm, transfer, report)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="exit status: " + "; ".join(f"{code}: {meaning}" for code, meaning in status.MEANINGS.items()),
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")
-    parser.set_defaults(parser=parser, run=_help)  # ``completion`` reads the verbs from the parser
+    parser.set_defaults(parser=parser, run=_help)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for module in verbs_here():
         module.add(verbs)

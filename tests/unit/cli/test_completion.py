@@ -1,62 +1,46 @@
-"""Completion scripts offer what the parser takes, asked from the shells that are everywhere, or read."""
+"""Argcomplete, where it is installed, offers what the parser takes; asked from bash by the line that the docs have."""
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from precast._cli import completion
-from precast._cli.parser import make_parser
-from tests.unit.cli.conftest import Precast
-
-
-def bash(words: str, folder: Path) -> list[str]:
-    """What bash would offer for the last word, after the others."""
-    script = completion.script(make_parser(), "bash")
-    ask = f'{script}\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _precast; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-uc", ask], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+OFFERED = {
+    "precast do": ["doctor"],
+    "precast cache prune --m": ["--max-size"],
+    "precast why rms_norm_b": ["rms_norm_backward"],
+    "precast warm FusedAdamW CPUAdamL": ["CPUAdamLoader"],
+    "precast import-cache car": ["cargo.tar"],
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("precast do", ["doctor"]),
-        ("precast cache ''", ["dir", "list", "verify", "prune", "clear", "--help"]),
-        ("precast cache prune --m", ["--max-size"]),
-        ("precast why rms_norm_b", ["rms_norm_backward"]),
-        ("precast why silu", ["silu_and_mul"]),
-        ("precast warm FusedAdamW CPUAdamL", ["CPUAdamLoader"]),
-        ("precast why rms_norm --de", ["--device"]),
-        ("precast warm rms_norm softmax_b", ["softmax_backward"]),
-        ("precast completion z", ["zsh"]),
-        ("precast import-cache car", ["cargo.tar"]),
-    ],
-)
-def test_bash_offers_what_may_follow(words: str, offered: list[str], tmp_path: Path) -> None:
+def test_bash_offers_what_may_follow(tmp_path: Path, checkout: Path) -> None:
     (tmp_path / "cargo.tar").touch()
-    assert bash(words, tmp_path) == offered
+    (line,) = re.findall(r"^eval .* # in ~/\.bashrc", (checkout / "docs/reference/cli.md").read_text(), re.MULTILINE)
+    ask = """
+        for COMP_LINE in "$@"; do
+            COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMP_POINT=${#COMP_LINE} COMP_TYPE=9
+            COMPREPLY=()
+            _python_argcomplete precast "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
+            echo ${COMPREPLY[@]}
+        done
+    """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["bash", "-c", f"{line}\n{ask}", "bash", *OFFERED],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [words.split() for words in done.stdout.splitlines()] == list(OFFERED.values()), done.stderr
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
-def test_every_verb_and_option_is_in_every_script(precast: Precast, shell: str) -> None:
-    status, script, _ = precast("completion", shell)
-    assert status == 0
-    for path, parser in completion.commands(make_parser()):
-        assert all(word in script for word in path)
-        for action in completion.arguments(parser):
-            for option in action.option_strings:
-                assert (f"-l {option[2:]}" if shell == "fish" else option) in script
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_script_is_read_by_its_shell_where_there_is_one(shell: str) -> None:
-    program = shutil.which(shell)
-    script = completion.script(make_parser(), shell)
-    assert script.startswith("#compdef precast\n" if shell == "zsh" else "complete -c precast -f\n")
-    if program is not None:
-        done = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+def test_without_a_shell_that_asks_argcomplete_is_not_imported() -> None:
+    code = "import sys; sys.modules['argcomplete'] = None; from precast.__main__ import main; main(['list'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from precast._cli import completion, status
+from precast._cli import status
 from precast._cli.parser import make_parser
+from tests.unit.cli import parsers
 
 PAGE = "docs/reference/cli.md"
 BEGIN, END = "<!-- verbs -->\n\n", "\n<!-- end of verbs -->"
@@ -19,11 +20,11 @@ BEGIN, END = "<!-- verbs -->\n\n", "\n<!-- end of verbs -->"
 def reference(parser: argparse.ArgumentParser) -> str:
     """A section for each command; argparse's own formatting differs between versions of Python."""
     sections = []
-    for path, found in completion.commands(parser):
-        if not path or completion.subcommands(found):
+    for path, found in parsers.commands(parser):
+        if not path or parsers.subcommands(found):
             continue
-        rows = [f"* `{shown(action)}`: {meaning(action)}" for action in completion.arguments(found)]
-        words = " ".join((parser.prog, *path, *(in_usage(action) for action in completion.arguments(found))))
+        rows = [f"* `{shown(action)}`: {meaning(action)}" for action in parsers.arguments(found)]
+        words = " ".join((parser.prog, *path, *(in_usage(action) for action in parsers.arguments(found))))
         section = [f"## `{' '.join((parser.prog, *path))}`", "", f"{about(parser, path)}.", "", f"    {words}", ""]
         sections += [*section, *([*rows, ""] if rows else [])]
     return "\n".join(sections)
@@ -55,8 +56,8 @@ def meaning(action: argparse.Action) -> str:
 def about(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> str:
     """The help line of a command, its first letter large."""
     for word in path[:-1]:
-        parser = completion.subcommands(parser)[word]
-    text = completion._about(parser, path[-1], parser)
+        parser = parsers.subcommands(parser)[word]
+    text = parsers.about(parser, path[-1])
     return text[:1].upper() + text[1:]
 
 
@@ -91,7 +92,7 @@ def test_every_command_that_a_page_names_is_one(checkout: Path) -> None:
     pages = [*checkout.glob("docs/**/*.md"), *checkout.glob("*.md")]
     found = {command.strip() for page in pages for command in named_commands(page.read_text(encoding="utf-8"))}
     assert {"precast doctor --deep", "precast why rms_norm"} <= found
-    commands = {" ".join(path) for path, _ in completion.commands(make_parser())}
+    commands = {" ".join(path) for path, _ in parsers.commands(make_parser())}
     for command in found:
         words = shlex.split(command)[1:]
         if " ".join(words) not in commands and "KERNEL" not in words and "[" not in command:
