@@ -137,8 +137,28 @@ def toolkits(known: Matrix, _text: str) -> str:
             *(f'    "{gpu}": "{cuda}",' for gpu, cuda in sorted(first.items()) if cuda != oldest),
             "}",
             "",
+            "# Every GPU that a toolkit compiles for, from our own minimum on.",
+            f"GPUS = ({', '.join(_quoted(str(gpu)) for gpu in sorted(first) if gpu >= MINIMUM_CAPABILITY)})",
+            "",
+            "# CPU architecture -> torch's CUDA builds that are also labels, those of the newest torch first.",
+            "TORCH_BUILDS = {",
+            *(f'    "{machine}": ({_torch_builds(known, machine)}),' for machine in known.machines),
+            "}",
+            "",
         )
     )
+
+
+def _torch_builds(known: Matrix, machine: str) -> str:
+    """The CUDA builds of torch; of those that one torch has, the oldest toolkit first: it asks least of a driver."""
+    labels = [spec.name for spec in known.labels if spec.label.cuda is not None]
+    builds = [
+        label
+        for release in reversed(known.releases)
+        for label in labels
+        if label in {build.name for build in release.builds.get(machine, ())}
+    ]
+    return ", ".join(map(_quoted, dict.fromkeys(builds)))
 
 
 FILES: Mapping[str, Callable[[Matrix, str], str]] = {

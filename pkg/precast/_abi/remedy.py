@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from precast._abi import toolkits
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Builders, Host, Installer
@@ -58,9 +59,17 @@ def install_nvrtc(host: Host) -> str:
 
 
 def install_cuda_torch(host: Host) -> str:
-    """Installs a torch with CUDA. Only torch's own index has builds for every CUDA version."""
-    label = "cu126" if host.driver is not None and host.driver.major < 13 else "cu130"
-    index = f"https://download.pytorch.org/whl/{label}"
+    """Installs a torch with CUDA, for the driver and for every GPU here if such a build is known.
+
+    Only torch's own index has builds for every CUDA version.
+    """
+    builds = [Label(name) for name in toolkits.TORCH_BUILDS.get(host.machine, ())]
+    build = next((one for one in builds if _serves_all(one, host)), None) or next(
+        (one for one in builds if host.driver is None or one.cuda is None or one.cuda.major <= host.driver.major), None
+    )
+    if build is None:
+        return ""
+    index = f"https://download.pytorch.org/whl/{build}"
     return f"{_installer(host).install} --force-reinstall torch --index-url {index}"
 
 
@@ -121,9 +130,11 @@ def _index(info: BuildInfo | None, settings: Settings) -> str | None:
 
 def _label_for(host: Host, gpu: ComputeCapability) -> Label | None:
     """The newest label that serves every GPU here, otherwise the newest one that serves ``gpu``."""
-    every = [gpu.capability for gpu in host.gpus]
-    alike = (label for label in reversed(LABELS) if all(label_serves(label, one, host.driver) for one in every))
-    return next(alike, None) or label_for(gpu, host.driver)
+    return next((label for label in reversed(LABELS) if _serves_all(label, host)), None) or label_for(gpu, host.driver)
+
+
+def _serves_all(label: Label, host: Host) -> bool:
+    return all(label_serves(label, gpu.capability, host.driver) for gpu in host.gpus)
 
 
 def _is_label(text: str) -> bool:

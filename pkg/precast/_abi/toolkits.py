@@ -16,3 +16,12 @@ FIRST_TOOLKIT = {
     "12.0": "12.8",
     "12.1": "12.9",
 }
+
+# Every GPU that a toolkit compiles for, from our own minimum on.
+GPUS = ("7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.8", "8.9", "9.0", "10.0", "10.1", "10.3", "11.0", "12.0", "12.1")
+
+# CPU architecture -> torch's CUDA builds that are also labels, those of the newest torch first.
+TORCH_BUILDS = {
+    "x86_64": ("cu130", "cu132", "cu126", "cu129", "cu128", "cu124", "cu121"),
+    "aarch64": ("cu130", "cu132", "cu126", "cu128", "cu129"),
+}

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from precast._abi import toolkits
 from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
 from precast._abi.decide import BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
 
 _WHY = "asked for by precast warm"
 
-# All compute capabilities from the oldest that the kernels support. Source: "GPU Feature List" in the nvcc
-# documentation of CUDA 12.1 to 13.2. A newer NVRTC may know more.
-_GPUS = tuple(
-    ComputeCapability.from_number(number)
-    for number in (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
-)
+_GPUS = tuple(map(ComputeCapability.parse, toolkits.GPUS))  # a newer NVRTC may know more
 
 
 def add(verbs: Verbs) -> None:

@@ -313,10 +313,23 @@ def test_hidden_gpus_are_told_from_absent_ones() -> None:
     assert only(decide(ex.host(gpu=""), ex.build_info(), AUTO, CUDA), Reason.NO_GPU).remedy == ""
 
 
-def test_a_cpu_torch_is_sent_to_one_with_cuda() -> None:
-    for driver, label in (("13.0", "cu130"), ("12.4", "cu126")):
-        machine = ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=driver)
-        assert only(decide(machine, ex.build_info(), AUTO, CUDA), Reason.TORCH_CPU).remedy.endswith(f"/{label}")
+@pytest.mark.parametrize(
+    ("driver", "gpu", "machine", "build"),
+    [
+        ("13.0", "9.0", "x86_64", "cu130"),
+        ("12.4", "9.0", "x86_64", "cu126"),
+        ("12.8", "12.0", "x86_64", "cu129"),  # cu126 has no code for Blackwell
+        ("12.8", "12.0", "aarch64", "cu128"),  # torch's newest build of CUDA 12 there that has
+        ("13.0", "7.0", "x86_64", "cu126"),  # CUDA 13 has none for Volta
+        ("13.0", "9.0 7.0", "x86_64", "cu126"),
+        ("12.8", "99.0", "x86_64", "cu126"),  # no build is known to serve it
+    ],
+)
+def test_a_cpu_torch_is_sent_to_one_with_cuda_for_the_driver_and_every_gpu(
+    driver: str, gpu: str, machine: str, build: str
+) -> None:
+    host = ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=driver, gpu=gpu, machine=machine)
+    assert only(decide(host, ex.build_info(), AUTO, CUDA), Reason.TORCH_CPU).remedy.endswith(f"/{build}")
 
 
 def test_another_system_is_refused_in_one_sentence() -> None:
