@@ -1,4 +1,4 @@
-"""The only module that looks at the outside world: system, torch, driver, GPUs, compilers. Others use its ``Host``.
+"""Look at the machine for a decision: system, torch, driver, GPUs, compilers. Others take the ``Host`` from here.
 
 Nothing here creates a CUDA context, writes a file, or raises for a missing thing: that is a fact of the host.
 """
