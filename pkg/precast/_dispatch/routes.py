@@ -33,6 +33,12 @@ _transform_active = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
+
+def _is_exporting() -> bool:
+    """Whether a trace is for ONNX."""
+    return _is_tracing() and torch.onnx.is_in_onnx_export()
+
+
 _CODES = {"Tensor": "t", "Optional[Tensor]": "o", "float": "d", "int": "i", "bool": "b"}
 _DEVICES = {"CPU": 1, "CUDA": 2}
 
@@ -80,7 +86,7 @@ class Route:
 
     def below(self, *args: Any) -> Any:
         """The second route, or the third."""
-        if _transform_active() or has_torch_function(args) or _is_excluded(AUTOGRAD_KEY):
+        if _transform_active() or has_torch_function(args) or _is_excluded(AUTOGRAD_KEY) or _is_exporting():
             return self.otherwise(*args)
         alone = not _is_grad_enabled() or not any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if not alone:

@@ -32,6 +32,11 @@ def over_several(
     return tuple(result.view(x.shape) for result in merged)
 
 
+def is_exporting_onnx() -> bool:
+    """Whether an exporter of torch.onnx records this call. It knows torch's own ops alone; False in torch.compile."""
+    return torch.onnx.is_in_onnx_export()
+
+
 def compares_sizes() -> bool:
     """False under ``torch.jit.trace``, which warns of a comparison of sizes."""
     return torch.compiler.is_compiling() or not torch._C._is_tracing()

@@ -176,8 +176,19 @@ _NAMES: dict[int, Casting] = {code: name for name, code in CASTINGS.items()}  # 
 def _rms_norm_dispatched(x: Tensor, weight: Tensor, eps: float, code: int) -> Tensor:
     if x.is_nested:
         return _jagged("rms_norm", rms_norm, (x,), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
+    if _norm.is_exporting_onnx():
+        return _by_torch(x, weight, eps, code)
     y: Tensor = RMS_NORM(x, weight, eps, code)
     return y
+
+
+def _by_torch(x: Tensor, weight: Tensor, eps: float, code: int) -> Tensor:
+    """The norm by torch's own ops, for exporters that know no others."""
+    wide = x.float()
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if code == LLAMA:
+        return (normal.to(x.dtype) * weight).to(x.dtype)
+    return (normal * (weight.float() + 1.0 if code == GEMMA else weight.float())).to(x.dtype)
 
 
 def _fused_add_rms_norm_dispatched(
@@ -185,6 +196,9 @@ def _fused_add_rms_norm_dispatched(
 ) -> tuple[Tensor, Tensor]:
     if x.is_nested:
         return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
+    if _norm.is_exporting_onnx():
+        total = x + residual
+        return _by_torch(total, weight, eps, code), total
     both: tuple[Tensor, Tensor] = FUSED_ADD_RMS_NORM(x, residual, weight, eps, code)
     return both
 
