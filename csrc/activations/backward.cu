@@ -79,12 +79,14 @@ DEVICE Slope slope_at(int activation, float x) {
 // The gradients of one element for the activations that share a kernel. A path for each of them took more code.
 DEVICE Pair other_gradients(const BackwardArgs& a, float g, float x, float f) {
   const bool gelu = a.activation == kGeluNew, relu = a.activation == kFatRelu;
-  const float c = x > a.limit ? a.limit : x, near = bounded(c);
+  const float c = x > a.limit ? a.limit : x;
   const float s = 1.0f / (1.0f + expf(-(gelu ? twice_inner(c) : a.alpha * c)));
-  const float rate = gelu ? 1.5957691f * (1.0f + 0.134145f * (near * near)) : a.alpha;  // of the exponent
+  // c times the exponent's derivative. Bounded, because beyond it s or 1 - s is zero; a NaN is in s as well.
+  const float rate = gelu ? 1.5957691f * (1.0f + 0.134145f * (c * c)) : a.alpha;
+  const float steep = fminf(fmaxf(rate * c, -300.0f), 300.0f);
   const bool cut = relu ? x <= a.alpha : x > a.limit;
   const float value = !relu ? c * s : cut ? 0.0f : x;
-  const float slope = cut ? 0.0f : relu ? 1.0f : s * (1.0f + rate * c * (1.0f - s));
+  const float slope = cut ? 0.0f : relu ? 1.0f : s * (1.0f + steep * (1.0f - s));
   const bool clamps = a.activation == kSwigluOai;
   const float inside = clamps ? clamped(f, a.limit) : f;
   return {g * (clamps ? inside + 1.0f : inside) * slope, clamps && inside != f ? 0.0f : g * value};

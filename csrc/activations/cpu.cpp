@@ -25,13 +25,14 @@ struct Slope {
 };
 
 // 1 / (1 + exp(-x)), and one minus that, both to the last places. From -89 down the exponential is infinite; then both
-// are zero, and so is what they are factors of.
+// are zero, and so is what they are factors of if it is finite: x itself, bounded, in a slope.
+constexpr float kSharp = 89.0f;
 struct Share {
   Floats below, above;
 };
 
 PRECAST_INLINE Share sigmoid(Floats x) {
-  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, 89.0f));
+  const Floats one = broadcast(1.0f), e = exponential(broadcast(0) - bounded(x, kSharp));
   const Floats below = one / plus(e, one);
   return {below, lesser(e, broadcast(3e38f)) * below};
 }
@@ -47,7 +48,7 @@ struct Silu : Plain {
   using Plain::Plain;
   PRECAST_METHOD Slope at(Floats x) const {
     const Share s = sigmoid(x);
-    return {x * s.below, s.below * fma(x, s.above, broadcast(1.0f))};
+    return {x * s.below, s.below * fma(bounded(x, kSharp), s.above, broadcast(1.0f))};
   }
 };
 
@@ -55,7 +56,7 @@ struct Swish : Plain {
   template <class Rows>
   PRECAST_METHOD explicit Swish(const Rows& rows) : Plain(rows), alpha(rows.alpha) {}
   PRECAST_METHOD Slope at(Floats x) const {
-    const Floats scaled = broadcast(alpha) * x;
+    const Floats scaled = bounded(broadcast(alpha) * x, kSharp);
     const Share s = sigmoid(scaled);
     return {x * s.below, s.below * fma(scaled, s.above, broadcast(1.0f))};
   }

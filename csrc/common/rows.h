@@ -137,8 +137,8 @@ class ReadRows {
 
 // The smallest share of a parallel region that is worth another thread: about 10 us of work.
 inline int64_t grain_rows(int64_t hidden) {
-  const int64_t rows = (int64_t{1} << 14) / hidden;
-  return rows > 0 ? rows : 1;
+  constexpr int64_t kElements = int64_t{1} << 14;
+  return hidden <= 0 ? kElements : hidden < kElements ? kElements / hidden : 1;
 }
 
 // Calls body(begin, end) for parts of [0, rows), in parallel if that is faster. A region of torch's pool always wakes

@@ -43,14 +43,19 @@ PRECAST_RARE float largest_of(const Values& values, int64_t count) {
   return largest;
 }
 
-// exp(value - base) of each value, and their sum in order.
+// Sixteen sums, then their sum.
+PRECAST_RARE float total_of(const Values& values, int64_t count) {
+  Floats lanes = broadcast(0.0f);
+  for (int64_t i = 0; i < count; i += kLanes) lanes = lanes + load_upto(values.at + i, count - i);
+  return sum(lanes);
+}
+
+// exp(value - base) of each value, and their sum, lane by lane: a plain sum of 1024 has 9e-6 of error.
 PRECAST_RARE float exponentials(const Values& from, float base, int64_t count, Values* to) {
   for (int64_t i = 0; i < count; i += kLanes) {
     store(to->at + i, exponential(load(from.at + i) - broadcast(base)));
   }
-  float total = 0;
-  for (int64_t i = 0; i < count; ++i) total += to->at[i];
-  return total;
+  return total_of(*to, count);
 }
 
 PRECAST_RARE void sigmoids(const Values& from, int64_t count, Values* to) {
@@ -136,8 +141,7 @@ void gate_rows(const GateRows& rows, int64_t begin, int64_t end) {
     pick(logits, chosen, k, &picked);
     if (rows.sigmoid) {
       sigmoids(picked, k, &picked);
-      total = kTiny;
-      for (int64_t j = 0; j < k; ++j) total += picked.at[j];
+      total = total_of(picked, k) + kTiny;
     } else {
       if (rows.renormalize) base = largest_of(picked, k);
       const float sum = exponentials(picked, base, k, &picked);
@@ -151,7 +155,7 @@ void gate_rows(const GateRows& rows, int64_t begin, int64_t end) {
 template <class T>
 void gate_backward_rows(const GateBackwardRows& rows, int64_t begin, int64_t end) {
   const int64_t experts = rows.experts, k = rows.k;
-  Values logits, shares, picked;
+  Values logits, shares, picked, products;
   for (int64_t row = begin; row < end; ++row) {
     widen(static_cast<const T*>(rows.logits) + row * rows.stride, experts, &logits);
     const int32_t* chosen = rows.indices + row * k;
@@ -162,8 +166,7 @@ void gate_backward_rows(const GateBackwardRows& rows, int64_t begin, int64_t end
     float total = 1.0f;
     if (rows.sigmoid) {
       sigmoids(picked, k, &picked);
-      total = kTiny;
-      for (int64_t j = 0; j < k; ++j) total += picked.at[j];
+      total = total_of(picked, k) + kTiny;
     } else if (rows.renormalize) {
       total = exponentials(picked, largest_of(picked, k), k, &picked);
       multiply(&picked, k, 1.0f / total);
@@ -173,8 +176,8 @@ void gate_backward_rows(const GateBackwardRows& rows, int64_t begin, int64_t end
       multiply(&shares, experts, 1.0f / total);
       for (int64_t j = 0; j < k; ++j) picked.at[j] = shares.at[chosen[j]];
     }
-    float dot = 0;
-    for (int64_t j = 0; j < k; ++j) dot += grad[j] * picked.at[j];
+    for (int64_t j = 0; j < k; ++j) products.at[j] = grad[j] * picked.at[j];
+    float dot = total_of(products, k);
     if (rows.sigmoid) dot /= total;
     if (!rows.sigmoid && !rows.renormalize) multiply(&shares, experts, -rows.scale * dot);
     for (int64_t j = 0; j < k; ++j) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../common/cpu_level.h"
+#include "../common/lists.h"
 #include "../common/row_launch.h"
 #include "check.h"
 #include "cpu.h"
@@ -71,6 +72,64 @@ void check_values(const char* op, const int32_t* positions, const Places& places
                   positions[pair], printable(places.slots));
   }
 }
+
+// ---- the pairs of each slot, on the CPU ----
+
+// A position may be any number, so a slot has any number of pairs of a token and a place.
+class Owners {
+ public:
+  Owners(const int32_t* positions, const Places& places) : places_(places), positions_(positions), ends_(places.slots) {
+    std::fill(ends_.data(), ends_.data() + places.slots, 0);
+    for (int64_t pair = 0; pair < places.tokens * places.k; ++pair) {
+      if (positions[pair] >= 0 && ++ends_[positions[pair]] > 1) repeated_ = true;
+    }
+  }
+
+  // True if a slot has several pairs, so that what they give to its row must be added up.
+  bool repeated() const { return repeated_; }
+
+  // Makes the rows without a pair zero. Call it before add_up().
+  void clear_others(char* result, int64_t row_bytes) const {
+    for (int64_t slot = 0; slot < places_.slots; ++slot) {
+      if (ends_[slot] == 0) memset(result + slot * row_bytes, 0, static_cast<size_t>(row_bytes));
+    }
+  }
+
+  // Makes each row of `result` the sum of its pairs' rows, in their order, times their weights. `rows` has one for each
+  // token.
+  void add_up(const CombineRows& rows, char* result, int64_t row_bytes) {
+    const int64_t pairs = places_.tokens * places_.k;
+    Array<int32_t> tokens(pairs);
+    Array<float> factors(pairs);
+    for (int64_t slot = 1; slot < places_.slots; ++slot) ends_[slot] += ends_[slot - 1];
+    for (int64_t pair = pairs - 1; pair >= 0; --pair) {
+      if (positions_[pair] < 0) continue;
+      const int32_t at = --ends_[positions_[pair]];  // becomes the beginning of the slot's pairs
+      tokens[at] = static_cast<int32_t>(pair / places_.k);
+      factors[at] = rows.weights == nullptr ? 1.0f : rows.weights[pair];
+    }
+    int64_t all = 0;
+    for (int64_t pair = 0; pair < pairs; ++pair) all += positions_[pair] >= 0;
+    const CombineFunction combine = PRECAST_AT_CPU_LEVEL(moe, combine);
+    parallel_for(0, places_.slots, grain_rows(rows.width), [&](int64_t begin, int64_t end) {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        CombineRows one = rows;
+        one.result = result + slot * row_bytes;
+        one.positions = tokens.data() + ends_[slot];
+        one.weights = factors.data() + ends_[slot];
+        one.slots = places_.tokens;
+        one.k = (slot + 1 < places_.slots ? ends_[slot + 1] : all) - ends_[slot];
+        combine(one, 0, 1);
+      }
+    });
+  }
+
+ private:
+  const Places places_;
+  const int32_t* positions_;
+  Array<int32_t> ends_;  // at first, how many pairs each slot has
+  bool repeated_ = false;
+};
 
 // ---- launches ----
 
@@ -142,17 +201,27 @@ void permute_cuda(const char*, const Permute& call) {
 
 void permute_cpu(const char* op, const Permute& call) {
   check_values(op, call.positions, call.places);
-  const int64_t row_bytes = call.rows.hidden * call.rows.element_bytes();
-  if (!call.places.whole) memset(call.result, 0, static_cast<size_t>(call.places.slots * row_bytes));
+  const int64_t bytes = call.rows.element_bytes(), row_bytes = call.rows.hidden * bytes;
+  Owners owners(call.positions, call.places);
+  if (owners.repeated()) {
+    const CombineRows rows = {call.data,
+                              nullptr,
+                              nullptr,
+                              nullptr,
+                              call.stride / bytes,
+                              0,
+                              call.rows.hidden,
+                              0,
+                              static_cast<int>(call.rows.dtype)};
+    return owners.add_up(rows, call.result, row_bytes);
+  }
+  owners.clear_others(call.result, row_bytes);
   const int64_t k = call.places.k;
   parallel_for(0, call.places.tokens, grain_rows(call.rows.hidden * k), [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin * k; pair < end * k; ++pair) {
       const int64_t position = call.positions[pair];
-      if (position >= 0) {
-        memcpy(call.result + position * row_bytes, call.data + pair / k * call.stride, static_cast<size_t>(row_bytes));
-      } else if (call.places.whole) {
-        memset(call.result + ~position * row_bytes, 0, static_cast<size_t>(row_bytes));
-      }
+      if (position < 0) continue;
+      memcpy(call.result + position * row_bytes, call.data + pair / k * call.stride, static_cast<size_t>(row_bytes));
     }
   });
 }
@@ -289,12 +358,15 @@ void backward_cpu(const char* op, const Backward& call) {
   check_values(op, call.work.positions, call.places);
   const int64_t row_bytes = call.work.width * call.rows.element_bytes();
   char* grad_rows = static_cast<char*>(call.work.grad_rows);
-  if (!call.places.whole) memset(grad_rows, 0, static_cast<size_t>(call.work.slots * row_bytes));
-  for (int64_t pair = 0; call.places.whole && pair < call.places.tokens * call.places.k; ++pair) {
-    const int64_t position = call.work.positions[pair];
-    if (position < 0) memset(grad_rows + ~position * row_bytes, 0, static_cast<size_t>(row_bytes));
-  }
+  Owners owners(call.work.positions, call.places);
   const CombineBackwardFunction backward = PRECAST_AT_CPU_LEVEL(moe, combine_backward);
+  if (owners.repeated()) {
+    backward(call.work, 0, call.places.tokens);  // on one thread, because pairs write the same rows
+    const CombineRows rows = {call.work.grad,  nullptr, nullptr,        call.work.weights, call.work.grad_stride, 0,
+                              call.work.width, 0,       call.work.dtype};
+    return owners.add_up(rows, grad_rows, row_bytes);
+  }
+  owners.clear_others(grad_rows, row_bytes);
   parallel_for(0, call.places.tokens, grain_rows(call.work.width * call.work.k),
                [&](int64_t begin, int64_t end) { backward(call.work, begin, end); });
 }

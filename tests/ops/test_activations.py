@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 import precast  # noqa: E402
 from precast import ops  # noqa: E402
-from precast.ops.activations import reference  # noqa: E402
+from precast.ops.activations import GatedKind, reference  # noqa: E402
 from tests.ops.tensors import layouts  # noqa: E402
 
 pytestmark = [
@@ -138,6 +138,18 @@ def test_special_values(name: str, device: str) -> None:
         y = getattr(ops, name)(torch.cat(halves[::-1] if name == "mul_and_silu" else halves))
         assert torch.equal(y.isnan().cpu(), torch.tensor([True, False, True, True, False, True])), dtype
         assert y[1] == infinity and y[4] == infinity
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_slopes_at_the_largest_numbers(kind: int, device: str) -> None:
+    """0 or 1, by the kernels and by the formula that further gradients are made of."""
+    gate = torch.tensor([3e38, 1e38, 1e30, 1e3, -1e3, -1e30, -1e38, -3e38], device=device)
+    one = torch.ones_like(gate)
+    factor = {GatedKind.SWIGLUOAI_AND_MUL: one - 1, GatedKind.GELU_QUICK: None, GatedKind.GELU_NEW: None}.get(kind, one)
+    swapped = kind == GatedKind.MUL_AND_SILU
+    for gradients in (RAW.activation_backward, reference.activation_backward):
+        found = gradients(one, *((factor, gate) if swapped else (gate, factor)), kind, 0.5, 3.4e38)
+        assert torch.equal(found[swapped].cpu(), torch.tensor([1.0] * 4 + [0.0] * 4)), gradients
 
 
 def test_the_same_numbers_with_any_number_of_threads() -> None:

@@ -126,6 +126,19 @@ def test_models_as_they_are_written(model: str, device: str) -> None:
     close(found, top.softmax(-1), torch.float32)
 
 
+def test_shares_of_a_thousand_experts(device: str) -> None:
+    """Sums over all experts have the error of a few roundings, not of a thousand."""
+    logits = made(64, 1021, device=device)
+    weights, ids = ops.topk_softmax(logits, 8)
+    exact = logits.double().softmax(-1).gather(1, ids.long())
+    torch.testing.assert_close(weights.double(), exact, rtol=1e-6, atol=0)
+    grad = made(64, 8, seed=1, device=device)
+    double = logits.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(double.softmax(-1).gather(1, ids.long()), double, grad.double())
+    found = RAW.topk_gating_backward(grad, logits, ids, False, False, 1.0)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-9)
+
+
 def test_ties_go_to_the_lower_index(device: str) -> None:
     nan, inf = float("nan"), float("inf")
     rows = torch.tensor([[0.0, -0.0, 0.0, -1.0], [1.0, nan, 2.0, nan], [-inf, -inf, 3.0, -inf]], device=device)

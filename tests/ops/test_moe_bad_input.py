@@ -150,3 +150,47 @@ def test_values_are_checked_on_the_cpu(op: str, args: tuple[Any, ...], text: str
 def test_a_group_score_without_a_meaning() -> None:
     with pytest.raises(ValueError, match="group_score is 'top3'; needed one of 'top2', 'max'"):
         ops.topk_softmax(made(2, 8), 2, group_score="top3")
+
+
+POSITIONS = {
+    "as they should be": [[1, 0], [3, 2]],
+    "left out": [[1, ~0], [3, 2]],
+    "negative": [[1, -9], [3, -1]],
+    "repeated": [[1, 0], [1, 1]],
+    "both": [[1, -1], [1, 2]],
+    "fewer": [[3, 1]],
+    "more": [[0, 1, 2], [3, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+def test_gradients_for_any_positions(positions: list[list[int]], weighted: bool, device: str) -> None:
+    """A row's gradient is the sum of what its pairs give to it, however many pairs that is."""
+    places = torch.tensor(positions, dtype=torch.int32, device=device)
+    rows, weights = made(4, 40, device=device).requires_grad_(), made(*places.shape, device=device).requires_grad_()
+    spoiled = [torch.full((4, 40), float("nan"), device=device) for _ in range(9)]  # memory that comes back as results
+    del spoiled
+    y = ops.moe_unpermute(rows, places, weights if weighted else None)
+    grad = made(*y.shape, seed=3, device=device)
+    found = torch.autograd.grad(y, (rows, weights) if weighted else (rows,), grad)
+    taken = rows[places.clamp(min=0).long()] * (places >= 0).unsqueeze(-1)
+    exact = (taken * weights.unsqueeze(-1) if weighted else taken).sum(1)
+    torch.testing.assert_close(y, exact)
+    torch.testing.assert_close(found, torch.autograd.grad(exact, (rows, weights) if weighted else (rows,), grad))
+
+
+def test_positions_that_were_changed_are_not_trusted(device: str) -> None:
+    rows, places, _ = ops.moe_permute(made(3, 8, device=device), torch.tensor([[0], [1], [0]], device=device), 2)
+    places.fill_(2)
+    rows.requires_grad_()
+    ops.moe_unpermute(rows, places).sum().backward()
+    assert rows.grad.tolist() == [[0.0] * 8, [0.0] * 8, [3.0] * 8]
+
+
+def test_rows_without_columns(device: str) -> None:
+    rows, weights = torch.empty(2, 0, device=device).requires_grad_(), made(1, 2, device=device).requires_grad_()
+    places = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
+    for given in (None, weights):
+        ops.moe_unpermute(rows, places, given).sum().backward()
+    assert rows.grad.shape == (2, 0) and weights.grad.tolist() == [[0.0, 0.0]]

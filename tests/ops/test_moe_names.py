@@ -90,10 +90,40 @@ def test_a_place_without_a_mask_may_hold_anything(module: Any, where: str) -> No
     assert slope[1].tolist() == [0.0, 0.0] and slope[0, 0] == 0 and slope[0, 1] != 0
 
 
+def test_a_place_beyond_int32_is_no_small_one(module: Any, where: str, kind: str) -> None:
+    mask, places = torch.ones(1, 2, dtype=torch.int32, device=where), torch.tensor([[1, 2**32]], device=where)
+    if kind == "cpu":
+        with pytest.raises(RuntimeError, match="positions has 2147483647 and there are 4 slots"):
+            module.dispatch_forward(2, 4, 8, made(2, 8), mask, places)
+        return
+    rows = module.dispatch_forward(2, 4, 8, made(2, 8, device=where), mask, places)
+    assert rows[1].any() and not rows[[0, 2, 3]].any()
+
+
+def test_nothing_to_combine(module: Any, where: str) -> None:
+    """Rows without columns, and experts without room."""
+    mask, places = (
+        torch.zeros(1, 2, dtype=torch.int32, device=where),
+        torch.zeros(1, 2, dtype=torch.int32, device=where),
+    )
+    logits = made(2, 2, device=where)
+    for c, h in ((2, 0), (0, 8), (0, 0)):
+        rows, tokens = torch.empty(2 * c, h, device=where), torch.ones(2, h, device=where)
+        assert not module.combine_forward(2, 2, c, h, rows, logits, mask, places).any()
+        grad_rows, grad_logits = module.combine_backward(2, 2, c, h, tokens, rows, logits, mask, places)
+        assert grad_rows.shape == (2 * c, h) and not grad_logits.any()
+
+
 def test_what_is_refused(module: Any, where: str) -> None:
     mask = torch.ones(1, 3, dtype=torch.int32, device=where)
     with pytest.raises(ValueError, match=r"mask has shape \(1, 3\) and dest_idx \(1, 3\); needed \(k, 2\) for both"):
         module.dispatch_forward(2, 4, 8, made(2, 8, device=where), mask, mask)
+    places, rows = torch.zeros(1, 2, dtype=torch.int64, device=where), made(4, 8, device=where)
+    for logits in (made(2, 3, device=where), made(1, 2, device=where)):
+        with pytest.raises(ValueError, match=r"logits has shape .*; needed \(2, 2\), a number for each expert"):
+            module.combine_forward(2, 2, 2, 8, rows, logits, places + 1, places)
+        with pytest.raises(ValueError, match=r"needed \(2, 2\), a number for each expert"):
+            module.combine_backward(2, 2, 2, 8, rows[:2], rows, logits, places + 1, places)
     with pytest.raises(ValueError, match=r"needed \(s, e\) integers"):
         module.cumsum_sub_one(made(2, 8, device=where))
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_LARGEST = 2**31 - 1
+
+
 def members(find: Find) -> Members:
     """The functions, each by its name."""
     return {"cumsum_sub_one": cumsum_sub_one, **_dispatch(find), **_combine(find)}
@@ -59,6 +62,7 @@ def _combine(find: Find) -> Members:
         import torch
 
         positions = _positions(s, mask, dest_idx)
+        _check_logits(logits, s, e)
         with torch.no_grad():
             weights = logits.gather(1, _experts(positions, e, c).clamp(max=e - 1)).float()
             found: Tensor = find("moe_combine_rows")(expert_tokens.reshape(e * c, h), positions, weights, False)
@@ -79,6 +83,7 @@ def _combine(find: Find) -> Members:
         import torch
 
         positions = _positions(s, mask, dest_idx)
+        _check_logits(logits, s, e)
         experts = _experts(positions, e, c)
         with torch.no_grad():
             weights = logits.gather(1, experts.clamp(max=e - 1)).float()
@@ -98,11 +103,17 @@ def _positions(s: int, mask: Tensor, dest_idx: Tensor) -> Tensor:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and dest_idx {tuple(dest_idx.shape)}; needed (k, {s}) for both"
         )
-    return torch.where(mask.t() != 0, dest_idx.t(), -1).int().contiguous()
+    # An index beyond int32 stays one that does not exist.
+    return torch.where(mask.t() != 0, dest_idx.t(), -1).clamp(-1, _LARGEST).int().contiguous()
+
+
+def _check_logits(logits: Tensor, s: int, e: int) -> None:
+    if logits.shape != (s, e):
+        raise ValueError(f"logits has shape {tuple(logits.shape)}; needed ({s}, {e}), a number for each expert")
 
 
 def _experts(positions: Tensor, e: int, c: int) -> Tensor:
     """The expert of each place; ``e`` where there is none."""
     import torch
 
-    return torch.where((positions < 0) | (positions >= e * c), e, positions // c).long()
+    return torch.where((positions < 0) | (positions >= e * c), e, positions // max(c, 1)).long()

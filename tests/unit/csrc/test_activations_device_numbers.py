@@ -158,6 +158,17 @@ def test_special_values(gpu: Emulated, dtype: Any, kind: int) -> None:
     assert grad_gate[4].isnan()
 
 
+@pytest.mark.parametrize("kind", range(4, 8))
+def test_slopes_at_the_largest_numbers(gpu: Emulated, kind: int) -> None:
+    gate = torch.tensor([3e38, 1e38, 1e30, 100.0, -100.0, -1e30, -1e38, -3e38])
+    zeros = torch.zeros_like(gate)
+    factor = {4: zeros + 1, 5: zeros}.get(kind)
+    for count in (8, 7):  # vectors, or single elements
+        given = (zeros[:count] + 1, gate[:count], None if factor is None else factor[:count])
+        found, _ = gpu.ops.activation_backward(*given, kind, 1.702, 3.4e38)
+        assert torch.equal(found, (gate > 0).float()[:count])
+
+
 ALPHA, LIMIT = 1.5, 2.0
 PAIRS = [  # (kind, name of the kernel for vectors, that of its gradients)
     (0, "silu_and_mul", "silu_backward"),

@@ -13,6 +13,7 @@ from precast.ops.activations import GatedKind
 
 _TANH = (GatedKind.GELU_TANH_AND_MUL, GatedKind.GELU_NEW)
 _SWISH = (GatedKind.SWIGLUOAI_AND_MUL, GatedKind.GELU_QUICK)
+_FAR = 1000.0  # beyond it a sigmoid is 0 or 1 in float64 too, and products with its slope are zero
 
 
 def gated_activation(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
@@ -99,13 +100,14 @@ def _activation_slope(gate: Tensor, kind: int, alpha: float, limit: float) -> Te
     if kind in _TANH:
         scale, cubic = math.sqrt(2 / math.pi), 0.044715
         t = torch.tanh(scale * (gate + cubic * gate.pow(3)))
-        return 0.5 * (1 + t) + 0.5 * gate * (1 - t.square()) * scale * (1 + 3 * cubic * gate.square())
+        near = gate.clamp(-_FAR, _FAR)
+        return 0.5 * (1 + t) + 0.5 * near * (1 - t.square()) * scale * (1 + 3 * cubic * near.square())
     if kind == GatedKind.FATRELU_AND_MUL:
         return (~(gate <= alpha)).to(gate.dtype)
     if kind in _SWISH:
         inside = ~(gate > limit) if kind == GatedKind.SWIGLUOAI_AND_MUL else torch.ones_like(gate, dtype=torch.bool)
         gate = gate.clamp(max=limit) if kind == GatedKind.SWIGLUOAI_AND_MUL else gate
         s = torch.sigmoid(alpha * gate)
-        return torch.where(inside, s * (1 + alpha * gate * (1 - s)), 0)
+        return torch.where(inside, s * (1 + (alpha * gate).clamp(-_FAR, _FAR) * (1 - s)), 0)
     s = torch.sigmoid(gate)
     return s * (1 + gate * (1 - s))

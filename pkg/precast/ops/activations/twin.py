@@ -46,17 +46,24 @@ def _activation(gate: tl.tensor, alpha: tl.tensor, limit: tl.tensor, kind: tl.co
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _bounded(value: tl.tensor) -> tl.tensor:
+    """The value, finite: beyond the bound it is a factor of zero."""
+    return tl.where(value > 300.0, 300.0, tl.where(value < -300.0, -300.0, value))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _derivative(gate: tl.tensor, alpha: tl.tensor, limit: tl.tensor, kind: tl.constexpr) -> tl.tensor:
     if kind == _ERF:
         result = 0.5 * (1.0 + tl.erf(gate * _SQRT_HALF)) + gate * _DENSITY * tl.exp(-0.5 * gate * gate)
     elif kind == _TANH or kind == _NEW:  # noqa: SIM109 - Triton
         s = _sigmoid((gate + gate * gate * gate * _CUBIC) * _TWICE_SCALE)
-        result = s + gate * s * (1.0 - s) * (1.0 + gate * gate * _CUBIC_SLOPE) * _TWICE_SCALE
+        steep = _bounded(gate * (1.0 + gate * gate * _CUBIC_SLOPE) * _TWICE_SCALE)
+        result = s * (1.0 + steep * (1.0 - s))
     elif kind == _FATRELU:
         result = tl.where(gate <= alpha, 0.0, 1.0)
     elif kind == _SWIGLUOAI or kind == _QUICK:  # noqa: SIM109 - Triton
         s = _sigmoid(gate * alpha)
-        result = s * (1.0 + alpha * gate * (1.0 - s))
+        result = s * (1.0 + _bounded(alpha * gate) * (1.0 - s))
         if kind == _SWIGLUOAI:
             result = tl.where(gate > limit, 0.0, result)
     else:

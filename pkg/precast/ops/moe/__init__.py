@@ -31,7 +31,7 @@ from torch import Tensor
 
 from precast._dispatch import namespace
 from precast._dispatch.formulas import late, register
-from precast._dispatch.routes import Route
+from precast._dispatch.routes import Route, is_compiling
 from precast.ops.moe import _checks as checks
 
 GroupScore: TypeAlias = Literal["top2", "max"]
@@ -188,7 +188,10 @@ def moe_permute(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, T
         rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
     """
     positions, ends = _positions(topk_ids, experts)
-    return _permute(rows, positions, topk_ids.numel(), True), positions, ends
+    permuted: Tensor = _permute(rows, positions, topk_ids.numel(), True)
+    if not is_compiling() and not positions.is_inference():
+        positions._precast_places = positions._version  # type: ignore[attr-defined]
+    return permuted, positions, ends
 
 
 def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -198,8 +201,8 @@ def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None
 
     Args:
         rows: ``(slots, width)``; float32, float16 or bfloat16.
-        positions: ``(tokens, k)``, int32, from :func:`moe_permute`. Every row belongs to one pair. With fewer
-            positions than rows, some rows belong to none; their gradient is zero.
+        positions: ``(tokens, k)``, int32, the row of each pair, as :func:`moe_permute` gives them. A negative position
+            adds nothing. A row may belong to several pairs, or to none: then its gradient is zero.
         weights: ``(tokens, k)``; another dtype than float32 is converted. None: all weights are 1.
 
     Returns:
@@ -217,8 +220,16 @@ def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None
     """
     if weights is not None and weights.dtype in (torch.float16, torch.bfloat16):
         weights = weights.float()
-    y: Tensor = _combine(rows, positions, weights, positions.numel() == rows.shape[0])
+    y: Tensor = _combine(rows, positions, weights, _have_each_row(positions, rows))
     return y
+
+
+def _have_each_row(positions: Tensor, rows: Tensor) -> bool:
+    """Whether each row is known to have one position: those of ``moe_permute``, if nobody has changed them since."""
+    if is_compiling():
+        return False
+    version: int | None = getattr(positions, "_precast_places", None)
+    return version is not None and version == positions._version and positions.numel() == rows.shape[0]
 
 
 def _top_two(group_score: str) -> bool:

@@ -120,11 +120,10 @@ def _slots_or(positions: Tensor, slots: int) -> Tensor:
 
 
 def moe_permute_rows(rows: Tensor, positions: Tensor, slots: int, whole: bool) -> Tensor:
-    """The row of each token at all of its positions, and zero elsewhere."""
-    indices = _slots_or(positions, slots)
-    return rows.new_zeros(slots + 1, rows.shape[1]).index_copy(
-        0, indices, rows.repeat_interleave(positions.shape[1], 0)
-    )[:slots]
+    """The row of each token at all of its positions, and zero elsewhere; rows at one position are added up."""
+    spread = wide(rows).repeat_interleave(positions.shape[1], 0)
+    zeros = spread.new_zeros(slots + 1, rows.shape[1])
+    return zeros.index_add(0, _slots_or(positions, slots), spread)[:slots].to(rows.dtype)
 
 
 def moe_combine_rows(rows: Tensor, positions: Tensor, weights: Tensor | None, whole: bool) -> Tensor:
@@ -143,7 +142,7 @@ def moe_combine_rows_backward(
     grad_weights = (slopes * _taken(rows, positions)).sum(-1)
     spread = (slopes * weights.unsqueeze(-1)).flatten(0, 1)
     zeros = spread.new_zeros(slots + 1, rows.shape[1])
-    grad_rows = zeros.index_copy(0, _slots_or(positions, slots), spread)[:slots]
+    grad_rows = zeros.index_add(0, _slots_or(positions, slots), spread)[:slots]
     return grad_rows.to(rows.dtype), grad_weights.to(weights.dtype)
 
 
