@@ -15,7 +15,7 @@ from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.label import Label
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release
-from precast._builder import machine, nvrtc
+from precast._builder import machine, nvrtc, nvrtc_child
 from precast._load import downstream, probe
 from precast.build import DeviceExtension, device, wheel
 from precast.errors import BuildFailed, KernelError, PrebuiltRefused
@@ -44,7 +44,7 @@ class Compiler:
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     monkeypatch.setattr(nvrtc, "find_nvrtc", lambda *asked: (FOUND, ("nvrtc: here",)))
-    monkeypatch.setattr(nvrtc, "open_nvrtc", lambda found: made)
+    monkeypatch.setattr(nvrtc_child, "open_nvrtc", lambda found: made)
     return made
 
 

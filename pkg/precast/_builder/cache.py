@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._builder import elsewhere, files, lock, trust
+from precast._builder import files, lock, trust
 from precast._builder.entry import LOG_NAME, META, BuildKey, Meta, NotWhole, verify
 from precast._builder.roots import default_root, search_path
 from precast.errors import KernelError
@@ -227,7 +227,7 @@ def _explaining(root: Path, what: str) -> Iterator[None]:
             f"{what}: the build cache cannot be written\n"
             f"  found   {error.filename or root}: {error.strerror}\n"
             f"  needed  {root}: a folder this user can write, with space left\n"
-            f"  fix     1) {elsewhere.setting(root)}"
+            f"  fix     1) {trust.another(root)}"
         ) from error
 
 

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
-from precast._builder import elf, failure, flags, nvrtc, sources
+from precast._builder import elf, failure, flags, nvrtc, nvrtc_child, sources
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
 from precast.errors import BuildFailed, KernelError
-
-if TYPE_CHECKING:
-    from precast._builder.nvrtc_child import Isolated
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +124,16 @@ def build_program(
     defines: Mapping[str, str] | None = None,
 ) -> tuple[Artifact, ...]:
     """Like :func:`build_images`, for any program."""
-    opened: list[nvrtc.Compiler | Isolated] = []  # shared by all threads; stays empty if everything is cached
+    opened: list[
+        nvrtc.Compiler | nvrtc_child.Isolated
+    ] = []  # shared by all threads; stays empty if everything is cached
 
     def one(target: GpuTarget) -> Artifact:
         key = image_key(program, target, compiler, debug=debug, defines=defines or {})
 
         def build(staging: Path) -> Path:
             if not opened:
-                opened.append(nvrtc.open_nvrtc(compiler))
+                opened.append(nvrtc_child.open_nvrtc(compiler))
             return _compile(opened[0], program, target, compiler, staging, cache.failure_log(key), debug, defines or {})
 
         return cache.obtain(key, build)
@@ -145,7 +143,7 @@ def build_program(
 
 
 def _compile(
-    opened: nvrtc.Compiler | Isolated,
+    opened: nvrtc.Compiler | nvrtc_child.Isolated,
     program: Program,
     target: GpuTarget,
     compiler: Nvrtc,

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from precast._builder import elsewhere, files
+from precast._builder import files, trust
 from precast._version import __version__
 from precast.errors import BuildFailed
 
@@ -30,7 +30,7 @@ def build_failed(what: str, log: str, command: str, log_file: Path, *, tool: str
     """Keep the log at the path that the error names, and make the error; ``tool`` is the compiler with its version."""
     files.write_private(log_file, f"{command}\n\n{log}".encode("utf-8", "surrogateescape"))
     found = first_error(log)
-    full = elsewhere.setting(log_file.parent) if "No space left" in found else ""
+    full = trust.another(log_file.parent) if "No space left" in found else ""
     return BuildFailed(
         f"{what}: {'the disk is full' if full else 'the compiler failed'}\n"
         f"  found   {found}\n"

@@ -23,7 +23,6 @@ from precast._builder import (
     catalogue,
     classic_headers,
     elf,
-    elsewhere,
     failure,
     flags,
     installer,
@@ -31,6 +30,7 @@ from precast._builder import (
     process,
     sources,
     toolchain,
+    trust,
 )
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._builder.catalogue import Family
@@ -323,7 +323,7 @@ def edge(
             f"ninja cannot build what has a line break in its name\n"
             f"  found   {broken!r}\n"
             f"  needed  names without one\n"
-            f"  fix     1) {elsewhere.setting(Path(broken))}"
+            f"  fix     1) {trust.another(Path(broken))}"
         )
     named = [path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:") for path in inputs]
     escaped = " ".join([*named, *(("|", *implicit) if implicit else ())])

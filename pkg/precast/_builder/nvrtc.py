@@ -16,14 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Nvrtc
 from precast._abi.version import CudaVersion
-
-if TYPE_CHECKING:
-    from precast._builder.nvrtc_child import Isolated
 
 _TOOLKIT = Path("/usr/local/cuda")
 _LIBRARY = re.compile(r"libnvrtc(-[0-9a-f]+)?\.so(\.\d+)*")
@@ -135,13 +131,6 @@ class Compiler:
     def _check(self, status: int) -> None:
         if status:
             raise RuntimeError(f"NVRTC: {self._name(status)}")
-
-
-def open_nvrtc(found: Nvrtc) -> Compiler | Isolated:
-    """Open a library that ``find_nvrtc`` has found, in child processes, so that a crash ends only those."""
-    from precast._builder.nvrtc_child import Isolated
-
-    return Isolated(found) if sys.executable else Compiler(found.path, found.builtins)
 
 
 def find_nvrtc(

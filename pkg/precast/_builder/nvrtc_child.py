@@ -29,6 +29,11 @@ nvrtc_child.answer(int(sys.argv[2]))
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
+def open_nvrtc(found: Nvrtc) -> Compiler | Isolated:
+    """Open a library that ``find_nvrtc`` has found, in child processes, so that a crash ends only those."""
+    return Isolated(found) if sys.executable else Compiler(found.path, found.builtins)
+
+
 class Isolated:
     """The interface of :class:`Compiler` that builds use, with one child for each compile."""
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from precast._abi.settings import LINE_BREAKS, Settings
-from precast._builder import elsewhere, trust
+from precast._builder import trust
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -56,7 +56,7 @@ def _named(variable: str, name: str) -> Path:
             f"{variable}={name} names no folder\n"
             f"  found   {error}\n"
             f"  needed  a folder from / on\n"
-            f"  fix     1) {elsewhere.setting(Path(name), variable)}"
+            f"  fix     1) {trust.another(Path(name), variable)}"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 Anyone who can write into the cache, or replace its folder, runs code in every process that uses it. So folders are made
 with mode 0700, and :func:`why_not` checks a folder before it is used. :func:`why_not_one` checks files while they are
-open.
+open. :func:`another` offers a folder in place of one that is full, read-only or unsafe.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from precast.errors import KernelError
 
+ENOUGH_BYTES = 200_000_000  # all families built here take 60 MB, and as much again during the build
 _LINKS = 40  # the kernel's own limit: ELOOP of path_resolution(7)
 
 
@@ -28,7 +31,7 @@ def private_folder(path: Path) -> Path:
             f"there is no folder to build in\n"
             f"  found   {path}: {error.strerror or error}\n"
             f"  needed  a home, or a temp folder that can be written\n"
-            f"  fix     1) {_another(path)}"
+            f"  fix     1) {another(path)}"
         ) from error
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
@@ -113,7 +116,7 @@ def _why_not_the_way(path: Path, links: int) -> str | None:
 
 
 def _unsafe(path: Path, found: str) -> KernelError:
-    fixes = [_another(path)]
+    fixes = [another(path)]
     if found.startswith(f"{path}: others can write it"):
         fixes.insert(0, f"chmod go-w {shlex.quote(str(path))}")
     return KernelError(
@@ -124,7 +127,30 @@ def _unsafe(path: Path, found: str) -> KernelError:
     )
 
 
-def _another(path: Path) -> str:
-    from precast._builder import elsewhere  # here because it imports this module
+def another(taken: Path, variable: str = "PRECAST_CACHE_DIR") -> str:
+    """The command that moves builds to another folder, which was tested."""
+    folder = next((str(place) for place in _places() if _serves(place, taken)), None)
+    return f"export {variable}={'$(mktemp -d)' if folder is None else shlex.quote(folder)}"
 
-    return elsewhere.setting(path)
+
+def _places() -> Iterator[Path]:
+    own = f"precast-{os.getuid()}"
+    yield Path(os.path.expanduser("~/.cache/precast"))  # noqa: PTH111 - expanduser of pathlib raises RuntimeError
+    yield from (Path(folder) / own for folder in ("/var/tmp", tempfile.gettempdir(), "/dev/shm"))
+
+
+def _serves(place: Path, taken: Path) -> bool:
+    """Whether builds can be kept in a folder: it is safe, writable and has room."""
+    if not place.is_absolute() or place == taken or taken in place.parents or place in taken.parents:
+        return False
+    try:
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        room = os.statvfs(there)
+        return (
+            there.is_dir()
+            and os.access(there, os.W_OK | os.X_OK)
+            and room.f_bavail * room.f_frsize >= ENOUGH_BYTES
+            and why_not(place, owner=os.getuid()) is None
+        )
+    except OSError:
+        return False

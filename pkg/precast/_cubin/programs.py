@@ -7,22 +7,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion
-from precast._builder import closure, device, failure, flags, nvrtc, toolchain
+from precast._builder import closure, device, failure, flags, nvrtc, nvrtc_child, toolchain
 from precast._builder.cache import Artifact, BuildKey, Cache
 from precast._cubin import images
 from precast._load import jit
 from precast._load.progress import Progress
 from precast._load.source import Source
 from precast.errors import BuildFailed, KernelUnavailable
-
-if TYPE_CHECKING:
-    from precast._builder.nvrtc_child import Isolated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +58,9 @@ def build(
         )
     work = [(source, target) for target in targets for source in programs.sources]
     wanted = " ".join(map(str, targets))
-    opened: list[nvrtc.Compiler | Isolated] = []  # shared by all threads, and empty as long as there is no cache miss
+    opened: list[
+        nvrtc.Compiler | nvrtc_child.Isolated
+    ] = []  # shared by all threads, and empty as long as there is no cache miss
     what = f"the device code of {programs.name} for {wanted}"
     with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
         cache = jit.AnnouncingCache(settings, said.start)
@@ -72,7 +70,7 @@ def build(
 
             def inside(staging: Path) -> Path:
                 if not opened:
-                    opened.append(nvrtc.open_nvrtc(compiler))
+                    opened.append(nvrtc_child.open_nvrtc(compiler))
                 return _compile(opened[0], programs, *item, compiler, settings, staging, cache.failure_log(key))
 
             return cache.obtain(key, inside)
@@ -104,7 +102,7 @@ def options(programs: Programs, target: GpuTarget, settings: Settings) -> list[s
 
 
 def _compile(
-    opened: nvrtc.Compiler | Isolated,
+    opened: nvrtc.Compiler | nvrtc_child.Isolated,
     programs: Programs,
     source: str,
     target: GpuTarget,

@@ -202,7 +202,7 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
 
 def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
     """The error of a build that would fail because sources or a cache are missing; None if no obstacle is known."""
-    from precast._builder import elsewhere, roots, sources, trust
+    from precast._builder import roots, sources, trust
     from precast._load import cached
 
     try:
@@ -220,7 +220,7 @@ def _cannot_build(examination: Examination, family: Family, choice: Choice) -> s
         f"{family.name}: the build cache cannot be written\n"
         f"  found   {root}: {why}\n"
         f"  needed  a folder this user can write, with space left\n"
-        f"  fix     1) {elsewhere.setting(root)}"
+        f"  fix     1) {trust.another(root)}"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from precast._abi import remedy
 from precast._abi.host import Installer
-from precast._builder import elsewhere, installer
+from precast._builder import installer, trust
 from tests.made_up import make_wheel
 
 OWN = sys.executable
@@ -100,7 +100,7 @@ def test_another_folder_for_builds_is_one_that_was_tried(tmp_path: Path, monkeyp
         folder.mkdir()
         folder.chmod(mode)
     places = [taken, taken / "below", tmp_path, open_to_all, Path("relative"), Path("/proc/nowhere"), good]
-    monkeypatch.setattr(elsewhere, "_places", lambda: iter(places))
-    assert elsewhere.setting(taken) == f"export PRECAST_CACHE_DIR='{good}'"
-    monkeypatch.setattr(elsewhere, "ENOUGH_BYTES", 1 << 62)
-    assert elsewhere.setting(taken) == "export PRECAST_CACHE_DIR=$(mktemp -d)", "none has room"
+    monkeypatch.setattr(trust, "_places", lambda: iter(places))
+    assert trust.another(taken) == f"export PRECAST_CACHE_DIR='{good}'"
+    monkeypatch.setattr(trust, "ENOUGH_BYTES", 1 << 62)
+    assert trust.another(taken) == "export PRECAST_CACHE_DIR=$(mktemp -d)", "none has room"

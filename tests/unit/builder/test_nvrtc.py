@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import ComputeCapability, GpuTarget
-from precast._builder import device, nvrtc
+from precast._builder import device, nvrtc, nvrtc_child
 from precast._builder.cache import Cache
 from precast._builder.catalogue import Family
 from precast.errors import BuildFailed, KernelError
@@ -169,7 +169,7 @@ def test_a_child_runs_no_code_of_the_current_directory(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('code of the current directory was run')")
     monkeypatch.chdir(tmp_path)
     found = nvrtc.Nvrtc(str(library), None, "13.0.88", (), "package")
-    assert nvrtc.open_nvrtc(found).compile(b"", "device.cu", {}, [], ptx=False).error == "NVRTC_ERROR_COMPILATION"
+    assert nvrtc_child.open_nvrtc(found).compile(b"", "device.cu", {}, [], ptx=False).error == "NVRTC_ERROR_COMPILATION"
 
 
 def test_a_compile_leaves_the_locale_of_its_thread_alone(tmp_path: Path, put: Callable[..., Path]) -> None:

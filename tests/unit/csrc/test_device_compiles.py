@@ -16,7 +16,7 @@ import pytest
 
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
-from precast._builder import catalogue, device, elf, flags, nvrtc
+from precast._builder import catalogue, device, elf, flags, nvrtc, nvrtc_child
 from tests.fetched import LABELS
 
 CSRC = Path(__file__).parents[3] / "csrc"
@@ -142,7 +142,7 @@ Opener = Callable[[str], nvrtc.Compiler]
 @pytest.fixture(scope="session")
 def opened(label_nvrtc: Callable[[str], Nvrtc]) -> Opener:
     """A label's own NVRTC, opened once."""
-    return functools.cache(lambda label: nvrtc.open_nvrtc(label_nvrtc(label)))
+    return functools.cache(lambda label: nvrtc_child.open_nvrtc(label_nvrtc(label)))
 
 
 Asked = tuple[catalogue.Family, str, GpuTarget]

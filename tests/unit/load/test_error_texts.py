@@ -161,7 +161,7 @@ def test_a_failed_build_shows_the_first_error_and_where_the_rest_is(
 def test_a_cache_that_cannot_be_written(snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setattr("precast._builder.elsewhere._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
+    monkeypatch.setattr("precast._builder.trust._places", lambda: iter([tmp_path / "file", tmp_path / "cache"]))
     error = raised(lambda: Cache(tmp_path / "file").obtain(BuildKey("rms_norm", {}), lambda staging: staging))
     # fails if the text differs from the kept one
     keep(snapshot, "cache", f"{type(error).__name__}: {error}".replace(str(tmp_path), "/home/me"))
