@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precast  # noqa: E402
-from precast._dispatch import formulas  # noqa: E402
+from precast._dispatch import namespace  # noqa: E402
 from tests.ops.tensors import ON_ROWS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -180,4 +180,4 @@ def test_what_writes_into_its_arguments_is_refused_in_one_sentence(
 
 
 def test_every_op_on_rows_has_a_rule() -> None:
-    assert [op for op in ON_ROWS if formulas.RULES[op] is formulas.refused] == ["fused_add_rms_norm_"]
+    assert [op for op in ON_ROWS if namespace.RULES[op] is namespace.refused] == ["fused_add_rms_norm_"]

@@ -82,6 +82,29 @@ def imports(source: str, *, top_level_only: bool = False) -> Iterator[str]:
             yield from (f"precast.{alias.name}" for alias in node.names) if base == "precast" else (base,)
 
 
+def that_runs(source: str) -> str:
+    """A file without the imports that only a type checker sees."""
+    tree = ast.parse(source)
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    return ast.unparse(tree)
+
+
+def edges_of_files(sources: Mapping[str, str]) -> Edges:
+    """Of each module, given by name and text, the modules among them that it imports: ``from precast.ops import moe``
+    imports ``precast.ops.moe``, and ``from precast.ops.moe import topk_softmax`` the same.
+    """
+    found: dict[str, set[str]] = {}
+    for name, text in sources.items():
+        nodes = list(ast.walk(ast.parse(that_runs(text))))
+        whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        pairs = [(node.module, a.name) for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names]
+        given = {f"{base}.{one}" if f"{base}.{one}" in sources else str(base) for base, one in pairs}
+        found[name] = ((whole | given) & set(sources)) - {name}
+    return {name: frozenset(to) for name, to in found.items()}
+
+
 def names(tree: ast.AST) -> Iterator[str]:
     """Give every text in the code that is the dotted name of a module of ours, or begins one in ``import_module``."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -196,6 +219,14 @@ def test_no_part_lies_on_a_circle() -> None:
     assert circle(edges_of(read_sources())) == []
 
 
+def test_no_file_lies_on_a_circle() -> None:
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files()
+    }
+    assert circle(edges_of_files({name: path.read_text(encoding="utf-8") for name, path in modules.items()})) == []
+
+
 def test_the_drawing_is_what_the_sources_have() -> None:
     there, told = reduced(edges_of(read_sources())), drawn(drawing())
     assert there == told, f"not drawn: {sorted(there - told)}; drawn and not there: {sorted(told - there)}"
@@ -222,12 +253,7 @@ def test_torch_is_imported_where_it_may_be_and_when_it_is_used(path: Path) -> No
     if part in EAGER_TORCH_ROOMS or relative(path) in EAGER_TORCH:
         return
     assert "torch" not in {name.split(".")[0] for name in imports(source, top_level_only=True)}
-    # Imports under `if TYPE_CHECKING:` never run; they are removed before looking for the lazy ones.
-    tree = ast.parse(source)
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-    ]
-    if "torch" in {name.split(".")[0] for name in imports(ast.unparse(tree))}:
+    if "torch" in {name.split(".")[0] for name in imports(that_runs(source))}:
         assert relative(path) in TORCH or part in TORCH_ROOMS, f"{relative(path)} may not import torch"
 
 
@@ -261,6 +287,13 @@ TOY = {"top": ["import precast.middle"], "middle": ["from precast import low"], 
 def test_an_arrow_that_runs_up_is_found(source: str) -> None:
     edges = dict(edges_of({**TOY, "low": [source], "_builder": ["import precast.top"]}))
     assert set(circle(edges)) >= {"low", "top", "middle"}
+
+
+def test_a_circle_of_files_is_found_although_an_import_is_late() -> None:
+    toy = {"p.a": "from p import b", "p.b": "def f():\n    from p.a import x", "p": "import p.a", "p.c": "import p.a"}
+    assert circle(edges_of_files(toy)) == ["p.a", "p.b"]
+    typed = "if TYPE_CHECKING:\n    from p.a import X"
+    assert circle(edges_of_files({**toy, "p.b": typed})) == []
 
 
 def test_a_text_that_names_no_module_or_explains_one_is_no_arrow() -> None:

@@ -60,13 +60,11 @@ PRECAST_FAMILY(halve, kImplementations, nullptr);
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.formulas import on_rows, register
 from precast.ops import _checks
 
 
@@ -81,18 +79,11 @@ def quarter(x: Tensor) -> Tensor:
     return halve(halve(x))
 
 
-def _reference() -> ModuleType:
-    from precast.ops.halve import reference
-
-    return reference
-
-
-with namespace.family("halve"):
+with namespace.family("halve", __package__):
     HALVE = register(
         "halve",
         check=lambda x: _checks.rows("halve", x),
         result=lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
-        reference=late(_reference, "halve"),
         sharding=on_rows(1, kept=0),
     )
 """,

@@ -18,8 +18,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,22 +26,13 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from precast._dispatch import in_place, namespace
+from precast._dispatch.namespace import Rule, refused
 from precast._load.handover import NAMESPACE
-
-if TYPE_CHECKING:
-    from precast._dispatch.sharding import Rule
 
 # The key for "autograd handles this call". A wrapper that knows that no gradient can be needed excludes the key for one
 # call: that costs 0.25 us; the Python kernel registered there costs 3 us.
 AUTOGRAD_KEY = torch._C.DispatchKey.AutogradFunctionality
 _requires_grad = operator.attrgetter("requires_grad")
-
-
-RULES: dict[str, Rule] = {}  # op name -> how the op is split over a device mesh
-
-
-def refused(*_: Any) -> Any:
-    """The sharding rule of an op that cannot be sharded; an error says so."""
 
 
 def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
@@ -56,36 +46,29 @@ def on_rows(results: int, *, sums: int = 0, kept: int = 1) -> Rule:
     return rule
 
 
-def late(module: Callable[[], ModuleType], name: str) -> Callable[..., Any]:
-    """A function whose module is imported when it is first called; a first call of an op needs no reference."""
-
-    def call(*args: Any) -> Any:
-        return getattr(module(), name)(*args)
-
-    return call
-
-
 def register(
     name: str,
     *,
     check: Callable[..., None],
     result: Callable[..., Any],
-    reference: Callable[..., Any],
+    reference: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     sharding: Rule | None = refused,
 ) -> torch._ops.OpOverload:
     """Register the formulas of one op, each called with the arguments of its schema, and return the op.
 
     ``check`` raises on inputs that no kernel accepts. ``result`` makes an uninitialised result. ``reference`` computes
-    the result in differentiable torch ops, and is used if there is a tangent or a transform. ``gradient`` records
-    reverse mode; its first argument computes the op below autograd. It is None if the reference does that too.
-    ``sharding`` is the rule for DTensors; if it is None, torch's own error names the op.
+    the result in differentiable torch ops, and is used if there is a tangent or a transform; by default it is the
+    function of this name in the folder's ``reference``. ``gradient`` records reverse mode; its first argument computes
+    the op below autograd. It is None if the reference does that too. ``sharding`` is the rule for DTensors; if it is
+    None, torch's own error names the op.
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
     namespace.CHECKS[name] = check
     if sharding is not None:
-        RULES[name] = sharding
+        namespace.RULES[name] = sharding
+    plain = namespace.reference(name) if reference is None else reference
     written_over = in_place.register(library, op)
 
     def fake(*args: Any) -> Any:
@@ -98,7 +81,7 @@ def register(
 
     def by_reference(*args: Any) -> Any:
         check(*args)
-        return reference(*args)
+        return plain(*args)
 
     def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
         # Checks for an open forward-mode level instead of a tangent: this is free, and the reference is always right.

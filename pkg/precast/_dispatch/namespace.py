@@ -7,6 +7,7 @@ per family and device. ``torch.compile`` and ``torch.export`` always see a plain
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,9 +29,18 @@ if TYPE_CHECKING:
 
 CHECKS: dict[str, Callable[..., None]] = {}  # op name -> its checks, for kernels without checks of their own
 
+Rule = Callable[..., Any]  # the placements over a device mesh that an op offers; see ``sharding``
+RULES: dict[str, Rule] = {}  # by op name
+
 # Op name -> functions to call with the host library that has its kernels, and the device, once they are registered.
 BINDINGS: dict[str, list[Callable[[HostLibrary, str], None]]] = {}
 
+
+def refused(*_: Any) -> Any:
+    """The sharding rule of an op that cannot be sharded; an error says so."""
+
+
+_packages: dict[str, str] = {}  # op name -> the package of its folder
 _lock = threading.Lock()
 _made: list[
     torch.library.Library
@@ -49,19 +59,31 @@ def library() -> torch.library.Library:
 
 
 @contextmanager
-def family(name: str, twins: Callable[[], ModuleType] | None = None) -> Iterator[None]:
+def family(name: str, package: str = "") -> Iterator[None]:
     """Define the ops of a family; its formulas are registered inside the block, and its kernels may be loaded after it.
 
     Args:
         name: the family's name, as in its description.
-        twins: imports the module of its Triton kernels, which have the ops' names; None if there are none.
+        package: the family's folder, ``__package__`` there. Its modules ``reference`` and, if the description promises
+            Triton kernels, ``twin`` have the ops by their names, and are imported when one of them is first needed.
     """
     known = catalogue.get(name)
     owner = library()
+    _packages.update(dict.fromkeys(known.op_names, package))
     with _refusing_others():
         _define(owner, known)
     yield
-    handover.give(name, handover.Formulas(owner, None if twins is None else lambda: _twins(twins()), _binder(known)))
+    twins = (lambda: _twins(_module(package, "twin"))) if known.twins else None
+    handover.give(name, handover.Formulas(owner, twins, _binder(known)))
+
+
+def reference(op: str) -> Callable[..., Any]:
+    """The op in plain torch, from the module ``reference`` of its folder, which the first call imports."""
+
+    def call(*args: Any) -> Any:
+        return getattr(_module(_packages[op], "reference"), op)(*args)
+
+    return call
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -91,6 +113,10 @@ def _binder(family: catalogue.Family) -> Callable[[HostLibrary, str], None]:
                 binding(library, key)
 
     return bind
+
+
+def _module(package: str, name: str) -> ModuleType:
+    return importlib.import_module(f"{package}.{name}")
 
 
 def _twins(module: ModuleType) -> handover.Twins:

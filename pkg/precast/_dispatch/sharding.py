@@ -12,14 +12,14 @@ Before torch looks for an op's rule, it calls the fake kernel for the shape of t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from precast._dispatch import formulas, namespace
+from precast._dispatch import namespace
+from precast._dispatch.namespace import Rule, refused
 
 Placements = list[Any]
 Choices = list[tuple[Placements, Placements]]  # pairs of the results' and the arguments' placements
-Rule = Callable[..., Choices]
 
 
 @functools.cache
@@ -29,10 +29,10 @@ def register_once(name: str) -> bool:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch 2.4 and 2.5
         return False
-    rule = formulas.RULES.get(name)
+    rule = namespace.RULES.get(name)
     if rule is None:
         return False
-    register_sharding(namespace.overload(name))(_refusal(name) if rule is formulas.refused else rule)
+    register_sharding(namespace.overload(name))(_refusal(name) if rule is refused else rule)
     return True
 
 
@@ -70,7 +70,7 @@ def _is_tensor(arg: Any) -> bool:
 def _refusal(name: str) -> Rule:
     def refuse(*_: Any) -> Any:
         new = name.removesuffix("_")
-        another = new != name and new in formulas.RULES
+        another = new != name and new in namespace.RULES
         wanted = f"precast.ops.{new}, which returns new tensors, or " if another else ""
         raise RuntimeError(
             f"{name}: a DTensor was given, and there is no rule for sharding this op; needed {wanted}local tensors: "

@@ -13,7 +13,6 @@ Gradients are computed in one pass, from the inputs alone, in float32, and round
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks
 
@@ -340,25 +339,12 @@ def _backward_rule(grad: Any, x: Any, up: Any, *rest: Any) -> Any:
     return (on_rows(2, kept=0) if up is not None else on_rows(1, sums=1, kept=0))(grad, x, up, *rest)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.activations import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.activations import twin
-
-    return twin
-
-
-with namespace.family("activations", twins=_twins), namespace.family("activations_backward", twins=_twins):
+with namespace.family("activations", __package__), namespace.family("activations_backward", __package__):
     # The backward has no gradient formula: the reference computes the gradient of a gradient.
     GATED_ACTIVATION = register(
         "gated_activation",
         check=lambda x, kind, alpha=0.0, limit=0.0: _check_halves("gated_activation", x, kind, limit),
         result=lambda x, *_: _half(x),
-        reference=late(_reference, "gated_activation"),
         gradient=_GatedActivation.apply,
         sharding=on_rows(1),
     )
@@ -368,7 +354,6 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
             "gated_activation_backward", x, kind, limit, grad
         ),
         result=lambda grad, x, *_: _like(x),
-        reference=late(_reference, "gated_activation_backward"),
         sharding=on_rows(1),
     )
     # One element after the other, so any dimension may be sharded.
@@ -376,7 +361,6 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
         "activation",
         check=lambda x, up, kind, alpha=0.0, limit=0.0: _check_pair("activation", x, up, kind, limit),
         result=lambda x, *_: _like(x),
-        reference=late(_reference, "activation"),
         gradient=_Activation.apply,
         sharding=on_rows(1, kept=0),
     )
@@ -386,7 +370,6 @@ with namespace.family("activations", twins=_twins), namespace.family("activation
             "activation_backward", x, up, kind, limit, grad=grad
         ),
         result=lambda grad, x, up, *_: (_like(x), x.new_empty(0) if up is None else _like(up)),
-        reference=late(_reference, "activation_backward"),
         sharding=_backward_rule,
     )
 

@@ -105,7 +105,7 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-with namespace.family("cpu_adam"):
+with namespace.family("cpu_adam", __package__):
     ADAM_ = register(
         "adam_",
         check=_check,

@@ -56,7 +56,7 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-with namespace.family("cpu_optim"):
+with namespace.family("cpu_optim", __package__):
     OPTIMIZE_ = register(
         "optimize_",
         check=_check,

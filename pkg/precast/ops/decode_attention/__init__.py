@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
 
@@ -289,18 +288,11 @@ def _result(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: object) -
     return result, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.decode_attention import reference
-
-    return reference
-
-
-with namespace.family("decode_attention"):
+with namespace.family("decode_attention", __package__):
     PAGED_DECODE_ATTENTION = register(
         _OP,
         check=_check,
         result=_result,
-        reference=late(_reference, "paged_decode_attention"),
         gradient=_refuse_gradient,
     )
 

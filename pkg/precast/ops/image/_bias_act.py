@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast.ops import _checks
 from precast.ops.image import _common
 
@@ -218,7 +217,7 @@ def _backward_gradient(compute: Callable[..., Any], *args: Any) -> Any:
     if args[4] <= LEAKY:
         return _recorded_backward(compute, *args)
     _check_backward(*args)
-    return _reference().bias_act_backward(*args)
+    return namespace.reference("bias_act_backward")(*args)
 
 
 def along(dim: int, dims: int) -> tuple[int, ...]:
@@ -288,30 +287,16 @@ def _backward_result(
     return _like(like, bias, dim), (like if bias is None else bias).new_empty(length)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.image import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.image import twin
-
-    return twin
-
-
-with namespace.family("bias_act", twins=_twins):
+with namespace.family("bias_act", __package__):
     BIAS_ACT = register(
         "bias_act",
         check=lambda x, bias, dim, act, *_: _check("bias_act", x, bias, dim, act),
         result=lambda x, bias, dim, *_: _like(x, bias, dim),
-        reference=late(_reference, "bias_act"),
         gradient=_BiasAct.apply,
     )
     BIAS_ACT_BACKWARD = register(
         "bias_act_backward",
         check=_check_backward,
         result=_backward_result,
-        reference=late(_reference, "bias_act_backward"),
         gradient=_backward_gradient,
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast.ops import _checks
 from precast.ops.image import _common
 
@@ -401,23 +400,10 @@ def _result(x: Tensor, f: Tensor, *args: Any) -> Tensor:
     return _common.empty_ordered(sizes, _common.is_channels_last(x), x)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.image import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.image import twin
-
-    return twin
-
-
-with namespace.family("upfirdn2d", twins=_twins):
+with namespace.family("upfirdn2d", __package__):
     UPFIRDN2D = register(
         "upfirdn2d",
         check=_check,
         result=_result,
-        reference=late(_reference, "upfirdn2d"),
         gradient=_UpFirDn2d.apply,
     )

@@ -22,14 +22,13 @@ the caches.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
@@ -183,25 +182,17 @@ def _check_rotary(
     _rotation.inputs(op, query, key, cos, sin, positions, interleaved, False)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.kv_cache import reference
-
-    return reference
-
-
-with namespace.family("kv_cache"):
+with namespace.family("kv_cache", __package__):
     RESHAPE_AND_CACHE = register(
         "reshape_and_cache",
         check=lambda *args: _check("reshape_and_cache", *args),
         result=lambda *_: None,
-        reference=late(_reference, "reshape_and_cache"),
         gradient=lambda *_: _refuse_gradient("reshape_and_cache"),
     )
     ROTARY_EMBEDDING_AND_CACHE = register(
         "rotary_embedding_and_cache",
         check=_check_rotary,
         result=lambda *_: None,
-        reference=late(_reference, "rotary_embedding_and_cache"),
         gradient=lambda *_: _refuse_gradient("rotary_embedding_and_cache"),
     )
 

@@ -7,7 +7,6 @@ has the dtype of ``x``; the gradients of the parameters have their dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
 
@@ -115,24 +114,11 @@ def _check(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: 
     _checks.row_tensors(op, x, eps, {name: tensor for name, tensor in given.items() if tensor is not None}, like_x)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.layer_norm import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.layer_norm import twin
-
-    return twin
-
-
-with namespace.family("layer_norm", twins=_twins), namespace.family("layer_norm_backward", twins=_twins):
+with namespace.family("layer_norm", __package__), namespace.family("layer_norm_backward", __package__):
     LAYER_NORM = register(
         "layer_norm",
         check=lambda x, weight, bias, eps: _check("layer_norm", x, weight, bias, eps),
         result=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-        reference=late(_reference, "layer_norm"),
         gradient=_LayerNorm.apply,
         sharding=on_rows(1),
     )
@@ -141,7 +127,6 @@ with namespace.family("layer_norm", twins=_twins), namespace.family("layer_norm_
         "layer_norm_backward",
         check=lambda grad, x, weight, eps, *_: _check("layer_norm_backward", x, weight, None, eps, grad=grad),
         result=_backward_result,
-        reference=late(_reference, "layer_norm_backward"),
         sharding=on_rows(1, sums=2),
     )
 

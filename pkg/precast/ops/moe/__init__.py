@@ -23,14 +23,13 @@ see it without waiting, so it counts as a negative one. The same holds for posit
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops.moe import _checks as checks
 
@@ -305,13 +304,7 @@ class _Combine(torch.autograd.Function):
         return None, grad_rows, None, grad_weights, None
 
 
-def _reference() -> ModuleType:
-    from precast.ops.moe import reference
-
-    return reference
-
-
-with namespace.family("moe_routing"):
+with namespace.family("moe_routing", __package__):
     TOPK_GATING = register(
         "topk_gating",
         check=checks.gating,
@@ -319,20 +312,17 @@ with namespace.family("moe_routing"):
             logits.new_empty((*logits.shape[:-1], k), dtype=torch.float32),
             logits.new_empty((*logits.shape[:-1], k), dtype=torch.int32),
         ),
-        reference=late(_reference, "topk_gating"),
         gradient=_Gating.apply,
     )
     TOPK_GATING_BACKWARD = register(
         "topk_gating_backward",
         check=checks.gating_backward,
         result=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
-        reference=late(_reference, "topk_gating_backward"),
     )
     MOE_ALIGN_BLOCK_SIZE = register(
         "moe_align_block_size",
         check=checks.align,
         result=checks.align_result,
-        reference=late(_reference, "moe_align_block_size"),
     )
     MOE_POSITIONS = register(
         "moe_positions",
@@ -341,22 +331,19 @@ with namespace.family("moe_routing"):
             topk_ids.new_empty(topk_ids.shape, dtype=torch.int32),
             topk_ids.new_empty((experts,), dtype=torch.int32),
         ),
-        reference=late(_reference, "moe_positions"),
     )
 
-with namespace.family("moe"):
+with namespace.family("moe", __package__):
     PERMUTE_ROWS = register(
         "moe_permute_rows",
         check=checks.permute_rows,
         result=lambda rows, positions, slots, whole: rows.new_empty((slots, rows.shape[1])),
-        reference=late(_reference, "moe_permute_rows"),
         gradient=_Permute.apply,
     )
     COMBINE_ROWS = register(
         "moe_combine_rows",
         check=checks.combine_rows,
         result=lambda rows, positions, weights, whole: rows.new_empty((positions.shape[0], rows.shape[1])),
-        reference=late(_reference, "moe_combine_rows"),
         gradient=_Combine.apply,
     )
     COMBINE_ROWS_BACKWARD = register(
@@ -366,7 +353,6 @@ with namespace.family("moe"):
             rows.new_empty(rows.shape),
             weights.new_empty(weights.shape),
         ),
-        reference=late(_reference, "moe_combine_rows_backward"),
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import GeneratorType, ModuleType
+from types import GeneratorType
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import are_bare, late, register
+from precast._dispatch.formulas import are_bare, register
 from precast.ops import _checks
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
 
@@ -240,19 +240,7 @@ def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
                 _checks.require(not is_wrong, lambda: f"{label} {text}")  # noqa: B023
 
 
-def _reference() -> ModuleType:
-    from precast.ops.multi_tensor import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.multi_tensor import twin
-
-    return twin
-
-
-with namespace.family("multi_tensor", twins=_twins):
+with namespace.family("multi_tensor", __package__):
     L2NORM = register(
         "multi_tensor_l2norm",
         check=lambda tensors: check_lists("multi_tensor_l2norm", {"tensors": tensors}),
@@ -260,7 +248,6 @@ with namespace.family("multi_tensor", twins=_twins):
             tensors[0].new_empty((), dtype=torch.float32),
             tensors[0].new_empty((len(tensors),), dtype=torch.float32),
         ),
-        reference=late(_reference, "multi_tensor_l2norm"),
         sharding=None,
     )
     AXPBY_ = register(

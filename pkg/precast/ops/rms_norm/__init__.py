@@ -13,7 +13,6 @@ has the dtype of ``x``; the gradient of ``weight`` has the dtype of ``weight``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
 
@@ -275,25 +274,12 @@ def _check(op: str, x: Tensor, weight: Tensor, eps: float, casting: int, **like_
     _checks.row_tensors(op, x, eps, {"weight": weight}, like_x)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.rms_norm import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.rms_norm import twin
-
-    return twin
-
-
-with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_backward", twins=_twins):
+with namespace.family("rms_norm", __package__), namespace.family("rms_norm_backward", __package__):
     # The backward ops have no gradient formula: the reference computes gradients of gradients (create_graph=True).
     RMS_NORM = register(
         "rms_norm",
         check=lambda x, weight, eps, casting: _check("rms_norm", x, weight, eps, casting),
         result=lambda x, *_: _like(x),
-        reference=late(_reference, "rms_norm"),
         gradient=_RmsNorm.apply,
         sharding=on_rows(1),
     )
@@ -301,7 +287,6 @@ with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_back
         "rms_norm_backward",
         check=lambda grad, x, weight, eps, casting: _check("rms_norm_backward", x, weight, eps, casting, grad=grad),
         result=lambda grad, x, weight, *_: (_like(x), _like(weight)),
-        reference=late(_reference, "rms_norm_backward"),
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM = register(
@@ -310,7 +295,6 @@ with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_back
             "fused_add_rms_norm", x, weight, eps, casting, residual=residual
         ),
         result=lambda x, *_: (_like(x), _like(x)),
-        reference=late(_reference, "fused_add_rms_norm"),
         gradient=_FusedAddRmsNorm.apply,
         sharding=on_rows(2),
     )
@@ -320,7 +304,6 @@ with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_back
             "fused_add_rms_norm_backward", total, weight, eps, casting, grad_y=grad_y, grad_sum=grad_sum
         ),
         result=lambda grad_y, grad_sum, total, weight, *_: (_like(total), _like(weight)),
-        reference=late(_reference, "fused_add_rms_norm_backward"),
         sharding=on_rows(1, sums=1),
     )
     FUSED_ADD_RMS_NORM_ = register(
@@ -329,7 +312,6 @@ with namespace.family("rms_norm", twins=_twins), namespace.family("rms_norm_back
             "fused_add_rms_norm_", x, weight, eps, casting, residual=residual
         ),
         result=lambda *_: None,
-        reference=late(_reference, "fused_add_rms_norm_"),
         gradient=_refuse_gradient,
     )
 

@@ -14,14 +14,13 @@ out of bounds, and the elements that it would rotate become NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, register
+from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
 
@@ -208,18 +207,11 @@ def _over_heads(query: Any, key: Any, cos: Any, sin: Any, positions: Any, *_: An
     return choices
 
 
-def _reference() -> ModuleType:
-    from precast.ops.rotary import reference
-
-    return reference
-
-
-with namespace.family("rotary"):
+with namespace.family("rotary", __package__):
     ROTARY_EMBEDDING = register(
         "rotary_embedding",
         check=lambda *args: _rotation.inputs("rotary_embedding", *args),
         result=_like,
-        reference=late(_reference, "rotary_embedding"),
         gradient=_Rotary.apply,
         sharding=_over_heads,
     )
@@ -227,7 +219,6 @@ with namespace.family("rotary"):
         "rotary_embedding_",
         check=lambda *args: _rotation.inputs("rotary_embedding_", *args),
         result=lambda *_: None,
-        reference=late(_reference, "rotary_embedding_"),
         gradient=_refuse_gradient,
     )
 

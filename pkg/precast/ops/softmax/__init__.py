@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import late, on_rows, register
+from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require
 
@@ -243,26 +242,13 @@ def _like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _reference() -> ModuleType:
-    from precast.ops.softmax import reference
-
-    return reference
-
-
-def _twins() -> ModuleType:
-    from precast.ops.softmax import twin
-
-    return twin
-
-
 # A causal row must know its index, so sharding keeps queries together. torch's cache of placements does not distinguish
 # the values of `causal` (only integers and tensors), so the gradient has one rule.
-with namespace.family("softmax", twins=_twins), namespace.family("softmax_backward", twins=_twins):
+with namespace.family("softmax", __package__), namespace.family("softmax_backward", __package__):
     SCALED_SOFTMAX = register(
         "scaled_softmax",
         check=lambda x, scale: _check_x("scaled_softmax", x),
         result=_like,
-        reference=late(_reference, "scaled_softmax"),
         gradient=_Scaled.apply,
         sharding=on_rows(1),
     )
@@ -270,7 +256,6 @@ with namespace.family("softmax", twins=_twins), namespace.family("softmax_backwa
         "scaled_masked_softmax",
         check=lambda x, mask, scale, masked_value, uniform: _check_masked(x, mask, masked_value),
         result=_like,
-        reference=late(_reference, "scaled_masked_softmax"),
         gradient=_Masked.apply,
         sharding=on_rows(1),
     )
@@ -278,7 +263,6 @@ with namespace.family("softmax", twins=_twins), namespace.family("softmax_backwa
         "scaled_upper_triang_masked_softmax",
         check=lambda x, scale: _check_square("scaled_upper_triang_masked_softmax", x),
         result=_like,
-        reference=late(_reference, "scaled_aligned_causal_softmax"),
         gradient=_Causal.apply,
         sharding=on_rows(1, kept=2),
     )
@@ -286,7 +270,6 @@ with namespace.family("softmax", twins=_twins), namespace.family("softmax_backwa
         "scaled_aligned_causal_softmax",
         check=lambda x, scale: _check_x("scaled_aligned_causal_softmax", x, dimensions=2),
         result=_like,
-        reference=late(_reference, "scaled_aligned_causal_softmax"),
         gradient=_Causal.apply,
         sharding=on_rows(1, kept=2),
     )
@@ -294,7 +277,6 @@ with namespace.family("softmax", twins=_twins), namespace.family("softmax_backwa
         "scaled_softmax_backward",
         check=lambda grad, y, scale, causal: _check_backward(grad, y, causal),
         result=_like,
-        reference=late(_reference, "scaled_softmax_backward"),
         sharding=on_rows(1, kept=2),
     )
 
