@@ -170,6 +170,40 @@ def test_alignment_by_hand(device: str) -> None:
     assert [part.numel() for part in nothing] == [0, 0, 1] and nothing[2].tolist() == [0]
 
 
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_of_experts_at_multiples(size: int, dtype: Any, device: str) -> None:
+    """With align_block_size: the order of the rows without it, and zeros between the experts."""
+    ids = torch.randint(-1, 7, (9, 3), generator=torch.Generator().manual_seed(size)).to(device, dtype)
+    ids[ids == 4] = 5  # an expert without rows
+    x = made(9, 8, device=device).requires_grad_()
+    plain, places, plain_ends = ops.moe_permute(x, ids, 7)
+    rows, positions, ends = ops.moe_permute(x, ids, 7, align_block_size=size)
+    assert rows.shape[0] % size == 0 and rows.shape[0] >= 27 + 7 * (size - 1)
+    assert ends.dtype == positions.dtype == torch.int32 and not (ends % size).any()
+    counts = plain_ends.diff(prepend=plain_ends.new_zeros(1))
+    assert torch.equal(ends.diff(prepend=ends.new_zeros(1)), (counts + size - 1) // size * size)
+    wanted = torch.zeros_like(rows)
+    for expert, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
+        start, old = end - -(-count // size) * size, int(plain_ends[expert]) - count
+        wanted[start : start + count] = plain[old : old + count]
+    assert torch.equal(rows, wanted)
+    assert torch.equal(positions < 0, places < 0)
+    used = torch.where(positions < 0, ~positions, positions).flatten()
+    assert used.unique().numel() == 27 and int(used.max()) < rows.shape[0]
+    assert torch.equal(ops.moe_unpermute(rows, positions), ops.moe_unpermute(plain, places))
+    grad = made(*rows.shape, device=device)
+    (found,) = torch.autograd.grad(rows, x, grad)
+    kept = (positions >= 0).unsqueeze(-1)
+    close = (grad[positions.clamp(min=0).long()] * kept).sum(1)
+    torch.testing.assert_close(found, close)
+    none = ops.moe_permute(x[:0], ids[:0], 7, align_block_size=size)
+    assert none[0].shape == (0, 8) and not none[2].any()
+    for wrong, text in ((0, "align_block_size is 0; needed 1 or more"), (2**30, "slots; needed 0 to 2")):
+        with pytest.raises(RuntimeError, match=text):
+            ops.moe_permute(x, ids, 7, align_block_size=wrong)
+
+
 def test_what_is_left_out_is_zero(device: str) -> None:
     x = made(3, 8, device=device)
     ids = torch.tensor([[1, -1], [-5, -1], [0, 1]], device=device)

@@ -44,7 +44,7 @@ def test_compiled_with_any_number_of_tokens(device: str) -> None:
 
     def layer(x: Any, router: Any) -> Any:
         weights, ids = ops.topk_sigmoid(x @ router, K, renormalize=True, groups=2, kept_groups=1)
-        rows, positions, _ = ops.moe_permute(x, ids, EXPERTS)
+        rows, positions, _ = ops.moe_permute(x, ids, EXPERTS, align_block_size=4)
         sorted_ids, _, _ = ops.moe_align_block_size(ids, EXPERTS, 4)
         return ops.moe_unpermute(rows.tanh(), positions, weights), sorted_ids
 

@@ -59,8 +59,8 @@ def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
     if x.is_nested:
         return _over_shape(x, weight, bias, eps, x.shape[-1:])
     if _norm.is_exporting_onnx():
-        columns = (None if column is None else column.float() for column in (weight, bias))
-        return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], *columns, eps).to(x.dtype)
+        scale, shift = (None if column is None else column.float() for column in (weight, bias))
+        return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], scale, shift, eps).to(x.dtype)
     y: Tensor = LAYER_NORM(x, weight, bias, eps)
     return y
 

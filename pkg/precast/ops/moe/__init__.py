@@ -163,22 +163,28 @@ def moe_align_block_size(topk_ids: Tensor, experts: int, block_size: int) -> tup
     return found
 
 
-def moe_permute(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def moe_permute(
+    rows: Tensor, topk_ids: Tensor, experts: int, *, align_block_size: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Copy the row of each token to its experts: rows sorted by expert, then by token. Differentiable for ``rows``.
 
     Args:
         rows: ``(tokens, width)``; float32, float16 or bfloat16.
         topk_ids: ``(tokens, k)``, int32 or int64; a negative id leaves its pair out.
         experts: number of experts, up to 1024.
+        align_block_size: fill each expert's rows up with zeros to a multiple of this number, so that its first row is
+            at a multiple. That costs a few small launches.
 
     Returns:
-        ``(sorted, positions, ends)``. ``sorted`` is ``(tokens * k, width)``; rows of pairs that are left out come last
-        and are zero. ``positions``, ``(tokens, k)`` in int32, has the row of each pair, and ``-1 - row`` for a pair
-        that is left out. ``ends``, ``(experts,)`` in int32, has the end of each expert's rows, as grouped matrix
+        ``(sorted, positions, ends)``. ``sorted`` is ``(tokens * k, width)``, or with ``align_block_size`` as many rows
+        as may be needed, a multiple of it; rows of pairs that are left out come last and are zero. ``positions``,
+        ``(tokens, k)`` in int32, has the row of each pair, and ``-1 - row`` for a pair that is left out. ``ends``,
+        ``(experts,)`` in int32, has the end of each expert's rows, those that fill up included, as grouped matrix
         products take them (``torch._grouped_mm``).
 
     Raises:
-        RuntimeError: a tensor has another shape, dtype or device, or there is no such expert (CPU).
+        RuntimeError: a tensor has another shape, dtype or device, there is no such expert (CPU), or
+            ``align_block_size`` is below 1 or needs 2^31 rows.
         precast.errors.KernelError: no kernel can be loaded or built here.
 
     Example::
@@ -187,10 +193,25 @@ def moe_permute(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, T
         rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
     """
     positions, ends = _positions(topk_ids, experts)
+    if align_block_size is not None:
+        slots = checks.aligned_slots(topk_ids, experts, align_block_size)
+        positions, ends = _aligned(topk_ids, positions, ends, align_block_size)
+        return _permute(rows, positions, slots, False), positions, ends
     permuted: Tensor = _permute(rows, positions, topk_ids.numel(), True)
     if not is_compiling() and not positions.is_inference():
         positions._precast_places = positions._version  # type: ignore[attr-defined]
     return permuted, positions, ends
+
+
+def _aligned(topk_ids: Tensor, positions: Tensor, ends: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Positions and ends after each expert's rows are filled up to a multiple of ``size``."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    filled = (counts + (size - 1)) // size * size
+    aligned = filled.cumsum(0, dtype=torch.int32)
+    moved = (aligned - filled) - (ends - counts)  # how far the first row of each expert moves
+    by_pair = moved[topk_ids.clamp(0, ends.shape[0] - 1).long()]
+    # ~(row + n) is ~row - n: rows of pairs that are left out come after the last expert's.
+    return torch.where(positions >= 0, positions + by_pair, positions - (aligned[-1] - ends[-1])), aligned
 
 
 def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:
