@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from precast import optim  # noqa: E402
 from precast._builder.catalogue import FAMILIES  # noqa: E402
 from precast._dispatch.in_place import written_arguments  # noqa: E402
 from precast._dispatch.routes import Route  # noqa: E402
+from precast.compat import lists, modules  # noqa: E402
 from precast.ops import _folders  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -159,3 +161,65 @@ def test_a_step_refuses_inference_tensors_outside_inference_mode(name: str, devi
     with pytest.raises(RuntimeError, match="outside inference mode"):
         optimizer.step()
     assert param.tolist() == kept and kept[0] < 0
+
+
+def bad_lists(lists: list[list[Any]]) -> dict[str, list[list[Any]]]:
+    """Lists that are refused because of their last tensors, each a copy of the given ones."""
+
+    def edited(which: int, change: Callable[[list[Any]], Any]) -> list[list[Any]]:
+        made = [[t.clone() for t in tensors] for tensors in lists]
+        change(made[which])
+        return made
+
+    def freed(tensors: list[Any]) -> None:
+        tensors[-1].untyped_storage().resize_(0)
+
+    last = len(lists) - 1
+    shared = edited(0, lambda _: None)
+    shared[last][-1] = shared[1][-1]
+    return {
+        "integers": edited(1, lambda tensors: tensors.__setitem__(-1, torch.ones(4, dtype=torch.int64))),
+        "float64": edited(last, lambda tensors: tensors.__setitem__(-1, tensors[-1].double())),
+        "one element": edited(0, lambda tensors: tensors.__setitem__(-1, torch.ones(1))),
+        "uneven": edited(last, lambda tensors: tensors.pop()),
+        "freed": edited(last, freed),
+        "expanded": edited(last, lambda tensors: tensors.__setitem__(-1, torch.ones(1).expand(4))),
+        "shared": shared,
+    }
+
+
+ADAM_NUMBERS = (0.1, 0.9, 0.99, 1e-8, 1, 1, 1, 0.0)
+LIST_FUNCTIONS: dict[str, tuple[int, tuple[Any, ...]]] = {
+    "multi_tensor_adam": (4, ADAM_NUMBERS),
+    "multi_tensor_sgd": (3, (0.0, 0.9, 0.0, 0.1, False, False, False, 1.0)),
+    "multi_tensor_adagrad": (3, (0.1, 1e-8, 0, 0.0)),
+    "multi_tensor_lamb": (4, (*ADAM_NUMBERS[:4], 1, 1, 0.0, 1, 1, torch.ones(1), 1.0)),
+    "multi_tensor_scale": (2, (2.0,)),
+    "multi_tensor_axpby": (3, (1.0, 1.0, -1)),
+}
+
+
+@pytest.mark.parametrize("name", LIST_FUNCTIONS)
+def test_plain_torch_over_lists_checks_everything_before_it_writes(name: str) -> None:
+    count, numbers = LIST_FUNCTIONS[name]
+    function = lists.members(modules.reference)[name]
+    for kind, given in bad_lists([[torch.ones(4) for _ in range(2)] for _ in range(count)]).items():
+        if kind == "shared" and name in ("multi_tensor_scale", "multi_tensor_axpby"):
+            continue  # a result may be its own term
+        before = [t.clone() if t.untyped_storage().nbytes() else None for t in flat(given)]
+        flag = torch.zeros(1, dtype=torch.int32)
+        with pytest.raises(RuntimeError, match=r"needed|nothing was|must have its own"):
+            function(65536, flag, given, *numbers)
+        assert all(old is None or torch.equal(t, old) for t, old in zip(flat(given), before, strict=True)), kind
+        assert not flag.any()
+
+
+def test_plain_adam_of_one_parameter_checks_everything_before_it_writes() -> None:
+    adam = modules.TorchAdamOptimizer()
+    for which, bad in itertools.product(range(4), (torch.ones(1), torch.ones(4, dtype=torch.int64))):
+        tensors = [torch.ones(4) for _ in range(4)]
+        tensors[which] = bad.clone()
+        before = [t.clone() for t in tensors]
+        with pytest.raises(RuntimeError, match="needed"):
+            adam.step(1, 0.1, 0.9, 0.99, 1e-8, 0.0, True, *tensors)
+        assert all(map(torch.equal, tensors, before))

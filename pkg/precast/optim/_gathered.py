@@ -12,6 +12,7 @@ from torch import Tensor
 from precast._dispatch.formulas import are_bare, means_its_memory
 from precast._dispatch.in_place import refuse_inference
 from precast.ops._shards import is_dtensor, local_like, local_of
+from precast.ops._written import is_short
 from precast.ops.multi_tensor import on_gpu
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,8 +44,12 @@ def gather(
     param_groups: list[dict[str, Any]],
     signature_of: Callable[[dict[str, Any]], Signature],
     moved: MutableMapping[Tensor, Tensor],
+    place: Callable[[int], int],
 ) -> tuple[dict[Signature, Work], list[Tensor]]:
-    """The parameters with a gradient, by signature, and those without. RuntimeError if no kernel accepts a tensor."""
+    """The parameters with a gradient, by signature, and those without. RuntimeError if no kernel accepts a tensor.
+
+    ``place`` gives the index of a parameter for errors.
+    """
     works: dict[Signature, Work] = {}
     idle: list[Tensor] = []
     first: Tensor | None = None
@@ -58,7 +63,7 @@ def gather(
                 idle.append(param)
                 continue
             first = param if first is None else first
-            _check(name, slot, param, grad, first)
+            _check(name, slot, param, grad, first, place)
             signature = shared._replace(masters=shared.masters and param.dtype != torch.float32)
             work = works.setdefault(signature, Work(signature.masters))
             local, in_layout = local_grad(param, grad, moved)
@@ -87,9 +92,8 @@ def local_grad(param: Tensor, grad: Tensor, moved: MutableMapping[Tensor, Tensor
 
 def _check_storage(grad: Tensor) -> None:
     """Raise if the storage is shorter than the tensor, because torch's copy would read past its end."""
-    last = grad.storage_offset() + sum((size - 1) * step for size, step in zip(grad.shape, grad.stride(), strict=True))
-    there = grad.untyped_storage().nbytes()
-    if grad.numel() and (last + 1) * grad.element_size() > there:
+    if is_short(grad):
+        there = grad.untyped_storage().nbytes()
         raise RuntimeError(
             f"a gradient has shape {tuple(grad.shape)}, and a storage of only {there} bytes; nothing was updated"
         )
@@ -132,7 +136,7 @@ def capturing() -> bool:
     return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
 
 
-def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) -> None:
+def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor, place: Callable[[int], int]) -> None:
     """Raise for the first problem of one parameter or its gradient."""
     for what, tensor in {"it": param, "its gradient": grad}.items():
         usable = tensor.layout is torch.strided and on_gpu(tensor) and tensor.dtype in FLOAT_TYPES
@@ -151,4 +155,4 @@ def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor) ->
             f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
         }
         reason = next(text for text, is_wrong in wrong.items() if is_wrong)
-        raise RuntimeError(f"{name}.step: parameter {index}: {what} {reason}; nothing was updated")
+        raise RuntimeError(f"{name}.step: parameter {place(index)}: {what} {reason}; nothing was updated")

@@ -86,10 +86,24 @@ class TorchsKeys(Optimizer):
 class PlannedOptimizer(TorchsKeys):
     """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
 
+    _owner: tuple[str, list[int]] | None = None
+
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
         self._moved: dict[Tensor, Tensor] = {}  # redistributed gradients of the current step, by parameter
         super().__init__(params, defaults)
+
+    def work_for(self, name: str, places: list[int]) -> None:
+        """Name another optimizer, and the indices there of this one's parameters, in errors."""
+        self._owner = name, places
+
+    @property
+    def _called(self) -> str:
+        return type(self).__name__ if self._owner is None else self._owner[0]
+
+    def _place(self, index: int) -> int:
+        """The index that errors give for a parameter."""
+        return index if self._owner is None else self._owner[1][index]
 
     def _drop(self) -> None:
         raise NotImplementedError

@@ -87,7 +87,7 @@ class CPUOptimizer(PlannedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         scaler = getattr(self, "grad_scale", None)
-        warn_of_late_copies(type(self).__name__, scaler)
+        warn_of_late_copies(self._called, scaler)
         for found in (found_inf, getattr(self, "found_inf", None)):
             if found is not None and float(found) != 0:
                 return loss
@@ -182,6 +182,7 @@ class CPUOptimizer(PlannedOptimizer):
             rows = None
             if sparse:
                 self._check_sparse(index, group)
+                self._check_rows(index, grad._indices(), local.shape)  # coalesce crashes on a wrong one
                 coalesced = grad.coalesce()  # an index that is there twice would be updated twice
                 rows, grad = tuple(coalesced.indices()), coalesced.values()
             yield Item(index, group, param, local, grad, copy, names, state, fresh, rows)
@@ -200,9 +201,29 @@ class CPUOptimizer(PlannedOptimizer):
         """Raise RuntimeError if the options need the elements that a sparse gradient lacks."""
         if group["weight_decay"] != 0:
             raise RuntimeError(
-                f"{type(self).__name__}.step: parameter {index}: its gradient is sparse, and weight_decay is "
+                f"{self._called}.step: parameter {self._place(index)}: its gradient is sparse, and weight_decay is "
                 f"{float(group['weight_decay'])}; needed 0, or a dense gradient; nothing was updated"
             )
+
+    def _check_rows(self, index: int, rows: Tensor, shape: Sequence[int]) -> None:
+        """Raise RuntimeError if a sparse gradient has an index that the parameter lacks; torch may not have looked."""
+        for indices, size in zip(rows, shape, strict=False):
+            least, most = (int(found) for found in indices.aminmax()) if indices.numel() else (0, size - 1)
+            if least < 0 or most >= size:
+                raise RuntimeError(
+                    f"{self._called}.step: parameter {self._place(index)}: its sparse gradient has index "
+                    f"{least if least < 0 else most}; needed 0 to {size - 1}; nothing was updated"
+                )
+
+    def check_step(self, grads: PerParameter | None = None) -> None:
+        """Raise what a step with these gradients would raise about its tensors, and change nothing."""
+        known = self._known
+        if grads is None and known is not None and self._looks_same() and known.plan.is_current(known.idle):
+            return
+        with torch.no_grad():
+            params = [param for group in self.param_groups for param in group["params"]]
+            given = self._given("grads", grads, params, any(map(is_dtensor, params)))
+            list(self._items(params, given, []))
 
     def _first_value(self, group: Group) -> float:
         return 0.0
@@ -257,7 +278,7 @@ class CPUOptimizer(PlannedOptimizer):
     def _listed(self, name: str, values: PerParameter | None, params: Sequence[Tensor]) -> list[Tensor | None]:
         if values is None:
             return [param.grad for param in params]
-        what = f"{type(self).__name__}.step"
+        what = f"{self._called}.step"
         if isinstance(values, Mapping):
             unknown = len(values.keys() - set(params))
             if unknown:
@@ -283,8 +304,8 @@ class CPUOptimizer(PlannedOptimizer):
             }
             for what, is_wrong in wrong.items():
                 if is_wrong:
-                    step = f"{type(self).__name__}.step"
-                    raise RuntimeError(f"{step}: parameter {index}: {name} {what}; nothing was updated")
+                    where = f"{self._called}.step: parameter {self._place(index)}"
+                    raise RuntimeError(f"{where}: {name} {what}; nothing was updated")
 
 
 def check_numbers(options: Mapping[str, Any], *names: str) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from precast._dispatch.formulas import are_bare
 from precast._dispatch.in_place import mark_written, refuse_inference
 from precast.ops._shards import local_like, shards_of
-from precast.ops.cpu_optim import COLUMNS, forget, optimize, optimize_again
+from precast.ops._written import refuse_expanded
+from precast.ops.cpu_optim import COLUMNS, NO_NUMBERS, forget, optimize, optimize_again
 
 Group: TypeAlias = "dict[str, Any]"
 _transform_active = torch._C._are_functorch_transforms_active
@@ -98,11 +99,12 @@ class Plan:
             for item in items
         ]
         states = [[_state(item, item.names[index]) for item in items] for index in range(STATES)]
-        copies = [_NONE if item.copy is None else item.copy for item in items]
+        copies = [self._copy(item) for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
         first, second, third, targets = (self._like(params, tensors) for tensors in (*states, copies))
         self.lists = (params, first, second, third, steps, targets)
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
+        self._written += [item.copy for item in items if item.copy is not None and item.rows is not None]
         self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
         # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
@@ -125,12 +127,16 @@ class Plan:
             for param, tensor, rows in zip(params, tensors, self._rows, strict=True)
         ]
 
+    def _copy(self, item: Item) -> Tensor:
+        """The copy, or a placeholder for one that is written as a whole after a step of some rows."""
+        if item.copy is None or item.rows is None:
+            return _NONE if item.copy is None else item.copy
+        refuse_expanded("step", "a copy", item.copy)
+        self.passing.append((item.copy, item.local, None))
+        return _NONE
+
     def _pass(self, tensor: Tensor, like: Tensor | None = None, *, rows: tuple[Tensor, ...] | None = None) -> Tensor:
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise RuntimeError(
-                f"a tensor of shape {tuple(tensor.shape)} has one place for many elements (strides "
-                f"{tensor.stride()}) and cannot be updated; nothing was"
-            )
+        refuse_expanded("step", "a tensor", tensor)
         if rows is not None:
             dense = tensor[rows]
         elif like is None:
@@ -171,6 +177,12 @@ class Plan:
             return False
         self._fill(row)
         return optimize_again(self._number, self._numbers, scale, unscale)
+
+    def is_current(self, idle: Iterable[Tensor]) -> bool:
+        """Whether ``run_again`` would run."""
+        if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
+            return False
+        return optimize_again(self._number, NO_NUMBERS, 1.0, 0.0)
 
     def _fill(self, row: Callable[[Group, bool], Row]) -> None:
         values, at = self._values, 0

@@ -132,7 +132,7 @@ class FusedOptimizer(PlannedOptimizer):
                 # The second try passes the gradients in a list, so that the dispatcher handles any kind of tensor.
                 if anew.signature not in done and not self._run(anew) and not self._run(anew, listed=True):
                     raise RuntimeError(
-                        f"{type(self).__name__}.step: the parameters, their gradients or states change while the step "
+                        f"{self._called}.step: the parameters, their gradients or states change while the step "
                         "is made; needed: one thread at a time for one optimizer"
                     )
             break
@@ -224,8 +224,8 @@ class FusedOptimizer(PlannedOptimizer):
     def _replan(self) -> list[Plan]:
         """Make a plan for each signature, over the parameters that have a gradient now, and create missing states."""
         self._drop()
-        name = type(self).__name__
-        works, idle = gather(name, self.param_groups, self._signature_of, self._moved)
+        name = self._called
+        works, idle = gather(name, self.param_groups, self._signature_of, self._moved, self._place)
         if self.max_grad_norm is not None and len(works) > 1:
             raise ValueError(
                 f"{name}: max_grad_norm is one norm of all gradients, but the parameters need {len(works)} launches, "
@@ -257,7 +257,7 @@ class FusedOptimizer(PlannedOptimizer):
         named = {"parameter": params, "master_param of parameter": masters}
         named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}
         for what, tensors in named.items():
-            check_memory(type(self).__name__, what, tensors)
+            check_memory(self._called, what, tensors)
         number = multi_tensor.plan(
             masters or params,
             work.grads,
@@ -283,7 +283,7 @@ class FusedOptimizer(PlannedOptimizer):
         if missing or (master and "master_param" not in state):
             if _gathered.capturing():
                 raise RuntimeError(
-                    f"{type(self).__name__}.step: a graph is captured, and the states of a parameter do not exist yet: "
+                    f"{self._called}.step: a graph is captured, and the states of a parameter do not exist yet: "
                     "each replay would start anew; needed: one step before the capture"
                 )
             for name in missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from precast.optim.fused_adam import FusedAdam
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
+# Without torch's wrapper, which calls the global hooks: they are for this optimizer.
+_STEP_ON_GPU: Callable[..., Any] = cast("Any", FusedAdam.step).__wrapped__
+_STEP_ON_CPU: Callable[..., Any] = cast("Any", CPUAdam.step).__wrapped__
+_device: Callable[[Tensor], int] = torch._C.TensorBase.get_device  # -1 on the CPU; comparing torch.device is slow
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -108,12 +112,20 @@ class HybridAdam(TorchsKeys):
         scaled = scaling["grad_scale"] is not None
         if scaled and any(param.is_cpu and param.grad is not None for param in sides.params):
             warn_of_late_copies(type(self).__name__, scaling["grad_scale"])
-        fetched = self._fetch(sides.offloaded)
+        if sides.cpu is not None and _gathered.capturing():
+            raise RuntimeError(
+                "HybridAdam.step: a graph is captured, but parameters step on the CPU, which a replay would leave out; "
+                "needed: all parameters and their states on the GPU"
+            )
+        fetched = self._fetch(sides)
+        grads = sides.grads()
         if sides.gpu is not None:
+            if sides.cpu is not None:
+                sides.cpu.check_step(grads)  # before the other side writes anything
             vars(sides.gpu).update(scaling)
-            sides.gpu.step()
+            _STEP_ON_GPU(sides.gpu)
         if sides.cpu is not None:
-            self._step_on_cpu(sides, sides.cpu, fetched, scaling)
+            self._step_on_cpu(sides, sides.cpu, grads, fetched, scaling)
         if not sides.still(self.state):
             for param, own, side in sides.owners():
                 state = side.state.get(own)
@@ -123,9 +135,9 @@ class HybridAdam(TorchsKeys):
         return loss
 
     @torch.no_grad()
-    def _fetch(self, offloaded: list[_Offloaded]) -> Callable[[], Any]:
+    def _fetch(self, sides: _Sides) -> Callable[[], Any]:
         """Start to copy offloaded parameters and gradients to the CPU; the result waits for them."""
-        moving = [one for one in offloaded if one.param.grad is not None]
+        moving = sides.moving()
         for one in moving:
             one.fetch()
         kind = moving[0].param.device.type if moving else "cpu"
@@ -136,24 +148,22 @@ class HybridAdam(TorchsKeys):
         wait: Callable[[], Any] = event.synchronize
         return wait
 
-    def _step_on_cpu(self, sides: _Sides, cpu: CPUAdam, fetched: Callable[[], Any], scaling: dict[str, Any]) -> None:
-        if _gathered.capturing():
-            raise RuntimeError(
-                "HybridAdam.step: a graph is captured, but parameters step on the CPU, which a replay would leave out; "
-                "needed: all parameters and their states on the GPU"
-            )
+    def _step_on_cpu(
+        self,
+        sides: _Sides,
+        cpu: CPUAdam,
+        grads: dict[Tensor, Tensor] | None,
+        fetched: Callable[[], Any],
+        scaling: dict[str, Any],
+    ) -> None:
         vars(cpu).update({name: _on(value, torch.device("cpu")) for name, value in scaling.items()})
-        if not sides.offloaded:
-            cpu.step()
+        if grads is None:
+            _STEP_ON_CPU(cpu)
             return
-        params = (param for group in cpu.param_groups for param in group["params"])
-        grads = {param: param.grad for param in params if param.grad is not None}
         fetched()
-        moving = [one for one in sides.offloaded if one.param.grad is not None]
-        grads |= {one.host: one.grad for one in moving}
-        cpu.step(grads=grads)
+        _STEP_ON_CPU(cpu, grads=grads)
         with torch.no_grad():
-            for one in moving:
+            for one in sides.moving():
                 one.param.copy_(one.host, non_blocking=True)
                 if (
                     getattr(self, "grad_scale", None) is not None
@@ -167,7 +177,7 @@ class HybridAdam(TorchsKeys):
     def _current(self) -> _Sides:
         """The optimizers of both sides, with the options and states of this one."""
         params = [param for group in self.param_groups for param in group["params"]]
-        devices = [param.device for param in params]
+        devices = list(map(_device, params))
         sides = self._sides
         placed = sides is not None and sides.gpu_bytes == self.gpu_bytes and sides.devices == devices
         if sides is None or not placed or not all(map(is_, sides.params, params)):
@@ -238,6 +248,12 @@ class _Offloaded:
         """Start to copy the parameter and its gradient."""
         found = self.param.grad
         assert found is not None
+        if found.layout is not torch.strided:
+            layout = str(found.layout).removeprefix("torch.")
+            raise RuntimeError(
+                f"HybridAdam.step: a gradient has layout {layout}, and its states do not fit into gpu_bytes; needed a "
+                "dense tensor; nothing was updated"
+            )
         if self.grad is None or self.grad.dtype != found.dtype:
             self.grad = torch.empty_like(self.host, dtype=found.dtype, pin_memory=self.host.is_pinned())
         self.host.copy_(self.param, non_blocking=True)
@@ -247,7 +263,7 @@ class _Offloaded:
 class _Sides:
     """The optimizers of the GPU and of the CPU, with one group for each of the owner's; None without parameters."""
 
-    def __init__(self, owner: HybridAdam, params: list[Tensor], devices: list[torch.device]) -> None:
+    def __init__(self, owner: HybridAdam, params: list[Tensor], devices: list[int]) -> None:
         self.params, self.devices, self.gpu_bytes = params, devices, owner.gpu_bytes
         self._seen: list[Seen] = []
         self.offloaded = [_Offloaded(param, _host(param)) for param in owner.offloaded()]
@@ -255,6 +271,22 @@ class _Sides:
         self._on_gpu = {param for param in params if multi_tensor.on_gpu(param) and param not in self._own}
         self.gpu = FusedAdam(self._groups(owner, True)) if self._on_gpu else None
         self.cpu = CPUAdam(self._groups(owner, False)) if len(self._on_gpu) < len(params) else None
+        for side in self.both:
+            on_gpu = side is self.gpu
+            places = [i for i, param in enumerate(params) if (param in self._on_gpu) is on_gpu]
+            side.work_for(type(owner).__name__, places)
+
+    def moving(self) -> list[_Offloaded]:
+        """The offloaded parameters that have a gradient."""
+        return [one for one in self.offloaded if one.param.grad is not None]
+
+    def grads(self) -> dict[Tensor, Tensor] | None:
+        """The gradients for the CPU, of which the offloaded are on their way; None if each parameter has its own."""
+        if self.cpu is None or not self.offloaded:
+            return None
+        params = (param for group in self.cpu.param_groups for param in group["params"])
+        found = {param: param.grad for param in params if param.grad is not None}
+        return found | {one.host: one.grad for one in self.moving() if one.grad is not None}
 
     def look(self, state: dict[Tensor, Any]) -> None:
         """Remember the states of the owner and of both optimizers."""

@@ -266,3 +266,41 @@ def test_hybrid_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hybrid_adam, "is_dtensor", lambda tensor: True)
     with pytest.raises(RuntimeError, match="only plain tensors can be offloaded"):
         HybridAdam(params, gpu_bytes=0).step()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first step", "later step"])
+@pytest.mark.parametrize("gpu_bytes", [None, 0], ids=["on both", "offloaded"])
+@pytest.mark.parametrize("index", [1, 2])
+def test_an_error_on_one_side_leaves_the_other_and_has_this_name(known: bool, gpu_bytes: Any, index: int) -> None:
+    params = Placed((0, 2, 5)).params
+    ours = HybridAdam(params, gpu_bytes=gpu_bytes)
+    give_grads(params, 1)
+    if known:
+        ours.step()
+    before = [param.detach().clone() for param in params]
+    good = params[index].grad
+    params[index].grad = torch.ones(params[index].shape).to_sparse()
+    with pytest.raises(RuntimeError, match=r"HybridAdam\.step: .*layout sparse") as error:
+        ours.step()
+    assert f"parameter {index}:" in str(error.value) or gpu_bytes == 0
+    assert all(map(torch.equal, params, before))
+    params[index].grad = good
+    ours.step()
+    assert not any(map(torch.equal, params, before))
+
+
+def test_a_hook_of_every_optimizer_is_called_once() -> None:
+    from torch.optim import optimizer
+
+    params, seen = Placed((0, 2, 5)).params, []
+    give_grads(params, 1)
+    handles = [
+        register(lambda one, *_: seen.append(type(one).__name__))
+        for register in (optimizer.register_optimizer_step_pre_hook, optimizer.register_optimizer_step_post_hook)
+    ]
+    try:
+        HybridAdam(params).step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == ["HybridAdam"] * 2

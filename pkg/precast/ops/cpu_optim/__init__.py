@@ -67,12 +67,12 @@ with namespace.family("cpu_optim", __package__):
 _call = below(OPTIMIZE_)
 
 # One step from a plan, numbers, a scale and a factor for the gradients in place (0: they are only read), with the
-# parameters' own gradients. If a tensor has changed, it returns False and does nothing. It raises the version counters
-# itself. It cannot be traced, because plans cannot.
+# parameters' own gradients. If a tensor has changed, it returns False and does nothing. Without numbers, it only
+# compares. It raises the version counters itself. It cannot be traced, because plans cannot.
 optimize_again: Callable[[Tensor, Tensor, float, float], bool] = namespace.overload("optimize_again_")._op
 
 _NO_LISTS: Lists = ((), (), (), (), (), ())
-_NO_NUMBERS = torch.empty(0, dtype=torch.float64)
+NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -94,4 +94,4 @@ def forget(plan: Tensor) -> None:
     This is called when an optimizer is garbage-collected, possibly during a trace or a transform. So it calls the CPU
     kernel directly, bypassing every mode, and creates no tensor.
     """
-    OPTIMIZE_.redispatch(_CPU, [], [], [], [], [], [], [], plan, _NO_NUMBERS, 1.0, 0)
+    OPTIMIZE_.redispatch(_CPU, [], [], [], [], [], [], [], plan, NO_NUMBERS, 1.0, 0)

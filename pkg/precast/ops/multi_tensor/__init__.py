@@ -8,7 +8,7 @@ the same bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import GeneratorType
 from typing import Any, NoReturn, cast
 
@@ -19,9 +19,25 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import are_bare, register
 from precast.ops import _checks
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
+from precast.ops.multi_tensor._lists import (
+    ADAGRAD,
+    ADAM,
+    FIRST,
+    LAMB,
+    LAMB_APPLY,
+    LION,
+    SECOND,
+    SGD,
+    THIRD,
+    check_given,
+    check_lists,
+    check_members,
+    check_scalar,
+)
+
+__all__ = ["ADAGRAD", "ADAM", "LAMB", "LAMB_APPLY", "LION", "SGD"]  # the others are defined here
 
 # The enums of csrc/multi_tensor: Kind and Flag of args.h, and Outcome of host.cpp.
-ADAM, SGD, ADAGRAD, LION, LAMB, LAMB_APPLY = range(6)
 MAXIMIZE, DECOUPLED, NESTEROV, ALWAYS_ADAPT, UNCORRECTED, SUMMED = 1, 2, 4, 8, 16, 32
 STALE, UNCOUNTED = 0, 1
 
@@ -211,33 +227,31 @@ def _check_update(
     seconds: Sequence[Tensor],
     thirds: Sequence[Tensor],
     copies: Sequence[Tensor],
-    *_: Any,
+    found_inf: Tensor | None,
+    grad_scale: Tensor | None,
+    *numbers: Any,
 ) -> None:
+    op, (kind, _) = "multi_tensor_update_", numbers[-2:]
     others = {"firsts": firsts, "seconds": seconds, "thirds": thirds, "copies": copies}
-    given = {name: tensors for name, tensors in others.items() if tensors}
-    check_lists("multi_tensor_update_", {"params": params, "grads": grads, **given})
+    check_given(op, {"params": params, "grads": grads, **others})
+    check_members(op, {FIRST: bool(firsts), SECOND: bool(seconds), THIRD: bool(thirds)}, kind, LAMB)
+    for name, scalar in (("found_inf", found_inf), ("grad_scale", grad_scale)):
+        check_scalar(op, name, scalar, params[0])
 
 
-def check_lists(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
-    """Raise unless the lists have the same length and the tensors at each index the same size, all on one device."""
-    (first_name, first), *_ = lists.items()
-    _checks.require(len(first) > 0, lambda: f"{op}: the list of {first_name} is empty; one tensor or more is needed")
-    for name, tensors in lists.items():
-        message = f"{op}: {len(first)} {first_name}, but {len(tensors)} {name}; one for each is needed"
-        _checks.require(len(tensors) == len(first), lambda: message)  # noqa: B023 - called at once or never
-        for index, tensor in enumerate(tensors):
-            label = f"{op}: {name}[{index}]"
-            wrong = {
-                f"is {_checks.dtype_name(tensor)}; float32, float16 or bfloat16 is needed": tensor.dtype
-                not in _checks.FLOAT_TYPES,
-                f"is on {tensor.device} and {first_name}[0] on {first[0].device}; all tensors must be on one device": (
-                    tensor.device != first[0].device
-                ),
-                f"has shape {tuple(tensor.shape)}, {first_name}[{index}] has {tuple(first[index].shape)}; as many "
-                "elements are needed": tensor.numel() != first[index].numel(),
-            }
-            for text, is_wrong in wrong.items():
-                _checks.require(not is_wrong, lambda: f"{label} {text}")  # noqa: B023
+def _check_axpby(
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    a: float,
+    b: float,
+    factor: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    op = "multi_tensor_axpby_"
+    check_lists(op, {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})})
+    for name, scalar in (("factor", factor), ("found_inf", found_inf)):
+        check_scalar(op, name, scalar, outs[0])
 
 
 with namespace.family("multi_tensor", __package__):
@@ -252,9 +266,7 @@ with namespace.family("multi_tensor", __package__):
     )
     AXPBY_ = register(
         "multi_tensor_axpby_",
-        check=lambda outs, xs, ys, *_: check_lists(
-            "multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})}
-        ),
+        check=_check_axpby,
         result=lambda *_: None,
         reference=_refusal("multi_tensor_axpby_"),
         gradient=_refusal("multi_tensor_axpby_"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,13 @@ import triton
 from torch import Tensor
 
 from precast.ops._twin_rows import on
-from precast.ops.multi_tensor import ADAGRAD, ADAM, LAMB, LAMB_APPLY, LION, SGD, STALE, UNCOUNTED, check_lists
+from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
 from precast.ops.multi_tensor import twin_updates as updates
+from precast.ops.multi_tensor._lists import check_given, check_members, check_scalar
 from precast.ops.multi_tensor.twin_lists import BLOCK, Plan
 from precast.ops.multi_tensor.twin_updates import COEFFICIENTS, COPY, FIRST, GRAD, PARAM, SECOND, THIRD
 
 _NAMES = ("params", "grads", "firsts", "seconds", "thirds", "copies")
-_NEEDED = {ADAM: (FIRST, SECOND), SGD: (), ADAGRAD: (FIRST,), LION: (FIRST,), LAMB: (FIRST, SECOND, THIRD)}
-_NEEDED[LAMB_APPLY] = _NEEDED[LAMB]
 _ROWS = 128  # per program of ``prepare``
 
 _plans: dict[int, Plan] = {}
@@ -39,7 +38,7 @@ def multi_tensor_plan(
     """The same as the op: check the tensors of a step, and return a number for them."""
     op = "multi_tensor_plan"
     lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
-    _check_given(op, lists)
+    check_given(op, lists)
     if layout.shape != (len(params), 2) or layout.dtype != torch.int32 or layout.device.type != "cpu":
         raise RuntimeError(
             f"{op}: layout has shape {tuple(layout.shape)}; ({len(params)}, 2), int32, on the CPU is needed"
@@ -73,10 +72,10 @@ def multi_tensor_step_(
     known = _known(plan)
     scalars = [("found_inf", found_inf), ("grad_scale", grad_scale), ("norm", norm)]
     for name, scalar in (*scalars, *(("a learning rate", rate) for rate in rates)):
-        _check_scalar("multi_tensor_step_", name, scalar, steps)
+        check_scalar("multi_tensor_step_", name, scalar, steps)
     if not known.current(grads):
         return STALE
-    _check_members("multi_tensor_step_", known, kind, LAMB_APPLY)
+    check_members("multi_tensor_step_", _given(known), kind, LAMB_APPLY)
     _check_sums(known, kind, sums, steps)
     if grad_scale is not None:
         known.check_gradients("multi_tensor_step_")
@@ -100,6 +99,10 @@ def multi_tensor_step_(
             else:
                 sums.copy_(squares[:, known.slots].t().flatten())
     return UNCOUNTED
+
+
+def _given(plan: Plan) -> dict[int, bool]:
+    return {member: plan.has(member) for member in (FIRST, SECOND, THIRD)}
 
 
 def _check_sums(plan: Plan, kind: int, sums: Tensor | None, steps: Tensor) -> None:
@@ -139,12 +142,8 @@ def multi_tensor_update_(
     """The same as the op."""
     op = "multi_tensor_update_"
     lists = dict(zip(_NAMES, (params, grads, firsts, seconds, thirds, copies), strict=True))
-    _check_given(op, lists)
-    for name, scalar in (("found_inf", found_inf), ("grad_scale", grad_scale)):
-        _check_scalar(op, name, scalar, params[0])
     count = len(params)
     plan = Plan(op, lists, places=[(0, index) for index in range(count)])
-    _check_members(op, plan, kind, LAMB)
     with on(params[0]):
         like: dict[str, Any] = {"dtype": torch.float32, "device": params[0].device}
         steps = torch.full((count,), step - 1.0, **like)
@@ -156,21 +155,6 @@ def multi_tensor_update_(
         _update(plan, table, None, kind, flags)
         if kind == LAMB:
             _step_along(plan, table, _lamb_sums(plan, table, count), flags)
-
-
-def _check_given(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
-    check_lists(op, {name: tensors for name, tensors in lists.items() if tensors or name in ("params", "grads")})
-    for name in ("seconds", "thirds"):
-        for index, (tensor, first) in enumerate(zip(lists[name], lists["firsts"], strict=False)):
-            if tensor.dtype != first.dtype:
-                raise RuntimeError(f"{op}: {name}[{index}] and firsts[{index}] are of two dtypes; one is needed")
-
-
-def _check_members(op: str, plan: Plan, kind: int, last: int) -> None:
-    if not ADAM <= kind <= last:
-        raise RuntimeError(f"{op}: there is no update of kind {kind}")
-    if not all(map(plan.has, _NEEDED[kind])):
-        raise RuntimeError(f"{op}: an update of kind {kind} needs states that were not given")
 
 
 def _prepare(
@@ -255,8 +239,6 @@ def multi_tensor_axpby_(
     found_inf: Tensor | None,
 ) -> None:
     """The same as the op."""
-    for name, scalar in (("factor", factor), ("found_inf", found_inf)):
-        _check_scalar("multi_tensor_axpby_", name, scalar, outs[0])
     plan = Plan("multi_tensor_axpby_", {"outs": outs, "xs": xs, "ys": ys})
     with on(outs[0]):
         table = plan.table()
@@ -273,14 +255,3 @@ def _known(plan: int) -> Plan:
     if plan not in _plans:
         raise RuntimeError(f"multi_tensor_step_: there is no plan {plan}")
     return _plans[plan]
-
-
-def _check_scalar(op: str, name: str, tensor: Tensor | None, like: Tensor) -> None:
-    """Check a number on the device that a program reads or writes."""
-    if tensor is None:
-        return
-    if tensor.dtype != torch.float32 or tensor.numel() != 1:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise RuntimeError(f"{op}: {name} is {dtype} of shape {tuple(tensor.shape)}; one float32 is needed")
-    if tensor.device != like.device:
-        raise RuntimeError(f"{op}: {name} is on {tensor.device} and the tensors on {like.device}; one device is needed")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare, means_its_memory
+from precast.ops._written import check_apart
 from precast.ops.multi_tensor.twin_updates import (
     COLUMNS,
     COPY,
@@ -65,7 +66,8 @@ class Plan:
         self._order = sorted(range(len(params)), key=lambda i: str(keys[i]))
         self._members = [[m[i] for i in self._order] if m else [] for m in members]
         if places is not None:
-            _check_overlap(op, self._members)
+            written = (self._members[member] for member in (PARAM, FIRST, SECOND, THIRD, COPY))
+            check_apart(op, chain.from_iterable(written), self._members[GRAD])
         self.slots = [slot for _, slot in places or ()]  # by index
         self.coefficients: Tensor | None = None  # of the last step
         ranked = [(0, i) if places is None else places[i] for i in self._order]
@@ -203,21 +205,3 @@ def _check_layout(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
                 f"memory layout than {head_name}[{index}]; contiguous tensors are needed, or dense ones with "
                 "the same sizes and strides"
             )
-
-
-def _check_overlap(op: str, members: Sequence[Sequence[Tensor]]) -> None:
-    """Raise if tensors share memory: they would be updated twice or concurrently. Only gradients may share memory."""
-    written = [tensor for m in (PARAM, FIRST, SECOND, THIRD, COPY) for tensor in members[m]]
-    ours, read = sorted(map(_range, written)), sorted(map(_range, members[GRAD]))
-    if any(after[0] < before[1] for before, after in pairwise(ours)):
-        raise RuntimeError(f"{op}: two of the parameters and their states share memory; each must have its own")
-    both = sorted([*((*r, True) for r in ours), *((*r, False) for r in read)])
-    end = {True: 0, False: 0}  # the greatest end address of written tensors, and of read ones
-    for first, last, is_ours in both:
-        if first < last and first < end[not is_ours]:
-            raise RuntimeError(f"{op}: a gradient shares memory with a tensor that is written; it must have its own")
-        end[is_ours] = max(end[is_ours], last)
-
-
-def _range(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
