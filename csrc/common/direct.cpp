@@ -2,13 +2,15 @@
 // way through the bindings of an op, its schema and its boxed arguments takes two more, and twice that for a gradient.
 //
 // A function made here first proves that the dispatcher would have done nothing: every tensor is a plain torch.Tensor
-// or Parameter of one device, this thread has no mode, transform, tracer or profiler, and each number has the schema's
-// type. If a gradient is wanted, it calls the function that records one. In any other case, and if the kernel raises,
-// it calls the function that Python would have called without us. Kernels check everything before they write, so the
-// second call raises the error that every other caller gets.
+// or Parameter of one device, this thread has no mode, transform, tracer or profiler, nobody else has registered a
+// kernel for the op, and each number has the schema's type. If a gradient is wanted, it calls the function that records
+// one. In any other case, and if the kernel raises, it calls the function that Python would have called without us.
+// Kernels check everything before they write, so the second call raises the error that every other caller gets.
 //
 // As in autograd.h and kind.h, the functions of Python and torch are looked up in the libraries that this process has
 // loaded. A torch or a Python that lacks one has no such functions, and works without them.
+#include <malloc.h>
+
 #include <atomic>
 #include <exception>
 #include <new>
@@ -155,6 +157,9 @@ struct Description {
   Object* record;     // called with `first` and the arguments if a gradient is wanted; null: `otherwise` is called
   Object* first;
   Object* otherwise;
+  const uint64_t* registered;  // the dispatcher's count of the op's kernels, which is `expected` if all are ours
+  uint64_t expected;
+  Object* dispatched;  // called if it is another
 };
 
 // One function. It lives as long as the process.
@@ -174,7 +179,7 @@ class Direct {
 
   // A new Python function. The caller holds Python's lock.
   Object* make() {
-    for (Object* const object : {given_.record, given_.first, given_.otherwise}) {
+    for (Object* const object : {given_.record, given_.first, given_.otherwise, given_.dispatched}) {
       if (object != nullptr) f_.keep(object);
     }
     self_functions = &f_;
@@ -191,6 +196,8 @@ class Direct {
   }
 
   Object* call(Object* const* objects, intptr_t count) const {
+    if (__builtin_expect(*given_.registered != given_.expected, 0))
+      return f_.call(given_.dispatched, objects, static_cast<size_t>(count), nullptr);
     bool wanted = false;
     int device = -1;
     if (count == count_ && possible_ && thread_is_plain(wanted) && accepts(objects, wanted, device)) {
@@ -368,6 +375,32 @@ BoxedFunction kernel_of(const char* op, const char* key) {
 
 }  // namespace
 }  // namespace precast
+
+// What torch's dispatcher keeps about an op, and its size in bytes: a c10::Dispatcher::OperatorDef, in a node of a
+// list. Null if this torch lacks a function. The caller finds the count of kernels in it.
+PRECAST_EXPORT const void* precast_operator(const char* name, uint64_t* bytes) {
+  struct Handle {  // c10::OperatorHandle; its destructor, which does nothing, makes it a result in memory
+    const char* found;
+    void* place;
+    ~Handle() {}
+  };
+  void* (*dispatcher)();
+  Handle (*find)(void*, const char* name, const char* overload);
+  const char* const library = "libtorch_cpu.so";
+  // c10::Dispatcher::realSingleton(), c10::Dispatcher::findSchemaOrThrow(const char*, const char*)
+  if (!precast::resolve(library, "_ZN3c1010Dispatcher13realSingletonEv", dispatcher) ||
+      !precast::resolve(library, "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_", find))
+    return nullptr;
+  try {
+    const Handle handle = find(dispatcher(), name, "");
+    constexpr size_t kHead = 2 * sizeof(void*);  // of the list's node
+    const size_t size = malloc_usable_size(const_cast<char*>(handle.found) - kHead);
+    *bytes = size > kHead ? size - kHead : 0;
+    return handle.found;
+  } catch (...) {  // no such op
+    return nullptr;
+  }
+}
 
 // How the keys of this thread differ from the default: included and excluded ones. Returns 1 if this torch or Python
 // lacks something that a direct function needs.

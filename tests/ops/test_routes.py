@@ -251,6 +251,67 @@ def test_threads_have_modes_of_their_own(slow: list[str], device: str) -> None:
     assert slow == []
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")
+@pytest.mark.parametrize("key", ["Autocast", "", "Autograd"])
+def test_a_kernel_of_somebody_else_is_called(slow: list[str], key: str, device: str) -> None:
+    """Registered while the direct route is in use, or before; once it is gone, calls are direct again."""
+    x, weight = (tensor.requires_grad_(key == "Autograd") for tensor in tensors(device))
+    expected = ops.rms_norm(x, weight)
+    route = RMS._RMS_NORM
+    kind = torch.device(device).type
+    with torch.autocast(kind, torch.bfloat16):
+        assert ops.rms_norm(x, weight).dtype == torch.float32 and slow == []
+        theirs = torch.library.Library("precast", "IMPL")
+        try:
+            theirs.impl("rms_norm", lambda x, *_: torch.full_like(x, 7.0), key + kind.upper())
+            assert bool((ops.rms_norm(x, weight) == 7).all())
+            assert bool((torch.ops.precast.rms_norm(x, weight, 1e-6, 0) == 7).all())
+            if key:
+                loader = importlib.import_module("precast._load.loader")
+                route._bind(loader._state.serving["rms_norm", kind], kind.upper())
+                assert route.call is route.otherwise
+        finally:
+            theirs._destroy()
+        assert slow == []
+    assert torch.equal(ops.rms_norm(x, weight), expected)
+
+
+def test_a_rule_for_autocast_is_the_dispatchers(slow: list[str], device: str) -> None:
+    x, weight = (tensor.requires_grad_() for tensor in tensors(device))
+    kind = torch.device(device).type
+    theirs = torch.library.Library("precast", "IMPL")
+    try:
+        torch.library.register_autocast("precast::rms_norm", kind, torch.bfloat16, lib=theirs)
+        for call in (ops.rms_norm, RMS._RMS_NORM.below):
+            with torch.autocast(kind, torch.bfloat16):
+                y = call(x, weight, *(() if call is ops.rms_norm else (1e-6, 0)))
+            assert y.dtype == torch.bfloat16
+            y.sum().backward()
+            assert x.grad is not None and x.grad.dtype == torch.float32
+        assert ops.rms_norm(x, weight).dtype == torch.float32
+    finally:
+        theirs._destroy()
+
+
+def test_without_the_dispatchers_count_no_call_is_direct(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    routes = importlib.import_module("precast._dispatch.routes")
+    loader = importlib.import_module("precast._load.loader")
+    precast.load("rms_norm", device)
+    kind = torch.device(device).type
+    library = loader._state.serving["rms_norm", kind]
+    assert routes._place_of_count(library) is not None
+    for answer in (None, (torch.zeros(64).data_ptr(), 0)):  # not found; found, but nothing in it counts
+        routes._place_of_count.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(library), "operator", lambda self, name, answer=answer: answer)
+            route = Route(RMS.RMS_NORM, RMS._RmsNorm)
+            route._bind(library, kind.upper())
+        assert route.call == route.below
+    routes._place_of_count.cache_clear()
+    namespace = importlib.import_module("precast._dispatch.namespace")
+    del namespace.BINDINGS["rms_norm"][1:]
+
+
 def test_a_torch_without_what_we_read_takes_the_other_route(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     routes = importlib.import_module("precast._dispatch.routes")
     loader = importlib.import_module("precast._load.loader")

@@ -1,7 +1,8 @@
 """The route of a public call to its kernel: the shortest one that gives the dispatcher's result.
 
 1. Direct: the function of the host library in ``csrc/common/direct.cpp``. It calls the kernel, or the formula that
-   records a gradient, if the tensors are plain and the thread has no mode, transform, tracer or profiler.
+   records a gradient, if the tensors are plain, the thread has no mode, transform, tracer or profiler, and all kernels
+   of the op are ours.
 2. Below autograd: the dispatcher without its ``Autograd`` key, if no tangent, transform or graph can be needed. Calls
    take this route until the kernels are loaded, and in a torch that lacks what the direct route reads.
 3. The dispatcher with all its keys, as a call of ``torch.ops.precast``. ``torch.compile`` traces this one alone.
@@ -9,7 +10,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +24,7 @@ from torch.overrides import has_torch_function
 from precast._dispatch import namespace
 from precast._dispatch.formulas import AUTOGRAD_KEY, plain_keys, without_autograd
 from precast._dispatch.in_place import below, mark_written, refuse_inference, written_arguments
+from precast._load.handover import NAMESPACE
 
 if TYPE_CHECKING:
     from precast._load.library import HostLibrary
@@ -38,6 +42,10 @@ def _is_exporting() -> bool:
     """Whether a trace is for ONNX."""
     return _is_tracing() and torch.onnx.is_in_onnx_export()
 
+
+_autocasts = getattr(torch._C, "_is_any_autocast_enabled", None) or (
+    lambda: torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+)
 
 _CODES = {"Tensor": "t", "Optional[Tensor]": "o", "float": "d", "int": "i", "bool": "b"}
 _DEVICES = {"CPU": 1, "CUDA": 2}
@@ -88,6 +96,8 @@ class Route:
         """The second route, or the third."""
         if _transform_active() or has_torch_function(args) or _is_excluded(AUTOGRAD_KEY) or _is_exporting():
             return self.otherwise(*args)
+        if _autocasts():  # a rule that somebody else has registered for it comes before autograd
+            return self.otherwise(*args)
         alone = not _is_grad_enabled() or not any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if not alone:
             if self._record is None:
@@ -117,6 +127,12 @@ class Route:
         types = [_CODES.get(str(argument.type)) for argument in schema.arguments]
         if None in types or any(str(result.type) != "Tensor" for result in schema.returns) or not _is_readable(library):
             return
+        if _has_others(self.op.name()):
+            self.call = self.otherwise
+            return
+        count = _registrations(library, self.op.name())
+        if count is None:
+            return
         self._registered[library] = self._registered.get(library, 0) | _DEVICES[key]
         make = functools.partial(
             library.direct,
@@ -129,6 +145,9 @@ class Route:
             included=_keys("ADInplaceOrView"),
             excluded=_keys("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", *_AUTOCAST),
             autograd=_keys("AutogradFunctionality"),
+            registered=count,
+            expected=_word(count),
+            dispatched=self.otherwise,
         )
         below = make(record=None, first=None, otherwise=self._below)
         record = self._record if self._function is None else _apply(self._function)
@@ -138,6 +157,46 @@ class Route:
 
 
 _AUTOCAST = ("AutocastCPU", "AutocastCUDA", "AutocastXPU")  # our ops have no kernel for these
+_OTHERS = (*_AUTOCAST, "AutogradCPU", "AutogradCUDA", "AutogradXPU", "ADInplaceOrView")  # nor for these
+
+
+def _has_others(op: str) -> bool:
+    """Whether somebody has registered a kernel for a key that plain tensors have, above those of the devices."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op, key) for key in _OTHERS)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _registrations(library: HostLibrary, op: str) -> int | None:
+    """The address of the dispatcher's count of an op's kernels; None if it cannot be found in this torch."""
+    offset, found = _place_of_count(library), library.operator(op)
+    return None if offset is None or found is None else found[0] + offset
+
+
+@functools.cache
+def _place_of_count(library: HostLibrary) -> int | None:
+    """Where the dispatcher counts an op's kernels: a word that becomes 1, 2 and 3 as an op of our own gets two."""
+    space = f"{NAMESPACE}_counts_{threading.get_ident()}"
+    own: Any = torch.library.Library(space, "DEF")  # gone when this function returns
+    try:
+        own.define("counted() -> ()")
+        found = library.operator(f"{space}::counted")
+        if found is None:
+            return None
+        seen = [_words(*found)]
+        for key in ("CPU", "CUDA"):
+            own.impl("counted", lambda: None, key)
+            seen.append(_words(*found))
+    finally:
+        own._destroy()
+    places = [8 * i for i, counts in enumerate(zip(*seen, strict=True)) if counts == (1, 2, 3)]
+    return places[0] if len(places) == 1 else None
+
+
+def _words(address: int, size: int) -> list[int]:
+    return list((ctypes.c_uint64 * (size // 8)).from_address(address))
 
 
 def _apply(function: type[Any]) -> Callable[..., Any]:

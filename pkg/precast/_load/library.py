@@ -37,6 +37,9 @@ class _Description(ctypes.Structure):
         ("record", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
         ("otherwise", ctypes.c_void_p),
+        ("registered", ctypes.c_void_p),
+        ("expected", ctypes.c_uint64),
+        ("dispatched", ctypes.c_void_p),
     )
 
 
@@ -95,12 +98,20 @@ class HostLibrary:
         keys = (ctypes.c_uint64 * 2)()
         return None if self._c.precast_thread_keys(keys) else (keys[0], keys[1])
 
+    def operator(self, name: str) -> tuple[int, int] | None:
+        """Address and size of what torch's dispatcher keeps about an op; None if this torch lacks a function."""
+        size = ctypes.c_uint64()
+        self._c.precast_operator.restype = ctypes.c_void_p
+        found = self._c.precast_operator(name.encode(), ctypes.byref(size))
+        return None if found is None else (found, size.value)
+
     def direct(
         self,
         *,
         otherwise: Callable[..., Any],
         record: Callable[..., Any] | None,
         first: Callable[..., Any] | None,
+        dispatched: Callable[..., Any],
         op: str,
         types: str,
         **numbers: int,
@@ -110,9 +121,9 @@ class HostLibrary:
         ``numbers`` are the other fields of ``Description`` in csrc/common/direct.cpp, which explains them all.
         """
         self._c.precast_direct.restype = ctypes.c_void_p
-        given = [None if value is None else id(value) for value in (record, first, otherwise)]
+        given = [None if value is None else id(value) for value in (record, first, otherwise, dispatched)]
         description = _Description(op=op.encode(), types=types.encode(), **numbers)
-        description.record, description.first, description.otherwise = given
+        description.record, description.first, description.otherwise, description.dispatched = given
         made = self._c.precast_direct(ctypes.byref(description))
         if made is None:
             return None

@@ -199,7 +199,7 @@ def moe_permute(
         return _permute(rows, positions, slots, False), positions, ends
     permuted: Tensor = _permute(rows, positions, topk_ids.numel(), True)
     if not is_compiling() and not positions.is_inference():
-        positions._precast_places = positions._version  # type: ignore[attr-defined]
+        positions._precast_places = positions._version
     return permuted, positions, ends
 
 
