@@ -118,3 +118,48 @@ def test_float64_is_refused_with_the_optimizer_that_has_it() -> None:
         optim.CPUAdam([param]).step()
     with pytest.raises(RuntimeError, match=r"is on cpu"):
         optim.FusedAdam([param]).step()
+
+
+@pytest.mark.parametrize("make", CLASSES)
+def test_hooks_of_a_state_dict_have_the_last_word(make: Any) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(3))])
+    optimizer.register_state_dict_post_hook(lambda _, result: result.update(more=1))
+    optimizer.register_state_dict_post_hook(lambda _, result: {**result, "seen": set(result["param_groups"][0])})
+    result = optimizer.state_dict()
+    assert result["more"] == 1 and result["seen"] == set(result["param_groups"][0])
+    assert set(result["param_groups"][0]) >= set(make.torchs([torch.ones(1)]).defaults if make.torchs else ())
+
+
+@pytest.mark.parametrize("make", CLASSES)
+def test_a_state_entry_that_is_no_dict_is_kept(make: Any) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(3))])
+    optimizer.state["rounds"] = 5
+    result = optimizer.state_dict()
+    assert result["state"]["rounds"] == 5
+    again = make([torch.nn.Parameter(torch.ones(3))])
+    again.load_state_dict(result)
+    assert again.state["rounds"] == 5 and again.state_dict()["state"]["rounds"] == 5
+
+
+@pytest.mark.parametrize("make", CLASSES)
+def test_options_are_checked_before_the_parameters_are_used_up(make: Any) -> None:
+    params = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    with pytest.raises(ValueError, match="lr is -1"):
+        make(params, lr=-1.0)
+    assert len(list(params)) == 2
+
+
+def test_the_name_of_the_older_packages_is_adamw_by_default() -> None:
+    compat = optim.compat.FusedAdam
+    for made, decoupled in (
+        (compat([torch.ones(1)], 1e-3, True, (0.9, 0.99), 1e-8, weight_decay=0.1), True),
+        (compat([torch.ones(1)], 1e-3, True, (0.9, 0.99), 1e-8, False, 0.1), False),
+        (compat([torch.ones(1)], adamw_mode=False), False),
+        (optim.FusedAdam([torch.ones(1)], weight_decay=0.1), False),
+    ):
+        assert made.param_groups[0]["decoupled_weight_decay"] is decoupled
+    param = torch.nn.Parameter(torch.ones(2))
+    kept = pickle.loads(pickle.dumps(compat([param], set_grad_none=False)))
+    kept.param_groups[0]["params"][0].grad = torch.ones(2)
+    kept.zero_grad()
+    assert kept.param_groups[0]["params"][0].grad.tolist() == [0.0, 0.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import precast._load  # noqa: F401  # refuses a subinterpreter, in which the import of torch never ends
+from precast.optim import compat  # noqa: F401  # the names of older packages
 from precast.optim.cpu_adagrad import CPUAdagrad
 from precast.optim.cpu_adam import CPUAdam, CPUAdamOptimizer
 from precast.optim.cpu_lion import CPULion

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -57,15 +58,35 @@ class TorchsKeys(Optimizer):
 
     torchs: ClassVar[Any] = None  # torch's class of the same rule
 
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self.check_options(defaults)  # as torch does, before the parameters of a generator are used up
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
+        self.check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
     def state_dict(self) -> dict[str, Any]:
         """The same as in ``torch.optim``; the states are plain dictionaries.
 
         Each group has the keys of torch's class, and those of our own options that differ from the default. So
         ``torch.distributed.checkpoint``, which needs equal keys, loads a checkpoint of either class into the other.
         """
-        result = super().state_dict()
-        states = {key: _plain(value) for key, value in result["state"].items()}
-        return {"state": states, "param_groups": [self._as_torchs(group) for group in result["param_groups"]]}
+        # The first of the hooks, so that others see what is returned and may change it.
+        handle = self.register_state_dict_post_hook(_in_torchs_form, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _state_as_torchs(self, state: Any) -> Any:
+        """A state as torch's class has it; None if it has none."""
+        return dict(state) if isinstance(state, dict) else state
 
     def _as_torchs(self, group: dict[str, Any]) -> dict[str, Any]:
         theirs = _defaults(self.torchs)
@@ -132,7 +153,7 @@ class PlannedOptimizer(TorchsKeys):
                 group["params"] = Params(group["params"], self._changed)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; missing options come from the constructor."""
+        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
         self._drop()
         super().add_param_group(param_group)
         self._watch()
@@ -165,8 +186,10 @@ def _defaults(torchs: Any) -> dict[str, Any]:
     return {} if torchs is None else torchs([torch.empty(1)]).defaults
 
 
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value
+def _in_torchs_form(owner: Any, result: dict[str, Any]) -> dict[str, Any]:
+    found = {key: owner._state_as_torchs(state) for key, state in result["state"].items()}
+    states = {key: state for key, state in found.items() if state is not None}
+    return {**result, "state": states, "param_groups": [owner._as_torchs(group) for group in result["param_groups"]]}
 
 
 def _dropper(owner: PlannedOptimizer) -> Callable[[], None]:

@@ -26,4 +26,9 @@ def load(
         handle.remove()
     ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
     params = ((group, param) for group in optimizer.param_groups for param in group["params"])
-    return [(group, param, seen["state"].get(key, {})) for key, (group, param) in zip(ids, params, strict=True)]
+    states = seen["state"]
+    return [(group, param, _of(states.get(key))) for key, (group, param) in zip(ids, params, strict=True)]
+
+
+def _of(state: Any) -> dict[str, Any]:
+    return state if isinstance(state, dict) else {}

@@ -79,5 +79,6 @@ class CPUAdagrad(CPUOptimizer):
         rate = float(group["lr"])
         return Row(rate, eps=eps, weight_decay=decay, extra=lr_decay, maximize=group["maximize"])
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
         check_numbers(options, "lr_decay", "initial_accumulator_value", "eps")

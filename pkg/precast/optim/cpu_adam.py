@@ -97,6 +97,7 @@ class CPUAdam(CPUOptimizer):
         extra = not group["bias_correction"]
         return Row(*numbers, extra=extra, flag=group["decoupled"], maximize=group["maximize"])
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
         check_numbers(options, "eps")
         check_betas(options["betas"])

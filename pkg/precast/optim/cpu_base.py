@@ -41,11 +41,6 @@ class CPUOptimizer(PlannedOptimizer):
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
-        self._check_options({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
     def _drop(self) -> None:
         self._known = None
 
@@ -235,10 +230,6 @@ class CPUOptimizer(PlannedOptimizer):
     @abstractmethod
     def _row(self, group: Group, fresh: bool) -> Row:
         """The group's numbers, in the form that the op accepts."""
-
-    @abstractmethod
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError for the first value that is out of range."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class or of torch's optimizer with the same rule."""

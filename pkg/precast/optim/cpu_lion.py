@@ -66,6 +66,7 @@ class CPULion(CPUOptimizer):
         decay = float(group["weight_decay"])
         return Row(float(group["lr"]), float(beta1), float(beta2), 0.0, decay, flag=True, maximize=group["maximize"])
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
         check_numbers(options)
         check_betas(options["betas"])

@@ -75,7 +75,8 @@ class CPUSGD(CPUOptimizer):
             maximize=group["maximize"],
         )
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
         check_numbers(options, "momentum")
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             found = f"momentum {options['momentum']} and dampening {options['dampening']}"

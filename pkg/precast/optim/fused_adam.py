@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class FusedAdam(FusedOptimizer):
     """``torch.optim.Adam`` on the GPU, all parameters in one launch; ``decoupled=True``: AdamW.
 
+    Colossal-AI, apex and DeepSpeed have AdamW as the default of this name: ``precast.optim.compat.FusedAdam``.
     The arithmetic is in float32 for every dtype. Every step can be captured in a CUDA graph. ``GradScaler``
     needs no extra pass and no synchronization: the step unscales the gradients in place, as torch's does. A step that
     overflowed is skipped, not counted, and leaves them. ``state_dict`` has the entries of ``torch.optim.Adam`` and

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -311,12 +311,7 @@ class FusedOptimizer(PlannedOptimizer):
 
     # ---- the interface of torch.optim ----
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
-        self.check_options({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
-    def check_options(self, options: dict[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError on numbers out of range."""
         lr = options["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:

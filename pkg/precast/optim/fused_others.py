@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -69,7 +70,7 @@ class FusedSGD(FusedOptimizer):
         options |= {"nesterov": nesterov, "maximize": maximize, "master_weights": master_weights}
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
 
-    def check_options(self, options: dict[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
         """Also check that nesterov has a momentum above 0 and no dampening."""
         super().check_options(options)
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
@@ -91,13 +92,12 @@ class FusedSGD(FusedOptimizer):
         """Whether to maximize, and whether to use Nesterov momentum."""
         return MAXIMIZE * bool(group["maximize"]) + NESTEROV * bool(group["nesterov"])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The same as in ``torch.optim``, which counts no steps: a buffer means that there was one."""
-        result = super().state_dict()
-        for state in result["state"].values():
-            if float(state.pop("step", 1.0)) == 0:
-                state.pop("momentum_buffer", None)
-        return {**result, "state": {key: state for key, state in result["state"].items() if state}}
+    def _state_as_torchs(self, state: Any) -> Any:
+        """Torch counts no steps: a buffer means that there was one."""
+        result = super()._state_as_torchs(state)
+        if isinstance(result, dict) and float(result.pop("step", 1.0)) == 0:
+            result.pop("momentum_buffer", None)
+        return result or None if isinstance(result, dict) else result
 
 
 class FusedAdagrad(FusedOptimizer):

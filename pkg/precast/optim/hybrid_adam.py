@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -213,11 +213,13 @@ class HybridAdam(TorchsKeys):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
-        options = {**self.defaults, **param_group}
-        check_numbers(options, "eps")
-        check_betas(options["betas"])
         super().add_param_group(param_group)
         self._sides = None
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError on numbers out of range."""
+        check_numbers(options, "eps")
+        check_betas(options["betas"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class, of :class:`FusedAdam` or :class:`CPUAdam`, or of torch's Adam and AdamW."""
