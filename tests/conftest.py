@@ -1,11 +1,11 @@
 """The policy of this suite: a test says what it needs; a skip that this machine gives no reason for fails the run.
 
 A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
-``act``, ``chromium``, ``site``, ``node``, ``strace``, ``container``, ``qemu``, ``freethreaded``, ``mutants``). The
-needs of the collected tests are probed once; what was found is printed below the results, and a test whose need is not
-met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide that something
-untested could have been tested. Every skip is listed again at the end. A module that cannot be imported without torch
-says ``pytest.importorskip("torch")`` first.
+``act``, ``chromium``, ``site``, ``node``, ``strace``, ``mounts``, ``container``, ``qemu``, ``freethreaded``,
+``mutants``). The needs of the collected tests are probed once; what was found is printed below the results, and a test
+whose need is not met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide
+that something untested could have been tested. Every skip is listed again at the end. A module that cannot be imported
+without torch says ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
 spreads the tests over processes; the process that hands them out prints what those that run them found.
@@ -22,6 +22,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -210,6 +211,19 @@ def probe_strace() -> Found:
     return Found(run.returncode == 0, strace if run.returncode == 0 else run.stderr.strip()[-200:])
 
 
+def probe_mounts() -> Found:
+    """Whether a tmpfs without execution can be mounted: a container without CAP_SYS_ADMIN forbids it."""
+    if shutil.which("mount") is None:
+        return Found(False, "no mount on PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "noexec,size=64k", "none", folder]
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            return Found(False, done.stderr.strip()[-200:])
+        subprocess.run(["umount", folder], check=True)
+    return Found(True, "a tmpfs can be mounted")
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -229,6 +243,7 @@ NEEDS = {
         Need("site", "reads the documentation site that make docs built", probe_site),
         Need("node", "runs scripts of the site by Node.js", probe_node),
         Need("strace", "watches the system calls of a process", probe_strace),
+        Need("mounts", "mounts a tmpfs, as root may", probe_mounts),
         Need("container", "needs a container engine that answers", probe_container),
     )
 }

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from precast._load.source import Loaded
     from precast._loading import load, prebuild
 
+_archive = getattr(__spec__.loader, "archive", None)  # of the loader for zip files, which the linker cannot read
+if _archive is not None:
+    raise ImportError(
+        f"precast cannot be used from the archive {_archive}: its kernels are files on a disk. "
+        "Install it with pip, or unpack the archive"
+    )
+if any("\udc80" <= letter <= "\udcff" for letter in __file__):  # bytes that Python could not decode (PEP 383)
+    raise ImportError(
+        f"precast cannot be used from {__file__!a}: the path is not UTF-8, and torch refuses such names. "
+        "Install it in a folder with another name, or set LC_ALL=C.UTF-8 if the name is UTF-8"
+    )
+
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
 _SUBMODULES = ("base_extension", "errors", "extension", "jit", "kernel_loader", "nn", "ops", "optim")
 _MEMBERS = {"load": "precast._loading", "Loaded": "precast._load.source", "prebuild": "precast._loading"}

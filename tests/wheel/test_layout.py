@@ -51,6 +51,18 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
     assert wheel.stat().st_size < MATRIX.max_bytes_of(spec.label)
 
 
+def test_each_wheel_of_a_release_is_like_one_that_is_built_here() -> None:
+    """The audit of a slim wheel computes the size of the whole one, so that no commit outgrows a budget unnoticed.
+
+    `make test` builds +cu130 and +cpu, and the long tests +cu121 and +cu128. Each other label has the targets and the
+    budget of one of these, and the margin of the guard covers what its compiler makes of them.
+    """
+    built = {(MATRIX.label(matrix.Label(label)).targets, MATRIX.max_bytes_of(matrix.Label(label))) for label in LABELS}
+    # fails if a label is added whose wheel is like none that a test builds
+    for spec in MATRIX.labels:
+        assert (spec.targets, MATRIX.max_bytes_of(spec.label)) in built, spec.name
+
+
 def test_the_pure_wheel_holds_sources_and_no_binary(built: Mapping[str, Path]) -> None:
     wheel = built[""]
     assert wheel.name == f"precast-{__version__}-py3-none-any.whl"

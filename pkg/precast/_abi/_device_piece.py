@@ -8,7 +8,16 @@ from precast._abi import remedy
 from precast._abi._host_piece import looked_at, why_no_prebuilt
 from precast._abi.build_info import BuildInfo, DeviceFile
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
-from precast._abi.decision import JIT_CANDIDATE, PREBUILT_CANDIDATE, BuildImage, Choice, Need, Reason, Rejection
+from precast._abi.decision import (
+    JIT_CANDIDATE,
+    PREBUILT_CANDIDATE,
+    BuildImage,
+    Choice,
+    Need,
+    Reason,
+    Rejection,
+    Unopened,
+)
 from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import CudaVersion
@@ -20,7 +29,7 @@ def choose_image(
     build_info: BuildInfo | None,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str],
+    bad: Mapping[str, str | Unopened],
 ) -> Choice[DeviceFile | BuildImage]:
     """The best device code for one GPU. The caller has checked that there is a driver."""
     piece = f"cuda:{gpu.index}"
@@ -54,12 +63,12 @@ def choose_image(
 
 
 def _misfit(
-    file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, settings: Settings, bad: Mapping[str, str]
+    file: DeviceFile, gpu: Gpu, host: Host, info: BuildInfo, settings: Settings, bad: Mapping[str, str | Unopened]
 ) -> Rejection | None:
     piece = f"cuda:{gpu.index}"
     if file.name in bad:
         fix = remedy.reinstall(host, info, settings)
-        return Rejection(piece, file.name, Reason.DAMAGED, "the file that was built", bad[file.name], fix)
+        return Rejection(piece, file.name, Reason.DAMAGED, "the file that was built", str(bad[file.name]), fix)
     if not file.target.runs_on(gpu.capability):
         found = _found(gpu) + remedy.served_range(gpu.capability, info.label)
         fix = remedy.other_label(host, gpu.capability, info, settings)

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 from precast._abi import remedy, torch_abi
 from precast._abi.build_info import BuildInfo, BuildMode, HostFile
-from precast._abi.decision import JIT_CANDIDATE, PREBUILT_CANDIDATE, BuildHost, Choice, Need, Reason, Rejection
+from precast._abi.decision import (
+    JIT_CANDIDATE,
+    PREBUILT_CANDIDATE,
+    BuildHost,
+    Choice,
+    Need,
+    Reason,
+    Rejection,
+    Unopened,
+)
 from precast._abi.host import Builders, Host, TorchInfo
 from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, Exact, Stable, TorchAbi
@@ -22,7 +31,7 @@ def choose_host(
     build_info: BuildInfo | None,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str],
+    bad: Mapping[str, str | Unopened],
 ) -> Choice[HostFile | BuildHost]:
     """Prefers an exact prebuilt library to a stable one, and a stable one to a build."""
     rejections: list[Rejection] = []
@@ -70,15 +79,18 @@ def _misfit(
     info: BuildInfo,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str],
+    bad: Mapping[str, str | Unopened],
 ) -> Rejection | None:
     """The first requirement of a library that this process does not meet."""
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Rejection:
         return Rejection(_PIECE, file.name, reason, wanted, found, fix)
 
-    if file.name in bad:
-        return no(Reason.DAMAGED, "the library that was built", bad[file.name], remedy.reinstall(host, info, settings))
+    defect = bad.get(file.name)
+    if isinstance(defect, Unopened):
+        return no(Reason.UNOPENED, defect.wanted, defect.found, defect.remedy)
+    if defect is not None:
+        return no(Reason.DAMAGED, "the library that was built", defect, remedy.reinstall(host, info, settings))
     if need.family not in file.families:
         return no(Reason.FAMILY, f"the family {need.family}", "a library with " + (", ".join(file.families) or "none"))
     if file.machine != host.machine:

@@ -25,6 +25,7 @@ from precast._abi.decision import (
     Refuse,
     Refused,
     Rejection,
+    Unopened,
     UsePrebuilt,
     all_rejections,
     needs_builders,
@@ -59,13 +60,14 @@ def decide(
     build_info: BuildInfo | None,
     settings: Settings,
     need: Need,
-    bad: Mapping[str, str] = _NOTHING_BAD,
+    bad: Mapping[str, str | Unopened] = _NOTHING_BAD,
 ) -> Decision:
     """Decide which files to load and which pieces to build, or why neither is possible.
 
-    ``bad`` maps the name of a prebuilt file or image to its defect. A GPU without any device code is listed in
-    ``refused`` as long as another GPU has some. If the builders have not been probed and a build could still make a
-    difference, the reason ``builders-unknown`` asks for the probe (see :func:`needs_builders`).
+    ``bad`` maps the name of a prebuilt file or image to its defect, or to the reason why it cannot be opened. A GPU
+    without any device code is listed in ``refused`` as long as another GPU has some. If the builders have not been
+    probed and a build could still make a difference, the reason ``builders-unknown`` asks for the probe (see
+    :func:`needs_builders`).
     """
     hopeless = _refuse_outright(host, settings, need)
     if hopeless or host.torch is None:

@@ -34,6 +34,7 @@ class Reason(str, Enum):
     SKIPPED = "skipped"
     STALE = "stale"
     DAMAGED = "damaged"
+    UNOPENED = "unopened"
     FAMILY = "family"
     MACHINE = "machine"
     PYTHON = "python"
@@ -72,6 +73,16 @@ class Rejection:
 
     def __str__(self) -> str:
         return f"{self.piece}: {self.candidate}: {self.reason.value}: wanted {self.wanted}; found {self.found}"
+
+
+@value(frozen=True)
+class Unopened:
+    """Why an intact file cannot be opened on this machine. ``passing``: the reason may be gone a moment later."""
+
+    wanted: str
+    found: str
+    remedy: str = ""
+    passing: bool = False
 
 
 @value(frozen=True)

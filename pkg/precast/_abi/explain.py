@@ -66,6 +66,7 @@ _BRIEF = {
     Reason.NO_PREBUILT: "installed from source",
     Reason.STALE: "prebuilt files out of date",
     Reason.DAMAGED: "prebuilt file corrupted",
+    Reason.UNOPENED: "prebuilt file not opened",
     Reason.MACHINE: "wheel for another CPU",
     Reason.TORCH_ABI: "no file for this torch",
     Reason.ARCH: "no code for this GPU",

@@ -127,6 +127,14 @@ def _unsafe(path: Path, found: str) -> KernelError:
     )
 
 
+def is_noexec(path: Path) -> bool:
+    """Whether the linker may load no library from a file or folder, because its file system is mounted noexec."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False  # whatever opens it explains that better
+
+
 def another(taken: Path, variable: str = "PRECAST_CACHE_DIR") -> str:
     """The command that moves builds to another folder, which was tested."""
     folder = next((str(place) for place in _places() if _serves(place, taken)), None)
@@ -140,7 +148,7 @@ def _places() -> Iterator[Path]:
 
 
 def _serves(place: Path, taken: Path) -> bool:
-    """Whether builds can be kept in a folder: it is safe, writable and has room."""
+    """Whether builds can be kept in a folder and loaded from it: it is safe, writable, has room and is not noexec."""
     if not place.is_absolute() or place == taken or taken in place.parents or place in taken.parents:
         return False
     try:
@@ -150,6 +158,7 @@ def _serves(place: Path, taken: Path) -> bool:
             there.is_dir()
             and os.access(there, os.W_OK | os.X_OK)
             and room.f_bavail * room.f_frsize >= ENOUGH_BYTES
+            and not is_noexec(there)
             and why_not(place, owner=os.getuid()) is None
         )
     except OSError:

@@ -63,7 +63,7 @@ def build(
     ] = []  # shared by all threads, and empty as long as there is no cache miss
     what = f"the device code of {programs.name} for {wanted}"
     with Progress(what, f"NVRTC {compiler.version}", why, quiet=settings.quiet) as said:
-        cache = jit.AnnouncingCache(settings, said.start)
+        cache = jit.AnnouncingCache(settings, said.start, libraries=False)
 
         def one(item: tuple[str, GpuTarget]) -> Artifact:
             key = make_key(programs, *item, compiler, settings)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decide import Decision, Need, Refuse, decide, needs_builders
+from precast._abi.decision import Unopened
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._builder import catalogue
-from precast._load import library, prebuilt, probe
+from precast._load import library, prebuilt, probe, unopened
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
@@ -31,7 +32,7 @@ class Choice:
     build_info: BuildInfo | None
     decision: Decision
     contents: Mapping[str, bytes]
-    bad: Mapping[str, str]
+    bad: Mapping[str, str | Unopened]
     twin: Twin | None = None  # stands in if the decision is to refuse
 
     @property
@@ -47,7 +48,7 @@ def need_of(family: str, device: str) -> Need:
     return Need(family, "cuda" if device == "cuda" else "xpu" if device == "xpu" else "cpu")
 
 
-def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: bool) -> Choice:
+def choose(need: Need, settings: Settings, bad: Mapping[str, str | Unopened], *, certain: bool) -> Choice:
     """Probe, decide, verify. ``certain`` allows torch.cuda to be initialised if nothing cheaper can order the GPUs.
 
     The builders are probed only if something has to be built.
@@ -58,12 +59,16 @@ def choose(need: Need, settings: Settings, bad: Mapping[str, str], *, certain: b
 
 
 def choose_on(
-    host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str] = MappingProxyType({})
+    host: Host,
+    info: BuildInfo | None,
+    settings: Settings,
+    need: Need,
+    bad: Mapping[str, str | Unopened] = MappingProxyType({}),
 ) -> Choice:
     """Decide for a host that has been probed. Raises KernelUnavailable for a CPU level that the host lacks.
 
-    Reading the files adds facts for the next decision: a damaged file (``bad``), or a Python that cannot unpack
-    device files.
+    Reading the files adds facts for the next decision: a file that is damaged or cannot be opened (``bad``), or a
+    Python that cannot unpack device files.
     """
     bad = dict(bad)
     while True:  # ends: each later turn has one more shipped file in `bad`, or has ruled out all device files
@@ -104,7 +109,7 @@ def require_level(name: str) -> CpuLevel:
 
 
 def _decide(
-    host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str]
+    host: Host, info: BuildInfo | None, settings: Settings, need: Need, bad: Mapping[str, str | Unopened]
 ) -> tuple[Decision, Twin | None]:
     """The decision and, after a refusal, the twin. A twin that cannot stand in adds its reasons to the refusal."""
     decision = decide(host, info, settings, need, bad)
@@ -127,9 +132,9 @@ def shipped(decision: Decision) -> Iterator[HostFile | DeviceFile]:
             yield image
 
 
-def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str]]:
+def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str | Unopened]]:
     contents: dict[str, bytes] = {}
-    damaged: dict[str, str] = {}
+    damaged: dict[str, str | Unopened] = {}
     for file in shipped(decision):
         if file.name in contents:
             continue
@@ -137,4 +142,8 @@ def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str]]:
             contents[file.name] = prebuilt.verified_bytes(file)
         except prebuilt.Damaged as error:
             damaged[file.name] = str(error)
+            continue
+        reason = unopened.noexec(prebuilt.C_DIR / file.path) if isinstance(file, HostFile) else None
+        if reason is not None:
+            damaged[file.name] = reason
     return contents, damaged

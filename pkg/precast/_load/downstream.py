@@ -23,7 +23,7 @@ from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._load import dangling, prebuilt, probe
+from precast._load import dangling, prebuilt, probe, unopened
 from precast._version import __version__
 from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
 
@@ -251,6 +251,12 @@ def _import(path: Path, module: str) -> ModuleType:
 
 def _cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     """The error for a file that matches its manifest and should fit here, but that the dynamic linker refuses."""
+    reason = unopened.why(path, str(error))
+    if reason is not None:
+        fix = f"\n  fix     1) {reason.remedy}" if reason.remedy else ""
+        return PrebuiltRefused(
+            f"{what} cannot be opened now\n  found   {path}: {reason.found}\n  needed  {reason.wanted}{fix}"
+        )
     return PrebuiltRefused(
         f"{what} cannot be opened, though it is what its manifest says and all of that fits\n"
         f"  found   {path}: {error}\n"

@@ -14,6 +14,7 @@ from precast._abi.settings import Settings
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.entry import LOG_NAME
 from precast._builder.roots import search_path
+from precast._load import unopened
 from precast._load.choose import require_level
 from precast._load.progress import Progress
 from precast._load.source import Source
@@ -70,7 +71,7 @@ def build_images(
             family,
             tuple(targets),
             nvrtc,
-            cache=AnnouncingCache(settings, said.start),
+            cache=AnnouncingCache(settings, said.start, libraries=False),
             debug=settings.debug,
             jobs=toolchain.default_jobs(settings),
         )
@@ -80,14 +81,19 @@ def build_images(
 
 
 class AnnouncingCache(Cache):
-    """A cache that announces when it has to build, with the path of the log."""
+    """A cache that announces when it has to build, with the path of the log.
 
-    def __init__(self, settings: Settings, announce: Callable[[Path], None]) -> None:
+    ``libraries``: the dynamic linker opens what is built, so a file system without execution is refused before that.
+    """
+
+    def __init__(self, settings: Settings, announce: Callable[[Path], None], *, libraries: bool = True) -> None:
         super().__init__(default_root(settings), search=search_path(settings), wait_s=settings.jit_wait_s)
-        self._announce = announce
+        self._announce, self._libraries = announce, libraries
 
     def obtain(self, key: BuildKey, build: Callable[[Path], Path]) -> Artifact:
         def announced(staging: Path) -> Path:
+            if self._libraries:
+                unopened.refuse_noexec(staging)
             self._announce(staging / LOG_NAME)
             return build(staging)
 

@@ -18,8 +18,9 @@ from typing import Protocol
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import BuildImage, BuildJit, Reason, Refuse, UsePrebuilt, all_rejections
+from precast._abi.decision import Unopened
 from precast._builder import catalogue
-from precast._load import handover, prebuilt, probe
+from precast._load import handover, prebuilt, probe, unopened
 from precast._load.choose import Choice, choose, need_of
 from precast._load.handover import Define
 from precast._load.library import CannotOpen, HostLibrary
@@ -49,7 +50,6 @@ class _State:
         self.loaded: dict[tuple[str, str], Loaded] = {}
         self.libraries: dict[Path, HostLibrary] = {}
         self.serving: dict[tuple[str, str], HostLibrary] = {}
-        self.bad: dict[str, str] = {}
         self.told_stale = False
         self.renew_locks()
 
@@ -143,9 +143,10 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
     started = time.perf_counter()
     settings = probe.read_settings()
     need = need_of(family.name, device)
+    bad: dict[str, str | Unopened] = {}  # of this call alone: what is repaired serves the next one
     while True:  # ends: each later turn has one more shipped file in `bad`
-        choice = choose(need, settings, _state.bad, certain=True)
-        _state.bad.update(choice.bad)
+        choice = choose(need, settings, bad, certain=True)
+        bad |= choice.bad
         decision = choice.decision
         if isinstance(decision, Refuse):
             from precast._load import twins, verdict
@@ -158,11 +159,16 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
         try:
             library = _open(host.path, settings.cpu_level)
         except CannotOpen as error:
+            reason = unopened.why(host.path, str(error))
+            if reason is not None and reason.passing:
+                raise unopened.passing(host.path, reason) from error
             if not isinstance(decision.host, HostFile):
                 from precast._load import verdict
 
+                if reason is not None:
+                    raise unopened.of_cache(host.path, reason) from error
                 raise verdict.cannot_open(choice, host, str(error)) from error
-            _state.bad[decision.host.name] = f"the dynamic linker refuses it: {error}"
+            bad[decision.host.name] = reason or f"the dynamic linker refuses it: {error}"
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
@@ -253,6 +259,8 @@ def _warn(choice: Choice) -> None:
                 prebuilt.C_DIR / _path(choice, rejection.candidate),
                 rejection.found,
             )
+        elif rejection.reason is Reason.UNOPENED:
+            _log.warning("%s is intact, but is not used: %s", prebuilt.C_DIR / rejection.candidate, rejection.found)
     stale = choice.host.stale
     if stale is not None and not _state.told_stale:
         _state.told_stale = True

@@ -26,7 +26,7 @@ from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder import closure, failure, process, python, toolchain
 from precast._builder.cache import BuildKey, Cache
-from precast._load import dangling, jit, probe, verdict
+from precast._load import dangling, jit, probe, unopened, verdict
 from precast._load.progress import Progress
 from precast._load.source import Source
 from precast.errors import BuildFailed, KernelUnavailable
@@ -164,9 +164,15 @@ def import_from(name: str, path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None  # a file with a loader always has one
-    with dangling.refused(path):
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+    try:
+        with dangling.refused(path):
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+    except ImportError as error:
+        reason = unopened.why(path, str(error))
+        if reason is None:
+            raise
+        raise (unopened.passing if reason.passing else unopened.of_cache)(path, reason) from error
     return module
 
 

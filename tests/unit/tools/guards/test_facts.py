@@ -16,7 +16,7 @@ from precast._abi.torch_abi import Stable, TorchAbi
 from precast._abi.version import CudaVersion, Release
 from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
-from tools.guards import libraries, manifest, targets
+from tools.guards import archive, libraries, manifest, targets
 from tools.guards.subject import Asked, Audited, Guard, NoManifest, Verdict, judge
 from tools.shared.binaries import LibraryFacts, Undefined
 from tools.shared.wheel import Wheel
@@ -314,3 +314,35 @@ def test_what_a_wheel_is_for_and_where_it_runs() -> None:
     assert (audited().released, audited().machine) == (True, "x86_64")
     local = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64)
     assert (audited(info=local).released, audited(info=local).machine) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("only_torch", "released", "budget", "refused"),
+    [
+        ("2.13", True, 820_000, True),  # 100 kB, and as much for each library of another torch
+        ("2.13", True, 830_000, False),
+        (None, True, 820_000, False),
+        (None, True, 100_000, True),
+        ("2.13", False, 820_000, False),
+    ],
+)
+def test_a_slim_wheel_is_held_to_the_budget_of_the_whole_one(
+    tmp_path: Path, only_torch: str | None, released: bool, budget: int, refused: bool
+) -> None:
+    library = hashlib.shake_256(b"x").digest(100_000)  # nothing packs that
+    path = tmp_path / "precast-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"
+    path.write_bytes(library)
+    host = (host_file(Stable(Release(2, 10)), library),)
+    mode = BuildMode.RELEASE if released else BuildMode.MACHINE
+    info = BuildInfo("0.1.0", Label("cpu"), mode, None, False, "0" * 64, host=host)
+    wheel = Wheel(path, "precast", "0.1.0+cpu", TAG, {f"precast/_C/{HOST}": library}, ())
+    tight = replace(
+        MATRIX,
+        max_bytes=budget,
+        labels=tuple(replace(spec, max_bytes=None) for spec in MATRIX.labels),
+    )
+    found = list(archive.check_size(Audited(wheel, info, tight, {}, Asked(only_torch=only_torch))))
+    assert len(tight.built_abis("x86_64")) == 8
+    # fails if a slim wheel passes although its whole wheel cannot be built
+    assert bool(found) is refused
+    assert not (refused and only_torch) or "with the libraries for every torch" in found[0].found

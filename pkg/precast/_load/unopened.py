@@ -1,0 +1,98 @@
+"""Why the dynamic linker did not open an intact file: a file system without execution, a policy, or no memory.
+
+The linker gives one text for all of them, without an error number, in the language of the locale. So this module asks
+the kernel: the mount of the file, and a mapping like the linker's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from precast._abi.decision import Unopened
+from precast.errors import KernelUnavailable
+
+# The end of the linker's message if a part of a file could not be mapped (glibc's elf/dl-map-segments.h).
+_NOT_MAPPED = ("failed to map segment", "cannot map zero-fill pages", "cannot create shared object descriptor")
+
+
+def noexec(path: Path) -> Unopened | None:
+    """The reason if a file, or a folder, is on a file system that is mounted noexec; one system call if it is not."""
+    try:
+        if not os.statvfs(path).f_flag & os.ST_NOEXEC:
+            return None
+    except OSError:
+        return None  # whatever opens it explains that better
+    import shlex  # imported for errors alone
+
+    mount = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_mount())
+    found = f"{mount} is mounted noexec, which forbids to load code from it"
+    return Unopened("a file system without noexec", found, f"mount -o remount,exec {shlex.quote(str(mount))}")
+
+
+def why(path: Path, said: str) -> Unopened | None:
+    """The reason that lies in this machine; None if the linker's own text ``said`` must do."""
+    reason = noexec(path)
+    if reason is not None:
+        return reason
+    number = _mapping_fails(path)
+    if number is None and any(text in said for text in (*_NOT_MAPPED, os.strerror(errno.ENOMEM))):
+        number = errno.ENOMEM  # the file alone can be mapped, but not all that comes with it
+    if number == errno.ENOMEM:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limited = limit != resource.RLIM_INFINITY
+        found = (
+            f"no memory to map it, under a limit of {limit >> 20} MiB (ulimit -v)" if limited else "no memory to map it"
+        )
+        return Unopened("memory for the library", found, "ulimit -v unlimited" if limited else "", passing=True)
+    if number in (errno.EMFILE, errno.ENFILE):
+        return Unopened("a free file descriptor", os.strerror(number), "ulimit -n 4096", passing=True)
+    if number in (errno.EACCES, errno.EPERM):
+        return Unopened("a policy that lets this process load code", f"{os.strerror(number)}, from the kernel")
+    return None
+
+
+def passing(path: Path, reason: Unopened) -> KernelUnavailable:
+    """The error for a reason that may be gone at the next call, so that nothing else is used or built instead."""
+    fix = f"\n  fix     1) {reason.remedy}" if reason.remedy else ""
+    return KernelUnavailable(
+        f"{path.name} cannot be opened now; the next call tries again\n"
+        f"  found   {path}: {reason.found}\n"
+        f"  needed  {reason.wanted}{fix}"
+    )
+
+
+def refuse_noexec(folder: Path) -> None:
+    """Raise KernelUnavailable if libraries that are built into this folder could not be loaded from it."""
+    reason = noexec(folder)
+    if reason is not None:
+        raise of_cache(folder, reason)
+
+
+def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:
+    """The error for a library of the build cache that this machine does not load from there."""
+    from precast._builder import trust
+
+    return KernelUnavailable(
+        f"libraries in the build cache cannot be loaded here\n"
+        f"  found   {path}: {reason.found}\n"
+        f"  needed  {reason.wanted} for the build cache\n"
+        f"  fix     1) {trust.another(path)}"
+    )
+
+
+def _mapping_fails(path: Path) -> int | None:
+    """The error number of a mapping like the linker's, or None if it can be made."""
+    import mmap
+
+    try:
+        with path.open("rb") as file:
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return error.errno
+    except ValueError:  # an empty file
+        return None
+    return None
