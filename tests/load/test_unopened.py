@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import zipfile
@@ -76,6 +77,18 @@ def test_a_cache_on_a_noexec_mount_is_refused_before_anything_is_built(
         assert said.startswith("KernelUnavailable: libraries in the build cache cannot be loaded here")
         assert f"{cold.cache} is mounted noexec" in said and "fix     1) export PRECAST_CACHE_DIR=" in said
         assert "report this" not in said and there == bool(list(cold.cache.glob("v1/cpu_adam/*")))
+
+
+@pytest.mark.mounts
+def test_builds_of_a_home_on_a_noexec_mount_are_kept_in_the_temp_folder(
+    cold: Site, tmp_path: Path, noexec: Callable[[Path], Path]
+) -> None:
+    home = noexec(cold.home)
+    code = "from precast._abi.settings import Settings; import os\nfrom precast._builder.roots import default_root\n"
+    code += "print(default_root(Settings.from_env(os.environ)))"
+    done = cold.run(code, env={"PRECAST_CACHE_DIR": "", "TMPDIR": str(tmp_path)})
+    assert done.stdout == f"{tmp_path}/precast-{os.getuid()}\n", done.stderr
+    assert f"as {home}/.cache is on a file system that is mounted noexec" in done.stderr
 
 
 # The limit is in force while the linker maps the library, and nowhere else.

@@ -137,3 +137,11 @@ def _kind(path: Path) -> str:
         return _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:
         return "something that is gone"
+
+
+def is_noexec(path: Path) -> bool:
+    """Whether the linker may load no library from a file or folder, because its file system is mounted noexec."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False  # whatever opens it explains that better

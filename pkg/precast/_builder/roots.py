@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from precast._abi.settings import LINE_BREAKS, Settings
-from precast._builder import trust
+from precast._builder import files, trust
 from precast.errors import KernelError
 
 LOG = logging.getLogger("precast")
@@ -61,15 +61,26 @@ def _named(variable: str, name: str) -> Path:
 
 
 def _can_hold(path: Path) -> bool:
-    """Whether ``path`` is, or could become, a folder that this user can write. ninja cannot write a line break."""
+    """Whether ``path`` is, or could become, a folder that this user can write, and load libraries from.
+
+    ninja cannot write a line break.
+    """
     if any(character in str(path) for character in LINE_BREAKS):
         return False
     try:
-        there = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+        there = _existing(path)
     except OSError:  # the name is too long
         return False
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK) and not files.is_noexec(there)
+
+
+def _existing(path: Path) -> Path:
+    return next((folder for folder in (path, *path.parents) if folder.exists()), path)
 
 
 def _why_not(homes: list[Path]) -> str:
-    return f"{' and '.join(map(str, homes))} cannot be written" if homes else "neither XDG_CACHE_HOME nor HOME is set"
+    if not homes:
+        return "neither XDG_CACHE_HOME nor HOME is set"
+    noexec = [home for home in homes if files.is_noexec(home) or files.is_noexec(home.parent)]
+    what = "is on a file system that is mounted noexec" if noexec else "cannot be written"
+    return f"{' and '.join(map(str, noexec or homes))} {what}"

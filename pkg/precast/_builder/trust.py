@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from precast._builder import files
 from precast.errors import KernelError
 
 ENOUGH_BYTES = 200_000_000  # all families built here take 60 MB, and as much again during the build
@@ -127,14 +128,6 @@ def _unsafe(path: Path, found: str) -> KernelError:
     )
 
 
-def is_noexec(path: Path) -> bool:
-    """Whether the linker may load no library from a file or folder, because its file system is mounted noexec."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return False  # whatever opens it explains that better
-
-
 def another(taken: Path, variable: str = "PRECAST_CACHE_DIR") -> str:
     """The command that moves builds to another folder, which was tested."""
     folder = next((str(place) for place in _places() if _serves(place, taken)), None)
@@ -158,7 +151,7 @@ def _serves(place: Path, taken: Path) -> bool:
             there.is_dir()
             and os.access(there, os.W_OK | os.X_OK)
             and room.f_bavail * room.f_frsize >= ENOUGH_BYTES
-            and not is_noexec(there)
+            and not files.is_noexec(there)
             and why_not(place, owner=os.getuid()) is None
         )
     except OSError:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from precast._abi.decision import Unopened
+from precast._builder import files
 from precast.errors import KernelUnavailable
 
 # The end of the linker's message if a part of a file could not be mapped (glibc's elf/dl-map-segments.h).
@@ -19,11 +20,8 @@ _NOT_MAPPED = ("failed to map segment", "cannot map zero-fill pages", "cannot cr
 
 def noexec(path: Path) -> Unopened | None:
     """The reason if a file, or a folder, is on a file system that is mounted noexec; one system call if it is not."""
-    try:
-        if not os.statvfs(path).f_flag & os.ST_NOEXEC:
-            return None
-    except OSError:
-        return None  # whatever opens it explains that better
+    if not files.is_noexec(path):
+        return None
     import shlex  # imported for errors alone
 
     mount = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_mount())
@@ -74,7 +72,7 @@ def refuse_noexec(folder: Path) -> None:
 
 def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:
     """The error for a library of the build cache that this machine does not load from there."""
-    from precast._builder import trust
+    from precast._builder import trust  # imported for errors alone
 
     return KernelUnavailable(
         f"libraries in the build cache cannot be loaded here\n"

@@ -14,7 +14,7 @@ from precast._builder import trust
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The room that every file system has, which a test may change."""
-    found = SimpleNamespace(f_bavail=trust.ENOUGH_BYTES // 1000, f_frsize=1000)
+    found = SimpleNamespace(f_bavail=trust.ENOUGH_BYTES // 1000, f_frsize=1000, f_flag=os.ST_NOSUID)
     monkeypatch.setattr(os, "statvfs", lambda place: found)
     return found
 
@@ -22,7 +22,9 @@ def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_folder_serves_that_is_safe_and_has_just_enough_room(tmp_path: Path, room: SimpleNamespace) -> None:
     tmp_path.chmod(0o700)
     assert trust._serves(tmp_path / "new" / "cache", tmp_path / "taken")
-    room.f_bavail -= 1
+    room.f_flag |= os.ST_NOEXEC
+    assert not trust._serves(tmp_path / "new" / "cache", tmp_path / "taken"), "the linker could not load from it"
+    room.f_flag, room.f_bavail = 0, room.f_bavail - 1
     assert not trust._serves(tmp_path / "new" / "cache", tmp_path / "taken")
 
 
