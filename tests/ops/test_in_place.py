@@ -125,6 +125,15 @@ def test_a_negative_view_that_is_only_read_is_what_it_means(op: str, call: Calla
         assert all(map(torch.equal, targets, expected))
 
 
+ROUTES = [case for case in CASES if isinstance(case.values[1], Route)]
+
+
+@pytest.mark.parametrize(("op", "call", "device"), ROUTES)
+def test_the_public_way_stays_direct(op: str, call: Any, device: str) -> None:
+    call(*inputs(op, device)[0])
+    assert type(call.call).__name__ == "builtin_function_or_method"  # of csrc/common/direct.cpp
+
+
 OPTIMIZERS = [
     pytest.param(name, device, id=f"{name}-{device}", marks=pytest.mark.gpu if device == "cuda" else ())
     for name in (n for n in optim.__all__ if n != "CPUAdamOptimizer")

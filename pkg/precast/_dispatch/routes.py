@@ -127,7 +127,7 @@ class Route:
         types = [_CODES.get(str(argument.type)) for argument in schema.arguments]
         if None in types or any(str(result.type) != "Tensor" for result in schema.returns) or not _is_readable(library):
             return
-        if _has_others(self.op.name()):
+        if _has_others(self.op.name(), bool(self._written)):
             self.call = self.otherwise
             return
         count = _registrations(library, self.op.name())
@@ -157,12 +157,16 @@ class Route:
 
 
 _AUTOCAST = ("AutocastCPU", "AutocastCUDA", "AutocastXPU")  # our ops have no kernel for these
-_OTHERS = (*_AUTOCAST, "AutogradCPU", "AutogradCUDA", "AutogradXPU", "ADInplaceOrView")  # nor for these
+_OTHERS = (*_AUTOCAST, "AutogradCPU", "AutogradCUDA", "AutogradXPU")  # nor for these
 
 
-def _has_others(op: str) -> bool:
-    """Whether somebody has registered a kernel for a key that plain tensors have, above those of the devices."""
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op, key) for key in _OTHERS)
+def _has_others(op: str, writes: bool) -> bool:
+    """Whether somebody has registered a kernel for a key that plain tensors have, above those of the devices.
+
+    An op in place has a kernel of ours for ``ADInplaceOrView``.
+    """
+    keys = _OTHERS if writes else (*_OTHERS, "ADInplaceOrView")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op, key) for key in keys)
 
 
 def _word(address: int) -> int:
