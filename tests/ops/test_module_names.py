@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from precast import kernel_loader
+from precast.compat import deepspeed
 from precast.errors import KernelUnavailable
 from precast.kernel_loader import (
     CPUAdamLoader,
@@ -113,6 +114,32 @@ def test_the_norms_of_apex(kind: str, memory_efficient: bool, own: torch.dtype) 
         # The arguments of before apex had the ninth: the input is given.
         again = getattr(module, name.format("backward"))(dy, *statistics, x, shape, *given, eps)
         close((again if affine else [again])[0], leaves[0].grad, digits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+def test_the_norms_of_deepspeed(own: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = (torch.randn(2, 3, 64).to(own) for _ in range(2))
+    bias, gamma, beta = (torch.randn(64).to(own) for _ in range(3))
+    digits, function = (1e-5 if own == torch.float32 else 2e-2), torch.nn.functional
+    total = x.double() + bias.double() + residual.double()
+    layer = function.layer_norm(total, (64,), gamma.double(), beta.double(), 1e-5)
+    given = (x, bias, residual, gamma, beta, 1e-5)
+    both = deepspeed.layer_norm_residual_store_pre_ln_res(*given)
+    close(both[0], layer, digits)
+    close(both[1], total, digits)
+    assert torch.equal(deepspeed._layer_norm_residual(*given), both[0]) and both[0].dtype == both[1].dtype == own
+    close(deepspeed.layer_norm(x, gamma, beta, 1e-5), _exact(function.layer_norm, x, gamma, beta), digits)
+    close(deepspeed.layer_norm(x, gamma.float(), beta, 1e-5), _exact(function.layer_norm, x, gamma, beta), 1e-5)
+    close(deepspeed.rms_norm(x, gamma, 1e-5), _exact(function.rms_norm, x, gamma), digits)
+    y, added = deepspeed.pre_rms_norm(x, residual, gamma, 1e-5)
+    assert torch.equal(added, x + residual)
+    close(y, _exact(function.rms_norm, added, gamma), digits)
+
+
+def _exact(function: Any, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = function(x.double(), x.shape[-1:], *(one.double() for one in parameters), eps=1e-5)
+    return found
 
 
 def test_a_former_name_finds_its_module() -> None:

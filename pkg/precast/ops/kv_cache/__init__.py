@@ -11,8 +11,8 @@ blocks, each with room for ``block_size`` tokens; slot ``s`` is position ``s % b
 
 The strides are free as long as the last dimension is contiguous; those of the last two ``value_cache`` shapes are free.
 So ``cache.transpose(1, 2)`` of ``(blocks, heads, block_size, width)`` is the first layout, and two halves of one buffer
-can be two caches. All tensors have the same dtype, float32, float16 or bfloat16, and are on the same device; 8-bit
-caches are not supported.
+can be two caches. All tensors have the same dtype, float32, float16 or bfloat16, and are on the same device. For caches
+of 8 bits, ``precast.compat.vllm`` has functions that convert by torch's ops.
 
 ``slot_mapping`` is int64 with a slot for each token. The token of a negative slot is skipped. A slot that the caches do
 not have is refused on the CPU before anything is written. On a GPU its token is skipped, because the host does not wait
