@@ -1,5 +1,6 @@
 // Bias and activation in one pass, and their gradients: checks, allocation, and the choice of a kernel.
-#include <math.h>
+#include <algorithm>
+#include <cmath>
 
 #include "image.h"
 
@@ -71,6 +72,17 @@ Call check(const char* op, const Tensor& x, const Tensor* bias, int64_t dim, int
                 "%s: bias has shape %s; needed (%lld,), dimension %lld of x", op, shape_of(*bias).text,
                 printable(x.sizes()[dim]), printable(dim));
   return call;
+}
+
+// The clamp as a result has it. NaN stays NaN.
+double rounded(double clamp, int number) {
+  if (number == kFloat64 || std::isnan(clamp)) return clamp;
+  const double single = static_cast<double>(static_cast<float>(clamp));
+  if (number == kFloat32 || single == 0 || std::isinf(single)) return single;
+  const int digits = number == kFloat16 ? 11 : 8, least = number == kFloat16 ? -14 : -126;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(single), least) - digits + 1);
+  const double nearest = std::nearbyint(single / unit) * unit;
+  return number == kFloat16 && nearest > 65504.0 ? INFINITY : nearest;
 }
 
 // Divides the tensor into rows. `biased`: its channels matter.
@@ -254,6 +266,7 @@ TensorPair bias_act_backward_op(const Tensor& grad, const Tensor* saved, const T
   PRECAST_CHECK(!bias_grad || bias != nullptr, "%s: bias_grad without a bias", kOp);
   call.backward = true;
   call.of_output = of_output;
+  if (of_output) call.clamp = rounded(call.clamp, call.number);
   const bool biased = bias_grad || (bias != nullptr && saved != nullptr && !of_output);
   call.last = is_channels_last(like) && (bias == nullptr || dim == 1);
   const int64_t length = bias_grad ? like.sizes()[dim] : 0;

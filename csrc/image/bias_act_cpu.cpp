@@ -57,6 +57,19 @@ PRECAST_RARE void leaky_gradients(const BiasActWork& work, Part<Real>& part) {
   }
 }
 
+// The same from x and the bias, computed as leaky_values() does.
+template <class Real>
+PRECAST_RARE void leaky_slopes(const BiasActWork& work, Part<Real>& part) {
+  const Real gain = static_cast<Real>(work.gain), clamp = static_cast<Real>(work.clamp);
+  const Real alpha = static_cast<Real>(work.alpha);
+  const bool flat = work.activation == kRelu;
+  for (int64_t i = 0; i < part.count; ++i) {
+    const Real u = part.saved[i] + part.bias[i], below = flat ? Real(0) : u * alpha;
+    const Real v = gain * (u < 0 ? below : u), slope = gain * (u > 0 ? Real(1) : alpha);
+    part.x[i] *= v >= clamp || v <= -clamp ? Real(0) : slope;
+  }
+}
+
 template <class Real>
 PRECAST_RARE void curved(const BiasActWork& work, Part<Real>& part) {
   for (int64_t i = 0; i < part.count; ++i) {
@@ -74,12 +87,12 @@ PRECAST_RARE void curved(const BiasActWork& work, Part<Real>& part) {
 
 template <class Real>
 PRECAST_INLINE void compute(const BiasActWork& work, Part<Real>& part) {
-  if (work.activation > kLeakyRelu || (work.backward && work.saved != nullptr && !work.of_output)) {
+  if (work.activation > kLeakyRelu) {
     curved(work, part);
   } else if (!work.backward) {
     leaky_values(work, part);
   } else if (work.saved != nullptr) {
-    leaky_gradients(work, part);
+    work.of_output ? leaky_gradients(work, part) : leaky_slopes(work, part);
   } else {
     for (int64_t i = 0; i < part.count; ++i) part.x[i] *= static_cast<Real>(work.gain);
   }

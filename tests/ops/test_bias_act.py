@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -243,6 +244,42 @@ def test_special_values(act: str, device: str) -> None:
         torch.testing.assert_close(y.double(), right, rtol=1e-2, atol=1e-6, equal_nan=True)
         clamped = ops.bias_act(x.to(dtype), act=act, gain=1.0, clamp=2.0)
         assert bool(clamped[0].isnan()) and float(clamped.nan_to_num(0).abs().max()) <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("act", ["linear", "relu", "lrelu"])
+def test_what_is_clamped_has_no_gradient_however_the_clamp_is_rounded(act: str, dtype: Any, device: str) -> None:
+    """Clamps that 16 bits round down, up, and to infinity."""
+    run = functools.partial(ops.bias_act, act=act, alpha=0.5, gain=1.0)
+    for clamp in (0.3, 0.7, 1.1, 1 / 3, 255.7, 3e4, 3e-6, 0.0):
+        x = (torch.tensor([0.5, 0.99, 1.01, 2, 1e3]) * clamp).to(device, dtype)
+        x = torch.cat([x, -x]).requires_grad_()
+        (grad,) = torch.autograd.grad(run(x, clamp=clamp).sum(), x)
+        value = x.detach().float() * torch.where(x < 0, {"linear": 1.0, "relu": 0.0, "lrelu": 0.5}[act], 1.0)
+        reached = (value.abs() >= clamp) | (value.to(dtype).abs() >= torch.tensor(clamp).to(dtype).to(device))
+        assert not grad[reached].any(), clamp
+        (free,) = torch.autograd.grad(run(x).sum(), x)
+        assert torch.equal(grad[~reached], free[~reached])
+        by_reference = torch.func.grad(lambda x, clamp: run(x, clamp=clamp).sum())(x.detach(), clamp)
+        assert torch.equal(grad, by_reference)
+
+
+@pytest.mark.parametrize("act", ["relu", "lrelu"])
+def test_a_result_that_underflows_keeps_its_slope(act: str, device: str) -> None:
+    tiny = torch.tensor([1e-9, -1e-9, 0.0], device=device)
+    for x, bias, gain in (
+        (torch.zeros(3, 3, dtype=torch.float16, device=device), tiny, 2.0),  # the bias is wider
+        (torch.full((3, 3), 2**-24, dtype=torch.float16, device=device), None, 0.25),
+        (torch.full((3, 3), 1e-40, dtype=torch.bfloat16, device=device), None, 1e-3),
+        (torch.full((3, 3), 1e-40, device=device), None, 1e-8),
+    ):
+        x.requires_grad_()
+        y = ops.bias_act(x, bias, act=act, alpha=0.5, gain=gain)
+        assert not y.any()
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        low = gain * {"relu": 0.0, "lrelu": 0.5}[act]
+        slopes = [gain] * 3 if bias is None else [gain, low, low]
+        assert torch.equal(grad, torch.tensor(slopes, device=device).to(grad.dtype).expand(3, 3))
 
 
 def test_a_clamp_of_zero_and_defaults(device: str) -> None:

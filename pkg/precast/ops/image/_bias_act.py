@@ -41,7 +41,6 @@ ACTIVATIONS = {
     "softplus": Activation(7, 0.0, 1.0),
     "swish": Activation(8, 0.0, math.sqrt(2)),
 }
-LINEAR, LEAKY = 0, 2  # the number of "linear", and the last one of straight lines
 UNCLAMPED = -1.0
 
 
@@ -67,7 +66,8 @@ def bias_act(
             ``"swish"``.
         alpha: the slope of ``lrelu`` below zero; 0.2 by default. Other activations ignore it.
         gain: multiplies the result; by default sqrt(2) for ``relu``, ``lrelu`` and ``swish``, and 1 for the others.
-        clamp: results are clamped to ``[-clamp, clamp]``, where the gradient is zero; None: they are not.
+        clamp: results are clamped to ``[-clamp, clamp]``; None: they are not. Where a result is at the clamp, the
+            gradient is zero. For straight lines, a result that is rounded to it counts.
 
     Returns:
         A tensor with the shape and dtype of ``x``. If ``x`` is in the memory format channels_last and ``dim`` is 1, so
@@ -144,11 +144,6 @@ def fused_leaky_relu(
     return bias_act(x, bias, act="lrelu", alpha=negative_slope, gain=scale)
 
 
-def _from_output(act: int, alpha: float, gain: float) -> bool:
-    """Whether the sign of the result says on which side of zero its input was."""
-    return act <= LEAKY and gain > 0 and (act != LEAKY or alpha >= 0)
-
-
 class _BiasAct(torch.autograd.Function):
     """``compute`` calls the kernel below autograd; it depends on where the call came from."""
 
@@ -166,8 +161,8 @@ class _BiasAct(torch.autograd.Function):
     ) -> Tensor:
         y = compute(x, bias, dim, act, alpha, gain, clamp)
         ctx.options = dim, act, alpha, gain, clamp
-        ctx.of_output = _from_output(act, alpha, gain)
-        if act == LINEAR and clamp < 0:
+        ctx.of_output = _common.from_output(x, bias, act, alpha, gain)
+        if act == _common.LINEAR and clamp < 0:
             ctx.save_for_backward(None, bias)
         else:
             ctx.save_for_backward(y if ctx.of_output else x, bias)
@@ -214,7 +209,7 @@ _recorded_backward: Callable[..., Any] = _BiasActBackward.apply
 
 def _backward_gradient(compute: Callable[..., Any], *args: Any) -> Any:
     """The recorded gradients; those of curved activations are recorded by the reference."""
-    if args[4] <= LEAKY:
+    if args[4] <= _common.LEAKY:
         return _recorded_backward(compute, *args)
     _check_backward(*args)
     return namespace.reference("bias_act_backward")(*args)
@@ -262,11 +257,11 @@ def _check_backward(
     _checks.same_kind(op, "grad", grad, like, "saved")
     _checks.same_shape(op, "grad", grad, "saved", like)
     _checks.require(
-        saved is not None or (act == LINEAR and clamp < 0),
+        saved is not None or (act == _common.LINEAR and clamp < 0),
         lambda: f"{op}: saved is None; needed a tensor unless act is 0 and nothing is clamped",
     )
     _checks.require(
-        not of_output or _from_output(act, alpha, gain),
+        not of_output or _common.has_sign(act, alpha, gain),
         lambda: (
             f"{op}: of_output with act {act}, gain {gain:g} and alpha {alpha:g}; needed act 0 to 2, gain > 0 and "
             "alpha >= 0"

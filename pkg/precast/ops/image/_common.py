@@ -9,6 +9,7 @@ from torch import Tensor
 
 from precast.ops import _checks
 
+LINEAR, LEAKY = 0, 2  # the number of "linear", and the last one of straight lines
 FLOAT_TYPES = (*_checks.FLOAT_TYPES, torch.float64)
 
 
@@ -32,3 +33,19 @@ def empty_ordered(sizes: Sequence[int], last: bool, like: Tensor) -> Tensor:
         return like.new_empty(sizes)
     memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
     return torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def from_output(x: Tensor, bias: Tensor | None, act: int, alpha: float, gain: float) -> bool:
+    """Whether the result of ``bias_act`` says on which side of zero its input was: for straight lines that rise.
+
+    A result must not underflow to zero where its input was positive. float16 may, from a wider bias.
+    """
+    if not has_sign(act, alpha, gain):
+        return False
+    narrower = x.dtype == torch.float16 and bias is not None and bias.dtype != x.dtype
+    return act == LINEAR or (gain >= 1 and not narrower)
+
+
+def has_sign(act: int, alpha: float, gain: float) -> bool:
+    """Whether the result is positive where the input was, and only there, if nothing underflows."""
+    return act <= LEAKY and gain > 0 and (act != LEAKY or alpha >= 0)

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import Tensor
 
 from precast.ops._reference import wide
+from precast.ops.image import _common
 
 _RELU, _LEAKY = 1, 2
 _FUNCTIONS: tuple[Callable[[Tensor, float], Tensor], ...] = (
@@ -29,7 +30,10 @@ def bias_act(x: Tensor, bias: Tensor | None, dim: int, act: int, alpha: float, g
     v = gain * _FUNCTIONS[act](_biased(x, bias, dim), alpha)
     if clamp >= 0:
         limit = torch.full((), clamp, dtype=v.dtype, device=v.device)
-        v = torch.where(v >= limit, limit, torch.where(v <= -limit, -limit, v))
+        # Where the slope comes from the result, what is rounded to the clamp counts as clamped.
+        rounds = _common.from_output(x, bias, act, alpha, gain)
+        reached, end = (v.detach().to(x.dtype), limit.to(x.dtype)) if rounds else (v, limit)
+        v = torch.where(reached >= end, limit, torch.where(reached <= -end, -limit, v))
     return v.to(x.dtype)
 
 
@@ -120,7 +124,9 @@ def _slope(
         value = gain * _FUNCTIONS[act](u, alpha)
         slope = _SLOPES[act](u)
     if clamp >= 0:
-        slope = torch.where((value >= clamp) | (value <= -clamp), 0.0, slope)
+        end = torch.full((), clamp, dtype=value.dtype, device=value.device)
+        end = end.to(saved.dtype).to(value.dtype) if of_output else end
+        slope = torch.where((value >= end) | (value <= -end), 0.0, slope)
     return gain * slope
 
 

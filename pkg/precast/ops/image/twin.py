@@ -155,6 +155,8 @@ def bias_act_backward(
     last = (bias is None or dim == 1) and _common.is_channels_last(like)
     grad_x = _common.empty_ordered(like.shape, last, like)
     wide = like.dtype == torch.float64
+    if of_output and clamp >= 0:
+        clamp = float(torch.tensor(clamp).to(like.dtype))  # as the result has it
     exact = torch.empty_like(grad_x, dtype=torch.float64 if wide else torch.float32) if bias_grad else grad_x
     if like.numel() > 0:
         slopes = _ordered(grad, last)
