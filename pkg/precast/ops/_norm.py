@@ -34,7 +34,8 @@ def over_several(
 
 def is_exporting_onnx() -> bool:
     """Whether an exporter of torch.onnx records this call. It knows torch's own ops alone; False in torch.compile."""
-    return torch.onnx.is_in_onnx_export()
+    recorded = torch.compiler.is_compiling() or torch._C._is_tracing()  # the question below imports the exporters
+    return recorded and torch.onnx.is_in_onnx_export()
 
 
 def compares_sizes() -> bool:
