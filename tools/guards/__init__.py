@@ -50,7 +50,7 @@ GUARDS = (
     Guard("bundled", "no copy of torch, CUDA or OpenMP, nothing grafted, nothing else needed", check_bundled),
     Guard("glibc", "no symbol newer than the platform tag promises", check_glibc, unless_released),
     Guard("hardening", "no run path, text relocation, executable stack or stray export", check_hardening),
-    Guard("size", "within the budget of the label", check_size),
+    Guard("size", "within the budget of the label; a slim wheel with all that the whole one would have", check_size),
     Guard("metadata", "names, tags, requirements and RECORD agree, and an index takes the wheel", check_metadata),
     Guard("sbom", "the bill of materials is valid CycloneDX and true of this wheel", check_sbom, _unless_repaired),
     Guard(

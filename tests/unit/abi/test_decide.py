@@ -22,6 +22,7 @@ from precast._abi.decide import (
     decide,
     needs_builders,
 )
+from precast._abi.decision import Unopened
 from precast._abi.host import Builders, Host, Stale
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import Release
@@ -101,6 +102,13 @@ def test_what_a_library_needs_is_checked_before_it_is_used(
 def test_python_tags_that_fit(python: str) -> None:
     info = ex.build_info("", host_files=(replace(FITTING, python=python, cuda_major=13),))
     assert isinstance(decide(ex.host(), info, AUTO, CPU), UsePrebuilt)
+
+
+def test_a_library_that_cannot_be_opened_is_not_called_damaged() -> None:
+    why = Unopened("a file system without noexec", "/x is mounted noexec", "mount -o remount,exec /x")
+    decision = decide(ex.host(), ex.build_info(""), replace(AUTO, jit=JitMode.AOT), CPU, {FITTING.path: why})
+    rejection = only(decision, Reason.UNOPENED)
+    assert (rejection.wanted, rejection.found, rejection.remedy) == (why.wanted, why.found, why.remedy)
 
 
 def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
@@ -355,6 +363,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(build_with=none), pure, AUTO, CUDA),
         decide(ex.host(), None, jit, CUDA),
         decide(ex.host(glibc="2.17"), ex.build_info("sm_75", host_files=files), aot, CUDA),
+        decide(ex.host(), ex.build_info(""), aot, CPU, {FITTING.path: Unopened("exec", "noexec")}),
         decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
