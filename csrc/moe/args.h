@@ -12,6 +12,9 @@ constexpr int kMostExperts = 1024;
 // Most threads that share a token's row.
 constexpr int kRowThreads = 512;
 
+// Pairs that a block looks at for slots with several, and its threads.
+constexpr int kRepeatThreads = 128;
+
 enum GatingFlags : int { kSigmoid = 1, kRenormalize = 2, kTopTwo = 4 };
 
 // Rows of logits; a warp has a row. A row of weights and indices has `k` elements.
@@ -121,13 +124,34 @@ struct CombineBackwardArgs {
   int unused;
 };
 
-// Memory that becomes zero.
+// Memory that becomes zero. Each slot gets a number of one of its pairs as its owner.
 struct ZeroArgs {
   char* data;
   long long bytes;
+  const int* positions;
+  int* owners;  // slot -> pair; a slot without a pair keeps what was there
+  long long slots;
+  long long pairs;
+};
+
+// Makes the row of each slot that has several pairs the sum of their rows, times their weights, which may be null.
+struct RepeatArgs {
+  const char* rows;  // of the tokens
+  char* result;
+  const int* positions;
+  const float* weights;
+  const int* owners;
+  long long stride;     // between rows, in bytes
+  long long row_bytes;  // of the result, which has no gaps
+  long long slots;
+  unsigned int tokens;
+  int k;
+  unsigned int width;
+  int dtype;
 };
 
 static_assert(sizeof(GatingArgs) == 96 && sizeof(SortArgs) == 112 && sizeof(PermuteArgs) == 72, "must agree");
+static_assert(sizeof(ZeroArgs) == 48 && sizeof(RepeatArgs) == 80, "host and device must agree");
 static_assert(sizeof(CombineArgs) == 72 && sizeof(CombineBackwardArgs) == 104, "host and device must agree");
 
 }  // namespace moe

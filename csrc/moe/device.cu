@@ -73,6 +73,11 @@ DEVICE void zero(const ZeroArgs& a) {
 #pragma unroll 1
   for (i64 i = first; i < vectors; i += stride) store(a.data + i * 16, Vector{});
   if (first < a.bytes % 16) a.data[vectors * 16 + first] = 0;
+#pragma unroll 1
+  for (i64 pair = first; pair < a.pairs; pair += stride) {
+    const int position = a.positions[pair];
+    if (position >= 0 && position < a.slots) a.owners[position] = static_cast<int>(pair);
+  }
 }
 
 // ---- back: the weighted sum of a token's rows, in the order of its places ----
@@ -145,6 +150,43 @@ DEVICE void combine_any(const CombineArgs& a) {
       sum = fmaf(get(a.rows + position * a.stride + offset, a.dtype), weights == nullptr ? 1.0f : weights[j], sum);
     }
     put(a.result + token * a.row_bytes + offset, sum, a.dtype);
+  }
+}
+
+// ---- slots with several pairs ----
+
+// Pairs that do not own their slot are rare: only callers with positions of their own have them. Each adds up all pairs
+// of its slot, in their order, so that all of a slot write the same numbers.
+DEVICE void repeat(const RepeatArgs& a) {
+  __shared__ int found[kRepeatThreads];
+  const i64 pair = static_cast<i64>(blockIdx.x) * kRepeatThreads + threadIdx.x;
+  int slot = -1;
+  if (pair < static_cast<i64>(a.tokens) * a.k) {
+    const int position = a.positions[pair];
+    if (position >= 0 && position < a.slots && a.owners[position] != pair) slot = position;
+  }
+  found[threadIdx.x] = slot;
+  __syncthreads();
+#pragma unroll 1
+  for (int other = 0; other < kRepeatThreads; ++other) {
+    slot = found[other];
+    if (slot < 0) continue;
+#pragma unroll 1
+    for (u32 at = threadIdx.x; at < a.width; at += kRepeatThreads) {
+      const i64 offset = at * bytes_of(a.dtype);
+      const int* position = a.positions;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (u32 token = 0; token < a.tokens; ++token) {
+#pragma unroll 1
+        for (int j = 0; j < a.k; ++j, ++position) {
+          if (*position != slot) continue;
+          const float weight = a.weights == nullptr ? 1.0f : a.weights[position - a.positions];
+          sum = fmaf(get(a.rows + token * a.stride + offset, a.dtype), weight, sum);
+        }
+      }
+      put(a.result + slot * a.row_bytes + offset, sum, a.dtype);
+    }
   }
 }
 
@@ -251,6 +293,7 @@ DEVICE void combine_backward_any(const CombineBackwardArgs& a) {
 
 KERNEL(moe_permute, PermuteArgs, 512, 1024, permute)
 KERNEL(moe_zero, ZeroArgs, 256, 1024, zero)
+KERNEL(moe_repeat, RepeatArgs, 128, 1024, repeat)
 
 KERNEL(moe_combine_f32, CombineArgs, 512, 1024, combine_row<Float32>)
 KERNEL(moe_combine_f16, CombineArgs, 512, 1024, combine_row<Float16>)

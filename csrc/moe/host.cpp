@@ -16,7 +16,8 @@ namespace {
 //   combine_<dtype>    threads for a token; each adds up vectors of 16 bytes of its rows
 //   combine_any        the same, element by element
 //   combine_backward_* a block for a token, which has the products with all of its rows to add up
-//   zero               memory that not every row of is written by permute or combine_backward
+//   zero               memory that not every row of is written by permute or combine_backward; finds slots' owners
+//   repeat             the rows of slots that several pairs of a token and a place have
 
 constexpr Entry kEntries[] = {
     {"moe_permute"},
@@ -29,9 +30,18 @@ constexpr Entry kEntries[] = {
     {"moe_combine_backward_f16"},
     {"moe_combine_backward_bf16"},
     {"moe_combine_backward_any"},
+    {"moe_repeat"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-enum Kernel : int { kPermute = 0, kZero = 1, kCombine = 2, kCombineAny = 5, kBackward = 6, kBackwardAny = 9 };
+enum Kernel : int {
+  kPermute = 0,
+  kZero = 1,
+  kCombine = 2,
+  kCombineAny = 5,
+  kBackward = 6,
+  kBackwardAny = 9,
+  kRepeat = 10
+};
 
 KernelFamily kernels = {"moe", kEntries, kEntryCount};
 
@@ -144,13 +154,56 @@ RowKernel rows_of_threads(int kernel, int64_t units, int64_t each = 2) {
   return {kernel, static_cast<uint32_t>(threads), static_cast<uint32_t>(threads < 128 ? 128 / threads : 1), 0};
 }
 
-void zero_cuda(int device, void* data, int64_t bytes) {
-  if (bytes == 0) return;
-  ZeroArgs args = {static_cast<char*>(data), bytes};
-  void* arguments[] = {&args};
-  const int64_t blocks = std::min<int64_t>((bytes + 4095) / 4096, int64_t{1} << 20);
-  launch(kernels, device, kZero, {static_cast<uint32_t>(blocks), 1, 256, 1, 0}, arguments);
-}
+// Rows of slots that any number of pairs may have: zero() before they are written, add_up() afterwards.
+class AnyPairs {
+ public:
+  AnyPairs(const Tensor& like, const Norm& rows, const Places& places, const int32_t* positions, char* result)
+      : rows_(rows),
+        places_(places),
+        positions_(positions),
+        result_(result),
+        row_bytes_(rows.hidden * rows.element_bytes()),
+        owners_(empty(&places.slots, 1, aoti_torch_dtype_int32(), like)) {}
+
+  void zero() const {
+    const int64_t bytes = places_.slots * row_bytes_, pairs = places_.tokens * places_.k;
+    if (bytes == 0) return;
+    ZeroArgs args = {result_, bytes, positions_, static_cast<int*>(owners_.mutable_data()), places_.slots, pairs};
+    void* arguments[] = {&args};
+    const int64_t blocks = std::min<int64_t>((bytes + 4095) / 4096, int64_t{1} << 20);
+    launch(kernels, rows_.device, kZero, {static_cast<uint32_t>(blocks), 1, 256, 1, 0}, arguments);
+  }
+
+  // `rows`: of the tokens, `stride` bytes apart.
+  void add_up(const void* rows, int64_t stride, const float* weights) const {
+    const int64_t pairs = places_.tokens * places_.k;
+    if (places_.slots * row_bytes_ == 0 || pairs < 2) return;
+    RepeatArgs args = {};
+    args.rows = static_cast<const char*>(rows);
+    args.result = result_;
+    args.positions = positions_;
+    args.weights = weights;
+    args.owners = static_cast<const int*>(owners_.data());
+    args.stride = stride;
+    args.row_bytes = row_bytes_;
+    args.slots = places_.slots;
+    args.tokens = static_cast<unsigned>(places_.tokens);
+    args.k = static_cast<int>(places_.k);
+    args.width = static_cast<unsigned>(rows_.hidden);
+    args.dtype = static_cast<int>(rows_.dtype);
+    void* arguments[] = {&args};
+    const int64_t blocks = (pairs + kRepeatThreads - 1) / kRepeatThreads;
+    launch(kernels, rows_.device, kRepeat, {static_cast<uint32_t>(blocks), 1, kRepeatThreads, 1, 0}, arguments);
+  }
+
+ private:
+  const Norm& rows_;
+  const Places& places_;
+  const int32_t* positions_;
+  char* result_;
+  int64_t row_bytes_;
+  const Tensor owners_;
+};
 
 constexpr int64_t kMostUnits = int64_t{1} << 31;
 
@@ -168,11 +221,11 @@ struct Permute {
   int64_t stride;  // in bytes
   char* result;
   const int32_t* positions;
+  const Tensor& like;
 };
 
-void permute_cuda(const char*, const Permute& call) {
+void permute_rows_cuda(const Permute& call) {
   const int64_t row_bytes = call.rows.hidden * call.rows.element_bytes();
-  if (!call.places.whole) zero_cuda(call.rows.device, call.result, call.places.slots * row_bytes);
   if (call.places.tokens == 0) return;
   const int64_t unit = unit_of(misalignment(call.data, call.stride) | misalignment(call.result, row_bytes), row_bytes,
                                call.rows.element_bytes());
@@ -197,6 +250,14 @@ void permute_cuda(const char*, const Permute& call) {
                  args.tokens = count;
                  launch(kernels, call.rows.device, kPermute, shape, arguments);
                });
+}
+
+void permute_cuda(const char*, const Permute& call) {
+  if (call.places.whole) return permute_rows_cuda(call);
+  const AnyPairs any(call.like, call.rows, call.places, call.positions, call.result);
+  any.zero();
+  permute_rows_cuda(call);
+  any.add_up(call.data, call.stride, nullptr);
 }
 
 void permute_cpu(const char* op, const Permute& call) {
@@ -229,7 +290,7 @@ void permute_cpu(const char* op, const Permute& call) {
 template <void (*permute)(const char*, const Permute&)>
 Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bool whole) {
   constexpr const char* kOp = "moe_permute_rows";
-  Permute call = {};
+  Permute call = {{}, {}, nullptr, 0, nullptr, nullptr, rows};
   call.rows = check_rows_of(kOp, {"rows", rows});
   check_width(kOp, call.rows);
   call.places = check_places(kOp, positions, {"rows", rows}, slots, whole);
@@ -319,12 +380,12 @@ struct Backward {
   Norm rows;
   Places places;
   CombineBackwardRows work;
+  const Tensor& like;
 };
 
-void backward_cuda(const char*, const Backward& call) {
+void backward_rows_cuda(const Backward& call) {
   const CombineBackwardRows& work = call.work;
   const int64_t bytes = call.rows.element_bytes(), row_bytes = work.width * bytes;
-  if (!call.places.whole) zero_cuda(call.rows.device, work.grad_rows, work.slots * row_bytes);
   if (call.places.tokens == 0) return;
   CombineBackwardArgs args = {};
   args.rows = static_cast<const char*>(work.rows);
@@ -354,6 +415,15 @@ void backward_cuda(const char*, const Backward& call) {
   });
 }
 
+void backward_cuda(const char*, const Backward& call) {
+  if (call.places.whole) return backward_rows_cuda(call);
+  const CombineBackwardRows& work = call.work;
+  const AnyPairs any(call.like, call.rows, call.places, work.positions, static_cast<char*>(work.grad_rows));
+  any.zero();
+  backward_rows_cuda(call);
+  any.add_up(work.grad, work.grad_stride * call.rows.element_bytes(), work.weights);
+}
+
 void backward_cpu(const char* op, const Backward& call) {
   check_values(op, call.work.positions, call.places);
   const int64_t row_bytes = call.work.width * call.rows.element_bytes();
@@ -375,7 +445,7 @@ template <void (*backward)(const char*, const Backward&)>
 TensorPair backward_op(const Tensor& grad, const Tensor& rows, const Tensor& positions, const Tensor& weights,
                        bool whole) {
   constexpr const char* kOp = "moe_combine_rows_backward";
-  Backward call = {};
+  Backward call = {{}, {}, {}, rows};
   call.rows = check_rows_of(kOp, {"rows", rows});
   check_width(kOp, call.rows);
   call.places = check_places(kOp, positions, {"rows", rows}, call.rows.rows, whole);

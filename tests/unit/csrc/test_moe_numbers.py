@@ -166,6 +166,20 @@ def test_no_tokens_and_no_columns(gpu: Emulated) -> None:
     check(gpu, "topk_gating", made(0, 8), None, 2, 1, 1, True, False, True, 1.0)
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_slots_of_several_pairs(gpu: Emulated, dtype: Any) -> None:
+    """Their rows are sums over the pairs, wherever these are; the other slots' rows stay as they are."""
+    draw = torch.Generator().manual_seed(5)
+    tolerance = 1e-5 if dtype == F32 else 1e-2
+    for tokens, k, slots, width in ((2, 2, 4, 8), (150, 2, 40, 24), (3, 5, 9, 131), (1, 1, 2, 8)):
+        positions = torch.randint(-2, slots, (tokens, k), generator=draw).int()
+        rows, weights = made(tokens, width, dtype=dtype), made(tokens, k, seed=1)
+        launches = check(gpu, "moe_permute_rows", rows, positions, slots, False, tolerance=tolerance)
+        assert ("moe_repeat" in launches) == (tokens * k > 1)
+        back = (rows, made(slots, width, dtype=dtype, seed=2), positions, weights, False)
+        check(gpu, "moe_combine_rows_backward", *back, tolerance=tolerance)
+
+
 def test_a_position_that_does_not_exist_is_skipped(gpu: Emulated) -> None:
     positions = torch.tensor([[9, 0], [-(2**31), 2**31 - 1]], dtype=torch.int32)
     for whole in (False, True):
