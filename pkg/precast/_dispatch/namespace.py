@@ -131,9 +131,27 @@ def _checked(op: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(*args: Any) -> Any:
         check(*args)
+        _require_memory(op, args)
         return kernel(*args)
 
     return checked
+
+
+def _require_memory(op: str, args: Iterable[Any]) -> None:
+    """Refuse tensors whose storage was freed or shrunk, as every kernel of the host library does."""
+    import torch
+
+    for index, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+            continue
+        steps = zip(value.shape, value.stride(), strict=True)
+        last = value.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+        covered, there = (last + 1) * value.element_size(), value.untyped_storage().nbytes()
+        if covered > there:
+            raise RuntimeError(
+                f"{op}: argument {index + 1} has shape {tuple(value.shape)} and needs {covered} bytes of its storage, "
+                f"which has {there}; it was freed or shrunk after the tensor was made"
+            )
 
 
 def _own() -> torch.library.Library:
