@@ -1,10 +1,12 @@
-"""Choose what stands in for a family that is refused on a GPU: its twin in Triton. Pure, like the decision.
+"""Choose what stands in for a family that is refused on a GPU: its twin, in Triton or plain torch. Pure.
 
 A twin is no candidate of :func:`precast._abi.decide.decide`: it needs no host library and no device code, and never
 wins over a family's own kernels. It is considered only after a refusal; the answer is the twin or the reasons against.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from precast._abi import remedy
 from precast._abi._host_piece import looked_at
@@ -24,13 +26,23 @@ _BEYOND_A_TWIN = {Reason.SYSTEM, Reason.JIT_OFF, Reason.TORCH_MISSING, Reason.TO
 
 @value(frozen=True)
 class Twin:
-    """The Triton kernels that stand in for a family; ``triton`` is the version that compiles them."""
+    """What stands in for a family: Triton kernels, with the version that compiles them, or None for plain torch."""
 
-    triton: str
+    triton: str | None
+
+    @property
+    def kind(self) -> Literal["triton", "torch"]:
+        """The kind of a :class:`precast._load.source.Source`."""
+        return "torch" if self.triton is None else "triton"
+
+    def __str__(self) -> str:
+        return "plain torch" if self.triton is None else f"Triton {self.triton}"
 
 
-def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse) -> Choice[Twin]:
+def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, plain: bool) -> Choice[Twin]:
     """The twin of a family that has one, or every reason against it; neither if no twin could help.
+
+    ``plain``: its twin is in plain torch, which compiles nothing and runs on every GPU.
 
     Like :func:`decide`, it answers ``builders-unknown`` if the builders have not been probed yet.
     """
@@ -40,10 +52,13 @@ def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse) -> Cho
         return Choice(None, ())
 
     def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Choice[Twin]:
-        return Choice(None, (Rejection(need.device, TRITON_CANDIDATE, reason, wanted, found, fix),))
+        candidate = "torch" if plain else TRITON_CANDIDATE
+        return Choice(None, (Rejection(need.device, candidate, reason, wanted, found, fix),))
 
     if need.device == "xpu" and host.torch.xpu is None:
         return no(Reason.XPU, "an XPU build of torch", f"torch {host.torch.version}")
+    if plain:
+        return Choice(Twin(None), ())
     if settings.jit is JitMode.AOT:
         wanted = "PRECAST_JIT to be auto or jit: Triton compiles at the first launch"
         return no(Reason.AOT_ONLY, wanted, "PRECAST_JIT=aot", remedy.ALLOW_JIT)

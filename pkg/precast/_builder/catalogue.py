@@ -30,6 +30,7 @@ class Family:
     devices: tuple[str, ...]
     late: bool = False  # its ops are defined when its folder in precast.ops is first used
     twins: tuple[str, ...] = ()  # device types on which its Triton kernels can stand in
+    plain: tuple[str, ...] = ()  # device types on which its ops in plain torch can; no family has both
 
     @property
     def op_names(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ _WIDTH = 110  # columns for the line of settings
 _CELLS = {
     "refused": ("none", "red"),
     "partly": ("not on every GPU", "red"),
+    "torch": ("plain torch", "yellow"),
     "triton": ("Triton", "yellow"),
     "jit": ("at first use", "yellow"),
     "prebuilt": ("prebuilt", "green"),

@@ -64,7 +64,7 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
             raise KernelError(choice)
         decision = choice.decision
         if choice.twin is not None:
-            output.say(f"{family.name}: {report.TWIN_NOTE}")
+            output.say(f"{family.name}: {report.stand_in_note(choice.twin)}")
             continue
         if isinstance(decision, Refuse):
             output.say(verdict.refusal(choice))

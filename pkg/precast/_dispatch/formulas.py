@@ -65,7 +65,7 @@ def register(
     """
     library: Any = namespace.library()
     op = namespace.overload(name)
-    namespace.CHECKS[name] = check
+    namespace.CHECKS[name], namespace.RESULTS[name] = check, result
     if sharding is not None:
         namespace.RULES[name] = sharding
     plain = namespace.reference(name) if reference is None else reference

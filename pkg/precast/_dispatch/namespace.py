@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from precast._load.library import HostLibrary
 
 CHECKS: dict[str, Callable[..., None]] = {}  # op name -> its checks, for kernels without checks of their own
+RESULTS: dict[str, Callable[..., Any]] = {}  # op name -> makes an uninitialised result, or None for an op in place
 
 Rule = Callable[..., Any]  # the placements over a device mesh that an op offers; see ``sharding``
 RULES: dict[str, Rule] = {}  # by op name
@@ -66,6 +67,7 @@ def family(name: str, package: str = "") -> Iterator[None]:
         name: the family's name, as in its description.
         package: the family's folder, ``__package__`` there. Its modules ``reference`` and, if the description promises
             Triton kernels, ``twin`` have the ops by their names, and are imported when one of them is first needed.
+            Without Triton kernels ``reference`` may stand in.
     """
     known = catalogue.get(name)
     owner = library()
@@ -73,8 +75,7 @@ def family(name: str, package: str = "") -> Iterator[None]:
     with _refusing_others():
         _define(owner, known)
     yield
-    twins = (lambda: _twins(_module(package, "twin"))) if known.twins else None
-    handover.give(name, handover.Formulas(owner, twins, _binder(known)))
+    handover.give(name, handover.Formulas(owner, _stand_ins(known, package), _binder(known)))
 
 
 def reference(op: str) -> Callable[..., Any]:
@@ -96,13 +97,13 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def twin(op: str) -> Callable[..., Any]:
-    """The Triton kernel of one op, with the same checks as the op; imports Triton."""
+    """The kernel of one op in Triton, or in plain torch if that may stand in, with the same checks as the op."""
     from precast._load import loader
 
     family = loader.family_of(op)
     twins = handover.formulas_of(family).twins
     if twins is None:
-        raise KeyError(f"{family.name} has no Triton kernels")
+        raise KeyError(f"{family.name} has no twin")
     return twins().kernel(op)
 
 
@@ -119,8 +120,13 @@ def _module(package: str, name: str) -> ModuleType:
     return importlib.import_module(f"{package}.{name}")
 
 
-def _twins(module: ModuleType) -> handover.Twins:
-    return handover.Twins(Path(str(module.__file__)), lambda op: _checked(op, getattr(module, op)))
+def _stand_ins(family: catalogue.Family, package: str) -> Callable[[], handover.Twins] | None:
+    def imported() -> handover.Twins:
+        module = _module(package, "twin" if family.twins else "reference")
+        wrapped = _checked if family.twins else _as_kernel
+        return handover.Twins(Path(str(module.__file__)), lambda op: wrapped(op, getattr(module, op)))
+
+    return imported if family.twins or family.plain else None
 
 
 def _checked(op: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,6 +158,28 @@ def _require_memory(op: str, args: Iterable[Any]) -> None:
                 f"{op}: argument {index + 1} has shape {tuple(value.shape)} and needs {covered} bytes of its storage, "
                 f"which has {there}; it was freed or shrunk after the tensor was made"
             )
+
+
+def _as_kernel(op: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """A reference with the checks of its op, below autograd and version counters, which count what a kernel writes.
+
+    Its results get the dtype and the strides that the op promises, and never share memory with an argument.
+    """
+    import torch
+
+    result, checked = RESULTS.get(op), _checked(op, reference)
+
+    def computed(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            found = checked(*args)
+            promised = None if result is None else result(*args)
+            if promised is None:
+                return found
+            if isinstance(promised, tuple):
+                return tuple(mine.copy_(theirs) for mine, theirs in zip(promised, found, strict=True))
+            return promised.copy_(found)
+
+    return computed
 
 
 def _own() -> torch.library.Library:

@@ -113,11 +113,12 @@ def _decide(
 ) -> tuple[Decision, Twin | None]:
     """The decision and, after a refusal, the twin. A twin that cannot stand in adds its reasons to the refusal."""
     decision = decide(host, info, settings, need, bad)
-    if not isinstance(decision, Refuse) or need.device not in catalogue.get(need.family).twins:
+    family = catalogue.get(need.family)
+    if not isinstance(decision, Refuse) or need.device not in (*family.twins, *family.plain):
         return decision, None
     from precast._abi import twin  # imported here because most calls are served without a twin
 
-    found = twin.stand_in(host, settings, need, decision)
+    found = twin.stand_in(host, settings, need, decision, plain=bool(family.plain))
     return Refuse((*decision.rejections, *found.rejections)), found.chosen
 
 

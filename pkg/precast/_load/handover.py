@@ -25,7 +25,7 @@ Define = Callable[[str], object]  # defines the ops of the named family unless t
 
 @value(frozen=True)
 class Twins:
-    """The Triton kernels of a family, and the file that contains them."""
+    """The kernels of a family in Triton or plain torch, and the file that contains them."""
 
     path: Path
     kernel: Callable[[str], Callable[..., Any]]  # returns a kernel by the name of its op
@@ -33,7 +33,7 @@ class Twins:
 
 @value(frozen=True)
 class Formulas:
-    """The library that owns one family's ops, and a function that imports their Triton kernels, if there are any.
+    """The library that owns one family's ops, and a function that imports what stands in for kernels, if anything does.
 
     ``bind`` is called each time kernels of the family are registered, with the host library and the device.
     """

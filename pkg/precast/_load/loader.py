@@ -77,7 +77,7 @@ def ensure(family: str, device: str, define: Define = _defined) -> Loaded:
         return done
     require_linux()
     known = catalogue.get(family)
-    if device not in known.devices and device not in known.twins:
+    if device not in (*known.devices, *known.twins, *known.plain):
         from precast._load import verdict
 
         raise verdict.wrong_device(known, device)

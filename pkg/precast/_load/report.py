@@ -25,6 +25,7 @@ from precast._abi.decide import (
 )
 from precast._abi.host import Host
 from precast._abi.settings import VARIABLES, JitMode, Settings, is_on
+from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
 from precast._load import gpus, prebuilt, probe, verdict
 from precast._load.choose import Choice, choose_on, need_of
@@ -35,7 +36,6 @@ Json = dict[str, Any]
 
 # The answer for a kernel of another kind of machine.
 NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
-TWIN_NOTE = "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
 # The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
 _LEAST = 256 << 10
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -177,6 +177,13 @@ def describe_variables() -> Json:
     return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ and v.field not in _PLACES}
 
 
+def stand_in_note(twin: Twin) -> str:
+    """What a person should know of the stand-in for kernels that were passed over."""
+    if twin.triton is None:
+        return "plain torch stands in for what was passed over: slower, and with more memory"
+    return "Triton kernels stand in for what was passed over: slower, and compiled at their first launch"
+
+
 def describe_kernel(examination: Examination, family: Family, device: str) -> Json:
     """The source of each piece, every rejected candidate, and the error that a call would raise, if any."""
     choice = examination.choice(family, device)
@@ -185,8 +192,9 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
     decision = choice.decision
     rejections = [_describe_rejection(rejection) for rejection in all_rejections(decision)]
     if choice.twin is not None:
-        pieces = [{"piece": device, "source": "triton", "what": f"Triton {choice.twin.triton}"}]
-        return {"verdict": "triton", "pieces": pieces, "rejections": rejections, "notes": [TWIN_NOTE], "error": None}
+        kind, notes = choice.twin.kind, [stand_in_note(choice.twin)]
+        pieces = [{"piece": device, "source": kind, "what": str(choice.twin)}]
+        return {"verdict": kind, "pieces": pieces, "rejections": rejections, "notes": notes, "error": None}
     if isinstance(decision, Refuse):
         error = str(verdict.refusal(choice))
         return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": error}

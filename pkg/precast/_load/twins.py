@@ -1,4 +1,4 @@
-"""Register a family's Triton twin for a choice that requires it. The twin is not imported before that."""
+"""Register what stands in for a family's kernels, by a choice that requires it. It is not imported before that."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ _log = logging.getLogger("precast")
 
 
 def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
-    """Register the Triton kernels of all ops of the family for the device type, and warn why they stand in."""
+    """Register the twin's kernels of all ops of the family for the device type, and warn why they stand in."""
     started = time.perf_counter()
     formulas = handover.formulas_of(family)
     handover.refuse_foreign_kernels(family, device.upper())
-    assert formulas.twins is not None, f"{family.name} promises Triton kernels and hands none over"
+    assert formulas.twins is not None, f"{family.name} promises a twin and hands none over"
     twins = formulas.twins()
     kernels = {name: twins.kernel(name) for name in family.op_names}
     library: Any = formulas.library
     for name, kernel in kernels.items():
         library.impl(name, kernel, device.upper())
     why = explain.top_reason(all_rejections(choice.decision))
-    _log.warning("%s on %s: Triton kernels stand in, compiled at their first launch: %s", family.name, device, why)
-    source = Source("triton", twins.path, f"Triton {twin.triton}")
+    what = "plain torch stands in" if twin.triton is None else "Triton kernels stand in, compiled at their first launch"
+    _log.warning("%s on %s: %s: %s", family.name, device, what, why)
+    source = Source(twin.kind, twins.path, str(twin))
     return Loaded(family.name, device, source, (), time.perf_counter() - started)

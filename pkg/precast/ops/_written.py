@@ -70,8 +70,9 @@ def refuse_expanded(op: str, name: str, tensor: Tensor) -> None:
 
 def check_apart(op: str, written: Iterable[Tensor], read: Iterable[Tensor]) -> None:
     """Raise if tensors share memory: they would be updated twice or concurrently. Only those read may share memory."""
-    ours, theirs = sorted(map(_range, written)), sorted(map(_range, read))
-    if any(after[0] < before[1] for before, after in pairwise(ours)):
+    targets = list(written)
+    ours, theirs = sorted(map(_range, targets)), sorted(map(_range, read))
+    if overlap(targets):
         raise RuntimeError(f"{op}: two of the parameters and their states share memory; each must have its own")
     both = sorted([*((*r, True) for r in ours), *((*r, False) for r in theirs)])
     end = {True: 0, False: 0}  # the greatest end address of written tensors, and of read ones
@@ -79,6 +80,11 @@ def check_apart(op: str, written: Iterable[Tensor], read: Iterable[Tensor]) -> N
         if first < last and first < end[not is_ours]:
             raise RuntimeError(f"{op}: a gradient shares memory with a tensor that is written; it must have its own")
         end[is_ours] = max(end[is_ours], last)
+
+
+def overlap(tensors: Iterable[Tensor]) -> bool:
+    """Whether two of the tensors share memory."""
+    return any(after[0] < before[1] for before, after in pairwise(sorted(map(_range, tensors))))
 
 
 def _has_memory(tensor: Tensor) -> bool:

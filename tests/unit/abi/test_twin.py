@@ -21,10 +21,12 @@ ROCM = ex.host(torch=ex.torch_info("2.13.0+rocm6.4", cuda=None, hip="6.4"), driv
 INTEL = ex.host(torch=ex.torch_info("2.13.0+xpu", cuda=None, xpu="20250300"), driver=None, gpu="", build_with=BARE)
 
 
-def after(host: Host, need: Need = CUDA, settings: Settings = AUTO, files: str | None = "") -> twin.Choice[Twin]:
+def after(
+    host: Host, need: Need = CUDA, settings: Settings = AUTO, files: str | None = "", *, plain: bool = False
+) -> twin.Choice[Twin]:
     refused = decide(host, None if files is None else ex.build_info(files), settings, need)
     assert isinstance(refused, Refuse)
-    return twin.stand_in(host, settings, need, refused)
+    return twin.stand_in(host, settings, need, refused, plain=plain)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,14 @@ def after(host: Host, need: Need = CUDA, settings: Settings = AUTO, files: str |
 )
 def test_it_stands_in_where_a_kernel_is_all_that_is_missing(host: Host, need: Need, files: str | None) -> None:
     assert after(host, need, files=files) == twin.Choice(Twin("3.6.0"), ())
+    assert after(replace(host, builders=None), need, files=files, plain=True) == twin.Choice(Twin(None), ())
+
+
+def test_plain_torch_compiles_nothing_and_runs_on_every_gpu_of_this_torch() -> None:
+    for host, settings in ((ROCM, replace(AUTO, jit=JitMode.AOT)), (ex.host(gpu="6.1", build_with=BARE), AUTO)):
+        assert after(host, CUDA, settings, None, plain=True) == twin.Choice(Twin(None), ())
+    (rejection,) = after(replace(INTEL, torch=ex.torch_info()), XPU, AUTO, None, plain=True).rejections
+    assert (rejection.candidate, rejection.reason) == ("torch", Reason.XPU)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_what_is_missing_for_it_is_one_more_rejection(
     ],
 )
 def test_it_says_nothing_where_another_kernel_would_change_nothing(host: Host, need: Need, settings: Settings) -> None:
-    assert after(host, need, settings, None) == twin.Choice(None, ())
+    assert after(host, need, settings, None) == after(host, need, settings, None, plain=True) == twin.Choice(None, ())
 
 
 def test_the_remedy_for_no_triton_is_a_command() -> None:

@@ -248,6 +248,14 @@ def test_for_intel_gpus_there_is_a_twin_or_the_reason_why_not(precast: Precast, 
     assert status == 1 and "xpu  triton  passed over (no-triton)" in out and "fix     pip install triton" in out
 
 
+def test_plain_torch_that_stands_in_is_named(precast: Precast, pretend: Pretend) -> None:
+    pretend(TWIN_HOST)
+    status, out, _ = precast("why", "bias_act", "--device", "cuda")
+    assert status == 0
+    assert "bias_act on cuda: torch" in out and "  cuda  torch  plain torch" in out
+    assert "cuda  all  passed over (hip)" in out and "plain torch stands in" in out
+
+
 def test_a_family_without_a_twin_is_not_told_of_one(precast: Precast, pretend: Pretend) -> None:
     pretend(TWIN_HOST)
     status, out, _ = precast("why", "cpu_adam", "--device", "xpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -177,6 +176,8 @@ def gpu(emulated: Path) -> Emulated:
 class EmulatedLists:
     """The emulated ops over lists of tensors, and what they launched."""
 
+    counts = True  # launches
+
     def __init__(self, path: Path) -> None:
         self._library = Emulated(path, [catalogue.get("multi_tensor")])
         self.ops = self._library.ops
@@ -189,17 +190,23 @@ class EmulatedLists:
         assert self.launched() == expected
 
 
-class InterpretedLists:
-    """The Triton twins of the ops over lists, in Triton's interpreter; how often they launch is their own affair."""
+class PlainLists:
+    """The ops over lists in plain torch, which stand in for kernels, behind the dispatcher as those are."""
+
+    counts = False
 
     def __init__(self) -> None:
-        from types import SimpleNamespace
+        import torch
 
-        import precast.ops.multi_tensor  # noqa: F401 - which hands its twins over
+        import precast.ops.multi_tensor  # noqa: F401 - which hands them over
         from precast._dispatch import namespace
 
-        names = catalogue.get("multi_tensor").op_names
-        self.ops = SimpleNamespace(**{name: namespace.twin(name) for name in names})
+        family = catalogue.get("multi_tensor")
+        self._library = torch.library.Library("precast_plain", "DEF")
+        for schema, name in zip(family.ops, family.op_names, strict=True):
+            self._library.define(schema)
+            self._library.impl(name, namespace.twin(name), "CPU")
+        self.ops = torch.ops.precast_plain
 
     def launched(self) -> list[str]:
         return []
@@ -208,17 +215,15 @@ class InterpretedLists:
         pass
 
 
-@pytest.fixture(scope="session")
-def _list_ops(request: pytest.FixtureRequest) -> EmulatedLists | InterpretedLists:
-    if os.environ.get("TRITON_INTERPRET") == "1":  # tests/ops/test_list_twins.py runs these tests so
-        return InterpretedLists()
-    return EmulatedLists(request.getfixturevalue("emulated_lists"))
+@pytest.fixture(scope="session", params=["emulated", "plain"])
+def _list_ops(request: pytest.FixtureRequest) -> EmulatedLists | PlainLists:
+    return PlainLists() if request.param == "plain" else EmulatedLists(request.getfixturevalue("emulated_lists"))
 
 
 @pytest.fixture
 def list_gpu(
-    _list_ops: EmulatedLists | InterpretedLists, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[EmulatedLists | InterpretedLists]:
+    _list_ops: EmulatedLists | PlainLists, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EmulatedLists | PlainLists]:
     """Tensors in CPU memory count as on a GPU, and the optimizers call the emulated ops."""
     from precast.ops import multi_tensor
     from precast.optim import _gathered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -119,7 +118,6 @@ def test_what_a_plan_cannot_stand_for_is_refused(list_gpu: Any, which: str) -> N
         optimizer.step()
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs triton: the interpreter takes minutes")
 @pytest.mark.parametrize("count", [10, pytest.param(40, marks=pytest.mark.long)])
 def test_histories(list_gpu: Any, count: int) -> None:
     counts = histories.run(0, count, "cpu", "gpu")

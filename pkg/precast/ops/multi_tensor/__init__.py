@@ -193,7 +193,7 @@ def _replicated(total: Tensor, grads: Sequence[Tensor]) -> Tensor:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through a Triton twin."""
+    """Whether the device has kernels: an NVIDIA GPU, or an AMD or Intel GPU through plain torch."""
     return tensor.is_cuda or tensor.is_xpu
 
 

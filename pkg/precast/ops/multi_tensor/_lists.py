@@ -1,4 +1,4 @@
-"""Checks of the ops over lists, by metadata alone: the op's own, those of its Triton twin and of plain torch."""
+"""Checks of the ops over lists, by metadata alone: the op's own, and those of plain torch."""
 
 from __future__ import annotations
 
@@ -63,3 +63,29 @@ def check_scalar(op: str, name: str, tensor: Tensor | None, like: Tensor) -> Non
         raise RuntimeError(f"{op}: {name} is {dtype} of shape {tuple(tensor.shape)}; one float32 is needed")
     if tensor.device != like.device:
         raise RuntimeError(f"{op}: {name} is on {tensor.device} and the tensors on {like.device}; one device is needed")
+
+
+def fits(tensor: Tensor, head: Tensor) -> bool:
+    """Whether two tensors have the same order of elements in memory."""
+    if head.is_contiguous():
+        return tensor.is_contiguous()
+    strides = zip(tensor.shape, tensor.stride(), head.stride(), strict=False)
+    return tensor.shape == head.shape and all(a == b for size, a, b in strides if size > 1)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has no gap and no overlap, in any dimension order: only then empty_like keeps its strides."""
+    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def check_layout(op: str, lists: Mapping[str, Sequence[Tensor]]) -> None:
+    (head_name, heads), *_ = lists.items()
+    for name, tensors in lists.items():
+        for index, (tensor, head) in enumerate(zip(tensors, heads, strict=True)):
+            if _is_dense(head) and fits(tensor, head):
+                continue
+            raise RuntimeError(
+                f"{op}: {name}[{index}] (shape {tuple(tensor.shape)}) has gaps or overlaps in memory, or another "
+                f"memory layout than {head_name}[{index}]; contiguous tensors are needed, or dense ones with "
+                "the same sizes and strides"
+            )
