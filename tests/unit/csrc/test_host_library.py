@@ -24,6 +24,7 @@ INTERFACE = {
     "precast_kernel_attribute",
     "precast_ask_rows",
     "precast_set_cpu_level",
+    "precast_operator",
     "precast_thread_keys",
     "precast_direct",
 }
