@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from precast.ops._fx import Proxy, recorded
 from precast.ops._norm import compares_sizes
 from precast.ops.layer_norm import layer_norm
 from precast.ops.rms_norm import rms_norm
@@ -51,10 +52,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
         """The norm of ``input``, ``(..., *normalized_shape)``, in its dtype."""
-        _check_shape("LayerNorm", input, self.normalized_shape)
-        weight, bias = _fitting(self.weight, input), _fitting(self.bias, input)  # both, neither, or only a weight
-        shape = self.normalized_shape if len(self.normalized_shape) > 1 else None
-        return layer_norm(input, weight, bias, self.eps, normalized_shape=shape)
+        return _layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps)
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -90,21 +88,34 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """The norm of ``x``, ``(..., *normalized_shape)``, in its dtype."""
-        _check_shape("RMSNorm", x, self.normalized_shape)
-        eps = _DEFAULT_EPS if self.eps is None else self.eps
-        shape = self.normalized_shape if len(self.normalized_shape) > 1 else None
-        return rms_norm(x, _fitting(self.weight, x), eps, normalized_shape=shape)
+        return _rms_norm(x, self.weight, self.normalized_shape, _DEFAULT_EPS if self.eps is None else self.eps)
+
+
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], eps: float) -> Tensor:
+    """The forward of the module, which torch.fx records as one call."""
+    if isinstance(x, Proxy):
+        return recorded(_layer_norm, **locals())  # type: ignore[no-any-return]
+    _check_shape("LayerNorm", x, shape)
+    # The ops take parameters in the dtype of x, or in float32.
+    if weight is not None and weight.dtype != x.dtype:
+        weight = weight.float()
+    if bias is not None and bias.dtype != x.dtype:
+        bias = bias.float()
+    return layer_norm(x, weight, bias, eps, normalized_shape=shape if len(shape) > 1 else None)
+
+
+def _rms_norm(x: Tensor, weight: Tensor | None, shape: tuple[int, ...], eps: float) -> Tensor:
+    """As above."""
+    if isinstance(x, Proxy):
+        return recorded(_rms_norm, **locals())  # type: ignore[no-any-return]
+    _check_shape("RMSNorm", x, shape)
+    if weight is not None and weight.dtype != x.dtype:
+        weight = weight.float()
+    return rms_norm(x, weight, eps, normalized_shape=shape if len(shape) > 1 else None)
 
 
 def _sizes(normalized_shape: int | Sequence[int]) -> list[int]:
     return [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-
-
-def _fitting(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    """A parameter in a dtype that the ops take with ``x``: the same, or float32."""
-    if parameter is None or parameter.dtype == x.dtype:
-        return parameter
-    return parameter.float()
 
 
 def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from precast.ops._fx import Proxy, recorded
 from precast.ops.softmax import FullyMasked, scaled_aligned_causal_softmax, scaled_masked_softmax, scaled_softmax
 
 
@@ -47,17 +48,9 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The softmax of ``scale * x``. ``mask`` is bool or uint8, nonzero where masked, and can be broadcast."""
-        if mask is None:
-            if self.causal:
-                return scaled_aligned_causal_softmax(x, self.scale)
-            return scaled_softmax(x, self.scale)
-        if self.causal:
-            queries, columns = x.shape[-2:]
-            behind = torch.ones(queries, columns, dtype=torch.bool, device=x.device).triu(columns - queries + 1)
-            mask = (mask != 0) | behind
-        return scaled_masked_softmax(
-            x, mask, self.scale, masked_value=self.masked_value, fully_masked=self.fully_masked
-        )
+        if mask is None and not isinstance(x, Proxy):
+            return scaled_aligned_causal_softmax(x, self.scale) if self.causal else scaled_softmax(x, self.scale)
+        return _softmax(x, mask, self.scale, self.causal, self.masked_value, self.fully_masked)
 
     def extra_repr(self) -> str:
         """The settings, for ``print(module)``."""
@@ -65,3 +58,23 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
             f"scale={self.scale}, causal={self.causal}, masked_value={self.masked_value!r}, "
             f"fully_masked={self.fully_masked!r}"
         )
+
+
+def _softmax(
+    x: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    masked_value: float | Literal["-inf"],
+    fully_masked: FullyMasked,
+) -> Tensor:
+    """The forward of the module, which torch.fx records as one call."""
+    if isinstance(x, Proxy):
+        return recorded(_softmax, **locals())  # type: ignore[no-any-return]
+    if mask is None:
+        return scaled_aligned_causal_softmax(x, scale) if causal else scaled_softmax(x, scale)
+    if causal:
+        queries, columns = x.shape[-2:]
+        behind = torch.ones(queries, columns, dtype=torch.bool, device=x.device).triu(columns - queries + 1)
+        mask = (mask != 0) | behind
+    return scaled_masked_softmax(x, mask, scale, masked_value=masked_value, fully_masked=fully_masked)

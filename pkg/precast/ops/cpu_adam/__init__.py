@@ -11,6 +11,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast.ops import _checks
+from precast.ops._fx import is_traced, recorded
 
 
 def adam_(
@@ -60,6 +61,9 @@ def adam_(
         rates = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
         precast.ops.adam_(p, g, m, v, **rates, bias_correction1=0.1, bias_correction2=0.001)
     """
+    if is_traced(params):
+        recorded(adam_, **locals())
+        return
     for index, grad in enumerate(grads):
         if grad.layout is not torch.strided:
             layout = str(grad.layout).removeprefix("torch.")

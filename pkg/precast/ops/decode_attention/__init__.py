@@ -17,6 +17,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
+from precast.ops._fx import Proxy, recorded
 
 _OP = "paged_decode_attention"
 WIDTHS = (64, 80, 96, 128, 192, 256)  # head widths that the kernels support
@@ -119,6 +120,8 @@ def paged_decode_attention(
         out = precast.ops.paged_decode_attention(torch.randn(2, 32, 128), keys, values, tables, lengths)
         assert out.shape == (2, 32, 128)
     """
+    if isinstance(query, Proxy):
+        return recorded(paged_decode_attention, **locals())  # type: ignore[no-any-return]
     given = (query, key_cache, value_cache, block_tables, lengths)
     optional = (alibi_slopes, sinks, key_scale, value_scale)
     return attend(_kernel, given, scale, window, softcap, optional, return_lse)

@@ -18,6 +18,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast.ops import _checks
+from precast.ops._fx import Proxy, recorded
 from precast.ops.image import _common
 
 
@@ -83,6 +84,8 @@ def bias_act(
         x, b = torch.randn(2, 8, 16, 16), torch.zeros(8)
         y = precast.ops.bias_act(x, b, act="lrelu", clamp=256)
     """
+    if isinstance(x, Proxy):
+        return recorded(bias_act, **locals())  # type: ignore[no-any-return]
     y: Tensor = BIAS_ACT(*arguments(x, b, dim, act, alpha, gain, clamp))
     return y
 
@@ -141,6 +144,8 @@ def fused_leaky_relu(
         x, bias = torch.randn(2, 8, 16, 16), torch.zeros(8)
         y = precast.ops.fused_leaky_relu(x, bias)
     """
+    if isinstance(x, Proxy):
+        return recorded(fused_leaky_relu, **locals())  # type: ignore[no-any-return]
     return bias_act(x, bias, act="lrelu", alpha=negative_slope, gain=scale)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast.ops import _checks
+from precast.ops._fx import Proxy, recorded
 from precast.ops.image import _common
 
 _MOST = 1 << 30  # what sizes, steps and padding may be at most
@@ -76,6 +77,8 @@ def setup_filter(
         f = precast.ops.setup_filter([1, 3, 3, 1])
         f.shape  # (4, 4)
     """
+    if isinstance(f, Proxy):
+        return recorded(setup_filter, **locals())  # type: ignore[no-any-return]
     taps = torch.as_tensor(1.0 if f is None else f, dtype=torch.float32)
     if taps.dim() > 2 or taps.numel() == 0:
         raise ValueError(f"f has shape {tuple(taps.shape)}; needed one or two dimensions with at least one tap")
@@ -134,6 +137,8 @@ def upfirdn2d(
         x, f = torch.randn(2, 3, 16, 16), precast.ops.setup_filter([1, 3, 3, 1])
         y = precast.ops.upfirdn2d(x, f, up=2, padding=(2, 1, 2, 1), gain=4)  # (2, 3, 32, 32)
     """
+    if isinstance(x, Proxy):
+        return recorded(upfirdn2d, **locals())  # type: ignore[no-any-return]
     return through(UPFIRDN2D, x, f, up, down, padding, flip_filter, gain)
 
 
@@ -187,6 +192,8 @@ def filter2d(x: Tensor, f: Tensor | None, padding: Steps = 0, flip_filter: bool 
         f = precast.ops.setup_filter([1, 2, 1])
         y = precast.ops.filter2d(torch.randn(2, 3, 16, 16), f)  # (2, 3, 16, 16)
     """
+    if isinstance(x, Proxy):
+        return recorded(filter2d, **locals())  # type: ignore[no-any-return]
     return upfirdn2d(x, f, 1, 1, around_filtered(f, padding), flip_filter, gain)
 
 
@@ -221,6 +228,8 @@ def upsample2d(
         f = precast.ops.setup_filter([1, 3, 3, 1])
         y = precast.ops.upsample2d(torch.randn(2, 3, 16, 16), f)  # 32 x 32
     """
+    if isinstance(x, Proxy):
+        return recorded(upsample2d, **locals())  # type: ignore[no-any-return]
     up_x, up_y = _pair("up", up)
     return upfirdn2d(x, f, up, 1, around_upsampled(f, up, padding), flip_filter, gain * up_x * up_y)
 
@@ -256,6 +265,8 @@ def downsample2d(
         f = precast.ops.setup_filter([1, 3, 3, 1])
         y = precast.ops.downsample2d(torch.randn(2, 3, 16, 16), f)  # 8 x 8
     """
+    if isinstance(x, Proxy):
+        return recorded(downsample2d, **locals())  # type: ignore[no-any-return]
     return upfirdn2d(x, f, 1, down, around_downsampled(f, down, padding), flip_filter, gain)
 
 

@@ -17,6 +17,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
+from precast.ops._fx import Proxy, recorded
 
 
 def layer_norm(
@@ -56,6 +57,8 @@ def layer_norm(
 
 
 def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    if isinstance(x, Proxy):
+        return recorded(layer_norm, **locals())  # type: ignore[no-any-return]
     if x.is_nested:
         return _over_shape(x, weight, bias, eps, x.shape[-1:])
     if _norm.is_exporting_onnx():
@@ -69,6 +72,8 @@ def _over_shape(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: int | Sequence[int]
 ) -> Tensor:
     """The norm over several dimensions, or of a nested tensor."""
+    if isinstance(x, Proxy):
+        return recorded(layer_norm, x=x, weight=weight, bias=bias, eps=eps, normalized_shape=shape)  # type: ignore[no-any-return]
     result: Tensor
     if _norm.is_jagged(x):
         inner = lambda values: _over_shape(values, weight, bias, eps, shape)  # noqa: E731

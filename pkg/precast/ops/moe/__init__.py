@@ -31,6 +31,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route, is_compiling
+from precast.ops._fx import Proxy, recorded
 from precast.ops.moe import _checks as checks
 
 GroupScore: TypeAlias = Literal["top2", "max"]
@@ -79,6 +80,8 @@ def topk_softmax(
         logits = torch.randn(4, 128)
         weights, ids = precast.ops.topk_softmax(logits, 8, renormalize=True)
     """
+    if isinstance(logits, Proxy):
+        return recorded(topk_softmax, **locals())  # type: ignore[no-any-return]
     args = (k, groups, kept_groups, _top_two(group_score), False, renormalize, scale)
     found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
     return found
@@ -127,6 +130,8 @@ def topk_sigmoid(
             logits, 8, bias=bias, groups=8, kept_groups=4, renormalize=True, scale=2.5
         )
     """
+    if isinstance(logits, Proxy):
+        return recorded(topk_sigmoid, **locals())  # type: ignore[no-any-return]
     args = (k, groups, kept_groups, _top_two(group_score), True, renormalize, scale)
     found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
     return found
@@ -192,6 +197,8 @@ def moe_permute(
         x, ids = torch.randn(2, 8), torch.tensor([[0, 2], [2, 1]])
         rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
     """
+    if isinstance(rows, Proxy):
+        return recorded(moe_permute, **locals())  # type: ignore[no-any-return]
     positions, ends = _positions(topk_ids, experts)
     if align_block_size is not None:
         slots = checks.aligned_slots(topk_ids, experts, align_block_size)
@@ -238,6 +245,8 @@ def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None
         rows, positions, ends = precast.ops.moe_permute(x, ids, 3)
         y = precast.ops.moe_unpermute(rows, positions, torch.full((2, 2), 0.5))
     """
+    if isinstance(rows, Proxy):
+        return recorded(moe_unpermute, **locals())  # type: ignore[no-any-return]
     if weights is not None and weights.dtype in (torch.float16, torch.bfloat16):
         weights = weights.float()
     y: Tensor = _combine(rows, positions, weights, _have_each_row(positions, rows))

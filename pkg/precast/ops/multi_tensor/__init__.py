@@ -18,6 +18,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import are_bare, register
 from precast.ops import _checks
+from precast.ops._fx import is_traced, recorded
 from precast.ops._shards import is_dtensor, is_partial, local_of, summed
 from precast.ops.multi_tensor._lists import (
     ADAGRAD,
@@ -60,6 +61,8 @@ def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         grads = [torch.ones(4, device="cuda"), torch.ones(5, device="cuda")]
         norm, squares = precast.ops.multi_tensor_l2norm(grads)  # 3., [4., 5.]
     """
+    if is_traced(tensors):
+        return recorded(multi_tensor_l2norm, **locals())  # type: ignore[no-any-return]
     total: Tensor
     total, squares = L2NORM(list(tensors))
     return total, squares
@@ -91,6 +94,9 @@ def multi_tensor_scale_(
         grads = [torch.ones(4, device="cuda")]
         precast.ops.multi_tensor_scale_(grads, grads, 0.5)
     """
+    if is_traced(outs):
+        recorded(multi_tensor_scale_, **locals())
+        return
     AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
 
 
@@ -123,6 +129,9 @@ def multi_tensor_axpby_(
         xs, ys = [torch.ones(4, device="cuda")], [torch.ones(4, device="cuda")]
         precast.ops.multi_tensor_axpby_(xs, xs, ys, 0.9, 0.1)
     """
+    if is_traced(outs):
+        recorded(multi_tensor_axpby_, **locals())
+        return
     AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
 
 
@@ -159,6 +168,8 @@ def clip_grad_norm_(
         norm = precast.ops.clip_grad_norm_(model.parameters(), max_norm=1.0)
     """
     # torch warns of a generator without parameters, so it gets one if it was one.
+    if is_traced(parameters):
+        return recorded(clip_grad_norm_, **locals())  # type: ignore[no-any-return]
     again = isinstance(parameters, GeneratorType)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]

@@ -23,6 +23,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route, is_compiling
 from precast.ops import _checks, _norm
+from precast.ops._fx import Proxy, recorded
 
 Casting: TypeAlias = Literal["none", "llama", "gemma"]
 
@@ -62,7 +63,12 @@ def rms_norm(
         x, weight = torch.randn(8, 4096), torch.ones(4096)
         y = precast.ops.rms_norm(x, weight, eps=1e-6)
     """
-    code = 0 if casting == "none" else casting_code(casting)
+    try:
+        code = CASTINGS[casting]
+    except KeyError:
+        if isinstance(x, Proxy):
+            return recorded(rms_norm, **locals())  # type: ignore[no-any-return]
+        raise _unknown(casting) from None
     if weight is None or normalized_shape is not None:
         return _over_shape("rms_norm", rms_norm, (x,), weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
     if not is_compiling() and forward_ad._current_level < 0:
@@ -102,7 +108,12 @@ def fused_add_rms_norm(
         x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
         y, total = precast.ops.fused_add_rms_norm(x, residual, weight)
     """
-    code = 0 if casting == "none" else casting_code(casting)
+    try:
+        code = CASTINGS[casting]
+    except KeyError:
+        if isinstance(x, Proxy):
+            return recorded(fused_add_rms_norm, **locals())  # type: ignore[no-any-return]
+        raise _unknown(casting) from None
     if weight is None or normalized_shape is not None:
         rows = (x, residual)
         return _over_shape("fused_add_rms_norm", fused_add_rms_norm, rows, weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
@@ -136,7 +147,12 @@ def fused_add_rms_norm_(
         x, residual, weight = torch.randn(8, 64), torch.randn(8, 64), torch.ones(64)
         precast.ops.fused_add_rms_norm_(x, residual, weight)
     """
-    code = 0 if casting == "none" else casting_code(casting)
+    try:
+        code = CASTINGS[casting]
+    except KeyError:
+        if isinstance(x, Proxy):
+            return recorded(fused_add_rms_norm_, **locals())  # type: ignore[no-any-return]
+        raise _unknown(casting) from None
     _FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
     return x, residual
 
@@ -151,6 +167,9 @@ def _over_shape(
     normalized_shape: int | Sequence[int] | None,
 ) -> Any:
     """The norm without a weight, or over several dimensions."""
+    if isinstance(rows[0], Proxy):
+        given = {"weight": weight, "eps": eps, "casting": casting, "normalized_shape": normalized_shape}
+        return recorded(norm, **dict(zip(("x", "residual"), rows, strict=False)), **given)
     shape = rows[0].shape[-1:] if normalized_shape is None else normalized_shape
     if _norm.is_jagged(rows[0]):
         dimensions = 1 if isinstance(shape, int) else len(shape)
@@ -173,6 +192,8 @@ _NAMES: dict[int, Casting] = {code: name for name, code in CASTINGS.items()}  # 
 
 
 def _rms_norm_dispatched(x: Tensor, weight: Tensor, eps: float, code: int) -> Tensor:
+    if isinstance(x, Proxy):
+        return recorded(rms_norm, x=x, weight=weight, eps=eps, casting=_NAMES[code])  # type: ignore[no-any-return]
     if x.is_nested:
         return _jagged("rms_norm", rms_norm, (x,), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
     if _norm.is_exporting_onnx():
@@ -193,6 +214,9 @@ def _by_torch(x: Tensor, weight: Tensor, eps: float, code: int) -> Tensor:
 def _fused_add_rms_norm_dispatched(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, code: int
 ) -> tuple[Tensor, Tensor]:
+    if isinstance(x, Proxy):
+        given = {"weight": weight, "eps": eps, "casting": _NAMES[code]}
+        return recorded(fused_add_rms_norm, x=x, residual=residual, **given)  # type: ignore[no-any-return]
     if x.is_nested:
         return _jagged("fused_add_rms_norm", fused_add_rms_norm, (x, residual), weight, eps, _NAMES[code])  # type: ignore[no-any-return]
     if _norm.is_exporting_onnx():
@@ -207,7 +231,11 @@ def casting_code(casting: str) -> int:
     try:
         return CASTINGS[casting]
     except KeyError:
-        raise ValueError(f"casting is {casting!r}; needed one of {', '.join(map(repr, CASTINGS))}") from None
+        raise _unknown(casting) from None
+
+
+def _unknown(casting: object) -> ValueError:
+    return ValueError(f"casting is {casting!r}; needed one of {', '.join(map(repr, CASTINGS))}")
 
 
 class _RmsNorm(torch.autograd.Function):

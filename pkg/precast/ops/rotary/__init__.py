@@ -23,6 +23,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
 from precast.ops import _rotation
+from precast.ops._fx import Proxy, recorded
 
 Both = tuple[Tensor, Tensor]
 
@@ -122,6 +123,8 @@ def get_cos_and_sin(
         table, lengths = torch.randn(128, 32), torch.tensor([3, 5])
         cos, sin = precast.ops.get_cos_and_sin(lengths, table, table, is_prompts=True)
     """
+    if isinstance(lengths, Proxy):
+        return recorded(get_cos_and_sin, **locals())  # type: ignore[no-any-return]
     if is_prompts:
         total = int(lengths.sum()) if tokens is None else tokens
         starts = lengths.cumsum(0) - lengths

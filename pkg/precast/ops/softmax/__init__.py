@@ -17,6 +17,7 @@ from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require
+from precast.ops._fx import Proxy, recorded
 
 FullyMasked: TypeAlias = Literal["zero", "uniform"]
 
@@ -76,7 +77,13 @@ def scaled_masked_softmax(
         scores, mask = torch.randn(2, 4, 16, 16), torch.zeros(2, 1, 16, 16, dtype=torch.bool)
         y = precast.ops.scaled_masked_softmax(scores, mask, 0.125)
     """
-    y: Tensor = _masked(x, mask, scale, float(masked_value), _uniform(fully_masked))
+    try:
+        value = float(masked_value)
+    except TypeError:
+        if isinstance(x, Proxy):
+            return recorded(scaled_masked_softmax, **locals())  # type: ignore[no-any-return]
+        raise
+    y: Tensor = _masked(x, mask, scale, value, _uniform(fully_masked))
     return y
 
 
