@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -22,6 +23,8 @@ from torch.nn import functional
 
 import precast
 from precast import ops
+from precast._builder import flags, toolchain
+from precast._load import loader
 from precast.ops.layer_norm import layer_norm as our_layer_norm
 from precast.ops.rms_norm import rms_norm as our_rms_norm
 
@@ -146,6 +149,24 @@ def ratio(enough: float) -> float:
     return min(out[1]) / min(out[2])
 
 
+def level() -> str:
+    """The CPU level of the kernels, and how much faster it makes a norm than the lowest level does."""
+    names = [level.name for level in flags.cpu_levels(platform.machine())]
+    best = flags.best_level(platform.machine(), toolchain.cpu_features()).name
+    x, weight = torch.randn(64, 512), torch.ones(512)
+    torch.set_num_threads(1)
+    library = loader._state.serving["rms_norm", "cpu"]
+    seconds: dict[str, list[float]] = {best: [], names[0]: []}
+    for _ in range(300):
+        for name, times in seconds.items():
+            library.use_level(name)
+            started = time.perf_counter()
+            our_rms_norm(x, weight)
+            times.append(time.perf_counter() - started)
+    library.use_level("")
+    return f"{best}: rms_norm {min(seconds[names[0]]) / min(seconds[best]):.1f} times as fast as {names[0]}"
+
+
 def main() -> int:
     """Run every check; the first failure ends the program with its error."""
     torch.manual_seed(0)
@@ -159,8 +180,9 @@ def main() -> int:
     refusal(torch.float32)
     done.append("a bad input refused by name")
     host = precast.load("rms_norm").host
-    if host.kind != "prebuilt":
-        raise AssertionError(f"not from the prebuilt file: {host}")
+    bound = precast.load("rms_norm").torch
+    if host.kind != "prebuilt" or bound is None or bound.kind not in ("prebuilt", "torch"):
+        raise AssertionError(f"not from the prebuilt files: {host}, {bound}")
     gain = ratio(float(sys.argv[1]))
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     runtimes = sorted(set(re.findall(r"/\S*/(lib(?:gomp|omp|iomp5)[^/\s]*)$", maps, re.MULTILINE)))
@@ -171,6 +193,7 @@ def main() -> int:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "checks": done,
         "ratio": round(gain, 2),
+        "level": level(),
         "openmp": runtimes,
         "library": host.path.name,
     }

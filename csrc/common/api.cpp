@@ -1,9 +1,6 @@
 // The C interface of a host library, which the loader calls through ctypes. Functions return 0 for success, else the
 // message is in `err`. Only this interface is exported, and nothing runs when the library is opened.
-#include <stdio.h>
 #include <string.h>
-
-#include <exception>
 
 #include "asked_rows.h"
 #include "checks.h"
@@ -14,8 +11,6 @@
 #ifndef PRECAST_BUILD_ID
 #define PRECAST_BUILD_ID "unstamped"
 #endif
-
-#define PRECAST_EXPORT extern "C" __attribute__((visibility("default")))
 
 PRECAST_EXPORT const char* precast_families();
 
@@ -75,24 +70,12 @@ class Words {
   size_t used_ = 0;
 };
 
-// Turns an exception into a status and a message for the C interface.
-template <class Body>
-int guarded(char* err, size_t cap, const Body& body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& error) {
-    if (err != nullptr && cap > 0) snprintf(err, cap, "%s", error.what());
-    return 1;
-  }
-}
-
 }  // namespace
 }  // namespace precast
 
 using precast::guarded;
 
-// "<package version> <torch ABI> <source digest>"
+// "<package version> <source digest>"
 PRECAST_EXPORT const char* precast_build_id() { return PRECAST_BUILD_ID; }
 
 PRECAST_EXPORT const char* precast_families() {

@@ -8,8 +8,8 @@
 // at::Tensor is one pointer, to a TensorImpl; a handle is the address of an at::Tensor.
 #pragma once
 
-#include "driver.h"
 #include "torch.h"
+#include "torch_names.h"
 
 namespace precast {
 
@@ -19,17 +19,14 @@ inline const void* impl_of(AtenTensorHandle handle) { return *reinterpret_cast<c
 // Returns a parameter's gradient: borrowed, and undefined if there is none. Null if this torch has no such function.
 using GradientFunction = AtenTensorHandle (*)(const void* impl);
 inline GradientFunction gradient_function() {
-  // c10::TensorImpl::grad() const
-  static const auto found = reinterpret_cast<GradientFunction>(find_loaded("libc10.so", "_ZNK3c1010TensorImpl4gradEv"));
+  static const auto found = reinterpret_cast<GradientFunction>(find_loaded(kGradient));
   return found;
 }
 
 // Tells autograd that a tensor has changed. Null if this torch has no such function.
 using VersionFunction = void (*)(AtenTensorHandle tensor);
 inline VersionFunction version_function() {
-  // torch::autograd::impl::bump_version(const at::Tensor&)
-  static const auto found = reinterpret_cast<VersionFunction>(
-      find_loaded("libtorch_cpu.so", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
+  static const auto found = reinterpret_cast<VersionFunction>(find_loaded(kBumpVersion));
   return found;
 }
 

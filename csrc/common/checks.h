@@ -2,6 +2,9 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
+
+#include <exception>
 
 namespace precast {
 
@@ -26,7 +29,22 @@ struct DeviceText {
   char text[32];
 };
 
+// Turns an exception into a status and a message for the C interface.
+template <class Body>
+int guarded(char* err, size_t cap, const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    if (err != nullptr && cap > 0) snprintf(err, cap, "%s", error.what());
+    return 1;
+  }
+}
+
 }  // namespace precast
+
+// A function of the C interface.
+#define PRECAST_EXPORT extern "C" __attribute__((visibility("default")))
 
 #define PRECAST_CHECK(condition, ...)                                    \
   do {                                                                   \

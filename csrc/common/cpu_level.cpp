@@ -1,7 +1,6 @@
 #include "cpu_level.h"
 
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,7 +11,6 @@
 #endif
 
 #include <atomic>
-#include <exception>
 
 #include "checks.h"
 
@@ -108,12 +106,6 @@ void set_cpu_level(const char* name) {
 }  // namespace precast
 
 // Every kernel called after this uses that level, in all threads.
-extern "C" __attribute__((visibility("default"))) int precast_set_cpu_level(const char* name, char* err, size_t cap) {
-  try {
-    precast::set_cpu_level(name);
-    return 0;
-  } catch (const std::exception& error) {
-    if (err != nullptr && cap > 0) snprintf(err, cap, "%s", error.what());
-    return 1;
-  }
+PRECAST_EXPORT int precast_set_cpu_level(const char* name, char* err, size_t cap) {
+  return precast::guarded(err, cap, [&] { precast::set_cpu_level(name); });
 }

@@ -5,16 +5,8 @@
 // A level is a name in PRECAST_CPU_LEVELS, what the processor must have for it, the number of floats in a register, and
 // an entry of CPU_LEVELS in pkg/precast/_builder/flags.py. Lowest first. On ARM each vector length is a level of its
 // own, compiled for registers of that length (simd_sve.h).
-//
-// A prebuilt library for a torch below 2.10 leaves out the levels that only make it quicker than the one before: a
-// wheel has seven such libraries, and the results are the same.
-#if defined(PRECAST_TORCH_CLASSIC) && !defined(PRECAST_ONLY_CPU_LEVEL)
-#define PRECAST_LATER_CPU_LEVELS(levels)
-#else
-#define PRECAST_LATER_CPU_LEVELS(levels) levels
-#endif
 #if defined(__x86_64__)
-#define PRECAST_CPU_LEVELS(f, a, b) f(baseline, a, b) f(avx2, a, b) PRECAST_LATER_CPU_LEVELS(f(avx512, a, b))
+#define PRECAST_CPU_LEVELS(f, a, b) f(baseline, a, b) f(avx2, a, b) f(avx512, a, b)
 // __builtin_cpu_supports asks the operating system too: a processor with AVX-512 under a kernel that does not save its
 // registers counts as one without. Each level has what the lesser ones have.
 #define PRECAST_HAS_baseline true
@@ -27,8 +19,7 @@
 #define PRECAST_WIDTH_OF_avx512 16
 #else
 // A vector length is a level of its own: one register is compiled to be that long (simd_sve.h).
-#define PRECAST_CPU_LEVELS(f, a, b) \
-  f(neon, a, b) PRECAST_LATER_CPU_LEVELS(f(sve128, a, b) f(sve256, a, b) f(sve512, a, b))
+#define PRECAST_CPU_LEVELS(f, a, b) f(neon, a, b) f(sve128, a, b) f(sve256, a, b) f(sve512, a, b)
 #define PRECAST_HAS_neon true
 #define PRECAST_HAS_sve128 (sve_bits() == 128)
 #define PRECAST_HAS_sve256 (sve_bits() == 256)

@@ -18,8 +18,6 @@
 #include "kind.h"
 #include "lock.h"
 
-#define PRECAST_EXPORT extern "C" __attribute__((visibility("default")))
-
 extern "C" __attribute__((visibility("hidden"))) const precast::Family* const __start_precast_families[];
 extern "C" __attribute__((visibility("hidden"))) const precast::Family* const __stop_precast_families[];
 
@@ -67,41 +65,37 @@ struct Functions {
 };
 
 template <class Value>
-bool resolve(const char* library, const char* name, Value& value) {
-  value = reinterpret_cast<Value>(find_loaded(library, name));
+bool resolve(const TorchName& one, Value& value) {
+  value = reinterpret_cast<Value>(find_loaded(one));
   return value != nullptr;
 }
 
+// A name of Python.
+template <class Value>
+bool resolve(const char* name, Value& value) {
+  return resolve(TorchName{nullptr, name}, value);
+}
+
 bool find(Functions& f) {
-  const char* const python = "libtorch_python.so";
-  return resolve(nullptr, "PyCFunction_NewEx", f.make_function) && resolve(nullptr, "PyCapsule_New", f.make_capsule) &&
-         resolve(nullptr, "PyCapsule_GetPointer", f.pointer_of) && resolve(nullptr, "PyObject_Vectorcall", f.call) &&
-         resolve(nullptr, "PyTuple_New", f.make_tuple) && resolve(nullptr, "PyTuple_SetItem", f.set_item) &&
-         resolve(nullptr, "PyFloat_AsDouble", f.double_of) &&
-         resolve(nullptr, "PyLong_AsLongLongAndOverflow", f.int_of) && resolve(nullptr, "Py_IncRef", f.keep) &&
-         resolve(nullptr, "Py_DecRef", f.drop) && resolve(nullptr, "PyEval_SaveThread", f.unlock) &&
-         resolve(nullptr, "PyEval_RestoreThread", f.lock_again) &&
-         resolve(nullptr, "PyGILState_Ensure", f.ensure_lock) &&
-         resolve(nullptr, "PyGILState_Release", f.release_lock) && resolve(nullptr, "PyFloat_Type", f.float_type) &&
-         resolve(nullptr, "PyLong_Type", f.int_type) && resolve(nullptr, "PyBool_Type", f.bool_type) &&
-         resolve(nullptr, "_Py_NoneStruct", f.none) && resolve(nullptr, "_Py_TrueStruct", f.yes) &&
-         // THPVariable_Wrap(const at::TensorBase&)
-         resolve(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE", f.wrap) &&
-         resolve(python, "ParameterClass", f.parameter_class) &&
-         // at::hasCallbacks(), of profilers; at::impl::torch_function_mode_enabled(); c10::GradMode::is_enabled()
-         resolve("libtorch_cpu.so", "_ZN2at12hasCallbacksEv", f.observed) &&
-         resolve("libtorch_cpu.so", "_ZN2at4impl27torch_function_mode_enabledEv", f.function_mode) &&
-         resolve("libc10.so", "_ZN3c108GradMode10is_enabledEv", f.records) &&
-         // c10::TensorImpl::requires_grad() const
-         resolve("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv", f.requires_grad);
+  return resolve("PyCFunction_NewEx", f.make_function) && resolve("PyCapsule_New", f.make_capsule) &&
+         resolve("PyCapsule_GetPointer", f.pointer_of) && resolve("PyObject_Vectorcall", f.call) &&
+         resolve("PyTuple_New", f.make_tuple) && resolve("PyTuple_SetItem", f.set_item) &&
+         resolve("PyFloat_AsDouble", f.double_of) && resolve("PyLong_AsLongLongAndOverflow", f.int_of) &&
+         resolve("Py_IncRef", f.keep) && resolve("Py_DecRef", f.drop) && resolve("PyEval_SaveThread", f.unlock) &&
+         resolve("PyEval_RestoreThread", f.lock_again) && resolve("PyGILState_Ensure", f.ensure_lock) &&
+         resolve("PyGILState_Release", f.release_lock) && resolve("PyFloat_Type", f.float_type) &&
+         resolve("PyLong_Type", f.int_type) && resolve("PyBool_Type", f.bool_type) &&
+         resolve("_Py_NoneStruct", f.none) && resolve("_Py_TrueStruct", f.yes) && resolve(kWrap, f.wrap) &&
+         resolve(kParameterClass, f.parameter_class) && resolve(kObserved, f.observed) &&
+         resolve(kFunctionMode, f.function_mode) && resolve(kRecords, f.records) &&
+         resolve(kRequiresGrad, f.requires_grad);
 }
 
 // The keys of this thread, which stay at one address while it lives. Null if this torch has no such variable.
 const ThreadKeys* thread_keys() {
   static thread_local const ThreadKeys* keys = nullptr;
   if (__builtin_expect(keys == nullptr, 0)) {
-    // c10::impl::raw_local_dispatch_key_set; for a variable of threads, dlsym returns the calling thread's.
-    keys = static_cast<const ThreadKeys*>(find_loaded("libc10.so", "_ZN3c104impl26raw_local_dispatch_key_setE"));
+    keys = static_cast<const ThreadKeys*>(find_loaded(kThreadKeys));
   }
   return keys;
 }
@@ -386,10 +380,7 @@ PRECAST_EXPORT const void* precast_operator(const char* name, uint64_t* bytes) {
   };
   void* (*dispatcher)();
   Handle (*find)(void*, const char* name, const char* overload);
-  const char* const library = "libtorch_cpu.so";
-  // c10::Dispatcher::realSingleton(), c10::Dispatcher::findSchemaOrThrow(const char*, const char*)
-  if (!precast::resolve(library, "_ZN3c1010Dispatcher13realSingletonEv", dispatcher) ||
-      !precast::resolve(library, "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_", find))
+  if (!precast::resolve(precast::kDispatcher, dispatcher) || !precast::resolve(precast::kFindSchema, find))
     return nullptr;
   try {
     const Handle handle = find(dispatcher(), name, "");

@@ -1,24 +1,11 @@
 #include "driver.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 
 #include "checks.h"
+#include "dynamic_linker.h"
 #include "lock.h"
-#include "torch_c.h"
-
-// glibc 2.34 moved these into libc under a new version. Binding to the old version, which newer systems still have,
-// lets a library built on a new system load on an old one.
-#if defined(__x86_64__)
-__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
-__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
-__asm__(".symver dlerror,dlerror@GLIBC_2.2.5");
-#elif defined(__aarch64__)
-__asm__(".symver dlopen,dlopen@GLIBC_2.17");
-__asm__(".symver dlsym,dlsym@GLIBC_2.17");
-__asm__(".symver dlerror,dlerror@GLIBC_2.17");
-#endif
+#include "torch_names.h"
 
 namespace precast {
 namespace {
@@ -96,15 +83,15 @@ void open_driver(Driver& d) {
                 name == nullptr ? "an unknown error" : name, advice(result));
 }
 
-using StreamFunction = decltype(&aoti_torch_get_current_cuda_stream);
+using StreamFunction = int32_t (*)(int32_t device, void** stream);
 
 StreamFunction find_stream_function() {
   // RTLD_NOLOAD: only the copy that torch itself uses. Another copy would have its own streams.
-  void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  void* library = dlopen(kCurrentStream.library, RTLD_NOW | RTLD_NOLOAD);
   PRECAST_CHECK(library != nullptr,
                 "precast: a kernel was asked to run on a GPU, but this process has not loaded libtorch_cuda.so: the "
                 "running torch has no CUDA; needed: a CUDA build of torch");
-  void* address = dlsym(library, "aoti_torch_get_current_cuda_stream");
+  void* address = dlsym(library, kCurrentStream.name);
   PRECAST_CHECK(address != nullptr,
                 "precast: libtorch_cuda.so has no aoti_torch_get_current_cuda_stream; needed: torch 2.4.1 or newer");
   return reinterpret_cast<StreamFunction>(address);

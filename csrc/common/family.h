@@ -17,6 +17,6 @@ struct Family {
 
 // Registers the family's implementations for a dispatch key with torch for the life of the process. Returns their
 // number.
-int64_t register_implementations(const Family& family, const char* key);
+int64_t register_implementations(const Family& family, const char* key, const char* space = "precast");
 
 }  // namespace precast

@@ -2,7 +2,7 @@
 // on Debian 12 loads on any system with glibc 2.28 and GLIBCXX 3.4.22. All are hidden, so no other library sees them.
 // All are weak, because a compiler that links its standard library statically brings its own, and the two would clash.
 //
-// driver.cpp handles one more case: the move of dlopen and dlsym into libc.
+// dynamic_linker.h handles one more case: the move of dlopen and dlsym into libc.
 #include <new>
 
 // glibc 2.32: the standard library's reference counts skip atomic operations while this is true. It stays false.

@@ -34,9 +34,7 @@ int only_place_of(uintptr_t value, uintptr_t ignored, const void* begin, int siz
 // Lets torch set the keys of a backend in a zeroed buffer larger than a tensor, and looks for the word that changes. A
 // tensor of that backend must have the same keys.
 int place_of_keys(const void* impl) {
-  // c10::TensorImpl::_change_backend_component_keys(c10::Device)
-  const auto set_backend = reinterpret_cast<void (*)(void*, Device)>(
-      find_loaded("libc10.so", "_ZN3c1010TensorImpl30_change_backend_component_keysENS_6DeviceE"));
+  const auto set_backend = reinterpret_cast<void (*)(void*, Device)>(find_loaded(kSetBackend));
   if (set_backend == nullptr) return -1;
   alignas(16) unsigned char empty[1024] = {};
   set_backend(empty, {static_cast<int8_t>(aoti_torch_device_type_cpu()), 0});
@@ -54,10 +52,8 @@ int place_of_keys(const void* impl) {
 // Finds the tensor's Python object, and in that object the class and the tensor.
 bool find_object(const Tensor& tensor, KindLayout& layout) {
   using Wrap = void* (*)(AtenTensorHandle);
-  // THPVariable_Wrap(const at::TensorBase&)
-  const auto wrap =
-      reinterpret_cast<Wrap>(find_loaded("libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE"));
-  const auto tensor_class = static_cast<void* const*>(find_loaded("libtorch_python.so", "THPVariableClass"));
+  const auto wrap = reinterpret_cast<Wrap>(find_loaded(kWrap));
+  const auto tensor_class = static_cast<void* const*>(find_loaded(kTensorClass));
   const auto take_lock = reinterpret_cast<int (*)()>(find_loaded(nullptr, "PyGILState_Ensure"));
   const auto release_lock = reinterpret_cast<void (*)(int)>(find_loaded(nullptr, "PyGILState_Release"));
   const auto drop = reinterpret_cast<void (*)(void*)>(find_loaded(nullptr, "Py_DecRef"));

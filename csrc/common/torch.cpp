@@ -1,20 +1,17 @@
-// The parts of torch.h and checks.h that are not inline: error messages, and calls into torch that need not be fast.
+// The parts of torch.h and checks.h that are not inline: texts of errors, and calls into torch that need not be fast.
 #include "torch.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <new>
 #include <optional>
-#include <stdexcept>
 
-#include "driver.h"
+#include "torch_names.h"
 
 namespace precast {
 
-#ifndef PRECAST_TORCH_CLASSIC
 namespace {
 
 // at::_ops::empty_strided::call, with types of our own that are laid out and passed like torch's: a SymInt without
@@ -33,15 +30,13 @@ struct Made {
 using EmptyStrided = Made (*)(Numbers sizes, Numbers strides, std::optional<int8_t> dtype, std::optional<int8_t> layout,
                               std::optional<Device> device, std::optional<bool> pinned);
 
-// Repeats an allocation that failed in torch's C interface, which keeps the type of the error to itself. This function
+// Repeats an allocation that failed in torch's C interface, which keeps the type of the error to itself; an adapter's
+// failures leave as torch's own exceptions. This function
 // lets it out, so that a caller in Python gets what torch.empty raises: torch.OutOfMemoryError on a GPU. Null if this
 // torch has no such function.
 AtenTensorHandle empty_strided_again(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                      int32_t device_type, int32_t device_index) {
-  const auto make = reinterpret_cast<EmptyStrided>(find_loaded(
-      "libtorch_cpu.so",
-      "_ZN2at4_ops13empty_strided4callEN3c108ArrayRefINS2_6SymIntEEES5_St8optionalINS2_10ScalarTypeEES6_INS2_6LayoutE"
-      "ES6_INS2_6DeviceEES6_IbE"));
+  const auto make = reinterpret_cast<EmptyStrided>(find_loaded(kEmptyStrided));
   if (make == nullptr) return nullptr;
   const auto count = static_cast<size_t>(dim);
   const Device device{static_cast<int8_t>(device_type), static_cast<int8_t>(device_index)};
@@ -50,17 +45,6 @@ AtenTensorHandle empty_strided_again(int64_t dim, const int64_t* sizes, const in
 }
 
 }  // namespace
-#endif
-
-void fail(const char* format, ...) {
-  char text[2048];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  throw std::runtime_error(text);
-}
-
 ShapeText::ShapeText(const int64_t* sizes, int64_t dim) {
   size_t used = static_cast<size_t>(snprintf(text, sizeof(text), "("));
   for (int64_t i = 0; i < dim && used + 32 < sizeof(text); ++i) {
@@ -181,9 +165,7 @@ Tensor empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, 
                      int32_t device_index) {
   AtenTensorHandle made = nullptr;
   if (aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type, device_index, &made) != 0) {
-#ifndef PRECAST_TORCH_CLASSIC  // its failures leave as torch's own exceptions
     made = empty_strided_again(dim, sizes, strides, dtype, device_type, device_index);
-#endif
     if (made == nullptr) torch_failed("empty_strided");
   }
   return Tensor(made);
@@ -227,12 +209,12 @@ void wrong_arity(uint64_t arguments, uint64_t taken, uint64_t results, uint64_t 
        static_cast<unsigned long long>(taken), static_cast<unsigned long long>(given));
 }
 
-int64_t register_implementations(const Family& family, const char* key) {
+int64_t register_implementations(const Family& family, const char* key, const char* space) {
   int64_t count = 0;
   for (int64_t i = 0; i < family.implementation_count; ++i) count += strcmp(family.implementations[i].key, key) == 0;
   if (count == 0) return 0;
   TorchLibraryHandle library = nullptr;  // never deleted: that would remove the kernels
-  torch_check(aoti_torch_library_init_impl("precast", key, __FILE__, __LINE__, &library), "library_init_impl");
+  torch_check(aoti_torch_library_init_impl(space, key, __FILE__, __LINE__, &library), "library_init_impl");
   for (int64_t i = 0; i < family.implementation_count; ++i) {
     const Implementation& one = family.implementations[i];
     if (strcmp(one.key, key) == 0)

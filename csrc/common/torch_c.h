@@ -1,149 +1,29 @@
-// The part of torch's C interface that the host library uses. The library is compiled without any header of torch.
-// Torch keeps a function of this interface, its type and its ownership from the version that introduces it on.
-//
-// For torch 2.10 and newer, libtorch_cpu.so defines the functions. For torch 2.4 to 2.9 (PRECAST_TORCH_CLASSIC),
-// torch_classic.cpp defines them in terms of torch's C++. They are C++ functions there, because those versions of torch
-// export some of the names themselves.
-//
-// Each declaration names the first torch that has the function. tests/unit/csrc/test_torch_c.py compares every one with
-// the headers of the installed torch, and the audit of a wheel reads the versions from here.
+// Torch's functions under their own names, read from the table of this library. The loader attaches the table before it
+// registers anything; until then every entry is null.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "torch_table.h"
 
-// Opaque, and torch's own names: a declaration here and its counterpart in torch's headers have one type.
-struct AtenTensorOpaque;
-struct StableListOpaque;
-class TorchLibraryOpaque;
-
-// The oldest torch that the library can be loaded in. A function that is newer must be declared PRECAST_WEAK_SINCE.
+// The oldest torch that has all of them itself. Older ones need an adapter.
 #define PRECAST_TORCH_FLOOR_MAJOR 2
 #define PRECAST_TORCH_FLOOR_MINOR 10
 
-#ifdef PRECAST_TORCH_CLASSIC
-#define PRECAST_SINCE(major, minor)
-#else
-#define PRECAST_SINCE(major, minor)                                                                 \
-  static_assert(major * 100 + minor <= PRECAST_TORCH_FLOOR_MAJOR * 100 + PRECAST_TORCH_FLOOR_MINOR, \
-                "newer than the oldest torch that is supported");                                   \
-  extern "C"
-#endif
-// Null in a torch without the function.
-#define PRECAST_WEAK_SINCE(major, minor) extern "C" __attribute__((weak))
-// In libtorch_cuda.so, which a CPU build of torch lacks. Never linked against: dlsym finds it.
-#define PRECAST_CUDA_SINCE(major, minor) extern "C"
-
 namespace precast {
 
-// 0 for success. After a failure nothing was returned, and the error belongs to the calling thread.
-using AOTITorchError = int32_t;
-// A reference to a tensor. "Borrows" below: the caller keeps its reference. "New": the caller gets one to delete.
-using AtenTensorHandle = AtenTensorOpaque*;
-using StableListHandle = StableListOpaque*;
-using TorchLibraryHandle = TorchLibraryOpaque*;
-// One value on the dispatcher's stack: a handle, a double, an int64_t or a bool in the low bytes. A `Tensor?` is null
-// or points to a heap cell with a handle.
-using StableIValue = uint64_t;
+// Hidden, so that a call is one load and one jump.
+extern TorchTable torch_table __attribute__((visibility("hidden")));
+
+#define PRECAST_SINCE(major, minor, result, name, parameters)                                       \
+  static_assert(major * 100 + minor <= PRECAST_TORCH_FLOOR_MAJOR * 100 + PRECAST_TORCH_FLOOR_MINOR, \
+                "newer than the oldest torch that is supported");                                   \
+  static constexpr auto& name = torch_table.name;
+#define PRECAST_OPTIONAL_SINCE(major, minor, result, name, parameters) static constexpr auto& name = torch_table.name;
+#include "torch_functions.h"
+#undef PRECAST_SINCE
+#undef PRECAST_OPTIONAL_SINCE
 
 // Registration tells torch which version of the stack layout our functions use. It is the floor's; newer versions of
 // torch convert from it. Torch's headers call the number TORCH_ABI_VERSION.
 constexpr uint64_t kTorchAbiVersion = uint64_t{PRECAST_TORCH_FLOOR_MAJOR * 256 + PRECAST_TORCH_FLOOR_MINOR} << 48;
-
-// ---- Torch's numbers for dtypes and device types ----
-
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_float32();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_float16();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_bfloat16();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_float64();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_int64();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_int32();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_int16();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_int8();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_uint8();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_bool();
-PRECAST_SINCE(2, 3) int32_t aoti_torch_dtype_complex64();
-PRECAST_SINCE(2, 3) int32_t aoti_torch_dtype_complex128();
-PRECAST_SINCE(2, 3) int32_t aoti_torch_dtype_complex32();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_float8_e4m3fn();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_dtype_float8_e5m2();
-
-PRECAST_SINCE(2, 2) int32_t aoti_torch_device_type_cpu();
-PRECAST_SINCE(2, 2) int32_t aoti_torch_device_type_cuda();
-PRECAST_SINCE(2, 7) int32_t aoti_torch_device_type_meta();
-
-// ---- Questions about a tensor; all borrow it ----
-
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* numel);
-// `dim` values owned by the tensor, valid until its shape changes or its last reference is deleted.
-PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes);
-// The same for strides, in elements.
-PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides);
-// In elements, from the beginning of the storage.
-PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle tensor, int64_t* offset);
-// In bytes. After the storage was resized it may be less than the tensor covers.
-PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* bytes);
-PRECAST_SINCE(2, 8) AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* contiguous);
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype);
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t* type);
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* index);
-// The first element, with the storage offset applied; null for a tensor without elements. The memory is the tensor's.
-PRECAST_SINCE(2, 10) AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
-// The same for writing: a lazy copy is materialised first.
-PRECAST_SINCE(2, 10) AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** data);
-// False for the undefined tensor, which stands for "no gradient".
-PRECAST_SINCE(2, 9) AOTITorchError aoti_torch_is_defined(AtenTensorHandle tensor, bool* defined);
-
-// ---- Making and deleting tensors ----
-
-// Borrows the tensor. `*same` is a new reference to it.
-PRECAST_SINCE(2, 7) AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* same);
-// Takes the reference.
-PRECAST_SINCE(2, 2) AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
-// `*made` is a new reference to an uninitialised tensor; `sizes` and `strides` are read during the call.
-PRECAST_SINCE(2, 2)
-AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                                        int32_t device_type, int32_t device_index, AtenTensorHandle* made);
-// The same in page-locked memory of the host.
-PRECAST_SINCE(2, 9)
-AOTITorchError aoti_torch_empty_strided_pinned(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                                               int32_t device_type, int32_t device_index, AtenTensorHandle* made);
-// Borrows both. Converts between dtypes and devices.
-PRECAST_SINCE(2, 3) AOTITorchError aoti_torch_copy_(AtenTensorHandle to, AtenTensorHandle from, int32_t non_blocking);
-
-// ---- Lists, as which a `Tensor[]` lies on the stack ----
-
-PRECAST_SINCE(2, 10) AOTITorchError torch_list_size(StableListHandle list, size_t* size);
-// Hands out the element's own reference, not a new one: ask for each element once, and delete what it gave.
-PRECAST_SINCE(2, 10) AOTITorchError torch_list_get_item(StableListHandle list, size_t index, StableIValue* item);
-// Takes the list. The references of its elements are unaffected.
-PRECAST_SINCE(2, 10) AOTITorchError torch_delete_list(StableListHandle list);
-
-// ---- Torch's threads ----
-
-// Calls `body` for parts of [begin, end), each at least `grain` long, and returns after the last.
-PRECAST_SINCE(2, 10)
-AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain,
-                                  void (*body)(int64_t begin, int64_t end, void* context), void* context);
-PRECAST_SINCE(2, 10) AOTITorchError torch_get_num_threads(uint32_t* threads);
-
-// ---- Registration ----
-
-// `*library` is new; it keeps its kernels registered, so we never delete it. The strings are read during the call.
-PRECAST_SINCE(2, 7)
-AOTITorchError aoti_torch_library_init_impl(const char* space, const char* key, const char* file, uint32_t line,
-                                            TorchLibraryHandle* library);
-// `function(stack, arguments, results)` takes every reference on the stack, and puts new ones there as results.
-PRECAST_SINCE(2, 10)
-AOTITorchError torch_library_impl(TorchLibraryHandle library, const char* op,
-                                  void (*function)(StableIValue*, uint64_t, uint64_t), uint64_t abi_version);
-
-// ---- What the library looks up at run time ----
-
-// The text of this thread's last failure: torch's memory, valid until the next failure.
-PRECAST_WEAK_SINCE(2, 13) const char* torch_exception_get_what_without_backtrace();
-// `*stream` is torch's current CUstream of the device, borrowed. CUDA builds export it from 2.4.1 on.
-PRECAST_CUDA_SINCE(2, 4) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 
 }  // namespace precast

@@ -329,7 +329,7 @@ def aot_source(machine: Machine) -> str:
 @state("damaged-file", "A prebuilt library is corrupted, installed from a wheel file, `PRECAST_JIT=aot`", long=False)
 def damaged_file(machine: Machine) -> str:
     machine.install(machine.shop.wheel("cpu"))
-    flip(machine.c_dir / "host" / "torch-stable-2.10.so")
+    flip(machine.c_dir / "host" / "kernels-x86_64.so")
     return "export PRECAST_JIT=aot"
 
 
@@ -337,7 +337,7 @@ def damaged_file(machine: Machine) -> str:
 def damaged_index(machine: Machine) -> str:
     machine.hide(COMPILERS)
     machine.install(machine.shop.wheel("cpu", index_url=machine.shop.index), recorded=False)
-    flip(machine.c_dir / "host" / "torch-stable-2.10.so")
+    flip(machine.c_dir / "host" / "kernels-x86_64.so")
     return ""
 
 

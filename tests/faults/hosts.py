@@ -113,14 +113,14 @@ def torch_too_old(lab: Lab) -> str:
     site = lab.wheel()
     said = site.refusal(LOAD, env=other_torch(site, "2.3.1") | {"PRECAST_JIT": "aot"})
     assert "2.3.1" in said and "torch-abi" in said
-    return line(said, "torch-stable-2.10")
+    return line(said, "torch-table-1")
 
 
 @fault("torch-nightly", "torch swapped for a 2.10 that is no release", how="torch says 2.10.0a0+nv", lost="the op")
 def torch_before_release(lab: Lab) -> str:
     site = lab.wheel()
     said = site.refusal(LOAD, env=other_torch(site, "2.10.0a0+1234567.nv25.12") | {"PRECAST_JIT": "aot"})
-    return line(said, "torch-stable-2.10", "2.10.0a0")
+    return line(said, "torch-table-1", "2.10.0a0")
 
 
 @fault("torch-newer", "torch swapped for 2.15 under a wheel", how="torch says that it is 2.15.0")

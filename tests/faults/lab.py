@@ -17,12 +17,10 @@ SHIM = Path(__file__).with_name("shim.cpp")
 LOAD = "import precast; print(precast.load('adam_').host.kind)"
 # The same build as that of LOAD, into the same entry, but without torch, which takes two seconds to import.
 BUILD = """
-from precast._abi.decide import BuildHost
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._load import jit, probe
 settings = probe.read_settings()
 builders = probe.probe_builders(settings)
-made = jit.build_host("cpu_adam", BuildHost(Stable(STABLE_FLOOR)), builders, settings, "for the table of faults")
+made = jit.build_host("cpu_adam", builders, settings, "for the table of faults")
 print(made.kind)
 """
 STEP = """

@@ -15,13 +15,14 @@ from precast._abi.build_info import (
     BuildMode,
     DeviceFile,
     HostFile,
+    HostKind,
     device_path,
 )
 from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
 from precast._abi.label import LABELS, Label, PlatformTag
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import Exact, Stable
+from precast._abi.torch_abi import ANY_TORCH, Exact, Stable, TorchAbi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
 FAMILIES = ("rms_norm", "cpu_adam")
@@ -76,9 +77,10 @@ torch_versions = st.builds(
 )
 exact_abis = st.builds(Exact, releases, st.booleans(), st.none() | gits)
 stable_abis = st.builds(Stable, releases)
-torch_abis = exact_abis | stable_abis
+torch_abis = exact_abis | stable_abis | st.just(ANY_TORCH)
 # Those that have a chance with `torch_versions`.
 near_abis = st.one_of(
+    st.just(ANY_TORCH),
     st.builds(Stable, st.builds(Release, st.just(2), st.integers(9, 13))),
     st.builds(
         Exact,
@@ -95,14 +97,25 @@ platform_tags = st.builds(
 )
 
 
-def host_files(abis: st.SearchStrategy[Exact | Stable] = torch_abis, near: bool = False) -> st.SearchStrategy[HostFile]:
+def host_files(abis: st.SearchStrategy[TorchAbi] = torch_abis, near: bool = False) -> st.SearchStrategy[HostFile]:
     """``near``: with values that have a chance on the machines of ``hosts``."""
+    return abis.flatmap(
+        lambda abi: _host_files(abi, st.sampled_from(HostKind) if isinstance(abi, Exact) else library, near)
+    )
+
+
+library = st.just(HostKind.LIBRARY)
+
+
+def _host_files(abi: TorchAbi, kind: st.SearchStrategy[HostKind], near: bool) -> st.SearchStrategy[HostFile]:
     return st.builds(
         HostFile,
+        HostKind,
         path=st.from_regex(r"host/[A-Za-z0-9_][A-Za-z0-9._+-]{0,12}", fullmatch=True),
         sha256=sha256s,
         bytes=st.integers(0, MAX_FILE_BYTES),
-        abi=abis,
+        abi=st.just(abi),
+        kind=kind,
         machine=st.sampled_from(["x86_64", "aarch64"]) if near else words,
         needed=st.lists(printable, unique=True, max_size=3).map(tuple),
         glibc=st.sampled_from([Release(2, 17), Release(2, 28), Release(2, 39)]) if near else releases,
@@ -138,9 +151,9 @@ usual_host_files = st.builds(
     path=st.sampled_from(["host/a.so", "host/b.so", "host/c.so"]),
     sha256=st.just("0" * 64),
     bytes=st.just(90_000),
-    abi=st.sampled_from([Stable(Release(2, 10)), Stable(Release(2, 12)), Exact(Release(2, 13), True)]),
+    abi=st.sampled_from([ANY_TORCH, Stable(Release(2, 10)), Stable(Release(2, 12)), Exact(Release(2, 13), True)]),
     machine=st.just("x86_64"),
-    needed=st.just(("libtorch_cpu.so",)),
+    needed=st.just(("libc.so.6",)),
     glibc=st.just(Release(2, 28)),
     glibcxx=st.just("3.4.22"),
     cpu_levels=st.just(("baseline", "avx2")),

@@ -33,6 +33,7 @@ TORCH = (
     "_load/prebuilt.py",
     "_load/handover.py",
     "_load/library.py",
+    "_load/proof.py",
     "_load/dangling.py",
     "_load/downstream.py",
     "build/command.py",

@@ -15,7 +15,7 @@ from precast._abi.capability import TargetKind
 from precast._builder import packing
 from tools.shared.wheel import Wheel, read_wheel, write_wheel
 
-HOST = "precast/_C/host/torch-stable-2.10.so"
+HOST = "precast/_C/host/kernels-x86_64.so"
 PTX = "precast/_C/device/rms_norm.compute_90.ptx.xz"  # alone in its file
 MANIFEST = "precast/_C/build_info.json"
 SBOM = "sboms/precast.cdx.json"  # below the folder of the metadata, as the three are

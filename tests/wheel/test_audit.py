@@ -79,16 +79,16 @@ def renamed(files: Files) -> None:
 
 # What is done to a wheel: the guard that refuses it, and what its refusal names.
 TAMPERED: dict[str, tuple[Change, str, str]] = {
-    "a library cut short": (replace(HOST, lambda data: data[:9000]), "manifest", "host/torch-stable-2.10.so"),
+    "a library cut short": (replace(HOST, lambda data: data[:9000]), "manifest", "host/kernels-x86_64.so"),
     "a library for another machine": (replace(HOST, at(18, b"\xb7")), "manifest", "aarch64"),
     "a library of another glibc": (replace(HOST, patched(b"GLIBC_2.14\0", b"GLIBC_2.99\0")), "manifest", "2.99"),
     "a library without a family": (edit("host.0.families", ["rms_norm"]), "targets", "layer_norm"),
     "fewer CPU levels than claimed": (edit("host.0.cpu_levels", ["baseline", "avx2"]), "manifest", "avx512"),
     "another ceiling than claimed": (edit("host.0.glibcxx", "3.4.11"), "manifest", "3.4.11"),
     "another library needed than claimed": (edit("host.0.needed", ["libtorch_cpu.so"]), "manifest", "libm.so.6"),
-    "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/torch-stable-2.10.so"),
+    "a debug build that is none": (edit("host.0.debug", True), "manifest", "host/kernels-x86_64.so"),
     "another compiler than its own": (edit("compilers", [{"name": "g++", "version": "4.8.5"}]), "manifest", "4.8.5"),
-    "a library gone": (lambda f: f.pop(HOST), "manifest", "host/torch-stable-2.10.so"),
+    "a library gone": (lambda f: f.pop(HOST), "manifest", "host/kernels-x86_64.so"),
     "a file nobody lists": (
         lambda f: f.update({"precast/_C/device/x.sm_90.cubin.xz": b"x"}),
         "manifest",

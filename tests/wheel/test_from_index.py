@@ -75,6 +75,6 @@ def test_a_command_installs_what_runs(
     assert "/cu121/precast/" in asked and asked[-1].endswith(".whl")
     done = run(environment / "bin" / "python", "-c", RUN_ONE, PRECAST_JIT="aot")
     (site,) = environment.glob("lib/python3*/site-packages")
-    assert done.stdout.strip() == f"{site}/precast/_C/host/torch-stable-2.10.so"
+    assert done.stdout.strip() == f"{site}/precast/_C/host/kernels-x86_64.so"
     listed = run(uv, "pip", "list", "--format=freeze", "--python", environment / "bin" / "python").stdout
     assert f"precast=={__version__}+cu121" in listed.splitlines()

@@ -43,7 +43,7 @@ def test_a_label_holds_one_library_and_every_target(repaired: Mapping[str, Path]
         for target in spec.targets
     }
     in_c = {name for name in names(wheel) if name.startswith("precast/_C/")}
-    own = {"precast/_C/__init__.py", "precast/_C/build_info.json", "precast/_C/host/torch-stable-2.10.so"}
+    own = {"precast/_C/__init__.py", "precast/_C/build_info.json", "precast/_C/host/kernels-x86_64.so"}
     info = manifest(wheel)
     assert {image.name for image in info.device} == images
     assert in_c == own | {f"precast/_C/{image.path}" for image in info.device}

@@ -7,18 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from precast._abi.build_info import HostKind
 from precast._abi.label import PlatformTag
 from precast._abi.violation import Violation
-from precast._builder import packing
+from precast._builder import flags, packing
 from tools.guards.subject import Audited, same
 from tools.shared import binaries
 
-# A host library may need only torch, the C++ runtime and the C library. CUDA is found at run time, never linked.
-_NEEDED = {
-    *("libtorch_cpu.so", "libc10.so"),
-    *("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libdl.so.2", "libpthread.so.0"),
-    *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
-}
 # Names of Python's C API, and of its C++ bindings.
 _PYTHON = re.compile(r"_?Py[A-Z_]\w*|_ZN?K?\d*pybind11\w*|THP\w+")
 # Libraries that come with torch or the system. A bundled copy would be a second one in the same process.
@@ -38,7 +33,7 @@ def check_python(a: Audited) -> Iterator[Violation]:
 
 
 def check_bundled(a: Audited) -> Iterator[Violation]:
-    """The wheel holds only our libraries, and they need only torch and the system."""
+    """The wheel holds only our libraries, which need only the C and C++ runtime; adapters also need torch."""
     for name in sorted(a.wheel.files):
         folder = name.partition("/")[0]
         if folder.endswith(".libs"):
@@ -47,12 +42,17 @@ def check_bundled(a: Audited) -> Iterator[Violation]:
             yield Violation("bundled", name, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
         elif ".so" in Path(name).suffixes and not name.startswith("precast/_C/host/"):
             yield Violation("strays", name, "libraries in precast/_C/host alone", "in the wheel")
-    for path, facts in a.libraries.items():
-        for needed in sorted(set(facts.needed) - _NEEDED):
-            yield Violation("needed", path, "torch, the C++ runtime and the C library alone", needed)
-        if "libtorch_cpu.so" not in facts.needed:
-            # torch's libraries are not in the global scope, so their symbols are found only if this is needed
-            yield Violation("needed", path, "libtorch_cpu.so", ", ".join(facts.needed))
+    for file in a.info.host:
+        facts = a.libraries.get(file.path)
+        if facts is None:
+            continue  # the manifest guard reports it
+        # Torch's libraries are not in the global scope, so an adapter's symbols are found only if it needs them.
+        torch = flags.TORCH if file.kind is HostKind.ADAPTER else ()
+        whole = " and ".join([*torch, "the C and C++ runtime"])
+        for needed in sorted(set(facts.needed) - flags.RUNTIME - set(torch)):
+            yield Violation("needed", file.path, f"{whole} alone", needed)
+        if not set(torch) <= set(facts.needed):
+            yield Violation("needed", file.path, whole, ", ".join(facts.needed))
 
 
 def check_glibc(a: Audited) -> Iterator[Violation]:

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError, host_path
+from precast._abi.torch_abi import Exact
 from precast._abi.violation import Violation
 from precast._builder import headers, sources
 from precast._builder.files import DIGEST
@@ -89,7 +90,8 @@ def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterat
     yield from same("debug", file.path, file.debug, facts.debug)
     yield from same("python", file.path, ("none", None), (file.python, file.cuda_major))
     yield from same("compiler", file.path, dict(info.compilers).get("g++", facts.compiler), facts.compiler)
-    yield from same("name", file.path, f"host/{file.abi}.so", file.path)
+    yield from same("name", file.path, host_path(file.abi, file.machine), file.path)
+    yield from same("kind", file.path, "adapter" if isinstance(file.abi, Exact) else "library", file.kind.value)
 
 
 def _sources(a: Audited) -> Iterator[Violation]:

@@ -1,43 +1,40 @@
-"""The guard of undefined symbols: every torch that a host library claims has the symbols that the library needs.
+"""The guard of undefined symbols: a library needs the C and C++ runtime alone, an adapter what its torch exports.
 
-A stable library may use only the C functions that precast's header of torch's C interface declares for its floor. A
-classic library is compared with the symbols of its torch, either of an installed torch or from a recorded list.
+An adapter is compared with the symbols of its torch, either of an installed torch or from a recorded list. What the
+table of functions holds is checked when it is filled, and against torch's headers by test_torch_c.py.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from precast._abi.torch_abi import Exact, Stable, TorchAbi
-from precast._abi.version import Release
+from precast._abi.torch_abi import Exact, TorchAbi
 from precast._abi.violation import Violation
 from tools.guards.subject import Audited
 from tools.shared import binaries
 
-DECLARATIONS = "precast/csrc/common/torch_c.h"
-_DECLARED = re.compile(r"^PRECAST_(?:WEAK_|(CUDA_))?SINCE\((\d+), (\d+)\)[^;(]*?(\w+)\(", re.MULTILINE)
 # Weak references from the C runtime's start files, which every library has and which need no definition.
 _RUNTIME = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
 _VERSIONED = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+")
-# The libraries of an installed torch that a classic library may link, including torch's OpenMP runtime.
+# The libraries of an installed torch that an adapter may link, including torch's OpenMP runtime.
 LIBRARIES = ("libtorch_cpu.so", "libc10.so", "libtorch.so", "libgomp*.so*")
 
 
 def check_symbols(a: Audited) -> Iterator[Violation]:
-    """Check each library by the rules of its torch ABI."""
-    functions = declared(a.wheel.files.get(DECLARATIONS, b"").decode("utf-8"))
+    """Check each library and each adapter."""
     for file in a.info.host:
         facts = a.libraries.get(file.path)
         if facts is None:
             continue  # the manifest guard reports it
         asked = asked_of_torch(facts)
-        if isinstance(file.abi, Stable):
-            yield from _stable(file.path, file.abi, asked, functions)
+        if isinstance(file.abi, Exact):
+            yield from _adapter(file.path, file.abi, asked, a.asked.torch_lists)
         else:
-            yield from _classic(file.path, file.abi, asked, a.asked.torch_lists)
+            for symbol in asked:
+                yield Violation("symbol", file.path, "symbols of the C and C++ runtime alone", str(symbol))
 
 
 def asked_of_torch(facts: binaries.LibraryFacts) -> list[binaries.Undefined]:
@@ -52,22 +49,7 @@ def _of_the_system(symbol: binaries.Undefined) -> bool:
     return symbol.weak and symbol.name in _RUNTIME
 
 
-def _stable(
-    path: str, abi: Stable, asked: Iterable[binaries.Undefined], functions: Mapping[str, Release | None]
-) -> Iterator[Violation]:
-    """A weak reference may name a newer function, because the code then checks whether it exists."""
-    for symbol in asked:
-        if symbol.name not in functions:
-            yield Violation("symbol", path, f"functions that {DECLARATIONS} declares", str(symbol))
-            continue
-        since = functions[symbol.name]
-        if since is None:
-            yield Violation("symbol", path, "nothing that CPU builds of torch lack", f"{symbol}, of its CUDA part")
-        elif since > abi.floor and not symbol.weak:
-            yield Violation("symbol", path, f"functions that torch {abi.floor} has", f"{symbol}, since torch {since}")
-
-
-def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
+def _adapter(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: Path) -> Iterator[Violation]:
     known = exported_by(abi, lists)
     if known is None:
         wanted = f"a list of what torch {abi.release} exports (python -m tools prove-classic)"
@@ -76,14 +58,6 @@ def _classic(path: str, abi: Exact, asked: Iterable[binaries.Undefined], lists: 
     for symbol in asked:
         if symbol.name not in known and not symbol.weak:
             yield Violation("symbol", path, f"a symbol that torch {abi.release} exports", str(symbol))
-
-
-def declared(header: str) -> dict[str, Release | None]:
-    """Each C function of torch_c.h with the torch that introduced it; None for a function of torch's CUDA library."""
-    return {
-        name: None if cuda else Release(int(major), int(minor))
-        for cuda, major, minor, name in _DECLARED.findall(header)
-    }
 
 
 @functools.cache

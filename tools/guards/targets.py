@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precast._abi.build_info import BuildInfo, DeviceFile, by_file, device_path
+from precast._abi.build_info import BuildInfo, DeviceFile, HostKind, by_file, device_path
 from precast._abi.capability import TargetKind
 from precast._abi.version import CudaVersion
 from precast._abi.violation import Violation
-from precast._builder import catalogue, elf, packing
+from precast._builder import catalogue, elf, packing, parts
 from tools.guards.subject import Audited, same
 from tools.shared import binaries, cells
 from tools.shared.binaries import DeviceFacts
@@ -20,7 +20,8 @@ def check_targets(a: Audited) -> Iterator[Violation]:
     yield from _device_files(a)
     families = sorted(family.name for family in catalogue.FAMILIES)
     for file in a.info.host:
-        yield from same("families", file.path, families, sorted(file.families))
+        wanted = families if file.kind is HostKind.LIBRARY else []
+        yield from same("families", file.path, wanted, sorted(file.families))
     if a.released:
         yield from _plan(a)
 
@@ -101,7 +102,7 @@ def _plan(a: Audited) -> Iterator[Violation]:
         yield Violation("plan", f"{spec.name} {a.machine}", "a wheel that matrix.toml plans", "no such cell")
         return
     row = f"labels.{spec.name} of matrix.toml"
-    hosts = {f"host-{file.abi}-{file.machine}" for file in a.info.host}
+    hosts = {parts.host_name(file.abi, file.machine) for file in a.info.host}
     yield from _differ(a, hosts, needed=set(cell.host), allowed={*cell.host, *cell.lacks}, row=row)
     families = [family.name for family in catalogue.FAMILIES if family.device is not None]
     wanted = {f"{name} {target}" for name in families for target in cell.targets}

@@ -150,6 +150,7 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
     stack = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_GNU_STACK"]
     comment = _content(sections[".comment"], data) if ".comment" in sections else b""
     code = _content(sections[".text"], data)
+    families = tuple(_families(elf, sections))
     return LibraryFacts(
         machine=_MACHINES.get(elf["e_machine"], str(elf["e_machine"])),
         soname=by_tag["DT_SONAME"].soname if "DT_SONAME" in by_tag else None,
@@ -159,8 +160,8 @@ def _library(elf: Any, data: bytes) -> LibraryFacts:
         glibcxx=_greatest("GLIBCXX_", versions),
         exported=frozenset(name for name, _ in _bounded(((name, None) for name in _exports(sections.values())), data)),
         undefined=tuple(one for _, one in _bounded(((one.name, one) for one in _undefined(sections)), data)),
-        families=tuple(_families(elf, sections)),
-        cpu_levels=_cpu_levels(code, str(elf["e_machine"])),
+        families=families,
+        cpu_levels=_cpu_levels(code, str(elf["e_machine"])) if families else (),
         debug=".debug_info" in sections,
         compiler=comment.split(b"\0")[0].decode("utf-8", "replace").rpartition(" ")[2],
         text_relocations="DT_TEXTREL" in by_tag or bool(flags & 4),
@@ -258,7 +259,7 @@ def _text_at(elf: Any, address: int) -> str:
 
 
 def _cpu_levels(code: bytes, machine: str) -> tuple[str, ...]:
-    """The levels whose mark occurs often enough; a level without a mark is in every library."""
+    """The levels whose mark occurs often enough; a level without a mark is in every library with kernels."""
     levels = flags.cpu_levels(_MACHINES[machine])
     marked = (level.name for level in levels if level.mark is None or len(re.findall(level.mark, code)) >= _ENOUGH)
     return tuple(marked)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from precast._abi.label import Label
-from precast._abi.torch_abi import TorchAbi
+from precast._abi.torch_abi import ANY_TORCH, TorchAbi
 from precast._abi.version import Release
+from precast._builder import parts
 from precast._builder.matrix import EventSpec, LabelSpec, Machine, Matrix, TorchBuild, TorchRelease
 from precast.errors import KernelError
 
@@ -38,11 +39,11 @@ class DeviceCell:
 
 @dataclass(frozen=True, slots=True)
 class HostCell:
-    """One host library: a torch ABI on one architecture. ``headers`` is the torch whose headers it uses."""
+    """The library of one architecture, or one adapter. ``headers`` is the torch whose headers an adapter uses."""
 
     name: str
     abi: str
-    headers: str
+    headers: str | None
     machine: str
     runner: str
     image: str
@@ -176,28 +177,26 @@ def _device_cell(matrix: Matrix) -> Callable[[LabelSpec], DeviceCell | None]:
 
 
 def _host_cells(matrix: Matrix, releases: Sequence[TorchRelease]) -> tuple[HostCell, ...]:
-    """One cell for each ABI of these torch releases, on each architecture that has such a build."""
+    """For each architecture that has a build of these torch releases, the library and the adapters that they need."""
     found: dict[str, HostCell] = {}
     for machine in matrix.machine_specs:
         for release in releases:
             for build in release.builds[machine.name]:
-                abi = matrix.abi_of(release, build)
-                stable = release.release >= matrix.stable_floor
-                name = _host_name(abi, machine.name)
-                found[name] = HostCell(
-                    name=name,
-                    abi=str(abi),
-                    headers=matrix.headers if stable else release.version,
-                    machine=machine.name,
-                    runner=machine.runner,
-                    image=machine.image,
-                    not_built=matrix.abi_not_built(abi) or machine.not_built,
-                )
+                binding = matrix.binding_of(release, build)
+                for abi, headers in ((ANY_TORCH, None), (binding, release.version)):
+                    name = parts.host_name(abi, machine.name)
+                    if name in found:
+                        continue
+                    found[name] = HostCell(
+                        name=name,
+                        abi=str(abi),
+                        headers=headers,
+                        machine=machine.name,
+                        runner=machine.runner,
+                        image=machine.image,
+                        not_built=matrix.not_built(abi) or machine.not_built,
+                    )
     return tuple(found.values())
-
-
-def _host_name(abi: TorchAbi, machine: str) -> str:
-    return f"host-{abi}-{machine}"
 
 
 def _wheel_cell(matrix: Matrix, spec: LabelSpec, machine: Machine, hosts: Iterable[HostCell]) -> WheelCell:
@@ -233,7 +232,7 @@ def _tests(
     for release in releases:
         builds = _builds_to_test(matrix, release, machine)
         for build in builds:
-            # Another build is only tested for its ABI, so one job is enough.
+            # Another build is only tested for its adapter, so one job is enough.
             first = build is builds[0]
             all_pythons = event.tests == "torch, python" and first
             all_labels = event.tests == "torch, label" and first
@@ -254,10 +253,10 @@ def _tests(
 
 
 def _builds_to_test(matrix: Matrix, release: TorchRelease, machine: Machine) -> tuple[TorchBuild, ...]:
-    """The CPU build, which is small, and the first build for each other ABI."""
+    """The CPU build, which is small, and the first build for each other adapter."""
     found: dict[TorchAbi, TorchBuild] = {}
     for build in sorted(release.builds[machine.name], key=lambda build: build.cuda is not None):
-        found.setdefault(matrix.abi_of(release, build), build)
+        found.setdefault(matrix.binding_of(release, build), build)
     return tuple(found.values())
 
 
@@ -271,9 +270,9 @@ def _test_cell(
     nightly: bool = False,
 ) -> TestCell:
     release, build = torch
-    abi = matrix.abi_of(release, build)
+    abi = matrix.binding_of(release, build)
     version = "nightly" if nightly else release.version
-    host = _host_name(abi, machine.name)
+    host = parts.host_name(abi, machine.name)
     return TestCell(
         name=f"test-torch{version}-{build.name}-py{python}-{wheel.label}-{machine.name}",
         wheel=wheel.name,
@@ -284,7 +283,7 @@ def _test_cell(
         python=str(python),
         machine=machine.name,
         runner=machine.runner,
-        not_built=wheel.not_built or (None if host in wheel.host else matrix.abi_not_built(abi)),
+        not_built=wheel.not_built or (None if host in wheel.host else matrix.not_built(abi)),
     )
 
 

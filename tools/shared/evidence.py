@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast._abi.torch_abi import TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import ANY_TORCH, Stable, TorchAbi, parse_torch_abi
 from precast._abi.version import Release, TorchVersion
 from precast._builder.matrix import DEFAULT, Matrix
 from precast._builder.tables import MatrixError, Table
@@ -31,7 +31,10 @@ class EvidenceError(KernelError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution. ``host`` is the mapped library, ``wheel`` the label of its wheel, None if there was no wheel."""
+    """One execution. ``host`` is what bound the library to torch: an adapter, or ``torch-table-1`` for torch itself.
+
+    ``wheel`` is the label of the wheel, None if there was no wheel.
+    """
 
     torch: TorchVersion
     build: str
@@ -155,9 +158,11 @@ def _contradictions(evidence: Evidence, matrix: Matrix) -> Iterator[str]:
         if cell is None or run.torch.is_prerelease or run.torch.local:
             yield f"{where}: matrix.toml has no such torch, build, Python and architecture"
             continue
-        abi = matrix.abi_of(releases[run.torch.release], cell.build)
-        if run.host != abi:
-            yield f"{where}: its host library is {abi}, not {run.host}"
+        abi = matrix.binding_of(releases[run.torch.release], cell.build)
+        # Runs from before there was one library for every torch name the library of those without an adapter.
+        before = Stable(matrix.stable_floor) if abi == ANY_TORCH else abi
+        if run.host not in (abi, before):
+            yield f"{where}: it is bound by {abi}, not {run.host}"
         if run.wheel is not None and run.wheel not in labels:
             yield f"{where}: no label {run.wheel!r}; wanted null or one of {', '.join(labels)}"
         if run.device not in DEVICES:

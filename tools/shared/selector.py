@@ -107,11 +107,11 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
 
 
 def _torch(matrix: Matrix, release: TorchRelease) -> dict[str, Any]:
-    """A release: on each machine its builds and whether they have a host library, PyPI's build, the newest Python."""
+    """A release: on each machine its builds and whether the wheels serve them, PyPI's build, the newest Python."""
     return {
         "version": release.version,
         "builds": {
-            machine: {build.name: matrix.abi_not_built(matrix.abi_of(release, build)) is None for build in builds}
+            machine: {build.name: matrix.not_built(matrix.binding_of(release, build)) is None for build in builds}
             for machine, builds in release.builds.items()
         },
         "pypi": dict(release.pypi),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget, min_driver
 from precast._abi.decide import Decision, Need, UsePrebuilt, decide
 from precast._abi.host import Gpu, Host, TorchInfo
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import parse_torch_abi
+from precast._abi.torch_abi import ANY_TORCH, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import catalogue, flags
 from precast._builder.matrix import Matrix, TorchBuild
@@ -46,17 +46,18 @@ def torch_cells(matrix: Matrix, only_torch: str | None = None) -> tuple[TorchCel
 
 
 def manifest(matrix: Matrix, cell: WheelCell, *, declared: bool) -> BuildInfo:
-    """The future build_info.json of a wheel; with ``declared``, including the host libraries that it still lacks."""
+    """The future build_info.json of a wheel; with ``declared``, including the host files that it still lacks."""
     names = (*cell.host, *cell.lacks) if declared else cell.host
     families = tuple(family.name for family in catalogue.FAMILIES)
     glibcxx = ".".join(map(str, matrix.glibcxx))
+    levels = tuple(level.name for level in flags.cpu_levels(cell.machine))
     hosts = []
     for name in names:
-        abi = parse_torch_abi(name.removeprefix("host-").removesuffix(f"-{cell.machine}"))
-        levels = tuple(level.name for level in flags.prebuilt_levels(cell.machine, abi))
-        hosts.append(
-            HostFile(host_path(abi), _SHA256, 0, abi, cell.machine, (), matrix.glibc, glibcxx, levels, families)
-        )
+        file = HostFile("", _SHA256, 0, ANY_TORCH, cell.machine, (), matrix.glibc, glibcxx, levels, families)
+        if name.startswith("adapter-"):
+            abi = parse_torch_abi(name.removeprefix("adapter-").removesuffix(f"-{cell.machine}"))
+            file = replace(file, abi=abi, cpu_levels=(), families=(), kind=HostKind.ADAPTER)
+        hosts.append(replace(file, path=host_path(file.abi, cell.machine)))
     return BuildInfo(
         version="0",
         label=label_of(cell.label),

@@ -87,12 +87,12 @@ def make_parts(known: Matrix, cell: Cell, out: Path, settings: Settings) -> None
     """Compile the wheel's parts; those in the build cache are reused."""
     for source, _ in known.device_sources(cell.spec.label):
         print(device.make(source.name, out, settings), flush=True)
-    for abi in known.built_abis(cell.machine, cell.only):
+    for abi in known.hosts(cell.machine, cell.only):
         print(host.make(str(abi), cell.machine, out, settings), flush=True)
 
 
 def _key(known: Matrix, cell: Cell, parts_dir: Path, source: Path, settings: Settings) -> str:
-    names = [parts.host_name(abi, cell.machine) for abi in known.built_abis(cell.machine, cell.only)]
+    names = [parts.host_name(abi, cell.machine) for abi in known.hosts(cell.machine, cell.only)]
     names += [parts.device_name(taken) for taken, _ in known.device_sources(cell.spec.label)]
     inputs = [(parts_dir / name / parts.MANIFEST).read_bytes() for name in sorted(names)]
     tools = " ".join(f"{tool} {version(tool)}" for tool in _TOOLS)
@@ -142,10 +142,10 @@ def main(arguments: list[str]) -> int:
         known = matrix.load(ROOT / "matrix.toml")
         only = Release.parse(options.only_torch) if options.only_torch else None
         cell = Cell(known.label(label_of(options.label)), options.arch, options.driver, only)
-        if not known.built_abis(cell.machine, only):
+        if not known.hosts(cell.machine, only):
             raise KernelError(
                 f"there is no wheel for {cell.machine!r}{f' and torch {only}' if only else ''}\n"
-                f"  found   no host library for it in matrix.toml\n"
+                f"  found   no torch for it in matrix.toml\n"
                 f"  needed  one of its architectures and torch releases\n"
                 f"  fix     1) python -m tools plan"
             )

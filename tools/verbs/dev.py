@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._builder import aot, catalogue, flags, host
 from precast._builder.binaries import host_tools
 from precast._builder.cache import Cache, open_cache
@@ -62,8 +61,7 @@ def write_commands(path: Path, settings: Settings, cache: Cache) -> None:
     """Write the compile commands of every host source, because an editor needs those of all families."""
     compiler, _ = host_tools(settings)
     levels = flags.cpu_levels(platform.machine())
-    abi = Stable(STABLE_FLOOR)
-    plan = host.make_plan(catalogue.FAMILIES, abi, compiler, cache=cache, debug=settings.debug, levels=levels)
+    plan = host.make_plan(catalogue.FAMILIES, compiler, debug=settings.debug, levels=levels)
     text = json.dumps(host.compile_commands(plan), indent=1) + "\n"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")

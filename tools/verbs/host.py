@@ -1,6 +1,6 @@
-"""Compile the host library of one torch ABI for one architecture into a part that wheels take.
+"""Compile the host library of one architecture, or the adapter to one torch, into a part that wheels take.
 
-Writes ``OUT/host-<abi>-<arch>``: the library and ``parts.json``.
+Writes ``OUT/host-kernels-<arch>`` or ``OUT/adapter-<abi>-<arch>``: the file and ``parts.json``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import parse_torch_abi
+from precast._abi.torch_abi import ANY_TORCH, Stable, parse_torch_abi
 from precast._builder import matrix, parts
 from precast._builder.binaries import check_ceilings, make_host
 from precast._builder.cache import Cache, default_root
@@ -27,10 +27,10 @@ def make(abi_text: str, machine: str, out: Path, settings: Settings) -> str:
     """Make the part unless it is up to date; return a line that says what was done."""
     abi = parse_torch_abi(abi_text)
     known = matrix.load(ROOT / "matrix.toml")
-    if abi not in known.built_abis(machine):
+    if isinstance(abi, Stable) or abi not in known.hosts(machine):
         raise KernelError(
-            f"no wheel for {machine} has a host library for {abi}\n"
-            f"  found   {', '.join(map(str, known.built_abis(machine))) or 'no wheel for it at all'}\n"
+            f"no wheel for {machine} has a host file for {abi}\n"
+            f"  found   {', '.join(map(str, known.hosts(machine))) or 'no wheel for it at all'}\n"
             f"  needed  one of these, as matrix.toml says\n"
             f"  fix     1) python -m tools plan"
         )
@@ -45,7 +45,9 @@ def make(abi_text: str, machine: str, out: Path, settings: Settings) -> str:
 def main(arguments: list[str]) -> int:
     """Make one part."""
     parser = argparse.ArgumentParser(prog="python -m tools host", description=__doc__)
-    parser.add_argument("--abi", required=True, help="the torch ABI, such as torch-stable-2.10 or torch-2.6-cxx0")
+    parser.add_argument(
+        "--abi", default=str(ANY_TORCH), help="the torch of an adapter, such as torch-2.6-cxx0; the library by default"
+    )
     parser.add_argument("--arch", default=platform.machine(), help="x86_64 or aarch64; this machine's by default")
     parser.add_argument("--out", type=Path, required=True, help="the folder of parts")
     options = parser.parse_args(arguments)

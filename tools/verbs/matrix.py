@@ -22,7 +22,7 @@ def as_json(known: matrix.Matrix) -> dict[str, object]:
                     machine: {
                         "python": [str(python) for python in release.pythons[machine]],
                         "pypi": release.pypi[machine],
-                        "builds": {build.name: str(known.abi_of(release, build)) for build in builds},
+                        "builds": {build.name: str(known.binding_of(release, build)) for build in builds},
                     }
                     for machine, builds in release.builds.items()
                 }

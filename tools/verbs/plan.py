@@ -77,10 +77,10 @@ def _row(cell: Cell) -> tuple[str, ...]:
     if isinstance(cell, DeviceCell):
         return (mark + cell.name, cell.requirement, " ".join(cell.targets), cell.runner)
     if isinstance(cell, HostCell):
-        return (mark + cell.name, f"headers of torch {cell.headers}", cell.runner)
+        return (mark + cell.name, f"headers of torch {cell.headers}" if cell.headers else "no torch", cell.runner)
     if isinstance(cell, WheelCell):
         hosts = [name.removesuffix(f"-{cell.machine}") for name in cell.host]
-        lacks = f"({len(cell.lacks)} host libraries to come)" if cell.lacks else ""
+        lacks = f"({len(cell.lacks)} host files to come)" if cell.lacks else ""
         return (mark + cell.name, f"< {cell.max_bytes} bytes", " ".join(cell.device), " ".join([*hosts, lacks]))
     torch = f"torch {cell.torch} {cell.build}"
     return (mark + cell.name.partition("-")[0], torch, f"Python {cell.python}", cell.wheel, cell.abi)

@@ -1,8 +1,8 @@
-"""Prove the host library of a classic torch in that torch: its symbols, its CPU kernels, its threads.
+"""Prove the one host library in a torch: the adapter's symbols, the CPU kernels, the threads.
 
-For each interpreter, which has the torch: the library is built from the pinned headers as for a wheel, every symbol it
-asks of torch is looked for in torch's own libraries, and ``classic_check`` runs its kernels from it. What held is kept
-in docs/evidence, and the symbols in tools/torch_symbols.
+For each interpreter, which has the torch: the library and, below torch 2.10, the adapter are built as for a wheel,
+every symbol that the adapter asks of torch is looked for in torch's own libraries, and ``classic_check`` runs the
+kernels. What held is kept in docs/evidence, and the symbols in tools/torch_symbols.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from precast._abi.build_info import BuildMode
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR, AnyTorch, Exact, parse_torch_abi
 from precast._abi.version import TorchVersion
 from precast._builder import catalogue, descriptions, provenance
-from precast._builder.binaries import Made, check_ceilings, make_host, manifest
+from precast._builder.binaries import Made, check_ceilings, joined, make_host, manifest
 from precast._builder.cache import Cache, default_root
 from precast.errors import KernelError
 from tools.shared import torch_symbols
@@ -45,13 +45,16 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
     """Prove everything for the torch of one interpreter; return one line with the results."""
     said, cxx11, place, cuda = json.loads(_run([python, "-c", _ASK], Path.cwd()))
     torch = TorchVersion.parse(said)
-    if torch.release >= STABLE_FLOOR or torch.is_prerelease:
-        raise KernelError(f"{python} has torch {torch}; wanted a release below {STABLE_FLOOR}")
-    abi = Exact(torch.release, cxx11)
-    made = make_host(abi, settings, Cache(default_root(settings)))
-    (file, library), *_ = made.host
-    check_ceilings(file)
-    asked = torch_symbols.check(library, torch_symbols.of_torch(Path(place).parent / "lib"), f"torch {torch}")
+    if torch.is_prerelease:
+        raise KernelError(f"{python} has torch {torch}; wanted a release")
+    cache = Cache(default_root(settings))
+    abi = ANY_TORCH if torch.release >= STABLE_FLOOR else Exact(torch.release, cxx11)
+    made = joined(make_host(one, settings, cache) for one in dict.fromkeys((ANY_TORCH, abi)))
+    for file, _ in made.host:
+        check_ceilings(file)
+    _, last = made.host[-1]
+    offered = torch_symbols.of_torch(Path(place).parent / "lib")
+    asked = torch_symbols.check(last, offered, f"torch {torch}") if isinstance(abi, Exact) else frozenset()
     with tempfile.TemporaryDirectory(prefix="precast-prove-") as folder:
         site = _site(made, Path(folder))
         facts = json.loads(_run([python, str(CHECK), str(NEEDED_RATIO)], site).splitlines()[-1])
@@ -62,12 +65,14 @@ def prove(python: str, settings: Settings, *, record: bool) -> str:
             f"  needed  more than {NEEDED_RATIO} times, and one runtime"
         )
     if record:
-        torch_symbols.record(abi, str(torch), asked)
-        _write(torch, abi, cuda, facts, len(asked), file.sha256)
-    return f"torch {torch}, {abi}: {len(asked)} symbols, {facts['ratio']} times on two threads, {facts['openmp'][0]}"
+        if isinstance(abi, Exact):
+            torch_symbols.record(abi, str(torch), asked)
+        _write(torch, abi, cuda, facts, len(asked), made)
+    said = f"{facts['ratio']} times on two threads, {facts['level']}, {facts['openmp'][0]}"
+    return f"torch {torch}, {abi}, library {made.host[0][0].sha256[:16]}: {len(asked)} symbols, {said}"
 
 
-def hold_against(abi: TorchAbi, folder: Path, torch: str, settings: Settings) -> str:
+def hold_against(abi: Exact, folder: Path, torch: str, settings: Settings) -> str:
     """Check only the symbols, for a torch that does not run here; ``folder`` has its libraries."""
     (_, library), *_ = make_host(abi, settings, Cache(default_root(settings))).host
     asked = torch_symbols.check(library, torch_symbols.of_torch(folder), f"torch {torch}")
@@ -76,7 +81,7 @@ def hold_against(abi: TorchAbi, folder: Path, torch: str, settings: Settings) ->
 
 
 def _site(made: Made, folder: Path) -> Path:
-    """A package folder as a wheel would install it, with only this library."""
+    """A package folder as a wheel would install it, with only these files."""
     package = folder / "precast"
     shutil.copytree(ROOT / "pkg" / "precast", package, ignore=shutil.ignore_patterns("__pycache__", "build_info.json"))
     (package / "_builder" / catalogue.GATHERED.name).write_text(descriptions.gathered(ROOT / "csrc"), encoding="utf-8")
@@ -88,7 +93,9 @@ def _site(made: Made, folder: Path) -> Path:
     return folder
 
 
-def _write(torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, Any], symbols: int, sha256: str) -> None:
+def _write(
+    torch: TorchVersion, abi: AnyTorch | Exact, cuda: str | None, facts: dict[str, Any], symbols: int, made: Made
+) -> None:
     """Write the record of one torch in the format of docs/evidence/README.md."""
     release = f"{torch.release}.{torch.patch}"
     run = {
@@ -102,15 +109,20 @@ def _write(torch: TorchVersion, abi: Exact, cuda: str | None, facts: dict[str, A
         "hardware": f"{_processor()}, {os.cpu_count()} threads",
         "checks": [
             *facts["checks"],
-            f"all {symbols} symbols that the library asks of torch are in torch's own libraries",
+            *(
+                [f"all {symbols} symbols that the adapter asks of torch are in torch's own libraries"]
+                if symbols
+                else []
+            ),
+            f"CPU level {facts['level']}",
             f"scaled_softmax {facts['ratio']} times as fast on two threads as on one",
             f"one OpenMP runtime mapped: {re.sub(r'-[0-9a-f]{8}', '', facts['openmp'][0])}",
-            f"library sha256 {sha256}",
+            *(f"{file.path} sha256 {file.sha256}" for file, _ in made.host),
         ],
     }
     document = {
         "schema": 1,
-        "title": f"The host library for the classic C++ ABI of torch {torch.release}, from the prebuilt file alone",
+        "title": f"The one host library in torch {torch.release}, from the prebuilt file alone",
         "date": dt.datetime.now(tz=dt.timezone.utc).date().isoformat(),
         "commit": provenance.of(ROOT).commit,
         "command": f"TORCH={release} PYTHON=python{facts['python']} make prove-classic",
@@ -140,19 +152,22 @@ def _run(command: list[str], site: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Prove each interpreter's torch; all are tried, and any failure makes the status 1."""
     parser = argparse.ArgumentParser(prog="python -m tools prove-classic", description=__doc__)
-    parser.add_argument("python", nargs="*", default=[sys.executable], help="interpreters with a torch below 2.10")
+    parser.add_argument("python", nargs="*", default=[sys.executable], help="interpreters with a torch")
     parser.add_argument(
         "--symbols",
         nargs=3,
         metavar=("ABI", "DIR", "TORCH"),
-        help="only hold an ABI's library against those of a torch",
+        help="only hold an adapter against the libraries of a torch",
     )
     parser.add_argument("--dry-run", action="store_true", help="write neither evidence nor symbols")
     options = parser.parse_args(arguments)
     settings = Settings.from_env(os.environ)
     if options.symbols is not None:
         abi, folder, torch = options.symbols
-        print(hold_against(parse_torch_abi(abi), Path(folder), torch, settings))
+        exact = parse_torch_abi(abi)
+        if not isinstance(exact, Exact):
+            raise KernelError(f"{abi} is not the torch of an adapter; wanted one such as torch-2.4-cxx0")
+        print(hold_against(exact, Path(folder), torch, settings))
         return 0
     return max([_tried(python, settings, record=not options.dry_run) for python in options.python])
 

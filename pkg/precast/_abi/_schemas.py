@@ -44,6 +44,14 @@ def _to_5(document: Document) -> Document:
     return _with(document, readers=">=0.1.0")
 
 
+def _to_6(document: Document) -> Document:
+    """Schema 6 tells libraries from adapters. Before, there were only libraries."""
+    hosts = document.get("host")
+    if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
+        return document  # the strict reader says what is wrong
+    return document | {"host": [_with(host, kind="library") for host in hosts]}
+
+
 def _with(document: Document, **added: object) -> Document:
     """The document with keys that its own schema did not have."""
     strange = sorted(document.keys() & added.keys())
@@ -53,4 +61,4 @@ def _with(document: Document, **added: object) -> Document:
 
 
 # From each schema to the next, since the first release's.
-UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5}
+UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6}

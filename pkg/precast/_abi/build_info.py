@@ -15,7 +15,7 @@ from precast._abi._reader import ManifestError, NewerManifest, Reader, parse_obj
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.settings import is_index_url
-from precast._abi.torch_abi import TorchAbi, is_git_version, parse_torch_abi
+from precast._abi.torch_abi import AnyTorch, Exact, TorchAbi, is_git_version, parse_torch_abi
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
@@ -26,6 +26,7 @@ __all__ = [
     "BuildMode",
     "DeviceFile",
     "HostFile",
+    "HostKind",
     "ManifestError",
     "NewerManifest",
     "by_file",
@@ -34,7 +35,7 @@ __all__ = [
     "image_name",
 ]
 
-SCHEMA = 5
+SCHEMA = 6
 # The versions of precast that read this schema. A reader of an older schema names them in its error.
 READERS = ">=0.1.0"
 # The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
@@ -61,9 +62,16 @@ class BuildMode(str, Enum):
     RELEASE = "release"
 
 
+class HostKind(str, Enum):
+    """``library``: kernels; ``adapter``: the table of one torch's functions, for a library that is for any torch."""
+
+    LIBRARY = "library"
+    ADAPTER = "adapter"
+
+
 @value(frozen=True)
 class HostFile:
-    """A host library and all its requirements on a process; ``path`` is relative to ``precast/_C``."""
+    """A host library or an adapter, and all its requirements on a process; ``path`` is relative to ``precast/_C``."""
 
     path: str
     sha256: str
@@ -78,6 +86,7 @@ class HostFile:
     python: str = "none"
     cuda_major: int | None = None
     debug: bool = False
+    kind: HostKind = HostKind.LIBRARY
 
     @property
     def name(self) -> str:
@@ -197,9 +206,9 @@ def by_file(device: Iterable[DeviceFile]) -> dict[str, list[DeviceFile]]:
     return files
 
 
-def host_path(abi: TorchAbi) -> str:
-    """The path of an ABI's host library in a wheel, relative to ``precast/_C``."""
-    return f"host/{abi}.so"
+def host_path(abi: TorchAbi, machine: str) -> str:
+    """The path in a wheel, relative to ``precast/_C``: of the library for any torch, or of the adapter to one."""
+    return f"host/kernels-{machine}.so" if isinstance(abi, AnyTorch) else f"host/{abi}.so"
 
 
 def image_name(family: str, target: GpuTarget) -> str:
@@ -231,6 +240,7 @@ def _host_document(file: HostFile) -> dict[str, object]:
         "cpu_levels": list(file.cpu_levels),
         "families": list(file.families),
         "debug": file.debug,
+        "kind": file.kind.value,
     }
 
 
@@ -264,6 +274,7 @@ def _read_host(reader: Reader) -> HostFile:
         python=_checked(reader, "python", _is_python, "'none', 'abi3' or one such as 'cp312'"),
         cuda_major=reader.optional("cuda_major", reader.integer),
         debug=reader.boolean("debug"),
+        kind=reader.parsed("kind", HostKind),
     )
 
 
@@ -366,6 +377,9 @@ def _check_whole(info: BuildInfo) -> None:
     _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
     for images in by_file(info.device).values():
         _check_file(images)
+    for file in info.host:
+        if file.kind is HostKind.ADAPTER and not isinstance(file.abi, Exact):
+            raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, wanted one torch")
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")
     if info.label.text == "cpu" and info.device:

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from precast._abi import remedy
-from precast._abi._host_piece import choose_host
+from precast._abi._host_piece import BINDING, LIBRARY, choose_binding, choose_host
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.decision import (
     EVERYTHING,
     JIT_CANDIDATE,
     NO_TORCH,
+    OWN_FUNCTIONS,
     PREBUILT_CANDIDATE,
+    Binding,
+    BuildAdapter,
     BuildHost,
     BuildImage,
     BuildJit,
+    Choice,
     Decision,
     Need,
+    OwnFunctions,
     Reason,
     Refuse,
     Refused,
@@ -32,16 +37,20 @@ from precast._abi.decision import (
 )
 from precast._abi.host import Host, TorchInfo
 from precast._abi.settings import JitMode, Settings
+from precast._abi.torch_abi import AnyTorch
 
 __all__ = [
     "EVERYTHING",
     "JIT_CANDIDATE",
+    "OWN_FUNCTIONS",
     "PREBUILT_CANDIDATE",
+    "BuildAdapter",
     "BuildHost",
     "BuildImage",
     "BuildJit",
     "Decision",
     "Need",
+    "OwnFunctions",
     "Reason",
     "Refuse",
     "Refused",
@@ -73,7 +82,11 @@ def decide(
     if hopeless or host.torch is None:
         return Refuse(hopeless)
     library = choose_host(host, host.torch, build_info, settings, need, bad)
-    rejections, notes = list(library.rejections), list(library.notes)
+    binding: Choice[Binding] = Choice(None, ())
+    bound = isinstance(library.chosen, HostFile) and not isinstance(library.chosen.abi, AnyTorch)
+    if not bound:
+        binding = choose_binding(host, host.torch, build_info, settings, need, bad)
+    rejections, notes = [*library.rejections, *binding.rejections], list(library.notes)
     images: list[tuple[int, DeviceFile | BuildImage]] = []
     refused: list[tuple[int, tuple[Rejection, ...]]] = []
     for gpu in host.gpus if need.device == "cuda" else ():
@@ -87,31 +100,48 @@ def decide(
         rejections += image.rejections
         notes += image.notes
     unserved = [why for _, all_why in refused for why in all_why]
-    if library.chosen is None:  # the refusal lists only what is missing; a piece that is available needs no fix
-        return Refuse(_only_what_matters([*library.rejections, *unserved]))
+    if library.chosen is None or (binding.chosen is None and not bound):
+        return Refuse(_only_what_matters(library, binding, unserved))
     if need.device == "cuda" and not images:
         return Refuse(tuple(unserved))
-    return _assemble(library.chosen, images, tuple(refused), tuple(rejections), _with_debug_note(notes, settings))
+    chosen = (library.chosen, binding.chosen)
+    return _assemble(*chosen, images, tuple(refused), tuple(rejections), _with_debug_note(notes, settings))
 
 
 def _assemble(
     library: HostFile | BuildHost,
+    binding: Binding,
     images: list[tuple[int, DeviceFile | BuildImage]],
     refused: Refused,
     rejections: tuple[Rejection, ...],
     notes: tuple[str, ...],
 ) -> UsePrebuilt | BuildJit:
     files = [(index, image) for index, image in images if isinstance(image, DeviceFile)]
-    if isinstance(library, HostFile) and len(files) == len(images):
-        return UsePrebuilt(library, tuple(files), refused, rejections, notes)
-    return BuildJit(library, tuple(images), refused, rejections, notes)
+    if isinstance(library, HostFile) and not isinstance(binding, BuildAdapter) and len(files) == len(images):
+        return UsePrebuilt(library, tuple(files), refused, rejections, notes, binding)
+    return BuildJit(library, tuple(images), refused, rejections, notes, binding)
 
 
-def _only_what_matters(rejections: list[Rejection]) -> tuple[Rejection, ...]:
-    """Drop requests for builders unless the host piece asks too: without a host library no device build helps."""
-    if any(r.piece == "host" and r.reason is Reason.BUILDERS_UNKNOWN for r in rejections):
-        return tuple(rejections)
-    return tuple(r for r in rejections if r.reason is not Reason.BUILDERS_UNKNOWN)
+def _only_what_matters(
+    library: Choice[HostFile | BuildHost], binding: Choice[Binding], unserved: list[Rejection]
+) -> tuple[Rejection, ...]:
+    """What is missing, each thing once: a piece that is available needs no fix, and two may lack the same compiler.
+
+    If one of the two cannot be had, no build helps, so nobody need look for builders.
+    """
+    missing = [choice.rejections for choice in (library, binding) if choice.chosen is None]
+    hopeless = [rejections for rejections in missing if not any(map(_asks, rejections))]
+    found: dict[tuple[str, Reason, str], Rejection] = {}
+    for why in (*(why for rejections in hopeless or missing for why in rejections), *unserved):
+        if hopeless and _asks(why):
+            continue
+        piece = "" if why.piece in (LIBRARY, BINDING) else why.piece
+        found.setdefault((f"{piece} {why.candidate}", why.reason, why.found), why)
+    return tuple(found.values())
+
+
+def _asks(why: Rejection) -> bool:
+    return why.reason is Reason.BUILDERS_UNKNOWN
 
 
 def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Rejection, ...]:

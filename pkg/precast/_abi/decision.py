@@ -7,7 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import TorchAbi
+from precast._abi.torch_abi import Exact
 from precast._abi.value import value
 
 # The candidate of a rejection that is not about a single file.
@@ -16,6 +16,8 @@ PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
 TRITON_CANDIDATE = "triton"
 NO_TORCH = "no torch"
+# The candidate that is torch itself: its own library has every function of the table.
+OWN_FUNCTIONS = "libtorch_cpu.so"
 
 T = TypeVar("T")
 
@@ -59,8 +61,9 @@ class Reason(str, Enum):
 class Rejection:
     """One candidate that cannot serve one piece.
 
-    ``piece`` is ``"host"``, ``"cuda:0"``, or ``"cuda"`` for all GPUs. ``candidate`` is a file of the manifest, or
-    ``"prebuilt"``, ``"jit"``, ``"triton"`` or ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the
+    ``piece`` is ``"host"`` for the library, ``"torch"`` for what binds it to torch, ``"cuda:0"``, or ``"cuda"`` for all
+    GPUs. ``candidate`` is a file of the manifest, ``"libtorch_cpu.so"``, ``"prebuilt"``, ``"jit"``, ``"triton"`` or
+    ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the
     actual state. ``remedy`` is a command, or empty if there is none.
     """
 
@@ -98,9 +101,25 @@ class Need:
 
 @value(frozen=True)
 class BuildHost:
-    """A host library that must be built."""
+    """A host library that must be built; it is for any torch."""
 
-    abi: TorchAbi
+
+@value(frozen=True)
+class BuildAdapter:
+    """An adapter that must be built, for exactly this torch."""
+
+    abi: Exact
+
+
+@value(frozen=True)
+class OwnFunctions:
+    """This torch has every function of the table. With ``prove`` it must be shown that they do what they should."""
+
+    prove: bool = False
+
+
+# What binds a library to torch. None for a library that is linked against torch.
+Binding = OwnFunctions | HostFile | BuildAdapter | None
 
 
 @value(frozen=True)
@@ -126,8 +145,9 @@ Refused = tuple[tuple[int, tuple[Rejection, ...]], ...]
 class UsePrebuilt:
     """Every piece that can be served is prebuilt. ``refused`` lists the GPUs without device code, with the reasons.
 
-    ``images`` pairs the index of each served GPU with its file. ``rejections`` are the candidates that were rejected
-    before the chosen ones. ``notes`` are sentences that a user may want to read once.
+    ``binding`` is what gives ``host`` the functions of torch. ``images`` pairs the index of each served GPU with its
+    file. ``rejections`` are the candidates that were rejected before the chosen ones. ``notes`` are sentences that a
+    user may want to read once.
     """
 
     host: HostFile
@@ -135,6 +155,7 @@ class UsePrebuilt:
     refused: Refused = ()
     rejections: tuple[Rejection, ...] = ()
     notes: tuple[str, ...] = ()
+    binding: OwnFunctions | HostFile | None = None
 
 
 @value(frozen=True)
@@ -146,6 +167,7 @@ class BuildJit:
     refused: Refused = ()
     rejections: tuple[Rejection, ...] = ()
     notes: tuple[str, ...] = ()
+    binding: Binding = None
 
 
 @value(frozen=True)

@@ -1,7 +1,8 @@
-"""The torch ABI that a host library is bound to, and whether a given torch offers it.
+"""What of torch a library needs, and whether a given torch offers it.
 
-Classic C++ code works only with the torch minor it was compiled for: a 2.9 binary loads in 2.10, resolves every symbol
-and computes nonsense. Code on torch's stable ABI works with every torch from its floor on.
+A library of ours calls torch through a table of functions, so it fits every torch. Classic C++ code, as an adapter is,
+works only with the torch minor it was compiled for: a 2.9 binary loads in 2.10, resolves every symbol and computes
+nonsense. Code on torch's stable ABI works with every torch from its floor on.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from precast._abi.version import Release, TorchVersion
 
 _HEX = frozenset("0123456789abcdef")
 
-# The oldest torch with every stable function that the host library uses: the TORCH_TARGET_VERSION of each build.
+# The oldest torch with every function of the table. Older ones need an adapter.
 STABLE_FLOOR = Release(2, 10)
 
-# The oldest torch that the adapter to torch's C++ supports.
+# The oldest torch that there can be an adapter to.
 CLASSIC_FLOOR = Release(2, 4)
 
 
@@ -45,30 +46,35 @@ class Stable:
         return f"torch-stable-{self.floor}"
 
 
-TorchAbi = Exact | Stable
+@value(frozen=True)
+class AnyTorch:
+    """Any torch, through this version of the table of its functions (csrc/common/torch_table.h)."""
+
+    table: int
+
+    def __str__(self) -> str:
+        return f"torch-table-{self.table}"
+
+
+ANY_TORCH = AnyTorch(1)
+
+TorchAbi = Exact | Stable | AnyTorch
 
 
 def parse_torch_abi(text: str) -> TorchAbi:
-    """``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or ``"torch-2.10-cxx1-git0123abc"``; otherwise ValueError."""
+    """The ABI of ``"torch-table-1"``, ``"torch-stable-2.10"``, ``"torch-2.6-cxx0"`` or
+    ``"torch-2.10-cxx1-git0123abc"``; otherwise ValueError.
+    """
     match text.split("-"):
+        case "torch", "table", version if version.isascii() and version.isdigit() and str(int(version)) == version:
+            return AnyTorch(int(version))
         case "torch", "stable", floor:
             return Stable(Release.parse(floor))
         case "torch", release, ("cxx0" | "cxx1") as cxx:
             return Exact(Release.parse(release), cxx == "cxx1")
         case "torch", release, ("cxx0" | "cxx1") as cxx, git if git.startswith("git"):
             return Exact(Release.parse(release), cxx == "cxx1", git[3:])
-    raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-stable-2.10' or 'torch-2.6-cxx0'")
-
-
-def compiled_for(abi: TorchAbi) -> Release | None:
-    """The floor of the stable ABI that a library is compiled for; None if it is compiled as classic C++ code.
-
-    A development commit of the floor's release has nearly all of the stable ABI; a function it lacks shows as a missing
-    symbol when the library is opened. So the same sources serve it, in a library built there and bound to that commit.
-    """
-    if isinstance(abi, Stable):
-        return abi.floor
-    return STABLE_FLOOR if abi.git is not None and abi.release >= STABLE_FLOOR else None
+    raise ValueError(f"not a torch ABI: {text!r}; wanted one such as 'torch-table-1' or 'torch-2.6-cxx0'")
 
 
 def is_git_version(text: str | None) -> bool:
@@ -78,6 +84,8 @@ def is_git_version(text: str | None) -> bool:
 
 def wanted(abi: TorchAbi) -> str:
     """A description of the torch that an ABI needs."""
+    if isinstance(abi, AnyTorch):
+        return "any torch"
     if isinstance(abi, Stable):
         return f"torch {abi.floor} or newer"
     if abi.git is not None:
@@ -91,6 +99,8 @@ def fits(abi: TorchAbi, torch: TorchVersion, cxx11: bool) -> str | None:
     A pre-release is a development commit of its release: it lacks the ABI of that minor and may lack some of its stable
     functions. It meets the floors of older minors.
     """
+    if isinstance(abi, AnyTorch):
+        return None
     if isinstance(abi, Stable):
         if torch.release < abi.floor:
             return f"torch {torch}"

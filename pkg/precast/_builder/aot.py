@@ -18,7 +18,7 @@ from pathlib import Path
 from precast._abi.build_info import BuildMode, host_path, image_name
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable, TorchAbi
+from precast._abi.torch_abi import ANY_TORCH, AnyTorch, Exact
 from precast._abi.version import Release
 from precast._builder import (
     catalogue,
@@ -99,7 +99,7 @@ def requirements(settings: Settings, root: Path) -> list[str]:
         needed.append("ninja")
     if settings.label is not None:
         known = matrix.load(root / "matrix.toml")
-        promised_abis(known, toolchain.target_machine(settings), settings.only_torch)
+        promised_hosts(known, toolchain.target_machine(settings), settings.only_torch)
         exact = [source.requirement for source, _ in known.device_sources(settings.label)]
         needed += [] if settings.parts is not None else [text for text in exact if text is not None]
     builds_release = settings.label is not None and settings.parts is None
@@ -135,17 +135,17 @@ def stage_wheel(build_lib: Path, settings: Settings, root: Path) -> None:
     (package / "csrc" / DIGEST).write_text(f"{info.source_digest}\n", encoding="ascii")
     for path in package.rglob("*"):  # independent of the umask of the checkout or the unpacked sdist
         path.chmod(0o755 if path.is_dir() else 0o644)
-    say(f"{mode.value} wheel: {len(info.host)} host libraries, {len(info.device)} device images")
+    say(f"{mode.value} wheel: {len(info.host)} host files, {len(info.device)} device images")
 
 
-def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) -> tuple[TorchAbi, ...]:
-    """The host libraries of a release wheel. KernelError if PRECAST_ONLY_TORCH selects none."""
-    abis = known.built_abis(built_for, only)
-    if abis:
-        return abis
-    minors = [str(release.release) for release in known.releases if known.built_abis(built_for, release.release)]
+def promised_hosts(known: matrix.Matrix, built_for: str, only: Release | None) -> tuple[AnyTorch | Exact, ...]:
+    """The library of a release wheel and its adapters. KernelError if PRECAST_ONLY_TORCH selects no torch."""
+    hosts = known.hosts(built_for, only)
+    if hosts:
+        return hosts
+    minors = [str(release.release) for release in known.releases if known.hosts(built_for, release.release)]
     raise KernelError(
-        f"PRECAST_ONLY_TORCH={only} selects no host library for {built_for}\n"
+        f"PRECAST_ONLY_TORCH={only} selects no torch for {built_for}\n"
         f"  found   no such minor in matrix.toml\n"
         f"  needed  one of {', '.join(minors)}\n"
         f"  fix     1) PRECAST_ONLY_TORCH={minors[-1]}   2) unset PRECAST_ONLY_TORCH, for all of them"
@@ -153,11 +153,11 @@ def promised_abis(known: matrix.Matrix, built_for: str, only: Release | None) ->
 
 
 def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str, only: Release | None) -> None:
-    """KernelError unless a release wheel has exactly the host libraries and device files that its label promises.
+    """KernelError unless a release wheel has exactly the library, adapters and device files that its label promises.
 
     For a user of the label, a wheel with missing files would look like one that does not support this machine.
     """
-    hosts = {host_path(abi) for abi in promised_abis(known, built_for, only)}
+    hosts = {host_path(abi, built_for) for abi in promised_hosts(known, built_for, only)}
     with_code = [family.name for family in catalogue.FAMILIES if family.device is not None]
     targets = known.label(label).targets
     promised = hosts | {image_name(family, target) for family in with_code for target in targets}
@@ -172,7 +172,7 @@ def check_promise(made: Made, known: matrix.Matrix, label: Label, built_for: str
     raise KernelError(
         f"the {known.label(label).name} wheel for {built_for} is not what its label promises\n"
         f"  found   {', '.join(said[:5])}{more}\n"
-        f"  needed  {len(hosts)} host libraries, {len(promised) - len(hosts)} device images\n"
+        f"  needed  a library and {len(hosts) - 1} adapters, {len(promised) - len(hosts)} device images\n"
         f"  fix     1) build again with an empty PRECAST_CACHE_DIR   2) make the parts again, if PRECAST_PARTS is set"
     )
 
@@ -202,7 +202,7 @@ def build_for_here(families: Sequence[catalogue.Family], settings: Settings, cac
     """Put the builds that a JIT on this machine would make into the cache, under the same keys."""
     compiler, ninja = host_tools(settings)
     for family in families:
-        build_library((family,), Stable(STABLE_FLOOR), compiler, ninja, cache, settings, levels=(level_here(),))
+        build_library((family,), compiler, ninja, cache, settings, levels=(level_here(),))
     with_device = [family for family in families if family.device is not None]
     found, targets = machine.targets(settings) if with_device else (None, ())
     if found is None or not targets:
@@ -224,7 +224,7 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
         if found is not None and (why := packing.lzma_error()) is not None:
             say(f"no device code is built ahead of time, as this Python could not unpack it: {why}")
             found = None
-        made = [make_host(Stable(STABLE_FLOOR), settings, cache)]
+        made = [make_host(ANY_TORCH, settings, cache)]
         return joined([*made, *([] if found is None else [make_device(targets, found, settings, cache)])])
     built_for = toolchain.target_machine(settings)
     known = matrix.load(root / "matrix.toml")
@@ -234,7 +234,7 @@ def _make(settings: Settings, root: Path, cache: Cache) -> Made:
     if settings.parts is not None:
         return parts.take(Path(settings.parts), known, spec, built_for, root, settings, settings.only_torch)
     compilers = [(label_nvrtc(source, settings), targets) for source, targets in known.device_sources(spec.label)]
-    hosts = [make_host(abi, settings, cache) for abi in promised_abis(known, built_for, settings.only_torch)]
+    hosts = [make_host(abi, settings, cache) for abi in promised_hosts(known, built_for, settings.only_torch)]
     return joined([*hosts, *(make_device(targets, found, settings, cache) for found, targets in compilers)])
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from precast._abi import remedy
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast._abi.capability import GpuTarget, min_driver
 from precast._abi.host import Compiler, Nvrtc
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import TorchAbi
+from precast._abi.torch_abi import AnyTorch, Exact
 from precast._abi.version import CudaVersion, Release
 from precast._builder import catalogue, device, flags, host, installer, nvrtc, packing, provenance, sources, toolchain
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
@@ -55,15 +55,19 @@ def joined(pieces: Iterable[Made]) -> Made:
     )
 
 
-def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
-    """Build the library of all families for one torch ABI."""
+def make_host(abi: AnyTorch | Exact, settings: Settings, cache: Cache) -> Made:
+    """Build the library of all families, or for an exact torch the adapter to it."""
     compiler, ninja = host_tools(settings)
-    made = build_library(catalogue.FAMILIES, abi, compiler, ninja, cache, settings)
-    data = made.path.read_bytes()
     built_for = toolchain.target_machine(settings)
-    info = host.verify_library(data, abi, built_for)
+    is_library = isinstance(abi, AnyTorch)
+    if isinstance(abi, AnyTorch):
+        made = build_library(catalogue.FAMILIES, compiler, ninja, cache, settings)
+    else:
+        made = build_adapter(abi, compiler, ninja, cache, settings)
+    data = made.path.read_bytes()
+    info = host.verify_library(data, built_for, torch=() if is_library else flags.TORCH)
     file = HostFile(
-        path=host_path(abi),
+        path=host_path(abi, built_for),
         sha256=made.sha256,
         bytes=len(data),
         abi=abi,
@@ -71,9 +75,10 @@ def make_host(abi: TorchAbi, settings: Settings, cache: Cache) -> Made:
         needed=info.needed,
         glibc=Release(*(*info.glibc, 0, 0)[:2]),
         glibcxx=".".join(map(str, info.glibcxx or (3, 4))),
-        cpu_levels=tuple(level.name for level in flags.prebuilt_levels(built_for, abi)),
-        families=tuple(family.name for family in catalogue.FAMILIES),
+        cpu_levels=tuple(level.name for level in flags.cpu_levels(built_for)) if is_library else (),
+        families=tuple(family.name for family in catalogue.FAMILIES) if is_library else (),
         debug=settings.debug,
+        kind=HostKind.LIBRARY if is_library else HostKind.ADAPTER,
     )
     return Made(host=((file, made.path),), compilers=((compiler.kind, compiler.version),))
 
@@ -155,7 +160,6 @@ def label_nvrtc(spec: LabelSpec, settings: Settings, site_dirs: Sequence[Path] |
 
 def build_library(
     families: Sequence[catalogue.Family],
-    abi: TorchAbi,
     compiler: Compiler,
     ninja: str,
     cache: Cache,
@@ -166,7 +170,6 @@ def build_library(
     """Build one host library, and print how it was built."""
     made = host.build_host_library(
         families,
-        abi,
         compiler,
         cache=cache,
         debug=settings.debug,
@@ -175,9 +178,21 @@ def build_library(
         levels=levels,
         machine=toolchain.target_machine(settings),
     )
-    how = "from the cache" if made.cached else f"in {made.seconds:.1f} s"
-    say(f"host library {abi} for {', '.join(family.name for family in families)}: {how}")
+    say(f"host library of {', '.join(family.name for family in families)}: {_how(made)}")
     return made
+
+
+def build_adapter(abi: Exact, compiler: Compiler, ninja: str, cache: Cache, settings: Settings) -> Artifact:
+    """Build the adapter to one torch, and print how it was built."""
+    jobs, machine = toolchain.default_jobs(settings), toolchain.target_machine(settings)
+    debug = settings.debug
+    made = host.build_adapter(abi, compiler, cache=cache, debug=debug, jobs=jobs, ninja=ninja, machine=machine)
+    say(f"adapter {abi}: {_how(made)}")
+    return made
+
+
+def _how(made: Artifact) -> str:
+    return "from the cache" if made.cached else f"in {made.seconds:.1f} s"
 
 
 def build_images(

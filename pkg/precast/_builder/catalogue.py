@@ -66,11 +66,14 @@ class Folder:
     families: tuple[Family, ...]
 
 
-# Sources of every host library besides those of its families: the C interface, the torch adapter, the launch
+# Sources of every host library besides those of its families: the C interface, what binds it to torch, the launch
 # protocol, and calls without the dispatcher.
 COMMON_HOST: tuple[str, ...] = (
     "common/api.cpp",
+    "common/attach.cpp",
+    "common/prove.cpp",
     "common/torch.cpp",
+    "common/checks.cpp",
     "common/cpu_level.cpp",
     "common/driver.cpp",
     "common/launch.cpp",
@@ -79,8 +82,8 @@ COMMON_HOST: tuple[str, ...] = (
     "common/glibc_compat.cpp",
 )
 
-# Added for torch's classic C++ ABI, in place of torch's stable functions.
-CLASSIC_ADAPTER = "common/torch_classic.cpp"
+# Sources of an adapter to one torch. The first is the only one that includes torch's headers.
+ADAPTER = ("common/torch_adapter.cpp", "common/checks.cpp", "common/glibc_compat.cpp")
 
 
 def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:

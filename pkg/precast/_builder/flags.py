@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._abi.torch_abi import Exact
 from precast._abi.version import Release
 
 # The ceilings of manylinux_2_28 (AlmaLinux 8), which torch also keeps.
 GLIBC_CEILING = Release(2, 28)
 GLIBCXX_CEILING = (3, 4, 22)
+
+# What a host library may need: the C and C++ runtime. It calls torch through a table, and finds CUDA at run time.
+RUNTIME = frozenset(
+    {
+        *("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libdl.so.2", "libpthread.so.0"),
+        *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
+    }
+)
+# What an adapter needs besides, so that its symbols are found: torch's libraries are in no global scope.
+TORCH = ("libtorch_cpu.so", "libc10.so")
+_CXX20_SINCE = Release(2, 13)  # its headers stop with an #error below C++20
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +31,7 @@ class CpuLevel:
 
     ``features`` are the processor features it needs, as ``toolchain.cpu_features`` names them. A ``small`` level is
     compiled for size, because hardly any processor needs it. ``mark`` matches an instruction that the kernels of this
-    level use and those of other levels do not; an audit uses it to find the level in a library. Prebuilt libraries for
-    a torch below 2.10 leave a ``later`` level out.
+    level use and those of other levels do not; an audit uses it to find the level in a library.
     """
 
     name: str
@@ -29,7 +39,6 @@ class CpuLevel:
     options: tuple[str, ...]
     small: bool = False
     mark: bytes | None = None
-    later: bool = False
 
 
 # One fused multiply-add with a 512-bit register (EVEX, map 0F38, L'L = 2), a 256-bit one (VEX, map 0F38, L = 1) and
@@ -45,14 +54,14 @@ _FMA_256 = (
 _FMA_NEON = rb"[\x00-\xff][\xcc-\xcf][\x20-\x3f]\x4e"
 
 
-def _x86(name: str, mark: bytes, *features: str, later: bool = False) -> CpuLevel:
-    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features), mark=mark, later=later)
+def _x86(name: str, mark: bytes, *features: str) -> CpuLevel:
+    return CpuLevel(name, features, tuple(f"-m{feature}" for feature in features), mark=mark)
 
 
 def _sve(bits: int, mark: bytes) -> CpuLevel:
     """The mark is the instruction for "all lanes of a vector of this length" (Arm ARM, PTRUE with VL16, VL32, VL64)."""
     options = ("-march=armv8.2-a+sve", f"-msve-vector-bits={bits}")
-    return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark, later=True)
+    return CpuLevel(f"sve{bits}", (f"sve{bits}",), options, mark=mark)
 
 
 # Also listed for C++ in csrc/common/cpu_level.h.
@@ -60,7 +69,7 @@ CPU_LEVELS: Mapping[str, tuple[CpuLevel, ...]] = {
     "x86_64": (
         CpuLevel("baseline", (), (), small=True),  # for processors from before 2013
         _x86("avx2", _FMA_256, "avx2", "fma", "f16c"),
-        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c", later=True),
+        _x86("avx512", _FMA_512, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"),
     ),
     # A processor has exactly one of the vector lengths. NEON is part of the architecture.
     "aarch64": (
@@ -77,12 +86,6 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
     if machine not in CPU_LEVELS:
         raise ValueError(f"no CPU kernels for {machine!r}; there are some for {', '.join(CPU_LEVELS)}")
     return CPU_LEVELS[machine]
-
-
-def prebuilt_levels(machine: str, abi: TorchAbi) -> tuple[CpuLevel, ...]:
-    """The levels of a prebuilt library, lowest first. ``cpu_level.h`` lists the same."""
-    classic = compiled_for(abi) is None
-    return tuple(level for level in cpu_levels(machine) if not (classic and level.later))
 
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
@@ -109,21 +112,15 @@ def torch_target_version(floor: Release) -> str:
     return f"-DTORCH_TARGET_VERSION=0x{floor.major:02x}{floor.minor:02x}000000000000"
 
 
-def abi_defines(abi: TorchAbi) -> tuple[str, ...]:
-    """Tells every unit whether torch or the adapter of the classic ABIs defines the functions of torch_c.h."""
-    return ("-DPRECAST_TORCH_CLASSIC",) if compiled_for(abi) is None else ()
+def adapter_options(abi: Exact) -> tuple[str, ...]:
+    """Extra options for an adapter to torch's C++, which depends on torch's minor and C++ ABI.
 
-
-def adapter_options(abi: TorchAbi) -> tuple[str, ...]:
-    """Extra options for the adapter to torch's C++, the only unit that depends on torch's minor and C++ ABI.
-
-    The library is not linked with OpenMP: a repaired wheel would then bring its own runtime, with a second pool of
+    The adapter is not linked with OpenMP: a repaired wheel would then bring its own runtime, with a second pool of
     threads. Code compiled with -fopenmp uses the runtime of libtorch_cpu.so.
     """
-    if not isinstance(abi, Exact) or compiled_for(abi) is not None:
-        raise ValueError(f"{abi} needs no adapter to torch's C++: it is a stable ABI")
+    standard = ("-std=c++20",) if abi.release >= _CXX20_SINCE else ()
     version = abi.release.major * 100 + abi.release.minor
-    return (f"-DPRECAST_TORCH={version}", f"-D_GLIBCXX_USE_CXX11_ABI={int(abi.cxx11)}", "-fopenmp")
+    return (*standard, f"-DPRECAST_TORCH={version}", f"-D_GLIBCXX_USE_CXX11_ABI={int(abi.cxx11)}", "-fopenmp")
 
 
 def host_options(kind: str, *, debug: bool) -> tuple[str, ...]:
@@ -189,7 +186,7 @@ def host_compile_command(
 
 
 def link_options(*, debug: bool) -> tuple[str, ...]:
-    """The options of the link. Missing symbols show at load time, because ``-z now`` resolves all symbols then."""
+    """The options of any link. Missing symbols show at load time, because ``-z now`` resolves all symbols then."""
     return (
         "-shared",
         "-fPIC",
@@ -211,10 +208,14 @@ def host_link_command(
     exports: str,
     stubs: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The command of one link. The stubs stand for torch's libraries, which are not global, so NEEDED names them."""
+    """The command of one link. The stubs stand for torch's libraries, which are not global, so NEEDED names them.
+
+    Without stubs a symbol that is not the runtime's is an error of the link.
+    """
     return (
         compiler,
         *options,
+        *(() if stubs else ("-Wl,-z,defs",)),
         f"-Wl,-soname,{soname}",
         f"-Wl,--version-script={exports}",
         "-o",
@@ -230,11 +231,6 @@ def host_link_command(
 def stub_command(compiler: str, soname: str, output: str) -> tuple[str, ...]:
     """The command for an empty library with a SONAME, which is all that linking against torch needs."""
     return (compiler, "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{soname}", "-o", output, "-x", "c++", "/dev/null")
-
-
-def stub_sonames(abi: TorchAbi) -> tuple[str, ...]:
-    """The torch libraries that a host library must name in NEEDED."""
-    return ("libtorch_cpu.so",) if compiled_for(abi) is not None else ("libtorch_cpu.so", "libc10.so")
 
 
 def nvrtc_options(target: GpuTarget, *, debug: bool) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""The host library: every C++ unit compiled once, linked against stubs that have only the names of torch's libraries.
+"""Host libraries and adapters. A library is for any torch and links to nothing of it; an adapter is for one torch.
 
-Ninja compiles the missing objects. Each object has its own cache entry, so an edit recompiles only the units that it
-reaches, and two families share the objects of ``common``.
+An adapter is linked against stubs that have only the names of torch's libraries. Ninja compiles the missing objects.
+Each object has its own cache entry, so an edit recompiles only the units that it reaches, and two families share the
+objects of ``common``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from precast._abi.host import Compiler
 from precast._abi.settings import LINE_BREAKS
-from precast._abi.torch_abi import Exact, TorchAbi, compiled_for
+from precast._abi.torch_abi import Exact
 from precast._builder import (
     catalogue,
     classic_headers,
@@ -39,7 +40,8 @@ from precast._version import __version__
 from precast.errors import BuildFailed, KernelError, KernelUnavailable
 
 _EXPORTS = "{ global: precast_*; local: *; };\n"
-_REQUIRED_EXPORTS = frozenset({"precast_build_id", "precast_families", "precast_register"})
+_LIBRARY_EXPORTS = frozenset({"precast_attach", "precast_build_id", "precast_families", "precast_register"})
+_ADAPTER_EXPORTS = frozenset({"precast_torch_table"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +55,27 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All parts of a library, known before anything is compiled."""
+    """All parts of a library or an adapter, known before anything is compiled. ``abi`` is the torch of an adapter."""
 
     name: str
     key: BuildKey
     units: tuple[tuple[Unit, BuildKey], ...]
     roots: Mapping[str, Path]
     compiler: Compiler
-    abi: TorchAbi
+    abi: Exact | None
     machine: str
     debug: bool
 
+    @property
+    def stubs(self) -> tuple[str, ...]:
+        """The torch libraries that an adapter must name in NEEDED."""
+        return () if self.abi is None else flags.TORCH
+
 
 def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
-    """The torch include folder for a classic ABI: the installed torch's for a commit, otherwise a pinned release's.
+    """The torch include folder for an adapter: the installed torch's for a commit, otherwise a pinned release's.
 
-    A library for a release is the same wherever it is built. A library for a commit is built with that torch, only for
-    it.
+    An adapter for a release is the same wherever it is built. One for a commit is built with that torch, only for it.
     """
     if abi.git is not None:
         return classic_headers.installed(abi.git)
@@ -81,7 +87,6 @@ def torch_headers_dir(abi: Exact, cache: Cache) -> Path:
 
 def build_host_library(
     families: Sequence[Family | str],
-    abi: TorchAbi,
     compiler: Compiler,
     *,
     cache: Cache,
@@ -91,70 +96,102 @@ def build_host_library(
     levels: tuple[flags.CpuLevel, ...] | None = None,
     machine: str | None = None,
 ) -> Artifact:
-    """The library of these families for one torch ABI, verified; builds it on a cache miss.
+    """The library of these families, verified; builds it on a cache miss.
 
     ``machine`` is by default this machine; the compiler must target it. ``levels`` are the CPU levels to include; by
-    default those of a prebuilt library.
+    default all.
     """
     machine = machine or platform.machine()
     known = tuple(catalogue.get(family) if isinstance(family, str) else family for family in families)
-    levels = levels or flags.prebuilt_levels(machine, abi)
-    plan = make_plan(known, abi, compiler, cache=cache, debug=debug, levels=levels, machine=machine)
+    levels = levels or flags.cpu_levels(machine)
+    plan = make_plan(known, compiler, debug=debug, levels=levels, machine=machine)
+    return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
+
+
+def build_adapter(
+    abi: Exact,
+    compiler: Compiler,
+    *,
+    cache: Cache,
+    debug: bool,
+    jobs: int,
+    ninja: str,
+    machine: str | None = None,
+) -> Artifact:
+    """The adapter to one torch, verified; builds it on a cache miss."""
+    plan = make_adapter_plan(abi, compiler, cache=cache, debug=debug, machine=machine)
     return cache.obtain(plan.key, lambda staging: _build(plan, staging, cache, jobs, ninja))
 
 
 def make_plan(
     families: Sequence[Family],
-    abi: TorchAbi,
     compiler: Compiler,
     *,
-    cache: Cache,
     debug: bool,
     levels: tuple[flags.CpuLevel, ...],
     machine: str | None = None,
 ) -> Plan:
-    """Read the sources and derive every key. Compiles nothing."""
-    machine = machine or platform.machine()
-    roots = {"csrc": sources.csrc_dir()}
-    adapter: tuple[str, ...] = ()
-    if isinstance(abi, Exact) and compiled_for(abi) is None:
-        _refuse_clang(abi, compiler)
-        roots["torch"] = torch_headers_dir(abi, cache)
-        adapter = (catalogue.CLASSIC_ADAPTER,)
+    """The plan of a library: reads the sources and derives every key, compiles nothing."""
+    name = families[0].name if len(families) == 1 else "host"
     of_families = (source for family in families for source in (*family.host, *family.cpu))
-    entries = (*catalogue.COMMON_HOST, *adapter, *of_families)
+    sources_of = (*catalogue.COMMON_HOST, *of_families)
+
+    def units(build_id: str) -> tuple[Unit, ...]:
+        return list_units(families, compiler.kind, levels, debug=debug, build_id=build_id)
+
+    about = {"families": [family.name for family in families]}
+    return _plan(name, sources_of, units, {"csrc": sources.csrc_dir()}, compiler, None, debug, machine, about)
+
+
+def make_adapter_plan(abi: Exact, compiler: Compiler, *, cache: Cache, debug: bool, machine: str | None = None) -> Plan:
+    """The plan of an adapter. Only an adapter for a release may need the network, for its headers."""
+    _refuse_clang(abi, compiler)
+    options = (*flags.host_options(compiler.kind, debug=debug), *flags.adapter_options(abi))
+    roots = {"csrc": sources.csrc_dir(), "torch": torch_headers_dir(abi, cache)}
+
+    def units(_: str) -> tuple[Unit, ...]:
+        return tuple(Unit(_object_name(source), source, options) for source in catalogue.ADAPTER)
+
+    return _plan("adapter", catalogue.ADAPTER, units, roots, compiler, abi, debug, machine, {"abi": str(abi)})
+
+
+def _plan(
+    name: str,
+    entries: Sequence[str],
+    units_of: Callable[[str], tuple[Unit, ...]],
+    roots: Mapping[str, Path],
+    compiler: Compiler,
+    abi: Exact | None,
+    debug: bool,
+    machine: str | None,
+    about: Mapping[str, Any],
+) -> Plan:
+    machine = machine or platform.machine()
     tree = sources.Tree(roots)
     closure = {entry: {file.name: file.sha256 for file in tree.reachable([f"csrc/{entry}"])} for entry in entries}
-    everything = {name: sha for files in closure.values() for name, sha in files.items()}
-    build_id = f"{__version__} {abi} {_digest(everything)[:16]}"
+    everything = {file: sha for files in closure.values() for file, sha in files.items()}
+    build_id = f"{__version__} {_digest(everything)[:16]}"
     identity = _identity(compiler, machine)
     if debug:  # a debugger looks for the sources in their original place
         identity["place"] = str(roots["csrc"])
     units = tuple(
-        (unit, BuildKey.of("objects", "object", identity | _unit_inputs(unit, closure)))
-        for unit in list_units(families, abi, compiler.kind, levels, debug=debug, build_id=build_id)
+        (unit, BuildKey.of("objects", "object", identity | _unit_inputs(unit, closure))) for unit in units_of(build_id)
     )
-    name = families[0].name if len(families) == 1 else "host"
-    key = BuildKey.of(
-        name,
-        "host",
-        {
-            **identity,
-            "families": [family.name for family in families],
-            "abi": str(abi),
-            "build_id": build_id,
-            "units": {unit.name: list(unit.options) for unit, _ in units},
-            "link": [*flags.link_options(debug=debug), *flags.stub_sonames(abi), _EXPORTS],
-            "sources": everything,
-        },
-    )
-    return Plan(name, key, units, roots, compiler, abi, machine, debug)
+    inputs = {
+        **identity,
+        **about,
+        "build_id": build_id,
+        "units": {unit.name: list(unit.options) for unit, _ in units},
+        "link": [*flags.link_options(debug=debug), *(() if abi is None else flags.TORCH), _EXPORTS],
+        "sources": everything,
+    }
+    return Plan(name, BuildKey.of(name, "host", inputs), units, roots, compiler, abi, machine, debug)
 
 
 def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
     if compiler.kind != "g++":
         raise KernelUnavailable(
-            f"no host library for {abi} can be built by {compiler.kind}\n"
+            f"no adapter to {abi} can be built by {compiler.kind}\n"
             f"  found   {compiler.path}, whose OpenMP calls torch's runtime does not answer\n"
             f"  needed  g++\n"
             f"  fix     1) {installer.compiler_command()} && export CXX=g++"
@@ -163,25 +200,18 @@ def _refuse_clang(abi: Exact, compiler: Compiler) -> None:
 
 def list_units(
     families: Sequence[Family],
-    abi: TorchAbi,
     kind: str,
     levels: tuple[flags.CpuLevel, ...],
     *,
     debug: bool,
     build_id: str,
 ) -> tuple[Unit, ...]:
-    """Every compile of a library, in link order. Only ``api.cpp`` gets the build id and depends on it.
-
-    All libraries for classic ABIs share every other object except the adapter's.
-    """
-    base = (*flags.host_options(kind, debug=debug), *flags.abi_defines(abi), *flags.level_defines(levels))
+    """Every compile of a library, in link order. Only ``api.cpp`` gets the build id and depends on it."""
+    base = (*flags.host_options(kind, debug=debug), *flags.level_defines(levels))
     units = []
     for source in catalogue.COMMON_HOST:
         own = (f'-DPRECAST_BUILD_ID="{build_id}"',) if source == "common/api.cpp" else ()
         units.append(Unit(_object_name(source), source, (*base, *own)))
-    if compiled_for(abi) is None:
-        adapter = catalogue.CLASSIC_ADAPTER
-        units.append(Unit(_object_name(adapter), adapter, (*base, *flags.adapter_options(abi))))
     for family in families:
         units += [Unit(_object_name(source), source, base) for source in family.host]
         for source in family.cpu:
@@ -191,9 +221,9 @@ def list_units(
     return tuple(dict.fromkeys(units))  # families can share sources
 
 
-def _start_late(unit: tuple[Unit, BuildKey]) -> tuple[bool, bool]:
+def _start_late(unit: tuple[Unit, BuildKey]) -> bool:
     source = unit[0].source
-    return source != catalogue.CLASSIC_ADAPTER, source.startswith("common/")
+    return source != catalogue.ADAPTER[0] and source.startswith("common/")
 
 
 def _object_name(source: str) -> str:
@@ -228,7 +258,7 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
     if status:
         tool = f"{plan.compiler.kind} {plan.compiler.version}"
         raise failure.build_failed(plan.name, log, failed_command(log), cache.failure_log(plan.key), tool=tool)
-    verify_library(payload.read_bytes(), plan.abi, plan.machine)
+    verify_library(payload.read_bytes(), plan.machine, torch=plan.stubs)
     for unit, key in plan.units:
         if objects[unit.name] is None:
             cache.spare(key, work / f"{unit.name}.o", seconds)
@@ -237,14 +267,14 @@ def _build(plan: Plan, staging: Path, cache: Cache, jobs: int, ninja: str) -> Pa
 
 
 def ninja_file(plan: Plan, objects: Mapping[str, Path | None], payload: Path, work: Path) -> str:
-    """The build graph: each missing object, the stubs, and the link."""
+    """The build graph: each missing object, the stubs of an adapter, and the link."""
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $run", "  description = $out", ""]
     linked = [str(objects[unit.name] or f"{unit.name}.o") for unit, _ in plan.units]
-    # The slowest compiles come first, because ninja starts in this order: the torch adapter, then the families.
+    # The slowest compiles come first, because ninja starts in this order.
     for unit, _ in sorted(plan.units, key=_start_late):
         if objects[unit.name] is None:
             lines += edge(f"{unit.name}.o", (), _compile_command(plan, unit, work))
-    stubs = flags.stub_sonames(plan.abi)
+    stubs = plan.stubs
     for soname in stubs:
         lines += edge(soname, (), flags.stub_command(plan.compiler.path, soname, soname))
     command = flags.host_link_command(
@@ -288,22 +318,31 @@ def compile_commands(plan: Plan) -> list[dict[str, object]]:
     ]
 
 
-def verify_library(data: bytes, abi: TorchAbi, machine: str) -> elf.ElfInfo:
-    """Check a linked library for everything that the loader relies on, before it is published."""
+def verify_library(data: bytes, machine: str, *, torch: Sequence[str] = ()) -> elf.ElfInfo:
+    """Check a linked library for everything that the loader relies on, before it is published.
+
+    ``torch`` are the libraries of torch that an adapter needs. Any other library needs the C and C++ runtime alone.
+    """
     try:
         info = elf.read_shared_object(data)
     except elf.ElfError as error:
         raise BuildFailed(f"the linker wrote no usable library: {error}") from error
     if info.machine != machine:
         raise BuildFailed(f"the compiler made a library for {info.machine}\n  needed  one for {machine}")
-    missing = [soname for soname in flags.stub_sonames(abi) if soname not in info.needed]
-    foreign = sorted(name for name in info.exported if not name.startswith("precast_"))
-    absent = sorted(_REQUIRED_EXPORTS - info.exported)
-    if missing or foreign or absent:
+    exports = _ADAPTER_EXPORTS if torch else _LIBRARY_EXPORTS
+    wrong = {
+        "NEEDED without": [soname for soname in torch if soname not in info.needed],
+        "NEEDED with": sorted(set(info.needed) - flags.RUNTIME - set(torch)),
+        "exports without": sorted(exports - info.exported),
+        "foreign exports": sorted(name for name in info.exported if not name.startswith("precast_"))[:5],
+    }
+    if any(wrong.values()):
+        found = "; ".join(f"{what} {', '.join(names)}" for what, names in wrong.items() if names)
         raise BuildFailed(
-            f"the host library came out wrong\n"
-            f"  found   NEEDED without {missing}, exports without {absent}, foreign exports {foreign[:5]}\n"
-            f"  needed  torch's libraries in NEEDED, and precast_* as the only exports"
+            f"the {'adapter' if torch else 'host library'} came out wrong\n"
+            f"  found   {found}\n"
+            f"  needed  {' and '.join([*torch, 'the C and C++ runtime'])} in NEEDED, precast_* as the only exports, "
+            f"with {', '.join(sorted(exports))}"
         )
     return info
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
 from precast._abi.host import Nvrtc
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable, fits
+from precast._abi.torch_abi import STABLE_FLOOR
 from precast._abi.version import TorchVersion
 from precast._builder import nvrtc
 from precast.errors import KernelError
@@ -57,20 +57,15 @@ def _names(found: Nvrtc) -> str:
 
 
 def torch_note() -> str:
-    """A sentence about the torch that the build can see, and whether the stable library supports it."""
+    """A sentence about the torch that the build can see, and whether it needs an adapter."""
+    adapter = f"torch below {STABLE_FLOOR} also needs an adapter, which g++ builds at the first use of a kernel"
     if importlib.util.find_spec("torch") is None:
-        return f"no torch here (build isolation hides it): the library is for the stable ABI, torch >= {STABLE_FLOOR}"
+        return f"no torch here (build isolation hides it): {adapter}"
     try:
         torch = TorchVersion.parse(importlib.metadata.version("torch"))
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
-        return f"the torch here does not say its version ({error}): the library is for torch >= {STABLE_FLOOR}"
-    why_not = fits(Stable(STABLE_FLOOR), torch, cxx11=True)
-    if why_not is None:
-        return f"torch {torch} is served by the library for the stable ABI of torch >= {STABLE_FLOOR}"
-    return (
-        f"{why_not} is not served by the library that is built here, for torch >= {STABLE_FLOOR}: "
-        f"one for that very torch is built at the first use of a kernel, by g++"
-    )
+        return f"the torch here does not say its version ({error}): {adapter}"
+    return f"torch {torch} has every function itself" if torch.release >= STABLE_FLOOR else f"torch {torch}: {adapter}"
 
 
 def say(line: str) -> None:

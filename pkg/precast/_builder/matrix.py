@@ -9,7 +9,7 @@ from typing import Any
 
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.label import Label
-from precast._abi.torch_abi import Exact, Stable, TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import ANY_TORCH, AnyTorch, Exact, TorchAbi, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, dotted
 from precast._builder.tables import MatrixError, Table, read_toml
 from precast._builder.torch_releases import TorchBuild, TorchRelease, read_releases
@@ -116,25 +116,24 @@ class Matrix:
         """The runner of each architecture."""
         return {machine.name: machine.runner for machine in self.machine_specs}
 
-    def abi_of(self, release: TorchRelease, build: TorchBuild) -> TorchAbi:
-        """The host library that serves a build of torch."""
-        if release.release >= self.stable_floor:
-            return Stable(self.stable_floor)
-        return Exact(release.release, build.cxx11)
+    def binding_of(self, release: TorchRelease, build: TorchBuild) -> AnyTorch | Exact:
+        """What binds the library to a build of torch: an adapter of its own, or ANY_TORCH if it needs none."""
+        return ANY_TORCH if release.release >= self.stable_floor else Exact(release.release, build.cxx11)
 
-    def abi_not_built(self, abi: TorchAbi) -> str | None:
-        """Why the build cannot make a host library of this ABI; None if it can."""
-        return None if isinstance(abi, Stable) or abi in self.classic_built else self.classic_not_built
+    def not_built(self, host: TorchAbi) -> str | None:
+        """Why the build cannot make a host file; None if it can."""
+        return None if host == ANY_TORCH or host in self.classic_built else self.classic_not_built
 
-    def built_abis(self, machine: str, only: Release | None = None) -> tuple[TorchAbi, ...]:
-        """The host libraries of a wheel for this architecture: one for each ABI of its torch builds.
+    def hosts(self, machine: str, only: Release | None = None) -> tuple[AnyTorch | Exact, ...]:
+        """The host files of a wheel for this architecture: the library, and the adapters that its torch builds need.
 
-        A slim wheel has only those of the minor ``only``.
+        A slim wheel has only what the minor ``only`` needs. Nothing if no torch is served.
         """
         releases = [release for release in self.releases if only in (None, release.release)]
         builds = [(release, build) for release in releases for build in release.builds.get(machine, ())]
-        found = dict.fromkeys(self.abi_of(release, build) for release, build in builds)
-        return tuple(abi for abi in found if self.abi_not_built(abi) is None)
+        needed = dict.fromkeys(self.binding_of(release, build) for release, build in builds)
+        built = [binding for binding in needed if self.not_built(binding) is None]
+        return tuple(dict.fromkeys([ANY_TORCH, *built])) if built else ()
 
     def device_sources(self, label: Label) -> tuple[tuple[LabelSpec, tuple[GpuTarget, ...]], ...]:
         """The labels whose NVRTC compiles a label's device code, with the targets: itself, or those it takes from."""

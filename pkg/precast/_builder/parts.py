@@ -1,8 +1,8 @@
 """Parts: files that one job of a release makes and another puts into wheels, each verified by its hash.
 
-A part is a folder, ``device-cu130`` or ``host-torch-stable-2.10-x86_64``, with its files side by side and a
-``parts.json`` in the form of a wheel's manifest. A wheel takes a whole part or refuses it; missing files are never
-compiled instead.
+A part is a folder, ``device-cu130``, ``host-kernels-x86_64`` or ``adapter-torch-2.4-cxx0-x86_64``, with its files side
+by side and a ``parts.json`` in the form of a wheel's manifest. A wheel takes a whole part or refuses it; missing files
+are never compiled instead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from precast._abi.build_info import (
     DeviceFile,
     HostFile,
     ManifestError,
+    host_path,
 )
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import TorchAbi
+from precast._abi.torch_abi import AnyTorch, TorchAbi
 from precast._abi.version import Release
 from precast._builder import catalogue, provenance, sources
 from precast._builder.binaries import Binary, Made, joined, manifest, selected
@@ -48,8 +49,8 @@ def device_name(spec: LabelSpec) -> str:
 
 
 def host_name(abi: TorchAbi, machine: str) -> str:
-    """The folder of one host library."""
-    return f"host-{abi}-{machine}"
+    """The folder of the host library, or of one adapter."""
+    return f"host-kernels-{machine}" if isinstance(abi, AnyTorch) else f"adapter-{abi}-{machine}"
 
 
 def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
@@ -83,7 +84,7 @@ def take(
     only: Release | None = None,
 ) -> Made:
     """All parts of one wheel from ``folder``, or PartRefused; compiles nothing. ``only`` selects one minor of torch."""
-    abis = known.built_abis(machine, only)
+    abis = known.hosts(machine, only)
     pieces = [_take_host(folder / host_name(abi, machine), abi, machine, root) for abi in abis]
     for source, targets in known.device_sources(spec.label):
         whole = _take_device(folder / device_name(source), source, root)
@@ -114,12 +115,13 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
 def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
     again = f"python -m tools host --abi {abi} --arch {machine} --out {folder.parent}"
     info = _read(folder, Label(""), root, again)
-    families = tuple(family.name for family in catalogue.FAMILIES)
-    wanted = [(abi, machine, families, False)]
-    found = [(file.abi, file.machine, file.families, file.debug) for file in info.host]
+    families = tuple(family.name for family in catalogue.FAMILIES) if isinstance(abi, AnyTorch) else ()
+    wanted = [(host_path(abi, machine), machine, families, False)]
+    found = [(file.path, file.machine, file.families, file.debug) for file in info.host]
     if wanted != found or info.device:
-        said = "; ".join(f"{file.abi} on {file.machine} with {' '.join(file.families)}" for file in info.host)
-        raise _refused(folder / MANIFEST, said or "no host library", f"{abi} on {machine} with all families", again)
+        said = "; ".join(f"{file.path} for {file.machine} with {' '.join(file.families)}" for file in info.host)
+        needed = f"{wanted[0][0]} for {machine}{' with all families' if families else ''}"
+        raise _refused(folder / MANIFEST, said or "nothing for a host", needed, again)
     return Made(host=tuple(_checked(info.host, folder, again)), compilers=info.compilers)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from precast._abi import toolkits
 from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
-from precast._abi.decide import BuildHost, BuildImage, Refuse
+from precast._abi.decide import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family
@@ -71,10 +71,13 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
             ready = False
             continue
         if isinstance(decision.host, BuildHost):
-            source = jit.build_host(family.name, decision.host, choice.builders, choice.settings, _WHY)
+            source = jit.build_host(family.name, choice.builders, choice.settings, _WHY)
             output.say(f"{family.name}: host library: {source}")
         else:
             output.say(f"{family.name}: host library: prebuilt {decision.host.path}")
+        if isinstance(decision.binding, BuildAdapter):
+            source = jit.build_adapter(decision.binding, choice.builders, choice.settings, _WHY)
+            output.say(f"{family.name}: adapter to torch: {source}")
         targets = [image.target for _, image in decision.images if isinstance(image, BuildImage)]
         if targets:
             _build_images(family, targets, choice.builders, choice.settings)

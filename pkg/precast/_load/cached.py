@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._abi.build_info import DeviceFile, HostFile
-from precast._abi.decide import BuildHost, BuildImage, Refuse
+from precast._abi.decide import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder import cache_tools
@@ -15,6 +14,7 @@ from precast._load import jit
 from precast._load.choose import Choice
 
 Json = dict[str, Any]
+Build = BuildHost | BuildAdapter | BuildImage
 
 
 def describe(family: Family, choice: Choice) -> list[Json]:
@@ -23,11 +23,12 @@ def describe(family: Family, choice: Choice) -> list[Json]:
     if isinstance(decision, Refuse):
         return []
     cache = open_cache(choice.settings)
-    pieces = [("host", decision.host), *((f"cuda:{index}", image) for index, image in decision.images)]
+    images = [(f"cuda:{index}", image) for index, image in decision.images]
+    pieces = [("host", decision.host), ("torch", decision.binding), *images]
     return [
         {"piece": piece, **_look(cache, _key(family, what, choice.builders, choice.settings, cache))}
         for piece, what in pieces
-        if not isinstance(what, HostFile | DeviceFile)
+        if isinstance(what, Build)
     ]
 
 
@@ -45,9 +46,7 @@ def _look(cache: Cache, key: BuildKey) -> Json:
     return {"state": "miss", "key": str(key), "path": str(cache.entry(key)), "note": note, "nearest": near}
 
 
-def _key(
-    family: Family, what: BuildHost | BuildImage, builders: Builders, settings: Settings, cache: Cache
-) -> BuildKey:
+def _key(family: Family, what: Build, builders: Builders, settings: Settings, cache: Cache) -> BuildKey:
     """The key that a build would have. Needs no network, because a build at run time downloads nothing."""
     if isinstance(what, BuildImage):
         from precast._builder import device
@@ -60,6 +59,7 @@ def _key(
 
     if builders.compiler is None:
         raise AssertionError(f"a build of {family.name} was decided without a compiler: {builders}")
+    if isinstance(what, BuildAdapter):
+        return host.make_adapter_plan(what.abi, builders.compiler, cache=cache, debug=settings.debug).key
     levels = jit.levels_to_build(settings)
-    plan = host.make_plan((family,), what.abi, builders.compiler, cache=cache, debug=settings.debug, levels=levels)
-    return plan.key
+    return host.make_plan((family,), builders.compiler, debug=settings.debug, levels=levels).key

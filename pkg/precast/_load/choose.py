@@ -126,8 +126,9 @@ def shipped(decision: Decision) -> Iterator[HostFile | DeviceFile]:
     """The prebuilt files a decision uses."""
     if isinstance(decision, Refuse):
         return
-    if isinstance(decision.host, HostFile):
-        yield decision.host
+    for file in (decision.host, decision.binding):
+        if isinstance(file, HostFile):
+            yield file
     for _, image in decision.images:
         if isinstance(image, DeviceFile):
             yield image

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget
-from precast._abi.decide import BuildHost
-from precast._abi.host import Builders
+from precast._abi.decide import BuildAdapter
+from precast._abi.host import Builders, Compiler
 from precast._abi.settings import Settings
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.entry import LOG_NAME
@@ -23,18 +23,15 @@ if TYPE_CHECKING:
     from precast._builder.flags import CpuLevel
 
 
-def build_host(family: str, piece: BuildHost, builders: Builders, settings: Settings, why: str) -> Source:
-    """Build the host library of one family for the torch of this process."""
+def build_host(family: str, builders: Builders, settings: Settings, why: str) -> Source:
+    """Build the host library of one family."""
     from precast._builder import host, toolchain
 
-    compiler, ninja = builders.compiler, builders.ninja
-    if compiler is None or ninja is None:  # decide() refuses this case
-        raise AssertionError(f"a build of {family} was decided without a compiler or ninja: {builders}")
+    compiler, ninja = _tools(family, builders)
     with_what = f"{Path(compiler.path).name} {compiler.version}"
     with Progress(f"the host library of {family}", with_what, why, quiet=settings.quiet) as said:
         artifact = host.build_host_library(
             (family,),
-            piece.abi,
             compiler,
             cache=AnnouncingCache(settings, said.start),
             debug=settings.debug,
@@ -43,7 +40,34 @@ def build_host(family: str, piece: BuildHost, builders: Builders, settings: Sett
             levels=levels_to_build(settings),
         )
         said.end(artifact)
+    return _source(artifact, with_what)
+
+
+def build_adapter(piece: BuildAdapter, builders: Builders, settings: Settings, why: str) -> Source:
+    """Build the adapter to the torch of this process: one source, whatever family is loaded."""
+    from precast._builder import host, toolchain
+
+    what = f"the adapter to torch {piece.abi.release}"
+    compiler, ninja = _tools(what, builders)
+    with_what = f"{Path(compiler.path).name} {compiler.version}"
+    with Progress(what, with_what, why, quiet=settings.quiet) as said:
+        artifact = host.build_adapter(
+            piece.abi,
+            compiler,
+            cache=AnnouncingCache(settings, said.start),
+            debug=settings.debug,
+            jobs=toolchain.default_jobs(settings),
+            ninja=ninja,
+        )
+        said.end(artifact)
     return _source(artifact, f"{piece.abi}, {with_what}")
+
+
+def _tools(what: str, builders: Builders) -> tuple[Compiler, str]:
+    compiler, ninja = builders.compiler, builders.ninja
+    if compiler is None or ninja is None:  # decide() refuses this case
+        raise AssertionError(f"a build of {what} was decided without a compiler or ninja: {builders}")
+    return compiler, ninja
 
 
 def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:

@@ -21,6 +21,10 @@ class CannotOpen(Exception):
     """The dynamic linker refused a file; the text is the linker's message."""
 
 
+class CannotAttach(Exception):
+    """A library cannot be bound to this torch; the text says what is missing or wrong."""
+
+
 class _Description(ctypes.Structure):
     """``Description`` of csrc/common/direct.cpp."""
 
@@ -55,12 +59,26 @@ class HostLibrary:
         self.path = path
 
     def build_id(self) -> str:
-        """Package version, torch ABI and source digest that this library was compiled from."""
+        """Package version and source digest that this library was compiled from."""
         return _text(self._c.precast_build_id())
 
     def families(self) -> tuple[str, ...]:
         """The kernel families in this library."""
         return tuple(_text(self._c.precast_families()).split())
+
+    def attach(self, table: int | None) -> None:
+        """Bind the library to torch, by the address of an adapter's table, or None for torch's own functions.
+
+        Raises CannotAttach if a function is missing.
+        """
+        try:
+            self._call("precast_attach", ctypes.c_void_p(table))
+        except KernelIncompatible as error:
+            raise CannotAttach(str(error).splitlines()[0]) from error
+
+    def register_proof(self, space: str) -> None:
+        """Register the kernels of the ops by which a pre-release of torch is tried (csrc/common/prove.cpp)."""
+        self._call("precast_register_proof", space)
 
     def register(self, family: str, key: str) -> None:
         """Register the family's kernels for a dispatch key, "CPU" or "CUDA"; a second call is a no-op."""
@@ -137,11 +155,22 @@ class HostLibrary:
             raise KernelIncompatible(f"{self.path}: {_text(buffer.value)}")
         return tuple(_text(buffer.value).split())
 
-    def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t) -> None:
+    def _call(self, function: str, *arguments: str | bytes | int | ctypes.c_size_t | ctypes.c_void_p) -> None:
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         c_arguments = [_bytes(value) if isinstance(value, str) else value for value in arguments]
         if getattr(self._c, function)(*c_arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
             raise KernelIncompatible(f"{_text(error.value)}\n  from    {function} of {self.path}")
+
+
+def adapter_table(path: Path) -> int:
+    """The address of the table in an adapter, which stays mapped. Raises CannotOpen if it cannot be opened."""
+    try:
+        function = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL).precast_torch_table
+    except (OSError, AttributeError) as error:
+        raise CannotOpen(str(error)) from error
+    function.restype = ctypes.c_void_p
+    table: int = function()
+    return table
 
 
 def wrong_level(name: str, why: str) -> KernelUnavailable:

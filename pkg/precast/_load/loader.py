@@ -17,13 +17,24 @@ from typing import Protocol
 
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
-from precast._abi.decide import BuildImage, BuildJit, Reason, Refuse, UsePrebuilt, all_rejections
-from precast._abi.decision import Unopened
+from precast._abi.decide import (
+    OWN_FUNCTIONS,
+    BuildAdapter,
+    BuildHost,
+    BuildImage,
+    BuildJit,
+    OwnFunctions,
+    Reason,
+    Refuse,
+    UsePrebuilt,
+    all_rejections,
+)
+from precast._abi.decision import Binding, Unopened
 from precast._builder import catalogue
 from precast._load import handover, prebuilt, probe, unopened
 from precast._load.choose import Choice, choose, need_of
 from precast._load.handover import Define
-from precast._load.library import CannotOpen, HostLibrary
+from precast._load.library import CannotAttach, CannotOpen, HostLibrary, adapter_table
 from precast._load.source import Loaded, Source
 from precast._load.system import after_fork_in_child, require_linux
 from precast.errors import KernelUnavailable
@@ -50,6 +61,7 @@ class _State:
         self.loaded: dict[tuple[str, str], Loaded] = {}
         self.libraries: dict[Path, HostLibrary] = {}
         self.serving: dict[tuple[str, str], HostLibrary] = {}
+        self.own_functions: str | None = None  # what is wrong with those of this torch
         self.told_stale = False
         self.renew_locks()
 
@@ -144,6 +156,8 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
     settings = probe.read_settings()
     need = need_of(family.name, device)
     bad: dict[str, str | Unopened] = {}  # of this call alone: what is repaired serves the next one
+    if _state.own_functions is not None:
+        bad[OWN_FUNCTIONS] = _state.own_functions
     while True:  # ends: each later turn has one more shipped file in `bad`
         choice = choose(need, settings, bad, certain=True)
         bad |= choice.bad
@@ -159,23 +173,46 @@ def _load(family: catalogue.Family, device: str, define: Define) -> Loaded:
         try:
             library = _open(host.path, settings.cpu_level)
         except CannotOpen as error:
-            reason = unopened.why(host.path, str(error))
-            if reason is not None and reason.passing:
-                raise unopened.passing(host.path, reason) from error
-            if not isinstance(decision.host, HostFile):
-                from precast._load import verdict
-
-                if reason is not None:
-                    raise unopened.of_cache(host.path, reason) from error
-                raise verdict.cannot_open(choice, host, str(error)) from error
-            bad[decision.host.name] = reason or f"the dynamic linker refuses it: {error}"
+            _pass_over(bad, choice, decision.host, host, error)
+            continue
+        torch = _torch_source(choice, decision)
+        try:
+            _bind(library, decision.binding, torch)
+        except (CannotOpen, CannotAttach) as error:
+            _pass_over(bad, choice, decision.binding, torch, error)
             continue
         _warn(choice)
         images = _set_images(library, choice, decision) if device == "cuda" else ()
         define(family.name)
         _register(library, family, device.upper(), built=not isinstance(decision.host, HostFile))
         _state.serving[family.name, device] = library
-        return Loaded(family.name, device, host, images, time.perf_counter() - started)
+        return Loaded(family.name, device, host, images, time.perf_counter() - started, torch)
+
+
+def _pass_over(
+    bad: dict[str, str | Unopened],
+    choice: Choice,
+    piece: BuildHost | Binding,
+    source: Source | None,
+    error: CannotOpen | CannotAttach,
+) -> None:
+    """Note what is wrong with a shipped file, or with torch's own functions; for what was built here it is an error."""
+    if isinstance(piece, OwnFunctions):
+        _state.own_functions = str(error)  # for good: this process has only one torch
+        bad[OWN_FUNCTIONS] = str(error)
+        return
+    assert source is not None  # every other piece is a file
+    reason = unopened.why(source.path, str(error)) if isinstance(error, CannotOpen) else None
+    if reason is not None and reason.passing:
+        raise unopened.passing(source.path, reason) from error
+    if not isinstance(piece, HostFile):
+        from precast._load import verdict
+
+        if reason is not None:
+            raise unopened.of_cache(source.path, reason) from error
+        raise verdict.cannot_open(choice, source, str(error)) from error
+    said = f"the dynamic linker refuses it: {error}" if isinstance(error, CannotOpen) else str(error)
+    bad[piece.name] = reason or said
 
 
 def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
@@ -185,7 +222,36 @@ def _host_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source:
     from precast._load import jit
 
     why = explain.top_reason(decision.rejections, "host")
-    return jit.build_host(choice.need.family, decision.host, choice.builders, choice.settings, why)
+    return jit.build_host(choice.need.family, choice.builders, choice.settings, why)
+
+
+def _torch_source(choice: Choice, decision: UsePrebuilt | BuildJit) -> Source | None:
+    """What gives the library torch's functions, built if it must be."""
+    binding = decision.binding
+    if isinstance(binding, BuildAdapter):
+        from precast._abi import explain
+        from precast._load import jit
+
+        why = explain.top_reason(decision.rejections, "torch")
+        return jit.build_adapter(binding, choice.builders, choice.settings, why)
+    if isinstance(binding, HostFile):
+        return Source("prebuilt", prebuilt.C_DIR / binding.path, str(binding.abi))
+    torch = choice.host.torch
+    if binding is None or torch is None:
+        return None
+    return Source("torch", (probe.torch_lib_dir() or Path()) / OWN_FUNCTIONS, f"torch {torch.version}")
+
+
+def _bind(library: HostLibrary, binding: Binding, source: Source | None) -> None:
+    """Give a library the functions of torch; for its later families this changes nothing."""
+    if source is None:
+        return
+    with _state.library_lock:
+        library.attach(None if isinstance(binding, OwnFunctions) else adapter_table(source.path))
+        if isinstance(binding, OwnFunctions) and binding.prove:
+            from precast._load import proof
+
+            proof.prove(library)
 
 
 def _open(path: Path, level: str | None) -> HostLibrary:

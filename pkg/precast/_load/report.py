@@ -17,8 +17,11 @@ from typing import Any
 from precast._abi import explain
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.decide import (
+    OWN_FUNCTIONS,
+    BuildAdapter,
     BuildHost,
     BuildImage,
+    OwnFunctions,
     Refuse,
     Rejection,
     all_rejections,
@@ -199,6 +202,8 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
         error = str(verdict.refusal(choice))
         return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": error}
     pieces = [_describe_piece("host", decision.host)]
+    if decision.binding is not None:
+        pieces.append(_describe_piece("torch", decision.binding))
     pieces += [_describe_piece(f"cuda:{index}", image) for index, image in decision.images]
     error_text = "\n".join(verdict.gpu_refusal(choice, index, why) for index, why in decision.refused) or None
     word = "partly" if decision.refused else "jit" if any(p["source"] == "jit" for p in pieces) else "prebuilt"
@@ -259,10 +264,15 @@ def environment_line(examination: Examination) -> str:
     return explain.environment(examination.host, examination.manifest[0], __version__)
 
 
-def _describe_piece(piece: str, what: HostFile | DeviceFile | BuildHost | BuildImage) -> Json:
+def _describe_piece(
+    piece: str, what: HostFile | DeviceFile | BuildHost | BuildAdapter | BuildImage | OwnFunctions
+) -> Json:
     if isinstance(what, (HostFile, DeviceFile)):
         return {"piece": piece, "source": "prebuilt", "what": what.name}
-    return {"piece": piece, "source": "jit", "what": str(what.abi if isinstance(what, BuildHost) else what.target)}
+    if isinstance(what, OwnFunctions):
+        return {"piece": piece, "source": "torch", "what": OWN_FUNCTIONS}
+    built = what.abi if isinstance(what, BuildAdapter) else what.target if isinstance(what, BuildImage) else "any torch"
+    return {"piece": piece, "source": "jit", "what": str(built)}
 
 
 def _describe_rejection(rejection: Rejection) -> Json:

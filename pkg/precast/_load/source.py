@@ -24,10 +24,14 @@ class Source:
 
 @value(frozen=True)
 class Loaded:
-    """One family on one device type: its host library, the device code of each GPU, and the load time in seconds."""
+    """One family on one device type: its host library, the device code of each GPU, and the load time in seconds.
+
+    ``torch`` is what gives the library torch's functions: torch itself, or an adapter. None for other makers' kernels.
+    """
 
     family: str
     device: str
     host: Source
     images: tuple[tuple[int, Source], ...]
     seconds: float
+    torch: Source | None = None

@@ -98,7 +98,7 @@ def ninja_file(
             rule="compile",
             implicit=(_TOOLS,),
         )
-    stubs = flags.stub_sonames(extension.abi)
+    stubs = flags.TORCH[:1]  # the stable ABI is in libtorch_cpu.so alone
     for soname in stubs:
         lines += host.edge(soname, (), flags.stub_command(compiler, soname, soname))
     exports = folder / "exports.map"

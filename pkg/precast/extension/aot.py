@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.torch_abi import STABLE_FLOOR
 from precast._builder import flags, host, toolchain
 from precast._builder.cache import Cache, default_root
 from precast._builder.catalogue import Family
@@ -22,31 +22,21 @@ if TYPE_CHECKING:
 
 
 def build_extension(name: str, families: Sequence[Family]) -> SetuptoolsExtension:
-    """Compiles the families for torch's stable ABI and returns the extension that links them into ``name``."""
+    """Compiles the families and returns the extension that links them into ``name``, which needs nothing of torch."""
     settings = probe.read_settings(building=True)
     builders = probe.probe_builders(settings)
-    torch_libraries = probe.torch_lib_dir()
-    if builders.compiler is None or builders.ninja is None or torch_libraries is None:
-        places = (*builders.looked_at, f"torch: {torch_libraries or 'not installed'}")
-        raise verdict.cannot_build(name, "a C++ compiler, ninja and an installed torch to link with", places)
-    abi, cache = Stable(STABLE_FLOOR), Cache(default_root(settings))
+    if builders.compiler is None or builders.ninja is None:
+        raise verdict.cannot_build(name, "a C++ compiler and ninja", builders.looked_at)
+    cache = Cache(default_root(settings))
     compiler, debug, jobs = builders.compiler, settings.debug, toolchain.default_jobs(settings)
-    host.build_host_library(families, abi, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
-    plan = host.make_plan(
-        families, abi, compiler, cache=cache, debug=debug, levels=flags.prebuilt_levels(platform.machine(), abi)
-    )
+    host.build_host_library(families, compiler, cache=cache, debug=debug, jobs=jobs, ninja=builders.ninja)
+    plan = host.make_plan(families, compiler, debug=debug, levels=flags.cpu_levels(platform.machine()))
     objects = [(unit.name, cache.lookup(key)) for unit, key in plan.units]
     missing = [unit for unit, path in objects if path is None]
     if missing:
         places = tuple(f"{cache.root}: {unit}.o: not there" for unit in missing)
         raise verdict.cannot_build(name, "the objects of the build, which the cache no longer has", places)
-    return link_extension(
-        name,
-        [str(path) for _, path in objects if path is not None],
-        library_dirs=[str(torch_libraries)],
-        libraries=["torch_cpu"],
-        extra_link_args=["-Wl,--no-as-needed"],  # torch's libraries are in no global scope, so NEEDED must name them
-    )
+    return link_extension(name, [str(path) for _, path in objects if path is not None])
 
 
 def link_extension(name: str, objects: Sequence[str], **options: Any) -> SetuptoolsExtension:

@@ -14,7 +14,7 @@ from tests.unit.abi import test_truth_table as truth
 
 COLUMNS = {
     "prebuilt": ("yes", "no"),  # whether the wheel holds anything
-    "library": ("fits", "does not"),  # its host library and this torch, libc, machine
+    "library": ("fits", "no adapter", "does not"),  # its library and this libc, machine; its adapters and this torch
     "gpu": ("SASS", "PTX", "none"),  # what of its device code serves the GPU
     "builders": ("yes", "no"),  # a compiler, ninja and NVRTC
     "mode": ("auto", "aot", "jit", "off"),  # PRECAST_JIT
@@ -32,7 +32,7 @@ class Row:
     gpu: str
     builders: str
     mode: str
-    outcome: str  # prebuilt, build library, build code, build both, refuse
+    outcome: str  # prebuilt, refuse, or "build" with library, adapter, code
     reasons: str
     meaning: str
 
@@ -67,12 +67,18 @@ ROWS = (
         "arch no-nvrtc",
         "the next extension, else KernelUnavailable",
     ),
-    Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "torch-abi", "the reason is logged"),
-    Row("5", "yes", "does not", "none", "yes", "auto", "build both", "torch-abi arch", "both reasons are logged"),
-    Row("5", "yes", "does not", ANY, "no", "auto", "refuse", "torch-abi no-compiler", "KernelUnavailable"),
-    Row("6", "no", ANY, ANY, "yes", "auto", "build both", "no-prebuilt", ""),
+    Row("5", "yes", "does not", "SASS, PTX", "yes", "auto", "build library", "glibc", "the reason is logged"),
+    Row("5", "yes", "does not", "none", "yes", "auto", "build library, code", "glibc arch", "both reasons are logged"),
+    Row("5", "yes", "does not", ANY, "no", "auto", "refuse", "glibc no-compiler", "KernelUnavailable"),
+    Row(
+        "5", "yes", "no adapter", "SASS, PTX", "yes", "auto", "build adapter", "torch-abi", "one file, for all kernels"
+    ),
+    Row("5", "yes", "no adapter", "none", "yes", "auto", "build adapter, code", "torch-abi arch", ""),
+    Row("5", "yes", "no adapter", ANY, "no", "auto", "refuse", "torch-abi no-compiler", "KernelUnavailable"),
+    Row("6", "no", ANY, ANY, "yes", "auto", "build library, code", "no-prebuilt", "torch below 2.10: and the adapter"),
     Row("6", "no", ANY, ANY, "no", "auto", "refuse", "no-prebuilt no-compiler", "KernelUnavailable"),
-    Row("7", ANY, ANY, ANY, "yes", "jit", "build both", "", "prebuilt files are skipped"),
+    Row("7", ANY, "fits, does not", ANY, "yes", "jit", "build library, code", "", "prebuilt files are skipped"),
+    Row("7", "yes", "no adapter", ANY, "yes", "jit", "build library, adapter, code", "", "prebuilt files are skipped"),
     Row("7", ANY, ANY, ANY, "no", "jit", "refuse", "no-compiler", "KernelUnavailable"),
     Row(
         "8",
@@ -85,7 +91,8 @@ ROWS = (
         "arch aot-only",
         "JitDisabled",
     ),
-    Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled"),
+    Row("8", "yes", "does not", ANY, ANY, "aot", "refuse", "glibc aot-only", "JitDisabled"),
+    Row("8", "yes", "no adapter", ANY, ANY, "aot", "refuse", "torch-abi aot-only", "JitDisabled"),
     Row("8", "no", ANY, ANY, ANY, "aot", "refuse", "no-prebuilt aot-only", "JitDisabled"),
     Row(
         "off",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
 from precast._abi.label import Label
-from precast._abi.torch_abi import parse_torch_abi
+from precast._abi.torch_abi import Exact, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
 FAMILY = "rms_norm"
@@ -92,19 +92,24 @@ def host(
     )
 
 
-def host_file(abi: str = "torch-stable-2.10", *, path: str | None = None, **changes: object) -> HostFile:
+def host_file(abi: str = "torch-table-1", *, path: str | None = None, **changes: object) -> HostFile:
+    """An adapter for the ABI of one torch, otherwise a library."""
+    parsed = parse_torch_abi(abi)
     fields: dict[str, object] = {
-        "path": path or f"host/{abi}.so",
+        "path": path or host_path(parsed, "x86_64"),
         "sha256": "0" * 64,
         "bytes": 90_000,
-        "abi": parse_torch_abi(abi),
+        "abi": parsed,
         "machine": "x86_64",
-        "needed": ("libtorch_cpu.so", "libstdc++.so.6", "libc.so.6"),
+        "needed": ("libstdc++.so.6", "libc.so.6"),
         "glibc": Release(2, 28),
         "glibcxx": "3.4.22",
         "cpu_levels": ("baseline", "avx2", "avx512"),
         "families": ("rms_norm", "cpu_adam"),
     }
+    if isinstance(parsed, Exact):
+        needed = ("libtorch_cpu.so", "libc10.so", "libc.so.6")
+        fields |= {"kind": HostKind.ADAPTER, "needed": needed, "cpu_levels": (), "families": ()}
     return HostFile(**(fields | changes))  # type: ignore[arg-type]
 
 

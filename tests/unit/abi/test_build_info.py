@@ -58,8 +58,8 @@ def test_the_text_is_canonical() -> None:
 
 
 def test_names_of_files() -> None:
-    assert host_path(parse_torch_abi("torch-stable-2.10")) == "host/torch-stable-2.10.so"
-    assert host_path(Exact(Release(2, 6), cxx11=False)) == "host/torch-2.6-cxx0.so"
+    assert host_path(parse_torch_abi("torch-table-1"), "x86_64") == "host/kernels-x86_64.so"
+    assert host_path(Exact(Release(2, 6), cxx11=False), "x86_64") == "host/torch-2.6-cxx0.so"
     hopper, ampere, ptx = map(GpuTarget.parse, ("sm_90a", "sm_80", "compute_90"))
     assert device_path("rms_norm", [hopper]) == "device/rms_norm.sm_90a.cubin.xz"
     assert device_path("rms_norm", [hopper, ampere]) == "device/rms_norm.sm_90a+sm_80.cubin.xz"
@@ -236,7 +236,7 @@ def refused(info: BuildInfo, message: str) -> None:
 def test_the_build_cannot_write_what_the_loader_would_refuse() -> None:
     file, image = INFO.host[0], INFO.device[0]
     # fails if to_json() writes one of these, or gives another reason
-    refused(replace(INFO, host=(file, file)), "path 'host/torch-stable-2.10.so' is listed twice")
+    refused(replace(INFO, host=(file, file)), "path 'host/kernels-x86_64.so' is listed twice")
     refused(replace(INFO, device=(image, replace(image, path="device/again.cubin.xz"))), "device code 'rms_norm sm_90'")
     other = replace(image, family="softmax")
     refused(replace(INFO, device=(image, other)), f"the entries of '{image.path}' differ in family")

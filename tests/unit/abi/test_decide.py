@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, HostFile
+from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
 from precast._abi.decide import (
     BuildHost,
     BuildImage,
     BuildJit,
     Decision,
     Need,
+    OwnFunctions,
     Reason,
     Refuse,
     Rejection,
@@ -43,7 +44,7 @@ def only(decision: Decision, reason: Reason) -> Rejection:
 def test_what_fits_is_used_and_nobody_looks_for_builders() -> None:
     decision = decide(ex.host(), ex.build_info(), AUTO, CUDA)
     assert isinstance(decision, UsePrebuilt)
-    assert decision.host.path == "host/torch-stable-2.10.so"
+    assert decision.host.path == "host/kernels-x86_64.so"
     assert [(index, file.path) for index, file in decision.images] == [(0, "device/rms_norm.sm_90.cubin.xz")]
     assert decision.refused == decision.notes == ()
     assert {r.reason for r in decision.rejections} == {Reason.ARCH}
@@ -52,11 +53,12 @@ def test_what_fits_is_used_and_nobody_looks_for_builders() -> None:
 
 def test_the_cpu_needs_no_gpu_no_driver_and_no_device_code() -> None:
     decision = decide(ex.host(driver=None, gpu="", torch=ex.torch_info(cuda=None)), ex.build_info(""), AUTO, CPU)
-    assert decision == UsePrebuilt(ex.host_file(), ())
+    assert decision == UsePrebuilt(ex.host_file(), (), binding=OwnFunctions())
 
 
 def test_the_cpu_does_not_look_at_the_gpus_that_are_there() -> None:
-    assert decide(ex.host(gpu="6.1"), ex.build_info(), AUTO, CPU) == UsePrebuilt(ex.host_file(), ())
+    bound = UsePrebuilt(ex.host_file(), (), binding=OwnFunctions())
+    assert decide(ex.host(gpu="6.1"), ex.build_info(), AUTO, CPU) == bound
 
 
 FITTING = ex.host_file()
@@ -82,7 +84,13 @@ UNFIT: list[tuple[HostFile, Host, Reason, str, str]] = [
     (FITTING, ex.host(glibc="2.17"), Reason.GLIBC, "glibc 2.28", "2.17"),
     (FITTING, ex.host(glibc=None), Reason.GLIBC, "glibc 2.28", "another C library"),
     (FITTING, ex.host(glibcxx="3.4.9"), Reason.GLIBCXX, "a libstdc++ with GLIBCXX_3.4.22", "GLIBCXX_3.4.9"),
-    (FITTING, ex.host(torch=ex.torch_info("2.9.0")), Reason.TORCH_ABI, "torch 2.10 or newer", "torch 2.9.0"),
+    (
+        ex.host_file("torch-stable-2.10"),
+        ex.host(torch=ex.torch_info("2.9.0", git="a" * 40)),
+        Reason.TORCH_ABI,
+        "torch 2.10 or newer",
+        "torch 2.9.0",
+    ),
 ]
 
 
@@ -112,7 +120,7 @@ def test_a_library_that_cannot_be_opened_is_not_called_damaged() -> None:
 
 
 def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
-    bad = {"host/torch-stable-2.10.so": "sha256 differs"}
+    bad = {"host/kernels-x86_64.so": "sha256 differs"}
     decision = decide(ex.host(build_with=ex.builders()), ex.build_info(), AUTO, CPU, bad)
     assert isinstance(decision, BuildJit)
     assert isinstance(decision.host, BuildHost)
@@ -210,7 +218,7 @@ def test_a_family_that_the_wheel_has_no_device_code_for() -> None:
 def test_jit_mode_skips_what_is_prebuilt() -> None:
     decision = decide(ex.host(build_with=ex.builders()), ex.build_info(), replace(AUTO, jit=JitMode.JIT), CUDA)
     assert isinstance(decision, BuildJit)
-    assert str(decision.host) == str(BuildHost(FITTING.abi))
+    assert decision.host == BuildHost()
     assert [r.reason for r in decision.rejections] == [Reason.SKIPPED] * 2
 
 
@@ -304,9 +312,12 @@ def test_debug_builds() -> None:
 
 def test_the_highest_floor_and_the_commit_are_preferred() -> None:
     torch = ex.torch_info("2.13.0", git="a" * 40)
-    abis = ("torch-stable-2.10", "torch-stable-2.12", "torch-2.13-cxx1", f"torch-2.13-cxx1-git{'a' * 40}")
-    for count in range(1, 5):
-        files = tuple(ex.host_file(abi) for abi in abis[:count])
+    exact = ("torch-2.13-cxx1", f"torch-2.13-cxx1-git{'a' * 40}")
+    abis = ("torch-table-1", "torch-stable-2.10", "torch-stable-2.12", *exact)
+    for count in range(1, 6):
+        files = tuple(
+            replace(ex.host_file(abi), kind=HostKind.LIBRARY, families=FITTING.families) for abi in abis[:count]
+        )
         for ordered in (files, files[::-1]):
             decision = decide(ex.host(torch=torch), ex.build_info(host_files=ordered), AUTO, CPU)
             assert isinstance(decision, UsePrebuilt)
@@ -366,6 +377,8 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(), ex.build_info(""), aot, CPU, {FITTING.path: Unopened("exec", "noexec")}),
         decide(ex.host(glibcxx="3.4.1"), ex.build_info("sm_75"), aot, CUDA, {"device/rms_norm.sm_75.cubin": "x"}),
         decide(ex.host(torch=ex.torch_info("2.3.1")), ex.build_info(), AUTO, CUDA),
+        decide(ex.host(torch=ex.torch_info("2.9.1")), ex.build_info(), AUTO, CUDA),
+        decide(ex.host(), ex.build_info(), AUTO, CPU, {FITTING.path: Unopened("a policy", "another")}),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
         decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),
         decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
@@ -373,6 +386,21 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}
     of_twins = {Reason.XPU, Reason.NO_TRITON}  # shown in test_twin.py
     assert reasons == set(Reason) - of_twins
+
+
+def test_a_refusal_names_each_missing_thing_once() -> None:
+    old = ex.torch_info("2.9.1", git="a" * 40)
+    none = ex.builders(None, compiler=False, ninja=False)
+    decision = decide(ex.host(torch=old, build_with=none), ex.build_info(host_files=()), AUTO, CPU)
+    assert isinstance(decision, Refuse)
+    whys = [(why.piece, why.reason) for why in decision.rejections]
+    assert whys == [("host", Reason.NO_PREBUILT), ("host", Reason.NO_COMPILER), ("host", Reason.NO_NINJA)]
+    # clang++ can build the library, and no adapter
+    clang = replace(ex.builders(None), compiler=replace(ex.builders().compiler, kind="clang++"))  # type: ignore[type-var]
+    decision = decide(ex.host(torch=old, build_with=clang), ex.build_info(host_files=()), AUTO, CPU)
+    assert isinstance(decision, Refuse)
+    assert [(why.piece, why.reason) for why in decision.rejections] == [("torch", Reason.NO_COMPILER)]
+    assert decision.rejections[0].wanted == "g++, for torch 2.9.1"
 
 
 def test_values_are_values() -> None:

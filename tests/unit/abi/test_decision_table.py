@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from precast._abi.build_info import DeviceFile, HostFile
-from precast._abi.decide import Decision, Need, Refuse, all_rejections, decide, needs_builders
+from precast._abi.decide import BuildAdapter, Decision, Need, Refuse, all_rejections, decide, needs_builders
 from precast._abi.settings import JitMode, Settings
+from precast._abi.version import Release
 from precast.errors import KernelUnavailable
 from precast.extension import Extension
 from precast.kernel_loader import KernelLoader
@@ -24,24 +25,26 @@ PAGE = "docs/reference/decision.md"
 def outcome(decision: Decision) -> str:
     if isinstance(decision, Refuse):
         return "refuse"
-    library = not isinstance(decision.host, HostFile)
-    code = any(not isinstance(image, DeviceFile) for _, image in decision.images)
-    return {(False, False): "prebuilt", (True, False): "build library", (False, True): "build code"}.get(
-        (library, code), "build both"
-    )
+    built = {
+        "library": not isinstance(decision.host, HostFile),
+        "adapter": isinstance(decision.binding, BuildAdapter),
+        "code": any(not isinstance(image, DeviceFile) for _, image in decision.images),
+    }
+    return f"build {', '.join(piece for piece, is_ in built.items() if is_)}" if any(built.values()) else "prebuilt"
 
 
 def decided(case: tuple[str, ...]) -> tuple[Decision, bool]:
     """What is decided, as the loader asks: builders are looked for only when that is asked for. And whether it was."""
     prebuilt, library, gpu, builders, mode = case
-    abi = "torch-stable-2.10" if library == "fits" else "torch-2.9-cxx1"
-    info = ex.build_info(CODE[gpu], host_files=(ex.host_file(abi),)) if prebuilt == "yes" else None
+    file = ex.host_file(glibc=Release(2, 99 if library == "does not" else 28))
+    info = ex.build_info(CODE[gpu], host_files=(file, ex.host_file("torch-2.8-cxx1"))) if prebuilt == "yes" else None
+    torch = ex.torch_info("2.9.1" if library == "no adapter" else "2.13.0", git="a" * 40)
     found = ex.builders() if builders == "yes" else ex.builders(None, compiler=False, ninja=False)
     need, settings = Need(ex.FAMILY, "cuda"), Settings(jit=JitMode(mode))
-    decision = decide(ex.host(gpu="9.0"), info, settings, need)
+    decision = decide(ex.host(torch=torch), info, settings, need)
     if not needs_builders(decision):
         return decision, False
-    return decide(ex.host(gpu="9.0", build_with=found), info, settings, need), True
+    return decide(ex.host(torch=torch, build_with=found), info, settings, need), True
 
 
 @pytest.mark.parametrize("case", list(table.cases()), ids="-".join)
@@ -56,7 +59,7 @@ def test_every_combination_is_decided_as_its_row_says(case: tuple[str, ...]) -> 
     if row.mode in ("auto, aot", "aot", "off"):
         assert not looked, "no compiler is looked for"
     notes = () if isinstance(decision, Refuse) else decision.notes
-    ptx_is_used = case[2] == "PTX" and row.outcome in ("prebuilt", "build library")
+    ptx_is_used = case[2] == "PTX" and "code" not in row.outcome and row.outcome != "refuse"
     assert len(notes) == ptx_is_used
 
 

@@ -2,24 +2,39 @@ from __future__ import annotations
 
 import pytest
 
-from precast._abi.torch_abi import Exact, Stable, compiled_for, fits, is_git_version, parse_torch_abi, wanted
+from precast._abi.torch_abi import AnyTorch, Exact, Stable, fits, is_git_version, parse_torch_abi, wanted
 from precast._abi.version import Release, TorchVersion
 
 GIT = "b4e4ee81d3" + "0" * 30
 
 
-@pytest.mark.parametrize("text", ["torch-stable-2.10", "torch-2.6-cxx0", "torch-2.9-cxx1", f"torch-2.10-cxx1-git{GIT}"])
+@pytest.mark.parametrize(
+    "text", ["torch-table-1", "torch-stable-2.10", "torch-2.6-cxx0", "torch-2.9-cxx1", f"torch-2.10-cxx1-git{GIT}"]
+)
 def test_abi_strings_come_back(text: str) -> None:
     assert str(parse_torch_abi(text)) == text
 
 
 def test_abi_values() -> None:
+    assert parse_torch_abi("torch-table-12") == AnyTorch(12)
     assert parse_torch_abi("torch-stable-2.10") == Stable(Release(2, 10))
     assert parse_torch_abi("torch-2.6-cxx0") == Exact(Release(2, 6), cxx11=False)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "torch-2.6", "torch-stable-2", "torch-2.6-cxx2", "stable-2.10", "torch-2.6-cxx1-gitXY"]
+    "text",
+    [
+        "",
+        "torch-table",
+        "torch-table-",
+        "torch-table-01",
+        "torch-table-\u0661",
+        "torch-2.6",
+        "torch-stable-2",
+        "torch-2.6-cxx2",
+        "stable-2.10",
+        "torch-2.6-cxx1-gitXY",
+    ],
 )
 def test_what_is_not_an_abi_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a"):
@@ -37,6 +52,8 @@ def test_a_git_version_is_hexadecimal() -> None:
 @pytest.mark.parametrize(
     ("abi", "torch", "cxx11", "found"),
     [
+        ("torch-table-1", "2.4.1", False, None),
+        ("torch-table-1", "2.10.0a0", True, None),
         ("torch-stable-2.10", "2.9.1", True, "torch 2.9.1"),
         ("torch-stable-2.10", "2.10.0a0+x.nv25.12", True, "torch 2.10.0a0+x.nv25.12, a pre-release of 2.10"),
         ("torch-stable-2.10", "2.10.0", False, None),
@@ -60,21 +77,8 @@ def test_a_commit_fits_itself_in_its_own_cxx_abi() -> None:
     assert fits(abi, TorchVersion.parse("2.10.0a0"), cxx11=True) == "torch 2.10.0a0 of git unknown"
 
 
-@pytest.mark.parametrize(
-    ("abi", "floor"),
-    [
-        ("torch-stable-2.12", "2.12"),
-        (f"torch-2.10-cxx1-git{GIT}", "2.10"),
-        (f"torch-2.9-cxx1-git{GIT}", "None"),
-        ("torch-2.10-cxx1", "None"),
-        ("torch-2.6-cxx0", "None"),
-    ],
-)
-def test_what_the_stable_sources_can_be_compiled_for(abi: str, floor: str) -> None:
-    assert str(compiled_for(parse_torch_abi(abi))) == floor
-
-
 def test_abis_say_what_they_want() -> None:
+    assert wanted(parse_torch_abi("torch-table-1")) == "any torch"
     assert wanted(parse_torch_abi("torch-stable-2.10")) == "torch 2.10 or newer"
     assert wanted(parse_torch_abi("torch-2.6-cxx0")) == "torch 2.6 with cxx11 ABI 0"
     assert wanted(parse_torch_abi(f"torch-2.10-cxx1-git{GIT}")) == "the torch 2.10 of git b4e4ee81d3"

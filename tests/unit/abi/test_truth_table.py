@@ -12,9 +12,13 @@ from dataclasses import dataclass
 import pytest
 
 from precast._abi.decide import (
+    JIT_CANDIDATE,
+    OWN_FUNCTIONS,
+    BuildAdapter,
     BuildHost,
     BuildImage,
     Need,
+    OwnFunctions,
     Reason,
     Refuse,
     Rejection,
@@ -22,6 +26,7 @@ from precast._abi.decide import (
     decide,
     needs_builders,
 )
+from precast._abi.decision import Binding
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from tests.unit.abi import examples as ex
@@ -139,8 +144,8 @@ def refusal(rejections: object) -> str:
 
 
 @dataclass(frozen=True)
-class Library:
-    """One torch, the host libraries of a wheel, and which is used, what is built, or why nothing serves."""
+class Torch:
+    """One torch and the host files of a wheel: which library, and what binds it to this torch."""
 
     story: str
     torch: str
@@ -148,91 +153,119 @@ class Library:
     verdict: str
     cxx11: bool = True
     git: str | None = None
+    bad: str = ""  # what is wrong with torch's own functions, as the library found when it was opened
 
 
 NGC = "b4e4ee81d3" + "0" * 30
 OTHER = "6ddf5cf85e" + "0" * 30
+LIBRARY = "torch-table-1"
+OWN = f"use {LIBRARY}, torch itself"
 
-LIBRARIES = [
-    Library("the floor itself", "2.10.0+cu128", "torch-stable-2.10", "use torch-stable-2.10"),
-    Library("far above the floor", "2.15.0+cpu", "torch-stable-2.10", "use torch-stable-2.10"),
-    Library("a patch release", "2.13.1", "torch-stable-2.10", "use torch-stable-2.10"),
-    Library(
-        "2.9 with the stable library only", "2.9.1", "torch-stable-2.10", f"build torch-2.9-cxx1-git{OTHER}", git=OTHER
-    ),
-    Library("a 2.9 that does not know its commit", "2.9.1", "torch-stable-2.10", "refuse torch-abi torch-abi"),
-    Library("older than any adapter", "2.3.1", "torch-stable-2.10", "refuse torch-abi classic-jit", git=OTHER),
-    Library("2.9 with its own library", "2.9.1", "torch-stable-2.10 torch-2.9-cxx1", "use torch-2.9-cxx1"),
-    Library("a classic library in the next minor", "2.10.0", "torch-2.9-cxx1", "build torch-stable-2.10"),
-    Library(
-        "a classic library in the minor before",
+TORCHES = [
+    Torch("the floor itself", "2.10.0+cu128", LIBRARY, OWN),
+    Torch("far above the floor", "2.15.0+cpu", LIBRARY, OWN),
+    Torch("a patch release", "2.13.1", LIBRARY, OWN),
+    Torch("a torch that came out after us", "3.1.0", LIBRARY, OWN),
+    Torch("2.9 without an adapter", "2.9.1", LIBRARY, f"use {LIBRARY}, build torch-2.9-cxx1-git{OTHER}", git=OTHER),
+    Torch("a 2.9 that does not know its commit", "2.9.1", LIBRARY, "refuse torch-abi"),
+    Torch("older than any adapter", "2.3.1", LIBRARY, "refuse classic-jit", git=OTHER),
+    Torch("2.9 with its adapter", "2.9.1", f"{LIBRARY} torch-2.9-cxx1", f"use {LIBRARY}, use torch-2.9-cxx1"),
+    Torch("an adapter without a library", "2.9.1", "torch-2.9-cxx1", "build any torch, use torch-2.9-cxx1"),
+    Torch("an adapter that torch does not need", "2.10.0", f"{LIBRARY} torch-2.10-cxx1", OWN),
+    Torch(
+        "an adapter to the next minor",
         "2.8.0",
-        "torch-2.9-cxx1",
-        f"build torch-2.8-cxx1-git{OTHER}",
+        f"{LIBRARY} torch-2.9-cxx1",
+        f"use {LIBRARY}, build torch-2.8-cxx1-git{OTHER}",
         git=OTHER,
     ),
-    Library(
-        "2.6 with the old C++ ABI", "2.6.0+cu124", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx0", cxx11=False
+    *(
+        Torch(
+            f"2.6 with C++ ABI {int(cxx11)}",
+            "2.6.0",
+            f"{LIBRARY} torch-2.6-cxx0 torch-2.6-cxx1",
+            f"use {LIBRARY}, use torch-2.6-cxx{int(cxx11)}",
+            cxx11=cxx11,
+        )
+        for cxx11 in (False, True)
     ),
-    Library("2.6 with the new C++ ABI", "2.6.0+cu126", "torch-2.6-cxx0 torch-2.6-cxx1", "use torch-2.6-cxx1"),
-    Library("2.6 with the other C++ ABI", "2.6.0", "torch-2.6-cxx0", f"build torch-2.6-cxx1-git{OTHER}", git=OTHER),
-    Library("exact before stable", "2.10.0", "torch-stable-2.10 torch-2.10-cxx1", "use torch-2.10-cxx1"),
-    Library("conda-forge's post releases", "2.4.1.post303", "torch-2.4-cxx1", "use torch-2.4-cxx1"),
-    Library(
-        "NVIDIA's container does not meet the floor of its own minor",
-        "2.10.0a0+b4e4ee81d3.nv25.12",
-        "torch-stable-2.10",
-        f"build torch-2.10-cxx1-git{NGC}",
-        git=NGC,
-    ),
-    Library(
-        "NVIDIA's container is not its minor",
-        "2.9.0a0+50eac811a6.nv25.09",
-        "torch-2.9-cxx1 torch-stable-2.10",
-        f"build torch-2.9-cxx1-git{OTHER}",
+    Torch(
+        "2.6 with the other C++ ABI",
+        "2.6.0",
+        f"{LIBRARY} torch-2.6-cxx0",
+        f"use {LIBRARY}, build torch-2.6-cxx1-git{OTHER}",
         git=OTHER,
     ),
-    Library(
-        "NVIDIA's container with the library built inside it",
+    Torch(
+        "conda-forge's post releases",
+        "2.4.1.post303",
+        f"{LIBRARY} torch-2.4-cxx1",
+        f"use {LIBRARY}, use torch-2.4-cxx1",
+    ),
+    Torch(
+        "NVIDIA's container has the functions, and must prove them",
         "2.10.0a0+b4e4ee81d3.nv25.12",
-        f"torch-stable-2.10 torch-2.10-cxx1-git{NGC}",
-        f"use torch-2.10-cxx1-git{NGC}",
+        LIBRARY,
+        f"{OWN} if it proves them",
         git=NGC,
     ),
-    Library(
-        "a library built inside another container",
+    Torch(
+        "NVIDIA's container lacks a function",
         "2.10.0a0+b4e4ee81d3.nv25.12",
-        f"torch-2.10-cxx1-git{OTHER}",
-        f"build torch-2.10-cxx1-git{NGC}",
+        LIBRARY,
+        f"use {LIBRARY}, build torch-2.10-cxx1-git{NGC}",
         git=NGC,
+        bad="libtorch_cpu.so lacks torch_list_size",
     ),
-    Library(
-        "a pre-release that cannot be told from another",
+    Torch(
+        "NVIDIA's container with the adapter built inside it",
         "2.10.0a0+b4e4ee81d3.nv25.12",
-        "torch-stable-2.10",
+        f"{LIBRARY} torch-2.10-cxx1-git{NGC}",
+        f"use {LIBRARY}, use torch-2.10-cxx1-git{NGC}",
+        git=NGC,
+        bad="libtorch_cpu.so lacks torch_list_size",
+    ),
+    Torch(
+        "a pre-release that lacks a function and cannot be told from another",
+        "2.10.0a0+b4e4ee81d3.nv25.12",
+        LIBRARY,
         "refuse torch-abi torch-abi",
         git="Unknown",
+        bad="libtorch_cpu.so lacks torch_list_size",
     ),
-    Library(
-        "a pre-release of a later minor", "2.11.0a0+6ddf5cf85e.nv26.01", "torch-stable-2.10", "use torch-stable-2.10"
+    Torch(
+        "NVIDIA's container is not its minor",
+        "2.9.0a0+50eac811a6.nv25.09",
+        f"{LIBRARY} torch-2.9-cxx1",
+        f"use {LIBRARY}, build torch-2.9-cxx1-git{OTHER}",
+        git=OTHER,
     ),
-    Library("a nightly of a later minor", "2.15.0.dev20261101+cu132", "torch-stable-2.10", "use torch-stable-2.10"),
-    Library(
-        "a candidate of the floor", "2.10.0rc1", "torch-stable-2.10", f"build torch-2.10-cxx1-git{OTHER}", git=OTHER
-    ),
-    Library("a wheel without host libraries", "2.13.0", "", "build torch-stable-2.10"),
+    Torch("a nightly", "2.16.0.dev20261101+cu132", LIBRARY, f"{OWN} if it proves them"),
+    Torch("a candidate", "2.10.0rc1", LIBRARY, f"{OWN} if it proves them"),
+    Torch("a wheel without host files", "2.13.0", "", "build any torch, torch itself"),
+    Torch("another maker's library on the stable ABI", "2.10.0", "torch-stable-2.10", "use torch-stable-2.10"),
 ]
 
 
-@pytest.mark.parametrize("row", LIBRARIES, ids=lambda row: row.story)
-def test_host_library(row: Library) -> None:
+@pytest.mark.parametrize("row", TORCHES, ids=lambda row: row.story)
+def test_library_and_binding(row: Torch) -> None:
     torch = ex.torch_info(row.torch, cxx11=row.cxx11, git=row.git)
     info = ex.build_info("", label="cpu", host_files=tuple(ex.host_file(abi) for abi in row.wheel.split()))
-    decision = decide(ex.host(torch=torch, gpu="", driver=None, build_with=ex.builders(None)), info, Settings(), CPU)
+    bad = {OWN_FUNCTIONS: row.bad} if row.bad else {}
+    host = ex.host(torch=torch, gpu="", driver=None, build_with=ex.builders(None))
+    decision = decide(host, info, Settings(), CPU, bad)
     if isinstance(decision, Refuse):
-        assert refusal(decision.rejections) == row.verdict
-    else:
-        assert f"{'build' if isinstance(decision.host, BuildHost) else 'use'} {decision.host.abi}" == row.verdict
+        whys = [why for why in decision.rejections if why.candidate in (JIT_CANDIDATE, OWN_FUNCTIONS)]
+        assert refusal(whys) == row.verdict
+        return
+    library = "build any torch" if isinstance(decision.host, BuildHost) else f"use {decision.host.abi}"
+    assert ", ".join([library, *bound(decision.binding)]) == row.verdict
+
+
+def bound(binding: Binding) -> list[str]:
+    if isinstance(binding, OwnFunctions):
+        return ["torch itself if it proves them" if binding.prove else "torch itself"]
+    return [] if binding is None else [f"{'build' if isinstance(binding, BuildAdapter) else 'use'} {binding.abi}"]
 
 
 V100_FILES = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120 compute_90"

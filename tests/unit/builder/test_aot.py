@@ -17,7 +17,7 @@ from precast._abi.capability import ComputeCapability, GpuTarget
 from precast._abi.host import Compiler
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.torch_abi import ANY_TORCH
 from precast._abi.version import CudaVersion, Release
 from precast._builder import aot, binaries, catalogue, commands, elf, headers, machine, matrix, provenance
 from precast._builder.cache import Cache
@@ -25,7 +25,7 @@ from precast.errors import KernelError
 
 CU130 = Settings(label=Label("cu130"))
 FILE = HostFile(
-    "host/x.so", "0" * 64, 1, Stable(STABLE_FLOOR), "x86_64", (), Release(2, 28), "3.4.22", ("baseline",), ("rms_norm",)
+    "host/x.so", "0" * 64, 1, ANY_TORCH, "x86_64", (), Release(2, 28), "3.4.22", ("baseline",), ("rms_norm",)
 )
 
 
@@ -108,9 +108,9 @@ def test_a_minor_of_torch_that_there_is_not_stops_the_build_at_once(checkout: Pa
     with pytest.raises(KernelError) as caught:
         aot.requirements(slim, checkout)
     said = str(caught.value)
-    assert said.startswith("PRECAST_ONLY_TORCH=9.9 selects no host library for ")
+    assert said.startswith("PRECAST_ONLY_TORCH=9.9 selects no torch for ")
     assert "needed  one of 2.4, 2.5, 2.6, " in said and "fix     1) PRECAST_ONLY_TORCH=2." in said
-    with pytest.raises(KernelError, match="selects no host library"):
+    with pytest.raises(KernelError, match="selects no torch"):
         aot.requirements(replace(slim, parts="parts"), checkout)
     assert "ninja" not in aot.requirements(replace(slim, only_torch=Release(2, 6), parts="parts"), checkout)
 
@@ -128,7 +128,7 @@ def test_a_list_of_gpus_that_names_none_is_refused() -> None:
 def promised(folder: Path, known: matrix.Matrix, label: str) -> binaries.Made:
     """Made-up files for all that a label promises on x86_64."""
     (folder / "x").write_bytes(b"1")
-    hosts = [replace(FILE, path=host_path(abi), abi=abi) for abi in known.built_abis("x86_64")]
+    hosts = [replace(FILE, path=host_path(abi, "x86_64"), abi=abi) for abi in known.hosts("x86_64")]
     devices = [
         DeviceFile(path, "0" * 64, 1, family.name, target, "13.0.88", CudaVersion(13, 0), 0, 1, "0" * 64)
         for family in catalogue.FAMILIES
@@ -148,7 +148,7 @@ def test_a_wheel_that_is_not_what_its_label_promises_is_refused(label: str, chec
         aot.check_promise(made, known, Label(label), "x86_64", None)
 
     check(whole)
-    with pytest.raises(KernelError, match=r"found   no host/torch-2\.4-cxx0\.so, no host/torch-2\.5-cxx0\.so"):
+    with pytest.raises(KernelError, match=r"found   no host/kernels-x86_64\.so, no host/torch-2\.4-cxx0\.so"):
         check(replace(whole, host=whole.host[2:]))
     with pytest.raises(KernelError, match=r"found   no .*, and [0-9]+ more"):
         check(binaries.Made())
@@ -194,17 +194,17 @@ def test_a_host_library_is_recorded_with_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "library.so").write_bytes(b"a library")
-    facts = elf.ElfInfo("x86_64", None, ("libtorch_cpu.so",), glibc, glibcxx, frozenset(), frozenset())
+    facts = elf.ElfInfo("x86_64", None, ("libc.so.6",), glibc, glibcxx, frozenset(), frozenset())
     built = SimpleNamespace(path=tmp_path / "library.so", sha256="a" * 64)
     monkeypatch.setattr(binaries, "host_tools", lambda settings: (Compiler("/usr/bin/g++", "12.2.0", "g++"), "ninja"))
     monkeypatch.setattr(binaries, "build_library", lambda *arguments: built)
-    monkeypatch.setattr(binaries.host, "verify_library", lambda *arguments: facts)
+    monkeypatch.setattr(binaries.host, "verify_library", lambda *arguments, **options: facts)
     monkeypatch.setattr(binaries.toolchain, "target_machine", lambda settings: "x86_64")
-    made = binaries.make_host(Stable(STABLE_FLOOR), Settings(), Cache(tmp_path / "cache"))
+    made = binaries.make_host(ANY_TORCH, Settings(), Cache(tmp_path / "cache"))
     ((file, path),) = made.host
     assert (str(file.glibc), file.glibcxx) == recorded
     assert (path, file.sha256, file.bytes, file.machine) == (tmp_path / "library.so", "a" * 64, 9, "x86_64")
-    assert (file.needed, file.debug, made.compilers) == (("libtorch_cpu.so",), False, (("g++", "12.2.0"),))
+    assert (file.needed, file.debug, made.compilers) == (("libc.so.6",), False, (("g++", "12.2.0"),))
 
 
 def test_a_release_above_the_ceilings_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Libraries for torch's classic C++ ABI: their headers, what they share, and what is refused."""
+"""Adapters to one torch: their headers, what they share, and what is refused; one for the torch here, which works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from precast._abi.host import Compiler
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import STABLE_FLOOR, Exact
 from precast._abi.version import Release
 from precast._builder import catalogue, classic_headers, flags, host, matrix, torch_wheel
 from precast._builder.cache import Cache
@@ -51,7 +51,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., host.Plan]:
-    """A plan of all families with headers of two lines; nothing is compiled."""
+    """A plan of an adapter with headers of two lines; nothing is compiled."""
 
     def torch_headers(abi: Exact, cache: Cache) -> Path:
         folder = tmp_path / str(abi)
@@ -62,10 +62,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., host.
 
     monkeypatch.setattr(host, "torch_headers_dir", torch_headers)
 
-    def make(abi: TorchAbi, compiler: Compiler = GCC) -> host.Plan:
-        levels = flags.cpu_levels("x86_64")
-        cache = Cache(tmp_path / "cache")
-        return host.make_plan(catalogue.FAMILIES, abi, compiler, cache=cache, debug=False, levels=levels)
+    def make(abi: Exact, compiler: Compiler = GCC) -> host.Plan:
+        return host.make_adapter_plan(abi, compiler, cache=Cache(tmp_path / "cache"), debug=False)
 
     return make
 
@@ -169,20 +167,23 @@ def test_a_build_at_run_time_takes_the_headers_of_that_very_torch(
         classic_headers.installed(COMMIT)
 
 
-def test_minors_share_every_object_but_the_adapter_and_the_name(plan: Callable[..., host.Plan]) -> None:
-    one, other = ({unit.name: key.digest for unit, key in plan(abi).units} for abi in (OLD, NEW))
-    assert one.keys() == other.keys()
-    assert {name for name in one if one[name] != other[name]} == {"common.torch_classic", "common.api"}
+def test_an_adapter_is_compiled_for_its_torch_alone(plan: Callable[..., host.Plan]) -> None:
+    one, other = (plan(abi) for abi in (OLD, NEW))
+    assert [unit.source for unit, _ in one.units] == list(catalogue.ADAPTER) and one.stubs == flags.TORCH
+    assert one.key != other.key
+    new = plan(replace(NEW, release=Release(2, 13)))
+    assert [unit.options.count("-std=c++20") for unit, _ in new.units] == [1, 1, 1], "its headers need it"
+    assert not any("-std=c++20" in unit.options for unit, _ in one.units)
 
 
 def test_the_cxx11_abi_and_the_commit_are_in_the_key(plan: Callable[..., host.Plan]) -> None:
-    six = [parse_torch_abi(f"torch-2.6-cxx{flag}") for flag in (0, 1)]
+    six = [Exact(Release(2, 6), cxx11) for cxx11 in (False, True)]
     abis = [*six, NEW, replace(NEW, git=COMMIT), replace(NEW, git="1" * 40)]
     assert len({plan(abi).key.digest for abi in abis}) == len(abis)
 
 
 def test_clang_is_refused_as_its_openmp_is_another(plan: Callable[..., host.Plan]) -> None:
-    with pytest.raises(KernelUnavailable, match=r"torch-2\.9-cxx1 can be built by clang\+\+"):
+    with pytest.raises(KernelUnavailable, match=r"adapter to torch-2\.9-cxx1 can be built by clang\+\+"):
         plan(NEW, Compiler("/usr/bin/clang++", "19.1.0", "clang++"))
 
 

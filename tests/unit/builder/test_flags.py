@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from precast._abi.capability import GpuTarget
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable, TorchAbi, parse_torch_abi
+from precast._abi.torch_abi import Exact
 from precast._abi.version import Release
 from precast._builder import flags, matrix
-
-STABLE = Stable(STABLE_FLOOR)
 
 
 def test_the_ceilings_are_those_of_the_matrix(checkout: Path) -> None:
@@ -73,21 +71,13 @@ def test_the_link_needs_torch_by_name_only() -> None:
 
 def test_the_torch_target_is_the_floor() -> None:
     assert flags.torch_target_version(Release(2, 10)) == "-DTORCH_TARGET_VERSION=0x020a000000000000"
-    assert flags.abi_defines(STABLE) == (), "the library is compiled without torch's headers"
 
 
-def test_only_the_adapter_knows_one_classic_abi_from_another() -> None:
+def test_an_adapter_knows_one_torch_from_another() -> None:
     old, new = (Exact(Release(2, 6), cxx11) for cxx11 in (False, True))
-    assert flags.abi_defines(old) == flags.abi_defines(new) == ("-DPRECAST_TORCH_CLASSIC",)
     assert flags.adapter_options(old) == ("-DPRECAST_TORCH=206", "-D_GLIBCXX_USE_CXX11_ABI=0", "-fopenmp")
     assert flags.adapter_options(new)[1] == "-D_GLIBCXX_USE_CXX11_ABI=1"
-    assert flags.stub_sonames(old) == ("libtorch_cpu.so", "libc10.so")
-
-
-@pytest.mark.parametrize("abi", [STABLE, Exact(STABLE_FLOOR, cxx11=True, git="0" * 40)], ids=str)
-def test_the_stable_abi_has_no_adapter(abi: TorchAbi) -> None:
-    with pytest.raises(ValueError, match="needs no adapter"):
-        flags.adapter_options(abi)
+    assert flags.adapter_options(Exact(Release(2, 13), cxx11=True))[0] == "-std=c++20"
 
 
 def test_the_link_brings_no_openmp_runtime_along() -> None:
@@ -131,19 +121,6 @@ def test_cpu_levels_are_named_in_the_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "abi", "names"),
-    [
-        ("x86_64", "torch-2.6-cxx1", ["baseline", "avx2"]),
-        ("aarch64", "torch-2.9-cxx1", ["neon"]),
-        ("x86_64", "torch-stable-2.10", ["baseline", "avx2", "avx512"]),
-        ("aarch64", "torch-stable-2.10", ["neon", "sve128", "sve256", "sve512"]),
-    ],
-)
-def test_libraries_for_older_torches_leave_later_levels_out(machine: str, abi: str, names: list[str]) -> None:
-    assert [level.name for level in flags.prebuilt_levels(machine, parse_torch_abi(abi))] == names
-
-
-@pytest.mark.parametrize(
     ("machine", "features", "level"),
     [
         ("x86_64", "", "baseline"),
@@ -182,7 +159,7 @@ def test_one_level_alone_is_a_define() -> None:
 
 
 def test_no_option_names_a_path() -> None:
-    options = [*flags.host_options("g++", debug=True), *flags.link_options(debug=True), *flags.abi_defines(STABLE)]
+    options = [*flags.host_options("g++", debug=True), *flags.link_options(debug=True)]
     for level in flags.cpu_levels("x86_64"):
         options += flags.cpu_options(level, debug=False)
     assert not [option for option in options if "/" in option]

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import pytest
 
 from precast import __version__
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._builder import catalogue, elf, flags, host, sources, toolchain
 from precast._builder.cache import Artifact, Cache
 from precast._builder.catalogue import Family
@@ -21,12 +21,12 @@ from precast.errors import BuildFailed
 
 pytestmark = pytest.mark.compiler
 
-ABI = Stable(STABLE_FLOOR)
 TINY = Family("tiny", None, ("tiny/host.cpp",), ("tiny/cpu.cpp",), (), ("cpu",))
 OTHER = Family("other", None, ("other/host.cpp",), ("tiny/cpu.cpp",), (), ("cpu",))
 API = """
 #include "shared.h"
 #define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT int precast_attach() { return 0; }
 EXPORT const char* precast_build_id() { return PRECAST_BUILD_ID; }
 EXPORT const char* precast_families() { return __FILE__; }
 EXPORT int precast_register() { return SHARED; }
@@ -70,7 +70,7 @@ def build(tmp_path: Path, csrc: Path) -> Callable[..., Artifact]:
         compiler, looked_at = toolchain.find_compiler(Settings(), machine)
         assert compiler is not None, looked_at
         return host.build_host_library(
-            chosen, ABI, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels, machine=machine
+            chosen, compiler, cache=Cache(cache), debug=debug, jobs=2, ninja=ninja, levels=levels, machine=machine
         )
 
     return build
@@ -139,7 +139,6 @@ def test_a_library_for_another_machine_is_not_published(csrc: Path, tmp_path: Pa
     with pytest.raises(BuildFailed, match=f"needed  one for {other}"):
         host.build_host_library(
             [TINY],
-            ABI,
             compiler,
             cache=Cache(tmp_path),
             debug=False,
@@ -180,7 +179,7 @@ def test_a_debugger_finds_the_sources_where_they_lie(
 def test_editors_are_told_every_compile(csrc: Path, tmp_path: Path) -> None:
     compiler, _ = toolchain.find_compiler(Settings())
     assert compiler is not None
-    plan = host.make_plan([TINY], ABI, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
+    plan = host.make_plan([TINY], compiler, debug=False, levels=flags.cpu_levels("x86_64"))
     commands = host.compile_commands(plan)
     assert {command["file"] for command in commands} == {str(csrc / unit.source) for unit, _ in plan.units}
     for command in commands:
@@ -188,10 +187,39 @@ def test_editors_are_told_every_compile(csrc: Path, tmp_path: Path) -> None:
         assert isinstance(arguments, list) and f"-I{csrc}" in arguments and "-std=c++17" in arguments
 
 
-def test_only_the_interface_is_exported_and_torch_is_needed(build: Callable[..., Artifact]) -> None:
+def test_only_the_interface_is_exported_and_only_the_runtime_is_needed(build: Callable[..., Artifact]) -> None:
     info = elf.read_shared_object(build().path.read_bytes())
-    assert info.exported == {"precast_build_id", "precast_families", "precast_register"}
-    assert "libtorch_cpu.so" in info.needed and info.soname == "precast-tiny.so"
+    assert info.exported == {"precast_attach", "precast_build_id", "precast_families", "precast_register"}
+    assert set(info.needed) <= flags.RUNTIME and info.soname == "precast-tiny.so"
+
+
+def test_a_library_that_asks_for_more_than_the_runtime_is_not_linked(
+    build: Callable[..., Artifact], csrc: Path
+) -> None:
+    calling = 'extern "C" int aoti_torch_dtype_int8();\nint tiny() { return aoti_torch_dtype_int8(); }\n'
+    (csrc / "tiny/host.cpp").write_text(calling)
+    with pytest.raises(BuildFailed, match="undefined reference to `aoti_torch_dtype_int8'"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "torch", "said"),
+    [
+        ("", (), (), "exports without precast_attach, precast_build_id"),
+        ("", (), flags.TORCH, "NEEDED without libtorch_cpu.so, libc10.so; exports without precast_torch_table"),
+        ("int named;", ("-fvisibility=default",), (), "foreign exports named"),
+        ("", ("-Wl,--no-as-needed", "-lresolv"), (), "NEEDED with libresolv.so.2"),
+    ],
+)
+def test_what_a_linked_file_must_and_must_not_have(
+    tmp_path: Path, source: str, options: tuple[str, ...], torch: tuple[str, ...], said: str
+) -> None:
+    path = tmp_path / "made.so"
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", *options, "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    with pytest.raises(BuildFailed, match="came out wrong") as caught:
+        host.verify_library(path.read_bytes(), platform.machine(), torch=torch)
+    assert said in str(caught.value)
 
 
 def test_the_first_error_is_told_with_its_command_and_log(build: Callable[..., Artifact], csrc: Path) -> None:
@@ -206,12 +234,6 @@ def test_the_first_error_is_told_with_its_command_and_log(build: Callable[..., A
     assert "unknown" in Path(fix.partition(": ")[2]).read_text()
     (csrc / "tiny/host.cpp").write_text(FILES["tiny/host.cpp"])
     assert not build().cached, "a failure is not kept"
-
-
-def test_a_library_without_its_interface_is_not_published(build: Callable[..., Artifact], csrc: Path) -> None:
-    (csrc / "common/api.cpp").write_text("int nothing;\n")
-    with pytest.raises(BuildFailed, match="came out wrong"):
-        build()
 
 
 def test_a_damaged_object_is_compiled_again(build: Callable[..., Artifact], csrc: Path, tmp_path: Path) -> None:
@@ -237,7 +259,7 @@ def test_no_search_path_comes_from_a_variable(
 def test_the_key_holds_the_compiler_and_no_path(csrc: Path, tmp_path: Path) -> None:
     compiler, _ = toolchain.find_compiler(Settings())
     assert compiler is not None
-    plan = host.make_plan([TINY], ABI, compiler, cache=Cache(tmp_path), debug=False, levels=flags.cpu_levels("x86_64"))
+    plan = host.make_plan([TINY], compiler, debug=False, levels=flags.cpu_levels("x86_64"))
     text = str(plan.key.inputs)
     assert compiler.version in text and str(tmp_path) not in text and "x86_64" in text
-    assert re.search(r"0\.1\.0 torch-stable-2\.10 [0-9a-f]{16}", str(plan.key.inputs["build_id"]))
+    assert re.search(r"0\.1\.0 [0-9a-f]{16}", str(plan.key.inputs["build_id"]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from precast._abi.label import LABELS, Label
-from precast._abi.torch_abi import STABLE_FLOOR, Exact, Stable
+from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR, Exact
 from precast._abi.version import Release
 from precast._builder import flags, headers, matrix
 from precast._builder.matrix import MatrixError
@@ -100,13 +100,13 @@ def test_the_builds_of_torch_are_read() -> None:
     old, new = known.releases
     assert [str(python) for python in old.pythons["x86_64"]] == ["3.10", "3.11"], "3.9 is not supported"
     assert [str(python) for python in new.pythons["x86_64"]] == ["3.12"], "3.14 is not in the list"
-    assert [str(known.abi_of(old, build)) for build in old.builds["x86_64"]] == ["torch-2.9-cxx0", "torch-2.9-cxx1"]
-    assert {str(known.abi_of(new, build)) for build in new.builds["x86_64"]} == {"torch-stable-2.10"}
-    assert known.abi_not_built(Stable(Release(2, 10))) is None
-    assert known.abi_not_built(Exact(Release(2, 9), True)) == "not written"
+    assert [str(known.binding_of(old, build)) for build in old.builds["x86_64"]] == ["torch-2.9-cxx0", "torch-2.9-cxx1"]
+    assert {str(known.binding_of(new, build)) for build in new.builds["x86_64"]} == {"torch-table-1"}
+    assert known.not_built(ANY_TORCH) is None
+    assert known.not_built(Exact(Release(2, 9), True)) == "not written"
     written = matrix.parse(changed("torch.classic.built", ["torch-2.9-cxx1"]))
-    assert written.abi_not_built(Exact(Release(2, 9), True)) is None
-    assert written.abi_not_built(Exact(Release(2, 9), False)) == "not written"
+    assert written.not_built(Exact(Release(2, 9), True)) is None
+    assert written.not_built(Exact(Release(2, 9), False)) == "not written"
 
 
 @pytest.mark.parametrize(

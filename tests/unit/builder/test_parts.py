@@ -16,13 +16,13 @@ from precast._abi.build_info import BuildInfo, BuildMode, HostFile, host_path
 from precast._abi.capability import GpuTarget
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
+from precast._abi.torch_abi import ANY_TORCH
 from precast._abi.version import Release
 from precast._builder import aot, binaries, catalogue, headers, matrix, packing, parts
 from precast._builder.binaries import Made
 from precast._builder.cache import Cache
 
-ABI = Stable(STABLE_FLOOR)
+ABI = ANY_TORCH
 MACHINE = platform.machine()
 FAMILIES = tuple(family.name for family in catalogue.FAMILIES)
 
@@ -35,12 +35,12 @@ def host_part(source: Path) -> Made:
     data = b"a library"
     source.write_bytes(data)
     file = HostFile(
-        host_path(ABI),
+        host_path(ABI, MACHINE),
         sha256(data),
         len(data),
         ABI,
         MACHINE,
-        ("libtorch_cpu.so",),
+        ("libc.so.6",),
         Release(2, 14),
         "3.4.19",
         ("baseline",),
@@ -65,7 +65,7 @@ def device_part(folder: Path, spec: matrix.LabelSpec) -> Made:
 
 @pytest.fixture(scope="module")
 def known() -> matrix.Matrix:
-    """The real matrix, but with the stable host library alone: what is made up here is small."""
+    """The real matrix, but without any adapter: what is made up here is small."""
     return replace(matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml"), classic_built=())
 
 
@@ -94,7 +94,7 @@ def change(path: Path, **entries: object) -> None:
 
 def test_a_label_takes_its_host_library_and_its_device_code(take: Callable[[str], Made], known: matrix.Matrix) -> None:
     made = take("cu130")
-    assert [file.path for file, _ in made.host] == ["host/torch-stable-2.10.so"]
+    assert [file.path for file, _ in made.host] == ["host/kernels-x86_64.so"]
     with_code = sum(family.device is not None for family in catalogue.FAMILIES)
     assert len(made.device) == with_code * len(known.label(Label("cu130")).targets)
     assert made.compilers == (("g++", "12.2.0"), ("nvrtc", "13.0.88"))
@@ -123,8 +123,8 @@ def test_a_wheel_takes_the_code_of_two_compilers(folder: Path, known: matrix.Mat
 
 
 def test_a_slim_wheel_takes_one_host_library(folder: Path, known: matrix.Matrix, checkout: Path) -> None:
-    exact = known.built_abis(MACHINE, Release(2, 11))
-    assert exact == (ABI,) and known.built_abis(MACHINE, Release(2, 6)) == ()
+    exact = known.hosts(MACHINE, Release(2, 11))
+    assert exact == (ABI,) and known.hosts(MACHINE, Release(2, 6)) == ()
     made = parts.take(folder, known, known.label(Label("cpu")), MACHINE, checkout, Settings(), Release(2, 11))
     assert [file.abi for file, _ in made.host] == [ABI]
 
@@ -134,7 +134,7 @@ def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, che
     before = (target / parts.MANIFEST).stat()
     assert not parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
     assert (target / parts.MANIFEST).stat().st_mtime_ns == before.st_mtime_ns
-    (target / "torch-stable-2.10.so").write_bytes(b"damaged")
+    (target / "kernels-x86_64.so").write_bytes(b"damaged")
     assert parts.write(host_part(tmp_path / "again.so"), Label(""), checkout, target)
     manifest = (target / parts.MANIFEST).read_text(encoding="utf-8")
     (target / parts.MANIFEST).write_text(manifest.replace("12.2.0", "11.4.0"), encoding="utf-8")
@@ -147,7 +147,7 @@ def test_what_lies_there_already_is_left_alone(folder: Path, tmp_path: Path, che
     assert sorted(path.name for path in target.parent.iterdir() if path.name.startswith(".")) == []
 
 
-HOST = f"host-torch-stable-2.10-{MACHINE}"
+HOST = f"host-kernels-{MACHINE}"
 PTX = "device-cu130/rms_norm.compute_90.ptx.xz"
 
 
@@ -174,9 +174,9 @@ def other_machine(folder: Path) -> None:
     [
         (lambda f: (f / PTX).write_bytes(b"other"), (PTX, "sha256")),
         (lambda f: (f / PTX).unlink(), (PTX, "No such file")),
-        (lambda f: (f / HOST / "torch-stable-2.10.so").write_bytes(b"x"), ("torch-stable-2.10.so", "sha256")),
+        (lambda f: (f / HOST / "kernels-x86_64.so").write_bytes(b"x"), ("kernels-x86_64.so", "sha256")),
         (lambda f: (f / "device-cu130" / "rms_norm.sm_99.cubin.xz").write_bytes(b""), ("sm_99", "does not list")),
-        (lambda f: (f / HOST).rename(f / "elsewhere"), (f"{HOST}/parts.json", "tools host --abi torch-stable-2.10")),
+        (lambda f: (f / HOST).rename(f / "elsewhere"), (f"{HOST}/parts.json", "tools host --abi torch-table-1")),
         (lambda f: change(f / "device-cu130" / "parts.json", source_digest="0" * 64), ("source digest",)),
         (lambda f: change(f / "device-cu130" / "parts.json", label="cu132"), ("label cu132", "label cu130")),
         (lambda f: change(f / "device-cu130" / "parts.json", commit="abcdef0"), ("commit abcdef0",)),
@@ -185,7 +185,7 @@ def other_machine(folder: Path) -> None:
         (lambda f: (f / "device-cu130" / "parts.json").write_text("{"), ("parts.json", "tools device --label cu130")),
         (drop_a_target, ("device-cu130/parts.json", "rms_norm compute_90")),
         (other_nvrtc, ("NVRTC 13.2.86", "NVRTC 13.0.88")),
-        (other_machine, (f"{HOST}/parts.json", "torch-stable-2.10 on riscv64")),
+        (other_machine, (f"{HOST}/parts.json", "kernels-x86_64.so for riscv64")),
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_by_name(

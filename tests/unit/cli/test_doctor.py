@@ -77,7 +77,8 @@ def test_a_release_wheel_on_a_machine_it_is_for(examine: Any, c_dir: Path, toy_l
     assert facts["ok"] and {name: verdicts[name] for name in wanted} == wanted
     cuda = next(kernel for kernel in facts["kernels"] if kernel["extension"] == "rms_norm_cuda")
     assert cuda["pieces"] == [
-        {"piece": "host", "source": "prebuilt", "what": "host/torch-stable-2.10.so"},
+        {"piece": "host", "source": "prebuilt", "what": "host/kernels-x86_64.so"},
+        {"piece": "torch", "source": "torch", "what": "libtorch_cpu.so"},
         {"piece": "cuda:0", "source": "prebuilt", "what": "device/rms_norm.sm_90.cubin"},
     ]
     assert facts["build"]["label"] == "cu121" and facts["build"]["mode"] == "release"

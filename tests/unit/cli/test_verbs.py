@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
     cache = Cache(tmp_path / "cache")
     for name, inputs, file in (
-        ("cpu_adam", {"kind": "host", "abi": "torch-stable-2.10"}, "cpu_adam.so"),
+        ("cpu_adam", {"kind": "host", "abi": "torch-table-1"}, "cpu_adam.so"),
         ("objects", {"kind": "object", "name": "common.api"}, "common.api.o"),
         ("softmax", {"kind": "device", "target": "sm_90"}, "softmax.sm_90.cubin"),
     ):
@@ -66,7 +66,7 @@ def test_cache_dir_makes_nothing(precast: Precast, tmp_path: Path, monkeypatch: 
 
 def test_cache_list_shows_what_was_built_for_what(precast: Precast, cache: Cache) -> None:
     _, out, _ = precast("cache", "list")
-    assert "host torch-stable-2.10" in out and "device sm_90" in out and "objects/" not in out
+    assert "host torch-table-1" in out and "device sm_90" in out and "objects/" not in out
     assert "3 entries, 1 not shown" in out and str(cache.root) in out
     assert "object common.api" in precast("cache", "list", "--all")[1]
     listed = json.loads(precast("cache", "list", "--json")[1])

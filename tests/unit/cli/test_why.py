@@ -117,8 +117,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What warm has asked the builders for; nothing is compiled."""
     asked: list[str] = []
 
-    def host(family: str, piece: Any, builders: Any, settings: Any, why: str) -> Source:
-        asked.append(f"{family} {piece.abi} -j{settings.max_jobs}")
+    def host(family: str, builders: Any, settings: Any, why: str) -> Source:
+        asked.append(f"{family} -j{settings.max_jobs}")
         return Source("jit", Path(f"/{family}.so"), why)
 
     def images(family: str, targets: Sequence[GpuTarget], *_: Any) -> Mapping[GpuTarget, Source]:
@@ -134,8 +134,7 @@ def test_warm_builds_what_this_machine_would(precast: Precast, pretend: Pretend,
     pretend(ex.host(gpu="9.0 12.1"))
     status, out, _ = precast("warm", "softmax", "cpu_adam", "--jobs", "3")
     assert status == 0 and out.endswith("2 of 2 kernel families are ready\n")
-    stable = "torch-stable-2.10 -j3"
-    assert built == [f"cpu_adam {stable}", f"softmax {stable}", f"softmax {stable}", "softmax sm_90 sm_121"]
+    assert built == ["cpu_adam -j3", "softmax -j3", "softmax -j3", "softmax sm_90 sm_121"]
 
 
 def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
@@ -145,7 +144,7 @@ def test_warm_builds_for_gpus_elsewhere_without_a_gpu(
     fakes.write_installation(c_dir, None, {"sm_90": fakes.cubin(90)})
     status, out, _ = precast("warm", "rms_norm", "cpu_adam", "--arch", "sm_90 sm_121")
     assert status == 0 and "rms_norm: sm_90: prebuilt" in out
-    assert built == ["cpu_adam torch-stable-2.10 -jNone", "rms_norm torch-stable-2.10 -jNone", "rms_norm sm_121"]
+    assert built == ["cpu_adam -jNone", "rms_norm -jNone", "rms_norm sm_121"]
 
 
 @pytest.mark.parametrize(
@@ -212,11 +211,10 @@ def test_the_key_that_why_shows_is_the_key_of_the_build() -> None:
     builders = probe.probe_builders(settings)
     info = probe.probe_host(settings, gpus=False).torch
     assert info is not None
-    from precast._abi.torch_abi import STABLE_FLOOR, Stable
 
     family = next(f for f in FAMILIES if f.name == "cpu_adam")
     cache = Cache(loaded.host.path.parents[3])
-    key = cached._key(family, BuildHost(Stable(STABLE_FLOOR)), builders, settings, cache)
+    key = cached._key(family, BuildHost(), builders, settings, cache)
     assert isinstance(key, BuildKey) and cache.lookup(key) == loaded.host.path
 
 

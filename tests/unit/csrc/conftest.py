@@ -103,19 +103,14 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
         HERE / "emulated_device.cpp": [f'-DDEVICE_CODE="{kernels}"', f"-DKERNEL_TABLE={table}"],
         HERE / "emulated_ops.cpp": [f'-DNO_CPU_CODE="{HERE}/no_cpu_{folders[0]}.h"'],
     }
-    units |= {CSRC / f: [] for f in ("common/torch.cpp", "common/cpu_level.cpp", "common/kind.cpp")}
+    units |= {CSRC / f"common/{name}.cpp": [] for name in ("attach", "checks", "cpu_level", "kind", "torch")}
     units |= {file: [] for file in host_files}
     objects = []
     for unit, options in units.items():
         objects.append(str(work / f"{unit.parent.name}.{unit.stem}.o"))
         run([*common, *options, "-c", str(unit), "-o", objects[-1]])
-    import torch
-
     library = work / "emulated.so"
-    torch_lib = Path(torch.__file__).parent / "lib"
-    run(
-        ["g++", "-shared", *objects, "-o", str(library), f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
-    )
+    run(["g++", "-shared", *objects, "-o", str(library)])
     return library
 
 

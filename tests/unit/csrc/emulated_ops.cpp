@@ -52,7 +52,10 @@ PRECAST_EACH_CPU_LEVEL(NO_CPU_LEVEL)
 
 }  // namespace precast
 
+extern "C" int precast_attach(const precast::TorchTable* table, char* err, size_t cap);
+
 extern "C" __attribute__((visibility("default"))) void emulated_register(const char* space) {
+  if (precast_attach(nullptr, nullptr, 0) != 0) abort();
   precast::TorchLibraryHandle library = nullptr;
   precast::aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &library);
   for (auto family = __start_precast_families; family != __stop_precast_families; ++family) {

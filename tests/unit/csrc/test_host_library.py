@@ -14,6 +14,8 @@ pytestmark = pytest.mark.compiler
 
 CSRC = Path(__file__).parents[3] / "csrc"
 INTERFACE = {
+    "precast_attach",
+    "precast_register_proof",
     "precast_build_id",
     "precast_families",
     "precast_entries",

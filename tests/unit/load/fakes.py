@@ -41,7 +41,13 @@ static int say(const char* family, char* err, size_t cap, const char* format, ..
   return 1;
 }
 #define API extern "C" __attribute__((visibility("default")))
-API const char* precast_build_id(void) { return "0.0 torch-stable-2.10 toy"; }
+API int precast_attach(const void* table, char* err, size_t cap) {
+  const char* lacks = getenv("TOY_LACKS");
+  if (!lacks || table) return 0;
+  snprintf(err, cap, "libtorch_cpu.so lacks %s", lacks);
+  return 1;
+}
+API const char* precast_build_id(void) { return "0.0 toy"; }
 API const char* precast_families(void) { return "rms_norm cpu_adam"; }
 API int precast_register(const char* family, const char* key, char* err, size_t cap) {
   return say(family, err, cap, "register %s %s", family, key);
@@ -166,12 +172,12 @@ def write_installation(
     for name in ("host", "device"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if library is not None:
-        abi = parse_torch_abi("torch-stable-2.10")
+        abi = parse_torch_abi("torch-table-1")
         content = library.read_bytes()
-        (folder / host_path(abi)).write_bytes(content)
+        (folder / host_path(abi, "x86_64")).write_bytes(content)
         host_files.append(
             HostFile(
-                path=host_path(abi),
+                path=host_path(abi, "x86_64"),
                 sha256=hashlib.sha256(content).hexdigest(),
                 bytes=len(content),
                 abi=abi,

@@ -57,7 +57,7 @@ def image_of(decision: object) -> str:
 def test_a_prebuilt_that_fits_needs_no_look_at_the_builders(info: BuildInfo, looks: list[Settings]) -> None:
     choice = choose_on(h200(), info, Settings(), CUDA)
     assert isinstance(choice.decision, UsePrebuilt) and looks == []
-    assert sorted(choice.contents) == ["device/rms_norm.sm_90.cubin", "host/torch-stable-2.10.so"]
+    assert sorted(choice.contents) == ["device/rms_norm.sm_90.cubin", "host/kernels-x86_64.so"]
     assert choice.contents["device/rms_norm.sm_90.cubin"] == fakes.cubin(90)
 
 
@@ -72,11 +72,11 @@ def test_each_damaged_file_gives_way_to_the_next_best(c_dir: Path, info: BuildIn
         "device/rms_norm.sm_90.cubin",
         "device/rms_norm.compute_80.ptx",
     }
-    (c_dir / "host/torch-stable-2.10.so").unlink()
+    (c_dir / "host/kernels-x86_64.so").unlink()
     third = choose_on(h200(), info, Settings(jit=JitMode.AOT), CUDA)
     assert isinstance(third.decision, Refuse)
     found = {r.candidate: r.found for r in third.decision.rejections if r.reason is Reason.DAMAGED}
-    assert found == {"host/torch-stable-2.10.so": "missing"}, "the library alone stands in the way"
+    assert found == {"host/kernels-x86_64.so": "missing"}, "the library alone stands in the way"
 
 
 def test_a_python_without_lzma_builds_device_code_and_keeps_the_library(
@@ -86,7 +86,7 @@ def test_a_python_without_lzma_builds_device_code_and_keeps_the_library(
     monkeypatch.delitem(sys.modules, "lzma")
     choice = choose_on(h200(), info, Settings(), CUDA)
     assert image_of(choice.decision) == "build sm_90" and len(looks) == 1
-    assert sorted(choice.contents) == ["host/torch-stable-2.10.so"] and choice.bad == {}
+    assert sorted(choice.contents) == ["host/kernels-x86_64.so"] and choice.bad == {}
     why = [r for r in all_rejections(choice.decision) if r.reason is Reason.NO_LZMA]
     assert {r.candidate for r in why} == {"device/rms_norm.sm_90.cubin", "device/rms_norm.compute_80.ptx"}
     assert "_lzma" in why[0].found and choice.host.lzma_error in why[0].found
@@ -94,7 +94,7 @@ def test_a_python_without_lzma_builds_device_code_and_keeps_the_library(
 
 
 def test_what_an_earlier_turn_found_bad_is_not_read_again(c_dir: Path, info: BuildInfo, looks: list[Settings]) -> None:
-    bad = {"host/torch-stable-2.10.so": "the dynamic linker refuses it"}
+    bad = {"host/kernels-x86_64.so": "the dynamic linker refuses it"}
     choice = choose_on(h200(), info, Settings(), CPU, bad)
     assert isinstance(choice.decision, BuildJit) and choice.bad == bad and choice.contents == {}
     assert len(looks) == 1 and choice.builders == ex.builders()

@@ -12,14 +12,14 @@ from precast._load.source import Source
 from precast.compat.modules import CPUAdamOptimizer
 from precast.extension.module import KernelModule
 
-SOURCE = Source("prebuilt", Path("/site/precast/_C/host/x.so"), "torch-stable-2.10")
+SOURCE = Source("prebuilt", Path("/site/precast/_C/host/x.so"), "torch-table-1")
 
 
 def test_a_kernel_module_is_used_like_a_module() -> None:
     module = KernelModule("cpu_adam_x86", {"step": len}, SOURCE)
     assert module.__name__ == "cpu_adam_x86" and module.step is len and module.source is SOURCE
     assert {"step", "source", "images"} <= set(dir(module))
-    assert repr(module) == "<kernel module 'cpu_adam_x86' from prebuilt /site/precast/_C/host/x.so (torch-stable-2.10)>"
+    assert repr(module) == "<kernel module 'cpu_adam_x86' from prebuilt /site/precast/_C/host/x.so (torch-table-1)>"
     with pytest.raises(AttributeError, match="'cpu_adam_x86' has no 'setp'; it has step"):
         _ = module.setp
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from precast._abi.capability import GpuTarget
+from precast._abi.decision import BuildAdapter
 from precast._abi.host import Host
 from precast._abi.settings import Settings
 from precast._load import handover, jit, loader, prebuilt, probe
@@ -54,7 +55,7 @@ def test_a_family_is_loaded_once_and_each_device_type_for_itself(
     cpu = loader.ensure("rms_norm", "cpu")
     assert loader.ensure("rms_norm", "cpu") is cpu and probes == [False]
     assert calls.read_text().splitlines() == ["register rms_norm CPU"]
-    assert cpu.host == Source("prebuilt", c_dir / "host/torch-stable-2.10.so", "torch-stable-2.10")
+    assert cpu.host == Source("prebuilt", c_dir / "host/kernels-x86_64.so", "torch-table-1")
     cuda = loader.ensure("rms_norm", "cuda")
     assert cuda.images == ((0, Source("prebuilt", c_dir / "device/rms_norm.sm_90.cubin.xz", "sm_90")),)
     assert calls.read_text().splitlines()[1:] == ["set_image rms_norm 0 512 sm_90 9.0", "register rms_norm CUDA"]
@@ -112,7 +113,7 @@ def test_a_library_that_does_not_open_is_named_and_the_decision_made_once_more(
     on_host(monkeypatch, ex.host())
     reasons: list[str] = []
 
-    def build_host(family: str, piece: object, builders: object, settings: Settings, why: str) -> Source:
+    def build_host(family: str, builders: object, settings: Settings, why: str) -> Source:
         reasons.append(why)
         return Source("jit", toy_library, "")
 
@@ -120,11 +121,42 @@ def test_a_library_that_does_not_open_is_named_and_the_decision_made_once_more(
     with caplog.at_level(logging.WARNING, "precast"):
         assert loader.ensure("cpu_adam", "cpu").host.kind == "jit"
     assert "the dynamic linker refuses it" in reasons[0]
-    assert str(c_dir / "host/torch-stable-2.10.so") in caplog.text
+    assert str(c_dir / "host/kernels-x86_64.so") in caplog.text
     # A library built here that does not open is no reason to build again.
     monkeypatch.setattr(jit, "build_host", lambda *_: Source("jit", foreign, ""))
     monkeypatch.setattr(loader, "_state", loader._State())
     with pytest.raises(KernelIncompatible, match="built for this machine cannot be opened"):
+        loader.ensure("cpu_adam", "cpu")
+
+
+ADAPTER = 'extern "C" const void* precast_torch_table() { static int table; return &table; }'
+
+
+@pytest.mark.compiler
+def test_a_torch_without_a_function_is_bound_by_an_adapter_that_is_built(
+    calls: Path, c_dir: Path, toy_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is prebuilt all the same; a second family needs no second adapter."""
+    fakes.write_installation(c_dir, toy_library)
+    on_host(monkeypatch, ex.host(torch=ex.torch_info(git="a" * 40), build_with=ex.builders()))
+    monkeypatch.setenv("TOY_LACKS", "torch_list_size")
+    built: list[str] = []
+
+    def build_adapter(piece: BuildAdapter, builders: object, settings: Settings, why: str) -> Source:
+        built.append(f"{piece.abi}: {why}")
+        return Source("cache" if built[1:] else "jit", adapter, str(piece.abi))
+
+    adapter = fakes.compile_library(ADAPTER, tmp_path / "adapter.so")
+    monkeypatch.setattr(jit, "build_adapter", build_adapter)
+    loaded = loader.ensure("cpu_adam", "cpu")
+    assert loaded.host.kind == "prebuilt" and loaded.torch == Source("jit", adapter, f"torch-2.13-cxx1-git{'a' * 40}")
+    why = "libtorch_cpu.so needs the functions of torch 2.10; found libtorch_cpu.so lacks torch_list_size"
+    assert built == [f"torch-2.13-cxx1-git{'a' * 40}: {why}"]
+    # an adapter built here that does not open is an error, not a reason to build again
+    broken = fakes.compile_library("int nothing;", tmp_path / "broken.so")
+    monkeypatch.setattr(jit, "build_adapter", lambda *_: Source("jit", broken, ""))
+    monkeypatch.setattr(loader, "_state", loader._State())
+    with pytest.raises(KernelIncompatible, match="undefined symbol: precast_torch_table"):
         loader.ensure("cpu_adam", "cpu")
 
 

@@ -95,7 +95,7 @@ def run_with(**changes: object) -> dict[str, Any]:
         (run_with(build="cu121"), "matrix.toml has no such torch"),
         (run_with(python="3.9"), "matrix.toml has no such torch"),
         (run_with(machine="riscv64"), "matrix.toml has no such torch"),
-        (run_with(host="torch-2.9-cxx1"), "its host library is torch-stable-2.10, not torch-2.9-cxx1"),
+        (run_with(host="torch-2.9-cxx1"), "it is bound by torch-table-1, not torch-2.9-cxx1"),
         (run_with(wheel="cu125"), "no label 'cu125'"),
         (run_with(wheel=7), "wheel: wanted str, found 7"),
         (run_with(device="tpu"), "device must be one of cpu, cuda"),

@@ -16,7 +16,7 @@ RUN = {
     "build": "cu130",
     "python": "3.12",
     "machine": "x86_64",
-    "host": "torch-stable-2.10",
+    "host": "torch-table-1",
     "wheel": "cu130",
     "device": "cuda",
     "hardware": "a GPU",

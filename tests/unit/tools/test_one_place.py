@@ -159,19 +159,19 @@ def test_a_torch_is_one_table(changed: Changed) -> None:
     assert "every torch from 2.4 to 2.16" in (tree / "docs/concepts/wheels.md").read_text()
     cells = json.loads(said(tree, "-m", "tools", "plan", "--json"))["matrices"]
     tested = [cell for cell in cells["test-x86_64"]["include"] if cell["torch"] == "2.16.0"]
-    assert tested and {cell["abi"] for cell in tested} == {"torch-stable-2.10"}
+    assert tested and {cell["abi"] for cell in tested} == {"torch-table-1"}
     said(tree, "-m", "tools", "audit")
 
 
 FEATURES = '"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"'
-FLAGS = f"""        _x86("avx512", _FMA_512, {FEATURES}, later=True),
+FLAGS = f"""        _x86("avx512", _FMA_512, {FEATURES}),
 """
-LEVELS = """PRECAST_LATER_CPU_LEVELS(f(avx512, a, b) f(avx10, a, b))
+LEVELS = """ f(avx512, a, b) f(avx10, a, b)
 #define PRECAST_HAS_avx10 (PRECAST_HAS_avx512 && __builtin_cpu_supports("avx512vnni"))
 #define PRECAST_WIDTH_OF_avx10 16
 """
 LEVEL = {
-    "csrc/common/cpu_level.h": ("PRECAST_LATER_CPU_LEVELS(f(avx512, a, b))\n", LEVELS),
+    "csrc/common/cpu_level.h": (" f(avx512, a, b)\n", LEVELS),
     "pkg/precast/_builder/flags.py": (
         FLAGS,
         FLAGS + FLAGS.replace('"avx512", _FMA_512', r'"avx10", rb"\x62.{3}\x50", "avx512vnni"'),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from precast._abi.label import Label
-from precast._builder import matrix
+from precast._abi.torch_abi import parse_torch_abi
+from precast._builder import matrix, parts
 from precast._builder.matrix import Matrix
 from tools import __main__ as tools_main
 from tools.shared import cells, evidence, plan_summary, served
@@ -85,7 +86,7 @@ def test_each_cell_is_made_of_what_it_names(event: str) -> None:
     for test in the_plan.test:
         tested = by_name[test.wheel]
         assert isinstance(tested, WheelCell) and (tested.machine, tested.runner) == (test.machine, test.runner)
-        holds = f"host-{test.abi}-{test.machine}" in (
+        holds = parts.host_name(parse_torch_abi(test.abi), test.machine) in (
             tested.host if not test.not_built else (*tested.host, *tested.lacks)
         )
         assert holds and (not tested.not_built or test.not_built)
@@ -125,7 +126,7 @@ def test_a_pull_request_meets_every_torch_on_fewer_wheels() -> None:
 
 def test_every_abi_of_torch_is_tested_where_it_exists() -> None:
     wanted = {
-        (machine, str(KNOWN.abi_of(release, build)))
+        (machine, str(KNOWN.binding_of(release, build)))
         for release in KNOWN.releases
         for machine, builds in release.builds.items()
         for build in builds
@@ -140,7 +141,7 @@ def test_every_test_asks_for_a_build_that_torch_has() -> None:
     for cell in PLANS["release"].test:
         release = by_version[cell.torch]
         (build,) = (build for build in release.builds[cell.machine] if build.name == cell.build)
-        assert str(KNOWN.abi_of(release, build)) == cell.abi
+        assert str(KNOWN.binding_of(release, build)) == cell.abi
         assert cell.python in map(str, release.pythons[cell.machine])
         assert cell.index == f"{KNOWN.torch_index}/{cell.build}"
 
@@ -163,7 +164,7 @@ def test_the_json_holds_what_can_be_built_and_names_the_rest() -> None:
 
 def test_a_slim_plan_serves_one_torch() -> None:
     slim = expand(KNOWN, KNOWN.event("release"), "2.6")
-    assert {cell.abi for cell in slim.host} == {"torch-2.6-cxx0", "torch-2.6-cxx1"}
+    assert {cell.abi for cell in slim.host} == {"torch-table-1", "torch-2.6-cxx0", "torch-2.6-cxx1"}
     assert {cell.torch for cell in slim.test} == {"2.6.0"}
     assert {name for cell in slim.wheel for name in (*cell.host, *cell.lacks)} == {cell.name for cell in slim.host}
     assert len(slim.wheel) == len(PLANS["release"].wheel)
@@ -184,10 +185,8 @@ def test_a_plan_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     cells.check(good)
     with pytest.raises(PlanError, match="has the cell wheel-cu121-x86_64 twice"):
         cells.check(dataclasses.replace(good, wheel=(*good.wheel, good.wheel[0])))
-    with pytest.raises(
-        PlanError, match=r"wheel-cu121-x86_64 needs host-torch-stable-2\.10-x86_64, which no cell makes"
-    ):
-        cells.check(without(good, "host-torch-stable-2.10-x86_64"))
+    with pytest.raises(PlanError, match=r"wheel-cu121-x86_64 needs host-kernels-x86_64, which no cell makes"):
+        cells.check(without(good, "host-kernels-x86_64"))
     with pytest.raises(PlanError, match="needs wheel-cpu-aarch64"):
         cells.check(dataclasses.replace(good, wheel=tuple(w for w in good.wheel if w.name != "wheel-cpu-aarch64")))
     monkeypatch.setattr(cells, "MAX_JOBS", 100)
@@ -196,8 +195,8 @@ def test_a_plan_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_built_later_joins_the_wheels() -> None:
-    """The classic libraries are one entry in matrix.toml away from the jobs."""
-    builds = {KNOWN.abi_of(release, build) for release in KNOWN.releases for build in release.builds["x86_64"]}
+    """The adapters are one entry in matrix.toml away from the jobs."""
+    builds = {KNOWN.binding_of(release, build) for release in KNOWN.releases for build in release.builds["x86_64"]}
     machines = tuple(dataclasses.replace(machine, not_built=None) for machine in KNOWN.machine_specs)
     labels = tuple(dataclasses.replace(spec, not_built=None) for spec in KNOWN.labels)
     done: Matrix = dataclasses.replace(KNOWN, classic_built=tuple(builds), machine_specs=machines, labels=labels)

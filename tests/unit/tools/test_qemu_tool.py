@@ -83,8 +83,8 @@ def test_a_crash_and_a_library_that_was_not_prebuilt_are_refused(tmp_path: Path)
 
 
 def test_the_record_names_the_library_that_was_mapped(tmp_path: Path) -> None:
-    info = build_info("", host_files=(host_file("torch-2.4-cxx0"), host_file("torch-stable-2.10")))
-    library = tmp_path / "precast" / "_C" / "host" / "torch-stable-2.10.so"
-    assert str(qemu.mapped_abi(info, str(library))) == "torch-stable-2.10"
+    info = build_info("", host_files=(host_file("torch-2.4-cxx0"), host_file("torch-table-1")))
+    library = tmp_path / "precast" / "_C" / "host" / "kernels-x86_64.so"
+    assert str(qemu.mapped_abi(info, str(library))) == "torch-table-1"
     with pytest.raises(qemu.RanWrong, match=r"cache/x\.so was mapped, and is none of the wheel's: host/torch-2"):
         qemu.mapped_abi(info, "/cache/x.so")

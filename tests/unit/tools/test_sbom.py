@@ -52,7 +52,7 @@ INFO = BuildInfo(
     dirty=False,
     source_digest="3" * 64,
     compilers=(("clang++", "16.0.6"), ("nvrtc", "12.8.93"), ("nvrtc", "13.0.88")),
-    host=(host("torch-stable-2.10"), host("torch-2.6-cxx0"), host("torch-2.6-cxx1"), host("torch-2.9-cxx1")),
+    host=(host("torch-table-1"), host("torch-2.6-cxx0"), host("torch-2.6-cxx1"), host("torch-2.9-cxx1")),
     device=(device("sm_90", "12.8.93"), device("sm_110", "13.0.88")),
 )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo
+from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.capability import ComputeCapability
 from precast._abi.decide import Refuse, UsePrebuilt
 from precast._abi.version import CudaVersion
@@ -92,19 +92,23 @@ def test_each_host_is_served_by_one_wheel_of_each_label_that_has_its_gpu(machine
     hosts = {(cell.torch, cell.build): cell for cell in with_cuda(machine)}
     for cell in hosts.values():
         minor = ".".join(cell.torch.split(".")[:2])
-        abi = "torch-stable-2.10" if int(minor.split(".")[1]) >= 10 else f"torch-{minor}-cxx{int(cell.build.cxx11)}"
+        adapter = f"host/torch-{minor}-cxx{int(cell.build.cxx11)}.so" if int(minor.split(".")[1]) < 10 else None
         for gpu in GPUS:
             for driver in drivers_of(cell):
                 found = [
-                    (wheel.machine, decision.host.path, str(served.served_target(decision)))
+                    (wheel.machine, decision.host.path, adapter_of(decision), str(served.served_target(decision)))
                     for wheel, info in wheels
                     if isinstance(decision := judge(cell, info, gpu, driver), UsePrebuilt)
                 ]
                 target = wanted(label, gpu, driver)
-                expected = [] if target is None else [(machine, f"host/{abi}.so", target)]
+                expected = [] if target is None else [(machine, f"host/kernels-{machine}.so", adapter, target)]
                 assert found == expected, (cell, gpu, driver)
                 asked += 1
     assert asked >= 20 * len(GPUS)
+
+
+def adapter_of(decision: UsePrebuilt) -> str | None:
+    return decision.binding.path if isinstance(decision.binding, HostFile) else None
 
 
 def judge(cell: TorchCell, info: BuildInfo, gpu: str, driver: int) -> object:
@@ -138,8 +142,8 @@ def test_what_is_not_built_is_not_claimed() -> None:
     cells = served.torch_cells(KNOWN)
     expected = []
     for cell in cells:
-        abi = KNOWN.abi_of(by_version[cell.torch], cell.build)
-        there = cell.machine in built_machines and KNOWN.abi_not_built(abi) is None
+        abi = KNOWN.binding_of(by_version[cell.torch], cell.build)
+        there = cell.machine in built_machines and KNOWN.not_built(abi) is None
         decisions = [served.judge(cell, info, None, None) for info in wheels]
         assert any(isinstance(decision, UsePrebuilt) for decision in decisions) == there, cell
         assert there or all(isinstance(decision, Refuse) for decision in decisions)

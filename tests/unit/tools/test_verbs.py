@@ -55,9 +55,7 @@ def test_a_label_without_device_code_makes_no_part(
     assert label in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("abi", "machine"), [("torch-1.9-cxx0", MACHINE), ("torch-stable-2.10", "riscv64"), ("x", "y")]
-)
+@pytest.mark.parametrize(("abi", "machine"), [("torch-1.9-cxx0", MACHINE), ("torch-table-1", "riscv64"), ("x", "y")])
 def test_a_host_library_of_no_wheel_is_refused(
     abi: str, machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

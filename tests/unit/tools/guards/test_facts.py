@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, device_path, host_path
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
-from precast._abi.torch_abi import Stable, TorchAbi
+from precast._abi.torch_abi import ANY_TORCH, Exact, TorchAbi
 from precast._abi.version import CudaVersion, Release
 from precast._abi.violation import Violation
 from precast._builder import catalogue, matrix, packing
@@ -26,7 +26,7 @@ TAG = ("py3", "none", f"{MATRIX.policy}_x86_64")
 GOOD = LibraryFacts(
     machine="x86_64",
     soname=None,
-    needed=("libtorch_cpu.so", "libc.so.6"),
+    needed=("libstdc++.so.6", "libc.so.6"),
     run_path=None,
     glibc=(2, 28),
     glibcxx=MATRIX.glibcxx,
@@ -39,13 +39,13 @@ GOOD = LibraryFacts(
     text_relocations=False,
     executable_stack=False,
 )
-HOST = "host/torch-stable-2.10.so"
+HOST = "host/kernels-x86_64.so"
 
 
 def host_file(abi: TorchAbi, data: bytes = b"a library") -> HostFile:
     families = tuple(family.name for family in catalogue.FAMILIES)
     return HostFile(
-        path=host_path(abi),
+        path=host_path(abi, "x86_64"),
         sha256=hashlib.sha256(data).hexdigest(),
         bytes=len(data),
         abi=abi,
@@ -66,7 +66,7 @@ def audited(
     asked: Asked | None = None,
 ) -> Audited:
     """A wheel of one host library, as far as the guards here look at it."""
-    host = (host_file(Stable(Release(2, 10))),)
+    host = (host_file(ANY_TORCH),)
     info = info or BuildInfo("1.0", Label(""), BuildMode.RELEASE, "0" * 40, False, "0" * 64, host=host)
     wheel = Wheel(Path("precast-1.0.whl"), "precast", "1.0", tag, files or {}, ())
     return Audited(wheel, info, MATRIX, {HOST: facts}, asked or Asked())
@@ -97,7 +97,7 @@ def test_a_wheel_of_one_python_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        ("precast/_C/host/torch-stable-2.10.so", None),
+        ("precast/_C/host/kernels-x86_64.so", None),
         ("precast/__init__.py", None),
         ("precast.libs/libgomp.so.1", "grafted"),
         ("precast/_C/host/libgomp-a1.so.1", "bundled"),
@@ -110,13 +110,19 @@ def test_nothing_is_bundled(name: str, check: str | None) -> None:
     assert [v.check for v in libraries.check_bundled(audited(files={name: b""}))] == ([check] if check else [])
 
 
-def test_a_library_needs_torch_and_the_system_alone() -> None:
+def test_a_library_needs_the_runtime_alone_and_an_adapter_torch_besides() -> None:
     assert said(libraries.check_bundled(audited(GOOD))) == []
-    more = replace(GOOD, needed=("libtorch_cpu.so", "libcudart.so.12", "libomp.so"))
-    assert [found for *_, found in said(libraries.check_bundled(audited(more)))] == ["libcudart.so.12", "libomp.so"]
-    assert said(libraries.check_bundled(audited(replace(GOOD, needed=("libc.so.6",))))) == [
-        ("needed", HOST, "libc.so.6")
+    more = replace(GOOD, needed=("libtorch_cpu.so", "libcudart.so.12", "libc.so.6"))
+    assert [found for *_, found in said(libraries.check_bundled(audited(more)))] == [
+        "libcudart.so.12",
+        "libtorch_cpu.so",
     ]
+    adapter = replace(host_file(Exact(Release(2, 6), cxx11=True)), path=HOST, kind=HostKind.ADAPTER)
+    info = replace(audited().info, host=(adapter,))
+    whole = replace(GOOD, needed=("libtorch_cpu.so", "libc10.so", "libc.so.6"))
+    assert said(libraries.check_bundled(audited(whole, info=info))) == []
+    part = replace(GOOD, needed=("libtorch_cpu.so", "libc.so.6"))
+    assert said(libraries.check_bundled(audited(part, info=info))) == [("needed", HOST, "libtorch_cpu.so, libc.so.6")]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_a_published_wheel_is_of_a_clean_commit(commit: str | None, dirty: bool,
 
 
 def test_files_and_manifest_agree_byte_for_byte() -> None:
-    listed = f"precast/_C/{host_path(Stable(Release(2, 10)))}"
+    listed = f"precast/_C/{host_path(ANY_TORCH, 'x86_64')}"
     good = {listed: b"a library", "precast/_C/__init__.py": b"", "precast/_C/host/__pycache__/x.pyc": b""}
     name = listed.removeprefix("precast/_C/")
     assert said(manifest._files(audited(files=good))) == []
@@ -319,11 +325,11 @@ def test_what_a_wheel_is_for_and_where_it_runs() -> None:
 @pytest.mark.parametrize(
     ("only_torch", "released", "budget", "refused"),
     [
-        ("2.13", True, 820_000, True),  # 100 kB, and as much for each library of another torch
-        ("2.13", True, 830_000, False),
-        (None, True, 820_000, False),
+        ("2.13", True, 280_000, True),  # 100 kB, and 25 for each of seven adapters
+        ("2.13", True, 284_000, False),
+        (None, True, 280_000, False),
         (None, True, 100_000, True),
-        ("2.13", False, 820_000, False),
+        ("2.13", False, 280_000, False),
     ],
 )
 def test_a_slim_wheel_is_held_to_the_budget_of_the_whole_one(
@@ -332,7 +338,7 @@ def test_a_slim_wheel_is_held_to_the_budget_of_the_whole_one(
     library = hashlib.shake_256(b"x").digest(100_000)  # nothing packs that
     path = tmp_path / "precast-0.1.0+cpu-py3-none-manylinux_2_28_x86_64.whl"
     path.write_bytes(library)
-    host = (host_file(Stable(Release(2, 10)), library),)
+    host = (host_file(ANY_TORCH, library),)
     mode = BuildMode.RELEASE if released else BuildMode.MACHINE
     info = BuildInfo("0.1.0", Label("cpu"), mode, None, False, "0" * 64, host=host)
     wheel = Wheel(path, "precast", "0.1.0+cpu", TAG, {f"precast/_C/{HOST}": library}, ())
@@ -342,7 +348,7 @@ def test_a_slim_wheel_is_held_to_the_budget_of_the_whole_one(
         labels=tuple(replace(spec, max_bytes=None) for spec in MATRIX.labels),
     )
     found = list(archive.check_size(Audited(wheel, info, tight, {}, Asked(only_torch=only_torch))))
-    assert len(tight.built_abis("x86_64")) == 8
+    assert len(tight.hosts("x86_64")) == 8
     # fails if a slim wheel passes although its whole wheel cannot be built
     assert bool(found) is refused
-    assert not (refused and only_torch) or "with the libraries for every torch" in found[0].found
+    assert not (refused and only_torch) or "with the adapters to every torch" in found[0].found

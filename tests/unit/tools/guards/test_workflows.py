@@ -57,7 +57,7 @@ jobs:
       - run: |
           pip install torch==2.13.0 nvidia-cuda-nvrtc==13.0.88
           python3 -m tools build --label cu118 --arch aarch64 # cu117 is gone
-          python3.12 -m tools host --abi torch-stable-2.10
+          python3.12 -m tools host
 """
 
 

@@ -1,8 +1,10 @@
-// The functions of torch_c.h for torch 2.4 to 2.9, implemented with torch's C++. Errors inside torch leave them as
-// torch's own exceptions, so every status is 0.
+// An adapter: the table of functions for one torch, made from its C++. It is a library of its own, which needs the
+// libtorch_cpu.so and libc10.so of that torch. Errors inside torch leave it as torch's own exceptions, which pass
+// through the library that called, so every status is 0.
 //
-// The layout of torch's classes changes between minor releases while their names stay the same. So this file is
-// compiled for one minor release, and the loader opens the library only in that release.
+// Torch 2.4 to 2.9 lack some of the functions, so a wheel has an adapter for each. The layout of torch's classes
+// changes between minor releases while their names stay the same. So this file is compiled for one minor release, and
+// the loader opens it only in that release. No other file includes torch.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided_ops.h>
@@ -15,16 +17,16 @@
 #include <utility>
 
 #include "checks.h"
-#include "torch_c.h"
+#include "torch_table.h"
 
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR != PRECAST_TORCH
-#error "these are the headers of another torch than the library is made for"
+#error "these are the headers of another torch than the adapter is made for"
 #endif
 
 // Without OpenMP, parallel_for of ATen/Parallel.h is a plain loop. We compile with it but do not link it: calls into
 // the OpenMP runtime resolve to the one that libtorch_cpu.so loads, so we share torch's threads.
 #if AT_PARALLEL_OPENMP && !defined(_OPENMP)
-#error "torch_classic.cpp needs -fopenmp"
+#error "torch_adapter.cpp needs -fopenmp"
 #endif
 
 namespace precast {
@@ -101,8 +103,6 @@ class Kernel final : public c10::OperatorKernel {
  private:
   Function function_;
 };
-
-}  // namespace
 
 int32_t aoti_torch_dtype_float32() { return static_cast<int32_t>(c10::kFloat); }
 int32_t aoti_torch_dtype_float16() { return static_cast<int32_t>(c10::kHalf); }
@@ -200,8 +200,8 @@ AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
   return 0;
 }
 
-static AOTITorchError make_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                                   int32_t device_type, int32_t device_index, bool pinned, AtenTensorHandle* made) {
+AOTITorchError make_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                            int32_t device_type, int32_t device_index, bool pinned, AtenTensorHandle* made) {
   const auto length = static_cast<size_t>(dim);
   const c10::Device device(static_cast<c10::DeviceType>(device_type), static_cast<c10::DeviceIndex>(device_index));
   *made = handle_of(at::_ops::empty_strided::call(c10::fromIntArrayRefSlow({sizes, length}),
@@ -264,4 +264,18 @@ AOTITorchError torch_library_impl(TorchLibraryHandle library, const char* op, Fu
   return 0;
 }
 
+// The errors leave as exceptions, so there is no text to ask for.
+constexpr const char* (*torch_exception_get_what_without_backtrace)() = nullptr;
+
+#define PRECAST_SINCE(major, minor, result, name, parameters) name,
+#define PRECAST_OPTIONAL_SINCE(major, minor, result, name, parameters) name,
+constexpr TorchTable kTable = {
+    sizeof(TorchTable),
+    kTorchTableVersion,
+#include "torch_functions.h"
+};
+
+}  // namespace
 }  // namespace precast
+
+PRECAST_EXPORT const precast::TorchTable* precast_torch_table() { return &precast::kTable; }
