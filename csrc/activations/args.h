@@ -18,13 +18,20 @@ enum Activation : int {
   kGeluNew = 6,    // kGeluTanh, but rounded once
 };
 
+// What a unit is.
+enum Form : int {
+  kVectors = 0,  // vectors of 16 bytes
+  kShifted = 1,  // aligned vectors of y, of rows at any address
+  kSingle = 2,   // elements
+};
+
 // Threads per block in all kernels.
 constexpr unsigned int kThreads = 64;
 
 // Elements per thread in an `any` kernel, kThreads apart. All are loaded before the first is used.
 constexpr int kElements = 4;
 
-// The units of one launch, row by row: vectors of 16 bytes, or single elements.
+// The units of one launch, row by row.
 struct Units {
   unsigned int total;  // below 2^31
   Division columns;
@@ -35,6 +42,8 @@ struct ForwardArgs {
   const char* gate;    // the elements to which the activation is applied
   const char* factor;  // null: the activation alone, by an `others` kernel
   char* y;
+  const char* gate_end;  // of the memory of all gates and factors; read by the `shifted` kernels
+  const char* factor_end;
   long long gate_stride;
   long long factor_stride;
   long long y_stride;
@@ -43,9 +52,10 @@ struct ForwardArgs {
   unsigned row_bytes;  // of y; read by the `shifted` kernels
   float alpha;
   float limit;
-  int step;    // elements from one gate to the next: 2 if gates and factors alternate
-  int single;  // units are elements; read by the `others` kernels
-  int early;   // the launch starts early
+  int step;   // elements from one gate to the next: 2 if gates and factors alternate
+  int form;   // a Form; read by the `others` kernels
+  int early;  // the launch starts early
+  int tail;   // elements in the last vector of all, if it is not a whole one; else 0
 };
 
 struct BackwardArgs {
@@ -63,10 +73,11 @@ struct BackwardArgs {
   float alpha;
   float limit;
   int step;  // of the gradients as well
-  int single;
+  int form;
+  int tail;
 };
 
-static_assert(sizeof(ForwardArgs) == 96 && sizeof(BackwardArgs) == 112, "host and device must agree");
+static_assert(sizeof(ForwardArgs) == 112 && sizeof(BackwardArgs) == 112, "host and device must agree");
 
 }  // namespace activations
 }  // namespace precast

@@ -35,13 +35,12 @@ void backward_cuda(const Gated& gated, const Places& at, const ReadRows& grad, c
   args.limit = gated.limit;
   args.step = static_cast<int>(at.step);
   const uint64_t misaligned = misaligned_at(gated, at) | misaligned_at(gated, result);
-  const Chosen chosen = choose(
-      gated, misaligned | misalignment(grad.data(), args.grad_stride) | misalignment(nullptr, gated.columns * bytes),
-      5);
-  args.single = chosen.unit_bytes < 16;
+  const Chosen chosen = choose(gated, misaligned | misalignment(grad.data(), gated.rows > 1 ? args.grad_stride : 0), 5);
+  args.form = chosen.form;
   void* arguments[] = {&args};
-  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, const LaunchShape& shape) {
+  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, int tail, const LaunchShape& shape) {
     const int64_t there = before * at.step;
+    args.tail = tail;
     args.grad = grad.data() + row * args.grad_stride + before;
     args.gate = at.gate + row * args.gate_stride + there;
     args.grad_gate = result.gate + row * args.grad_x_stride + there;

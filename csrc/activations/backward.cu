@@ -43,12 +43,37 @@ struct GeluTanhSlope {
   }
 };
 
+// Computes and stores the gradients of one element, from element(grad, gate, factor).
+template <class T, class Body>
+DEVICE void single_gradient(const BackwardArgs& a, i64 row, i64 column, const Body& element) {
+  const Pair x = load_pair<T, true>(a, row, column);
+  const Pair grads = element(T::load(a.grad + row * a.grad_stride + column), x.gate, x.factor);
+  const i64 result = row * a.grad_x_stride + column * a.step;
+  T::store(a.grad_gate + result, grads.gate);
+  if (a.factor != nullptr) T::store(a.grad_factor + result, grads.factor);
+}
+
+// The last unit of a launch that is not a whole vector, in the one thread that has it.
+template <class T, class Body>
+DEVICE void backward_tail(const BackwardArgs& a, const Place& at, const Body& element) {
+#pragma unroll 1
+  for (int i = 0; i < a.tail; ++i) {
+    single_gradient<T>(a, at.row, static_cast<i64>(at.column) * 16 + i * T::kBytes, element);
+  }
+}
+
 // One vector of 16 bytes of grad, of gates and of factors.
 template <class T, class Function>
 DEVICE void backward_vectors(const BackwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
+  if (is_tail(index, a.units, a.tail)) {
+    return backward_tail<T>(a, at, [](float g, float x, float f) -> Pair {
+      const Slope here = Function::at(x);
+      return {g * f * here.slope, g * here.value};
+    });
+  }
   const i64 column = static_cast<i64>(at.column) * 16;
   Halves x = load_halves<T, false>(a, at.row, column);
   const Vector grad = load_constant(a.grad + at.row * a.grad_stride + column);
@@ -76,20 +101,28 @@ DEVICE Slope slope_at(int activation, float x) {
   return activation == kSilu ? SiluSlope::at(x) : activation == kGelu ? GeluSlope::at(x) : GeluTanhSlope::at(x);
 }
 
-// The gradients of one element for the activations that share a kernel. A path for each of them took more code.
+// The slope of x / (1 + exp(-z)), where z grows by `rate` for each unit of x. What grows with x is bounded, because beyond
+// it the sigmoid or its distance from 1 is zero; a NaN is in the sigmoid as well.
+DEVICE float sigmoid_slope(float x, float sigmoid, float rate) {
+  const float steep = fminf(fmaxf(rate * x, -300.0f), 300.0f);
+  return sigmoid * (1.0f + steep * (1.0f - sigmoid));
+}
+
+template <class T>
+DEVICE float alone_slope(const BackwardArgs& a, float x) {
+  if (a.activation == kSwish) return sigmoid_slope(x, sigmoid_of<T>(a.alpha * x), a.alpha);
+  return sigmoid_slope(x, sigmoid_of<T>(twice_inner(x)), fmaf(x * x, 0.21406443f, 1.5957691f));
+}
+
+// The gradients of one element for the activations that share a kernel.
+template <class T>
 DEVICE Pair other_gradients(const BackwardArgs& a, float g, float x, float f) {
-  const bool gelu = a.activation == kGeluNew, relu = a.activation == kFatRelu;
-  const float c = x > a.limit ? a.limit : x;
-  const float s = 1.0f / (1.0f + expf(-(gelu ? twice_inner(c) : a.alpha * c)));
-  // c times the exponent's derivative. Bounded, because beyond it s or 1 - s is zero; a NaN is in s as well.
-  const float rate = gelu ? 1.5957691f * (1.0f + 0.134145f * (c * c)) : a.alpha;
-  const float steep = fminf(fmaxf(rate * c, -300.0f), 300.0f);
-  const bool cut = relu ? x <= a.alpha : x > a.limit;
-  const float value = !relu ? c * s : cut ? 0.0f : x;
-  const float slope = cut ? 0.0f : relu ? 1.0f : s * (1.0f + steep * (1.0f - s));
-  const bool clamps = a.activation == kSwigluOai;
-  const float inside = clamps ? clamped(f, a.limit) : f;
-  return {g * (clamps ? inside + 1.0f : inside) * slope, clamps && inside != f ? 0.0f : g * value};
+  if (a.activation == kFatRelu) return x <= a.alpha ? Pair{g * f * 0.0f, g * 0.0f} : Pair{g * f, g * x};
+  if (a.activation != kSwigluOai) return {g * alone_slope<T>(a, x), 0.0f};
+  const bool cut = x > a.limit;
+  const float c = cut ? a.limit : x, s = sigmoid_of<T>(a.alpha * c), inside = clamped(f, a.limit);
+  const float slope = cut ? 0.0f : sigmoid_slope(c, s, a.alpha);
+  return {g * (inside + 1.0f) * slope, inside != f ? 0.0f : g * (c * s)};
 }
 
 // Stores the gradients for one vector of grad.
@@ -103,13 +136,17 @@ DEVICE void store_halves(const BackwardArgs& a, i64 row, i64 column, const Halve
     return;
   }
   store(a.grad_gate + row * a.grad_x_stride + column, grads.gate);
-  if (a.factor != nullptr) store(a.grad_factor + row * a.grad_x_stride + column, grads.factor);
+  store(a.grad_factor + row * a.grad_x_stride + column, grads.factor);
 }
 
 template <class T>
 DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
   Halves x = load_halves<T, true>(a, row, column);
   Vector grad = load_constant(a.grad + row * a.grad_stride + column);
+  if (a.factor == nullptr) {
+    const auto slope = [&](int, float g, float v) { return g * alone_slope<T>(a, v); };
+    return store(a.grad_gate + row * a.grad_x_stride + column, combine<T>(grad, x.gate, slope));
+  }
 #pragma unroll 1
   for (int k = 0; k < 4; ++k) {
     float gate[T::kPerWord], factor[T::kPerWord], g[T::kPerWord];
@@ -118,7 +155,7 @@ DEVICE void other_vectors(const BackwardArgs& a, i64 row, i64 column) {
     T::unpack(grad.word[0], g);
 #pragma unroll
     for (int e = 0; e < T::kPerWord; ++e) {
-      const Pair grads = other_gradients(a, g[e], gate[e], factor[e]);
+      const Pair grads = other_gradients<T>(a, g[e], gate[e], factor[e]);
       gate[e] = grads.gate;
       factor[e] = grads.factor;
     }
@@ -135,13 +172,12 @@ DEVICE void backward_others(const BackwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
-  if (!a.single) return other_vectors<T>(a, at.row, static_cast<i64>(at.column) * 16);
-  const i64 column = static_cast<i64>(at.column) * T::kBytes;
-  const Pair x = load_pair<T, true>(a, at.row, column);
-  const Pair grads = other_gradients(a, T::load(a.grad + at.row * a.grad_stride + column), x.gate, x.factor);
-  const i64 result = at.row * a.grad_x_stride + column * a.step;
-  T::store(a.grad_gate + result, grads.gate);
-  if (a.factor != nullptr) T::store(a.grad_factor + result, grads.factor);
+  const auto element = [&](float g, float x, float f) { return other_gradients<T>(a, g, x, f); };
+  if (a.form == kSingle) {
+    return single_gradient<T>(a, at.row, static_cast<i64>(at.column) * T::kBytes, element);
+  }
+  if (is_tail(index, a.units, a.tail)) return backward_tail<T>(a, at, element);
+  other_vectors<T>(a, at.row, static_cast<i64>(at.column) * 16);
 }
 
 // Any row, one element at a time.

@@ -30,6 +30,21 @@ DEVICE Vector gated_vector(const Halves& x) {
   return combine<T>(active, x.factor, [](int, float s, float f) { return s * f; });
 }
 
+DEVICE float activate(int activation, float x) {
+  return activation == kSilu ? Silu::value(x) : activation == kGelu ? Gelu::value(x) : GeluTanh::value(x);
+}
+
+// The last unit of a launch that is not a whole vector, in the one thread that has it.
+template <class T, class Body>
+DEVICE void forward_tail(const ForwardArgs& a, const Place& at, const Body& element) {
+#pragma unroll 1
+  for (int i = 0; i < a.tail; ++i) {
+    const i64 column = static_cast<i64>(at.column) * 16 + i * T::kBytes;
+    const Pair x = load_pair<T, true>(a, at.row, column);
+    T::store(a.y + at.row * a.y_stride + column, element(x.gate, x.factor));
+  }
+}
+
 // One vector of 16 bytes of gates and one of factors.
 template <class T, class Function>
 DEVICE void forward_vectors(const ForwardArgs& a) {
@@ -37,22 +52,45 @@ DEVICE void forward_vectors(const ForwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
+  if (is_tail(index, a.units, a.tail)) {
+    return forward_tail<T>(a, at, [](float g, float f) { return T::round(Function::value(g)) * f; });
+  }
   const i64 column = static_cast<i64>(at.column) * 16;
   store(a.y + at.row * a.y_stride + column, gated_vector<T, Function>(load_halves<T, false>(a, at.row, column)));
 }
 
-DEVICE float activate(int activation, float x) {
-  return activation == kSilu ? Silu::value(x) : activation == kGelu ? Gelu::value(x) : GeluTanh::value(x);
+// The activations that share kernels. The last two have no factors.
+template <class T>
+DEVICE float fat_relu(const ForwardArgs& a, float g, float f) {
+  return T::round(g <= a.alpha ? 0.0f : g) * f;
 }
 
-// An element of the result for the activations that share a kernel. A path for each of them took more code.
+template <class T>
+DEVICE float swiglu_oai(const ForwardArgs& a, float g, float f) {
+  const float c = g > a.limit ? a.limit : g;
+  return times_sigmoid<T>(c, a.alpha * c) * (clamped(f, a.limit) + 1.0f);
+}
+
 template <class T>
 DEVICE float other_element(const ForwardArgs& a, float g, float f) {
-  const bool clamps = a.activation == kSwigluOai;
-  const float c = g > a.limit ? a.limit : g;
-  const float swish = c / (1.0f + expf(-(a.activation == kGeluNew ? twice_inner(c) : a.alpha * c)));
-  const float active = a.activation == kFatRelu ? (g <= a.alpha ? 0.0f : g) : swish;
-  return (clamps ? active : T::round(active)) * (clamps ? clamped(f, a.limit) + 1.0f : f);
+  if (a.activation == kFatRelu) return fat_relu<T>(a, g, f);
+  if (a.activation == kSwigluOai) return swiglu_oai<T>(a, g, f);
+  return times_sigmoid<T>(g, a.activation == kGeluNew ? twice_inner(g) : a.alpha * g);
+}
+
+// One decision for a vector, and then as many independent elements as it has.
+template <class T>
+DEVICE Vector other_vector(const ForwardArgs& a, const Halves& x) {
+  if (a.activation == kFatRelu) {
+    return combine<T>(x.gate, x.factor, [&](int, float g, float f) { return fat_relu<T>(a, g, f); });
+  }
+  if (a.activation == kSwigluOai) {
+    return combine<T>(x.gate, x.factor, [&](int, float g, float f) { return swiglu_oai<T>(a, g, f); });
+  }
+  if (a.activation == kGeluNew) {
+    return combine<T>(x.gate, x.gate, [](int, float g, float) { return times_sigmoid<T>(g, twice_inner(g)); });
+  }
+  return combine<T>(x.gate, x.gate, [&](int, float g, float) { return times_sigmoid<T>(g, a.alpha * g); });
 }
 
 // One vector or one element of y, for the activations that share a kernel. Gates and factors may alternate.
@@ -62,39 +100,19 @@ DEVICE void forward_others(const ForwardArgs& a) {
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.units.total) return;
   const Place at = place_of(index, a.units);
-  const i64 column = static_cast<i64>(at.column) * (a.single ? T::kBytes : 16);
-  char* const y = a.y + at.row * a.y_stride + column;
-  if (a.single) {
+  if (a.form == kSingle) {
+    const i64 column = static_cast<i64>(at.column) * T::kBytes;
     const Pair x = load_pair<T, true>(a, at.row, column);
-    T::store(y, other_element<T>(a, x.gate, x.factor));
-    return;
+    return T::store(a.y + at.row * a.y_stride + column, other_element<T>(a, x.gate, x.factor));
   }
-  Halves x = load_halves<T, true>(a, at.row, column);
-#pragma unroll 1
-  for (int k = 0; k < 4; ++k) {
-    float g[T::kPerWord], f[T::kPerWord];
-    T::unpack(x.gate.word[0], g);
-    T::unpack(x.factor.word[0], f);
-#pragma unroll
-    for (int e = 0; e < T::kPerWord; ++e) g[e] = other_element<T>(a, g[e], f[e]);
-    append(x.gate, T::pack(g));
-    append(x.factor, 0);
+  if (is_tail(index, a.units, a.tail)) {
+    return forward_tail<T>(a, at, [&](float g, float f) { return other_element<T>(a, g, f); });
   }
-  store(y, x.gate);
+  const i64 column = static_cast<i64>(at.column) * 16;
+  store(a.y + at.row * a.y_stride + column, other_vector<T>(a, load_halves<T, true>(a, at.row, column)));
 }
 
-// A row at any address. Each thread computes one aligned vector of y, from the two vectors that its elements touch in
-// the gates and in the factors.
-template <class T, class Function>
-DEVICE void gated_shifted(const ForwardArgs& a, const Place& of, const Shifted<T>& at, char* y) {
-  const i64 last = quotient(a.units.total - 1, a.units.columns), column = static_cast<i64>(of.column) * 16 - at.lead;
-  const auto load_from = [&](const char* rows, i64 stride) {
-    return load_anywhere<T>(rows + of.row * stride + column, rows, rows + last * stride + a.row_bytes);
-  };
-  const Halves x = {load_from(a.gate, a.gate_stride), load_from(a.factor, a.factor_stride)};
-  at.store_to(y, of.column, gated_vector<T, Function>(x));
-}
-
+// A row at any address. Each thread computes one aligned vector of y.
 template <class T>
 DEVICE void forward_shifted(const ForwardArgs& a) {
   begin_launch(a.early);
@@ -104,9 +122,18 @@ DEVICE void forward_shifted(const ForwardArgs& a) {
   char* y = a.y + of.row * a.y_stride;
   const Shifted<T> at(y, a.row_bytes);
   if (of.column >= at.count) return;
-  if (a.activation == kSilu) gated_shifted<T, Silu>(a, of, at, y);
-  if (a.activation == kGelu) gated_shifted<T, Gelu>(a, of, at, y);
-  if (a.activation == kGeluTanh) gated_shifted<T, GeluTanh>(a, of, at, y);
+  const Halves x = load_halves_anywhere<T>(a, of.row, static_cast<i64>(of.column) * 16 - at.lead);
+  Vector result;
+  if (a.activation == kSilu) {
+    result = gated_vector<T, Silu>(x);
+  } else if (a.activation == kGelu) {
+    result = gated_vector<T, Gelu>(x);
+  } else if (a.activation == kGeluTanh) {
+    result = gated_vector<T, GeluTanh>(x);
+  } else {
+    result = other_vector<T>(a, x);
+  }
+  at.store_to(y, of.column, result);
 }
 
 // Any row, one element at a time.

@@ -105,6 +105,7 @@ inline Gated check_pair(const char* op, const Tensor& x, const Tensor* up, int64
     check_shape(op, other, x);
     contiguous = contiguous && other.tensor.is_contiguous();
   }
+  gated.alternates = false;
   if (gated.columns == 0) gated.rows = 0;
   if (contiguous && gated.rows > 0) {  // one row: then all of it but the end can be moved by vectors
     gated.columns *= gated.rows;
@@ -124,34 +125,50 @@ inline Units make_units(int64_t rows, int64_t columns) {
 // for the others, and one for any shape.
 struct Chosen {
   int entry;
+  Form form;
   int64_t row_units;
-  int64_t unit_bytes;
   int64_t block_units;
+  int64_t element_bytes;
+  int tail = 0;  // elements of the last unit of all, if it is not a whole vector
+
+  int64_t unit_bytes() const { return form == kSingle ? element_bytes : 16; }
 };
 
-// `kernels`: how many a family has per DType. The sixth takes aligned vectors of rows at any address.
+// `misaligned`: of the tensors, without the length of a row. `kernels`: how many a family has per DType. The sixth
+// takes aligned vectors of rows at any address.
 inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
-  constexpr int kOthers = 3, kAny = 4, kShifted = 5;
+  constexpr int kOthers = 3, kAny = 4, kAnywhere = 5;
   const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
   const int first = static_cast<int>(gated.dtype) * kernels;
   const bool other = gated.activation >= kOthers;
-  if (misaligned == 0) return {first + (other ? kOthers : gated.activation), row_bytes / 16, 16, kThreads};
-  if (other) return {first + kOthers, gated.columns, bytes, kThreads};
-  if (kernels > kShifted && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
-    return {first + kShifted, (row_bytes + 15 + 16 - bytes) / 16, 16, kThreads};
+  const int64_t rest = row_bytes & 15;
+  if (misaligned == 0 && (rest == 0 || gated.rows == 1)) {
+    return {first + (other ? kOthers : gated.activation),
+            kVectors,
+            (row_bytes + 15) / 16,
+            kThreads,
+            bytes,
+            static_cast<int>(rest / bytes)};
   }
-  return {first + kAny, gated.columns, bytes, kThreads * kElements};
+  if (kernels > kAnywhere && !gated.alternates && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
+    return {first + kAnywhere, kShifted, (row_bytes + 15 + 16 - bytes) / 16, kThreads, bytes};
+  }
+  if (other) return {first + kOthers, kSingle, gated.columns, kThreads, bytes};
+  return {first + kAny, kSingle, gated.columns, kThreads * kElements, bytes};
 }
 
 // That of gates and factors. If they alternate, the first gate decides.
 inline uint64_t misaligned_at(const Gated& gated, const Places& at) {
   const int64_t bytes = gated.element_bytes();
-  const uint64_t gates = misalignment(at.gate, at.gate_stride * bytes);
-  return at.step == 2 ? gates : gates | misalignment(at.factor, at.factor_stride * bytes);
+  const auto of = [&](const char* data, int64_t stride) {
+    return misalignment(data, gated.rows > 1 ? stride * bytes : 0);
+  };
+  const uint64_t gates = of(at.gate, at.gate_stride);
+  return at.step == 2 ? gates : gates | of(at.factor, at.factor_stride);
 }
 
-// Calls body(first row, bytes before its first column, units, shape) for the launches that cover all rows: one, unless
-// there are very many units.
+// Calls body(first row, bytes before its first column, units, tail, shape) for the launches that cover all rows: one,
+// unless there are very many units.
 template <class Body>
 void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
   const int64_t columns = chosen.row_units;
@@ -162,7 +179,7 @@ void for_launches(const Gated& gated, const Chosen& chosen, const Body& body) {
       const Units units = make_units(gated.rows - row < height ? gated.rows - row : height, width);
       const uint32_t blocks = static_cast<uint32_t>((units.total + chosen.block_units - 1) / chosen.block_units);
       LaunchShape shape = {blocks, 1, kThreads, 1, 0};
-      body(row, column * chosen.unit_bytes, units, shape);
+      body(row, column * chosen.unit_bytes(), units, column + width == columns ? chosen.tail : 0, shape);
     }
   }
 }

@@ -10,11 +10,11 @@ namespace {
 //
 //   x, y                                                  kernel                      a thread has
 //   halves, rows and pointers at multiples of 16 bytes    one for each activation     one vector of 16 bytes per half
+//   the same, for the activations without their own       others                      one vector of y
 //   rows of 16 bytes or more at any address               shifted                     one aligned vector of y
-//   anything else                                         any                         four elements, 64 apart
-//   any, for the activations without their own kernel     others                      one vector of y, or one element
+//   anything else                                         any; others                 four elements, 64 apart; one
 //
-// Gates and factors in two tensors use the same kernels.
+// Gates and factors in two tensors use the same kernels. Contiguous ones count as one row: one thread has its end.
 // Blocks always have 64 threads, numbered through the rows: a row need not fill a block. On an H200 (silu, bf16) at
 // 32768 x 4096, one vector per thread takes 189 us, two 190, four 191. At 4096 x 4096, blocks of 64 threads take 29.4
 // us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
@@ -51,11 +51,15 @@ void forward_cuda(const Gated& gated, const Places& at, void* y) {
   args.alpha = gated.alpha;
   args.limit = gated.limit;
   args.step = static_cast<int>(at.step);
-  const Chosen chosen = choose(gated, misaligned_at(gated, at) | misalignment(y, row_bytes), 6);
-  args.single = chosen.unit_bytes < 16;
+  const Chosen chosen = choose(gated, misaligned_at(gated, at) | misalignment(y, gated.rows > 1 ? row_bytes : 0), 6);
+  args.form = chosen.form;
+  const auto end_of = [&](const char* data, int64_t stride) { return data + (gated.rows - 1) * stride + row_bytes; };
+  args.gate_end = end_of(at.gate, args.gate_stride);
+  args.factor_end = at.factor == nullptr ? args.gate_end : end_of(at.factor, args.factor_stride);
   void* arguments[] = {&args};
-  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, LaunchShape& shape) {
+  for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, int tail, LaunchShape& shape) {
     args.early = shape.early = starts_early(shape, gated.device, kEarlyThreads);
+    args.tail = tail;
     args.gate = at.gate + row * args.gate_stride + before * at.step;
     args.factor = at.factor == nullptr ? nullptr : at.factor + row * args.factor_stride + before * at.step;
     args.y = static_cast<char*>(y) + row * args.y_stride + before;

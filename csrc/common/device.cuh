@@ -205,6 +205,13 @@ DEVICE float exp2_of(float power) {
   return result;
 }
 
+// 1 / value with one instruction; the relative error is about 2^-23. Results below 2^-126 become 0.
+DEVICE float reciprocal_of(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
 DEVICE float warp_sum(float v) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) v += __shfl_xor_sync(0xffffffffu, v, distance);

@@ -26,11 +26,11 @@ DEVICE Vector load_within(const char* p, const char* begin, const char* end) {
   return v;
 }
 
-// Extracts sixteen bytes from two vectors, starting at byte `from` (0 to 16) of the first.
+// Extracts sixteen bytes from two vectors, starting at byte `from` (0 to 15) of the first.
 DEVICE Vector shifted(const Vector& a, const Vector& b, u32 from) {
   u32 word[8] = {a.word[0], a.word[1], a.word[2], a.word[3], b.word[0], b.word[1], b.word[2], b.word[3]};
 #pragma unroll
-  for (u32 step = 16; step >= 4; step /= 2) {
+  for (u32 step = 8; step >= 4; step /= 2) {
     const bool far = (from & step) != 0;
 #pragma unroll
     for (u32 i = 0; i + step / 4 < 8; ++i) word[i] = far ? word[i + step / 4] : word[i];
@@ -39,17 +39,9 @@ DEVICE Vector shifted(const Vector& a, const Vector& b, u32 from) {
   Vector v;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    v.word[i] = static_cast<u32>((static_cast<u64>(word[i + 1]) << 32 | word[i]) >> bits);
+    v.word[i] = __funnelshift_r(word[i], word[i + 1], bits);
   }
   return v;
-}
-
-// Loads 16 bytes at the address of any element from the one or two vectors that contain them.
-template <class T>
-DEVICE Vector load_anywhere(const char* p, const char* begin, const char* end) {
-  const u32 from = static_cast<u32>(reinterpret_cast<u64>(p)) & 15;
-  const Vector v = load_within<T>(p - from, begin, end);
-  return from == 0 ? v : shifted(v, load_within<T>(p - from + 16, begin, end), from);
 }
 
 // The vectors of one row. Vector k holds the row's bytes from 16 k - lead on. A row has at least 16 bytes.

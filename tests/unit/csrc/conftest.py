@@ -40,6 +40,7 @@ PTX_AS_CPP = {
     "mapa.": "",
     "st.shared::cluster": "",
     "ex2.approx": "result = exp2f(power);",
+    "rcp.approx": "result = 1.0f / value;",
     "cvt.f32.f16": "v = static_cast<float>(same_bits<_Float16>(bits));",
     "cvt.rn.f16.f32": "bits = same_bits<u16>(static_cast<_Float16>(v));",
     "cvt.rn.f16x2": "",  # these two are behind #if for a newer GPU

@@ -222,6 +222,34 @@ def test_gates_and_factors_in_two_tensors(gpu: Emulated, dtype: Any, kind: int, 
             assert_near(grads[1], right[1], grad.double() * x.double())
 
 
+@pytest.mark.parametrize("kind", range(8))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_place_and_any_end_give_the_same_bits(gpu: Emulated, dtype: Any, kind: int) -> None:
+    """Tensors without gaps are one row: vectors, and an end. Others are shifted into the vectors of the result."""
+    rows, width = 5, 35
+    plain = [made(rows, width, dtype=dtype, seed=seed) for seed in range(3)]
+    wide = [torch.cat([made(rows, 3, dtype=dtype), one, one], -1) for one in plain]
+    _, forward, backward = PAIRS[kind]
+    general = f"gated_activation_{NAMES[dtype]}_shifted"
+    places = {
+        "no gaps": (plain, kernel(forward, dtype), kernel(backward, dtype)),
+        "gaps": ([one[:, 3 : width + 3] for one in wide], general, None),
+        "one of them at any address": ([unaligned(plain[0]), *plain[1:]], general, None),
+    }
+    results = []
+    for text, ((x, up, grad), *names) in places.items():
+        other = up if kind < 6 else None
+        gpu.launches()
+        y = gpu.ops.activation(x, other, kind, ALPHA, LIMIT)
+        results.append((y, *gpu.ops.activation_backward(grad, x, other, kind, ALPHA, LIMIT)))
+        launches = [launch.partition("<")[0] for launch in gpu.launches().split()]
+        assert all(name in (None, launch) for name, launch in zip(names, launches, strict=True)), text
+    for result in results[1:]:
+        assert all(map(torch.equal, results[0], result))
+    right = reference.activation(plain[0].double(), plain[1].double() if kind < 6 else None, kind, ALPHA, LIMIT)
+    assert_near(results[0][0], right, plain[0].double() * (plain[1].double() if kind < 6 else 1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gates_and_factors_that_alternate(gpu: Emulated, dtype: Any) -> None:
     wide = made(3, 4, 192, dtype=dtype)
