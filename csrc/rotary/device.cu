@@ -6,19 +6,22 @@
 namespace precast {
 namespace rotary {
 
-// Two vectors of 16 bytes: the two sides of pairs, or whole pairs if they are neighbours.
-template <class T>
-DEVICE void rotary_vectors(const RotaryArgs& a) {
+// Two parts of kBytes: the two sides of pairs, or whole pairs if they are neighbours.
+template <class T, int kBytes>
+DEVICE void rotary_parts(const RotaryArgs& a) {
+  constexpr int kPairs = kBytes / T::kBytes;
   const u32 index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= a.total) return;
   const Place at = place_of(a, index);
   const i64 table = table_row(a.angles, at.token);
-  const Parts parts = parts_of<T, T::kPerVector>(a.angles, at.unit);
+  const Parts parts = parts_of<T, kPairs>(a.angles, at.unit);
   const bool both = parts.second < a.head_bytes;
   // No branch: with one, the second load waited for the first, at 0.83 of the copy rate instead of 0.92.
-  Vector first = load(at.from + parts.first), second = load(at.from + (both ? parts.second : parts.first));
+  Part<kBytes> first, second;
+  load_part(at.from + parts.first, first);
+  load_part(at.from + (both ? parts.second : parts.first), second);
   if (parts.rotated) {
-    const auto turn = load_turn_of_row<T, T::kPerVector>(a.angles, table, at.unit);
+    const auto turn = load_turn_of_row<T, kPairs>(a.angles, table, at.unit);
     rotate<T>(first, second, turn, (a.angles.flags & kInterleaved) != 0);
   }
   store(at.to + parts.first, first);
@@ -46,11 +49,16 @@ DEVICE void rotary_any(const RotaryArgs& a) {
 }  // namespace rotary
 }  // namespace precast
 
-KERNEL(rotary_f32, RotaryArgs, 128, 1024, rotary_vectors<Float32>)
+KERNEL(rotary_f32, RotaryArgs, 128, 1024, rotary_parts<Float32, 16>)
+KERNEL(rotary_f32_8, RotaryArgs, 128, 1536, rotary_parts<Float32, 8>)
 KERNEL(rotary_f32_any, RotaryArgs, 128, 1536, rotary_any<Float32>)
 
-KERNEL(rotary_f16, RotaryArgs, 128, 1024, rotary_vectors<Float16>)
+KERNEL(rotary_f16, RotaryArgs, 128, 1024, rotary_parts<Float16, 16>)
+KERNEL(rotary_f16_8, RotaryArgs, 128, 1536, rotary_parts<Float16, 8>)
+KERNEL(rotary_f16_4, RotaryArgs, 128, 1536, rotary_parts<Float16, 4>)
 KERNEL(rotary_f16_any, RotaryArgs, 128, 1536, rotary_any<Float16>)
 
-KERNEL(rotary_bf16, RotaryArgs, 128, 1024, rotary_vectors<BFloat16>)
+KERNEL(rotary_bf16, RotaryArgs, 128, 1024, rotary_parts<BFloat16, 16>)
+KERNEL(rotary_bf16_8, RotaryArgs, 128, 1536, rotary_parts<BFloat16, 8>)
+KERNEL(rotary_bf16_4, RotaryArgs, 128, 1536, rotary_parts<BFloat16, 4>)
 KERNEL(rotary_bf16_any, RotaryArgs, 128, 1536, rotary_any<BFloat16>)

@@ -11,8 +11,9 @@ namespace {
 // ---- which kernel serves which shape ----
 //
 //   heads and tables                                             kernel    a thread has
-//   half of the rotated part, the rest, strides and pointers     rotary    two vectors of 16 bytes, and the cosines and
+//   half of the rotated part, the rest, strides and pointers     rotary    two parts of 16 bytes, and the cosines and
 //   at multiples of 16 bytes                                               sines of their pairs
+//   the same, at multiples of 8 or of 4 (heads of 72 or of 100)  8; 4      two parts of 8 or 4 bytes
 //   anything else (odd widths, unaligned views)                  any       one pair
 //
 // Blocks always have 128 threads, numbered through the heads of all tokens: a head need not fill a block, and query and
@@ -21,10 +22,14 @@ namespace {
 // order 0.85, `any` 0.37. At 4096 tokens: 0.75 (copy_ 0.79). One step of 64 sequences takes 5.5 us, of one sequence 5.0
 // us. Two or four heads per thread, which share the cosines and sines, or 256 threads: 0.915 to 0.922.
 
+// For each DType from the largest parts to single elements.
 constexpr Entry kEntries[] = {
-    {"rotary_f32"}, {"rotary_f32_any"}, {"rotary_f16"}, {"rotary_f16_any"}, {"rotary_bf16"}, {"rotary_bf16_any"},
+    {"rotary_f32"},  {"rotary_f32_8"},  {"rotary_f32_any"},                      //
+    {"rotary_f16"},  {"rotary_f16_8"},  {"rotary_f16_4"},   {"rotary_f16_any"},  //
+    {"rotary_bf16"}, {"rotary_bf16_8"}, {"rotary_bf16_4"},  {"rotary_bf16_any"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kFirstEntry[] = {0, 3, 7};  // of a DType
 
 KernelFamily kernels = {"rotary", kEntries, kEntryCount};
 
@@ -52,10 +57,19 @@ void rotate_cuda(const Work& work, int32_t device) {
   const Angles& angles = work.angles;
   const int64_t bytes = work.dtype == static_cast<int>(DType::kFloat32) ? 4 : 2;
   const int64_t half = angles.half, rest = work.in_place ? 0 : work.width - 2 * half;
-  const uint64_t misaligned =
-      misalignment(work.query) | misalignment(work.key) | precast::misalignment(angles.cos, angles.cos_stride) |
-      precast::misalignment(angles.sin, angles.sin_stride) | (static_cast<uint64_t>(half * bytes | rest * bytes) & 15);
-  const int64_t pairs = misaligned == 0 ? 16 / bytes : 1;
+  const uint64_t heads =
+      misalignment(work.query) | misalignment(work.key) | static_cast<uint64_t>(half * bytes | rest * bytes);
+  const uint64_t tables =
+      precast::misalignment(angles.cos, angles.cos_stride) | precast::misalignment(angles.sin, angles.sin_stride);
+  const int64_t table_bytes = (angles.flags & kWideTable) != 0 ? 4 : bytes;
+  int64_t part = 16;  // the largest that heads are made of, and that finds its numbers in the tables aligned
+  int entry = kFirstEntry[work.dtype];
+  for (; part > bytes; part /= 2, ++entry) {
+    const int64_t numbers = part / bytes * table_bytes;
+    const uint64_t needed = static_cast<uint64_t>(numbers < 16 ? numbers : 16) - 1;
+    if ((heads & static_cast<uint64_t>(part - 1)) == 0 && (tables & needed) == 0) break;
+  }
+  const int64_t pairs = part / bytes;
   const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   if (units == 0) return;  // nothing is rotated, in place
   RotaryArgs args;
@@ -66,7 +80,6 @@ void rotate_cuda(const Work& work, int32_t device) {
   args.units = division_by(units);
   args.query_heads = static_cast<unsigned>(work.query_heads);
   args.head_bytes = static_cast<unsigned>(work.width * bytes);
-  const int entry = 2 * work.dtype + (misaligned == 0 ? 0 : 1);
   const int64_t per_token = work.heads * units, most = kLaunchUnits / per_token;
   void* arguments[] = {&args};
   for (int64_t outer = 0; outer < work.outer; outer += kLaunchOuter) {

@@ -53,21 +53,72 @@ DEVICE Turn<kPairs> no_turn() {
   return turn;
 }
 
-// Loads `kPairs` numbers of a table, which are float32 or of the heads' dtype.
-template <class T, int kPairs>
-DEVICE void load_table(const char* row, u32 unit, bool wide, float (&value)[kPairs]) {
-  if constexpr (kPairs == 1) {
-    value[0] =
-        wide ? Float32::load(row + static_cast<i64>(unit) * 4) : T::load(row + static_cast<i64>(unit) * T::kBytes);
-  } else if (wide) {
+// A part of 8 or 4 bytes, for heads of which only these are aligned; parts of 16 are a Vector.
+template <int kWords>
+struct alignas(4 * kWords) Words {
+  u32 word[kWords];
+};
+
+template <int kBytes>
+struct PartOf {
+  using Type = Words<kBytes / 4>;
+};
+template <>
+struct PartOf<16> {
+  using Type = Vector;
+};
+template <int kBytes>
+using Part = typename PartOf<kBytes>::Type;
+
+template <int kWords>
+DEVICE void load_part(const char* p, Words<kWords>& part) {
+  part = *reinterpret_cast<const Words<kWords>*>(p);
+}
+DEVICE void load_part(const char* p, Vector& part) { part = load(p); }
+
+template <int kWords>
+DEVICE void store(char* p, const Words<kWords>& part) {
+  *reinterpret_cast<Words<kWords>*>(p) = part;
+}
+using precast::store;
+
+// Calls body(i, value) for each element.
+template <class T, class P, class Body>
+DEVICE void for_part(const P& part, const Body& body) {
 #pragma unroll
-    for (int k = 0; k < kPairs / 4; ++k) {
-      const Vector v = load_constant(row + (static_cast<i64>(unit) * (kPairs / 4) + k) * 16);
-      for_elements<Float32>(v, [&](int i, float x) { value[k * 4 + i] = x; });
+  for (int k = 0; k < static_cast<int>(sizeof(P) / 4); ++k) {
+    float element[T::kPerWord];
+    T::unpack(part.word[k], element);
+#pragma unroll
+    for (int e = 0; e < T::kPerWord; ++e) body(k * T::kPerWord + e, element[e]);
+  }
+}
+
+// Loads `kPairs` numbers of a table, which has them at a multiple of their size, or of 16 bytes.
+template <class T, int kPairs>
+DEVICE void load_numbers(const char* p, float (&value)[kPairs]) {
+  constexpr int kBytes = kPairs * T::kBytes;
+  if constexpr (kPairs == 1) {
+    value[0] = T::load(p);
+  } else if constexpr (kBytes >= 16) {
+#pragma unroll
+    for (int k = 0; k < kBytes / 16; ++k) {
+      const Vector v = load_constant(p + k * 16);
+      for_elements<T>(v, [&](int i, float x) { value[k * T::kPerVector + i] = x; });
     }
   } else {
-    for_elements<T>(load_constant(row + static_cast<i64>(unit) * 16), [&](int i, float x) { value[i] = x; });
+    Part<kBytes> part;
+    load_part(p, part);
+    for_part<T>(part, [&](int i, float x) { value[i] = x; });
   }
+}
+
+// The numbers of a table, which are float32 or of the heads' dtype.
+template <class T, int kPairs>
+DEVICE void load_table(const char* row, u32 unit, bool wide, float (&value)[kPairs]) {
+  const i64 first = static_cast<i64>(unit) * kPairs;
+  if (wide) return load_numbers<Float32>(row + first * 4, value);
+  load_numbers<T>(row + first * T::kBytes, value);
 }
 
 // `row` is the result of table_row(). Call that before the heads are loaded, because the loads of the tables depend on
@@ -98,13 +149,13 @@ DEVICE void rotate(float& x, float& y, float cos, float sin) {
   x = turned;
 }
 
-// Rotates the two vectors of a unit in place.
-template <class T>
-DEVICE void rotate(Vector& first, Vector& second, const Turn<T::kPerVector>& turn, bool interleaved) {
-  constexpr int kPairs = T::kPerVector;
+// Rotates the two parts of a unit in place.
+template <class T, class P>
+DEVICE void rotate(P& first, P& second, const Turn<sizeof(P) / T::kBytes>& turn, bool interleaved) {
+  constexpr int kPairs = sizeof(P) / T::kBytes;
   float x[2 * kPairs];
-  for_elements<T>(first, [&](int i, float v) { x[i] = v; });
-  for_elements<T>(second, [&](int i, float v) { x[kPairs + i] = v; });
+  for_part<T>(first, [&](int i, float v) { x[i] = v; });
+  for_part<T>(second, [&](int i, float v) { x[kPairs + i] = v; });
   if (interleaved) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) rotate(x[2 * i], x[2 * i + 1], turn.cos[i], turn.sin[i]);
@@ -112,8 +163,17 @@ DEVICE void rotate(Vector& first, Vector& second, const Turn<T::kPerVector>& tur
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) rotate(x[i], x[kPairs + i], turn.cos[i], turn.sin[i]);
   }
-  first = combine<T>(first, first, [&](int i, float, float) { return x[i]; });
-  second = combine<T>(second, second, [&](int i, float, float) { return x[kPairs + i]; });
+  const auto pack = [&](P& part, int from) {
+#pragma unroll
+    for (int k = 0; k < static_cast<int>(sizeof(P) / 4); ++k) {
+      float element[T::kPerWord];
+#pragma unroll
+      for (int e = 0; e < T::kPerWord; ++e) element[e] = x[from + k * T::kPerWord + e];
+      part.word[k] = T::pack(element);
+    }
+  };
+  pack(first, 0);
+  pack(second, kPairs);
 }
 
 }  // namespace rotary

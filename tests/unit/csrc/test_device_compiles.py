@@ -39,7 +39,7 @@ BUDGETS |= {"gated_activation_shifted": 64, "rms_norm_backward_v1": 64, "layer_n
 # A block of 1024 threads, or two of 512, of rows that a cluster shares.
 BUDGETS |= {"softmax_wide": 64, "softmax_backward_wide": 64, "rms_norm_wide": 64, "layer_norm_wide": 64}
 BUDGETS |= {"rms_norm_backward_wide": 128, "layer_norm_backward_wide": 128}
-BUDGETS |= {"rotary": 64, "rotary_any": 40}
+BUDGETS |= {"rotary": 64, "rotary_8": 40, "rotary_4": 40, "rotary_any": 40}
 BUDGETS |= {"layer_norm_v4": 64, "layer_norm_any": 64}
 BUDGETS |= {"layer_norm_backward_v2": 96, "layer_norm_backward_v4": 128, "layer_norm_backward_any": 64}
 BUDGETS |= {"layer_norm_backward_v2_pair": 96, "layer_norm_backward_columns": 32}
@@ -55,6 +55,7 @@ BUDGETS |= {"multi_tensor_prepare": 128, "multi_tensor_norm_parts": 48}
 BUDGETS |= {"multi_tensor_sum_each": 64, "multi_tensor_sum_total": 64}
 BUDGETS |= {"reshape_and_cache": 64, "rotary_and_cache": 64, "rotary_and_cache_any": 64}
 BUDGETS |= {"moe_gate": 64, "moe_gate_backward": 64, "moe_sort_count": 64, "moe_sort_scan": 64, "moe_sort_place": 64}
+BUDGETS |= {"moe_permute_few": 64, "moe_combine_few": 64}
 BUDGETS |= {"moe_permute": 64, "moe_zero": 64, "moe_repeat": 64, "moe_combine": 48, "moe_combine_any": 64}
 BUDGETS |= {"moe_combine_backward": 64, "moe_combine_backward_any": 64}
 BUDGETS |= {"bias_act": 64, "bias_act_any": 64, "bias_act_any_f64": 64}

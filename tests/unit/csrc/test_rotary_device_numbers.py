@@ -67,11 +67,15 @@ SHAPES = [
     (torch.bfloat16, (3, 7, 3, 64), 3, 32, "", "2x3"),
     (torch.bfloat16, (2, 3, 5, 5, 80), 1, 40, "", "2x6"),
     (torch.bfloat16, (9, 2, 24), 1, 8, "", "1"),  # the rest is one vector
-    (torch.bfloat16, (9, 2, 20), 1, 8, "any", "3"),
-    (torch.bfloat16, (1, 1, 100), 0, 32, "any", "1"),  # one head: nothing but the rest says that it is not aligned
-    (torch.float16, (6, 4, 40), 4, 12, "any", "8"),
+    (torch.bfloat16, (9, 2, 20), 1, 8, "8", "1"),
+    (torch.bfloat16, (1, 1, 100), 0, 32, "8", "1"),  # one head: nothing but the rest says that it is not aligned
+    (torch.bfloat16, (6, 3, 72), 2, 36, "8", "3"),
+    (torch.float16, (6, 3, 100), 2, 50, "4", "6"),
+    (torch.bfloat16, (5, 3, 74), 1, 37, "any", "6"),
+    (torch.float16, (6, 4, 40), 4, 12, "8", "2"),
     (torch.float16, (1, 40, 256), 0, 128, "", "5"),
     (torch.float32, (4, 3, 66), 2, 33, "any", "6"),
+    (torch.float32, (4, 3, 68), 2, 34, "8", "3"),
     (torch.float32, (4, 3, 64), 2, 32, "", "2"),
     (torch.float32, (4, 3, 7), 2, 2, "any", "1"),
     (torch.float32, (4, 3, 1), 2, 0, "any", "1"),
@@ -88,7 +92,7 @@ def test_values(
     cos, sin = tables(shape[-3], half)
     gpu.launches()
     ours = gpu.rotate(query, key if more else None, cos, sin, None, interleaved, False)
-    assert gpu.launches() == f"rotary_{NAMES[dtype]}{'_any' if kernel else ''}<{blocks},128x1>"
+    assert gpu.launches() == f"rotary_{NAMES[dtype]}{kernel and f'_{kernel}'}<{blocks},128x1>"
     assert_rotated(ours[0], query, cos, sin, None, interleaved, False)
     if more:
         assert_rotated(ours[1], key, cos, sin, None, interleaved, False)
