@@ -101,8 +101,8 @@ DEVICE Slope slope_at(int activation, float x) {
   return activation == kSilu ? SiluSlope::at(x) : activation == kGelu ? GeluSlope::at(x) : GeluTanhSlope::at(x);
 }
 
-// The slope of x / (1 + exp(-z)), where z grows by `rate` for each unit of x. What grows with x is bounded, because beyond
-// it the sigmoid or its distance from 1 is zero; a NaN is in the sigmoid as well.
+// The slope of x / (1 + exp(-z)), where z grows by `rate` for each unit of x. What grows with x is bounded, because
+// beyond it the sigmoid or its distance from 1 is zero; a NaN is in the sigmoid as well.
 DEVICE float sigmoid_slope(float x, float sigmoid, float rate) {
   const float steep = fminf(fmaxf(rate * x, -300.0f), 300.0f);
   return sigmoid * (1.0f + steep * (1.0f - sigmoid));

@@ -89,6 +89,26 @@ struct PermuteArgs {
   unsigned int prefetch;  // prefetch the row this many tokens ahead into L2; 0: none
 };
 
+// Most pairs of few tokens, whose places every block finds by itself.
+constexpr int kFewPairs = 1024;
+
+// Few tokens: their places and their rows. Block (t, part) has token t.
+struct PermuteFewArgs {
+  const char* rows;
+  char* result;
+  const char* ids;
+  int* positions;       // pair -> slot; ~slot for a pair without an expert, whose slots come last
+  int* ends;            // expert -> end of its slots
+  long long stride;     // between rows, in bytes
+  long long row_bytes;  // of the result, which has no gaps
+  int k;
+  int pairs;
+  int experts;
+  int id_bytes;  // 4 or 8
+  unsigned int units;
+  unsigned int unit_bytes;
+};
+
 // The weighted sum of a token's rows; `weights` may be null.
 struct CombineArgs {
   const char* rows;
@@ -152,6 +172,7 @@ struct RepeatArgs {
 
 static_assert(sizeof(GatingArgs) == 96 && sizeof(SortArgs) == 112 && sizeof(PermuteArgs) == 72, "must agree");
 static_assert(sizeof(ZeroArgs) == 48 && sizeof(RepeatArgs) == 80, "host and device must agree");
+static_assert(sizeof(PermuteFewArgs) == 80, "must agree");
 static_assert(sizeof(CombineArgs) == 72 && sizeof(CombineBackwardArgs) == 104, "host and device must agree");
 
 }  // namespace moe

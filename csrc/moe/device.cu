@@ -9,6 +9,10 @@ constexpr int kCopied = 4, kColumns = 2;  // units that a thread works on at a t
 // The token of this row of threads.
 DEVICE u32 this_token() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
+// Blocks along y share a row: the first unit of this thread in it, and the distance to the next.
+DEVICE u32 first_unit() { return blockIdx.y * blockDim.x + threadIdx.x; }
+DEVICE u32 unit_step() { return gridDim.y * blockDim.x; }
+
 // ---- to the experts: bytes without a dtype ----
 
 template <class Unit>
@@ -37,13 +41,14 @@ DEVICE void permute_row(const PermuteArgs& a) {
   if (a.prefetch != 0 && threadIdx.x == 0 && token + a.prefetch < a.tokens) {
     prefetch(row + a.prefetch * a.stride, static_cast<u32>(a.row_bytes));
   }
+  const u32 step = unit_step();
   const int* positions = a.positions + static_cast<i64>(token) * a.k;
 #pragma unroll 1
-  for (u32 first = threadIdx.x; first < a.units; first += kCopied * blockDim.x) {
+  for (u32 first = first_unit(); first < a.units; first += kCopied * step) {
     Unit unit[kCopied];
 #pragma unroll
     for (int c = 0; c < kCopied; ++c) {
-      const u32 at = first + static_cast<u32>(c) * blockDim.x;
+      const u32 at = first + static_cast<u32>(c) * step;
       if (at < a.units) unit[c] = read_unit<Unit>(row + static_cast<i64>(at) * sizeof(Unit));
     }
 #pragma unroll 1
@@ -54,7 +59,7 @@ DEVICE void permute_row(const PermuteArgs& a) {
       char* to = a.result + slot * a.row_bytes;
 #pragma unroll
       for (int c = 0; c < kCopied; ++c) {
-        const u32 at = first + static_cast<u32>(c) * blockDim.x;
+        const u32 at = first + static_cast<u32>(c) * step;
         if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), position >= 0 ? unit[c] : Unit{});
       }
     }
@@ -65,6 +70,81 @@ DEVICE void permute(const PermuteArgs& a) {
   if (a.unit_bytes == 16) return permute_row<Vector>(a);
   if (a.unit_bytes == 4) return permute_row<u32>(a);
   permute_row<u16>(a);
+}
+
+// ---- few tokens: their places and their rows in one launch ----
+
+// How many pairs come before `pair` in the order of experts, if it has this bucket. All lanes of a warp count.
+DEVICE int pairs_before(const int* buckets, int pairs, int pair, int bucket) {
+  float before = 0.0f;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x % 32); i < pairs; i += 32) {
+    before += buckets[i] < bucket || (buckets[i] == bucket && i < pair) ? 1.0f : 0.0f;
+  }
+  return static_cast<int>(warp_sum(before));
+}
+
+// Every block reads all ids and finds the slots of its token. The row is on its way meanwhile. The blocks share the
+// ends of the experts.
+template <class Unit>
+DEVICE void permute_few_rows(const PermuteFewArgs& a) {
+  __shared__ int buckets[kFewPairs], places[kFewPairs];
+  const u32 token = blockIdx.x, step = unit_step();
+  const int warps = static_cast<int>(blockDim.x / 32), warp = static_cast<int>(threadIdx.x / 32);
+  const char* row = a.rows + token * a.stride;
+  Unit unit[kCopied];
+  const auto load_units = [&](u32 first) {
+#pragma unroll
+    for (int c = 0; c < kCopied; ++c) {
+      const u32 at = first + static_cast<u32>(c) * step;
+      if (at < a.units) unit[c] = read_unit<Unit>(row + static_cast<i64>(at) * sizeof(Unit));
+    }
+  };
+  load_units(first_unit());
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < a.pairs; i += static_cast<int>(blockDim.x)) {
+    buckets[i] = static_cast<int>(bucket_at(a.ids, a.id_bytes, a.experts, static_cast<u32>(i)));
+  }
+  __syncthreads();
+#pragma unroll 2
+  for (int j = warp; j < a.k; j += warps) {
+    const int pair = static_cast<int>(token) * a.k + j, bucket = buckets[pair];
+    const int slot = pairs_before(buckets, a.pairs, pair, bucket);
+    if (threadIdx.x % 32 == 0) places[j] = bucket < a.experts ? slot : ~slot;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (u32 first = first_unit(); first < a.units; first += kCopied * step, load_units(first)) {
+#pragma unroll 2
+    for (int j = 0; j < a.k; ++j) {
+      const int place = places[j];
+      const i64 slot = place >= 0 ? place : ~place;
+      char* to = a.result + slot * a.row_bytes;
+#pragma unroll
+      for (int c = 0; c < kCopied; ++c) {
+        const u32 at = first + static_cast<u32>(c) * step;
+        if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), place >= 0 ? unit[c] : Unit{});
+      }
+    }
+  }
+  if (blockIdx.y == 0) {
+#pragma unroll 1
+    for (int j = static_cast<int>(threadIdx.x); j < a.k; j += static_cast<int>(blockDim.x)) {
+      a.positions[static_cast<int>(token) * a.k + j] = places[j];
+    }
+  }
+  const int first = static_cast<int>(blockIdx.y * gridDim.x + token) * warps + warp;
+#pragma unroll 1
+  for (int expert = first; expert < a.experts; expert += static_cast<int>(gridDim.x * gridDim.y) * warps) {
+    const int end = pairs_before(buckets, a.pairs, a.pairs, expert);
+    if (threadIdx.x % 32 == 0) a.ends[expert] = end;
+  }
+}
+
+DEVICE void permute_few(const PermuteFewArgs& a) {
+  if (a.unit_bytes == 16) return permute_few_rows<Vector>(a);
+  if (a.unit_bytes == 4) return permute_few_rows<u32>(a);
+  permute_few_rows<u16>(a);
 }
 
 DEVICE void zero(const ZeroArgs& a) {
@@ -88,9 +168,10 @@ DEVICE void combine_row(const CombineArgs& a) {
   if (token >= a.tokens) return;
   const int* positions = a.positions + static_cast<i64>(token) * a.k;
   const float* weights = a.weights == nullptr ? nullptr : a.weights + static_cast<i64>(token) * a.k;
+  const u32 step = unit_step();
   char* result = a.result + token * a.row_bytes;
 #pragma unroll 1
-  for (u32 first = threadIdx.x; first < a.units; first += kColumns * blockDim.x) {
+  for (u32 first = first_unit(); first < a.units; first += kColumns * step) {
     float sum[kColumns][T::kPerVector] = {};
 #pragma unroll 1
     for (int j = 0; j < a.k; ++j) {
@@ -101,7 +182,7 @@ DEVICE void combine_row(const CombineArgs& a) {
       Vector x[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        const u32 at = first + static_cast<u32>(c) * blockDim.x;
+        const u32 at = first + static_cast<u32>(c) * step;
         if (at < a.units) x[c] = load_constant(row + static_cast<i64>(at) * 16);
       }
 #pragma unroll
@@ -111,7 +192,7 @@ DEVICE void combine_row(const CombineArgs& a) {
     }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const u32 at = first + static_cast<u32>(c) * blockDim.x;
+      const u32 at = first + static_cast<u32>(c) * step;
       const Vector none = {};
       if (at < a.units) {
         store(result + static_cast<i64>(at) * 16,
@@ -119,6 +200,42 @@ DEVICE void combine_row(const CombineArgs& a) {
       }
     }
   }
+}
+
+// The same for few tokens, whose rows are shared by blocks of which each thread has one vector: all places are loaded
+// before the first is used, and so are the rows at eight of them.
+template <class T>
+DEVICE void combine_few(const CombineArgs& a) {
+  constexpr int kAhead = 8;
+  const u32 token = blockIdx.x, at = first_unit();
+  if (at >= a.units) return;
+  const int* positions = a.positions + static_cast<i64>(token) * a.k;
+  const float* weights = a.weights == nullptr ? nullptr : a.weights + static_cast<i64>(token) * a.k;
+  float sum[T::kPerVector] = {};
+#pragma unroll 1
+  for (int start = 0; start < a.k; start += kAhead) {
+    int position[kAhead];
+    float weight[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      position[j] = start + j < a.k ? positions[start + j] : -1;
+      weight[j] = weights != nullptr && start + j < a.k ? weights[start + j] : 1.0f;
+      if (position[j] >= a.slots) position[j] = -1;
+    }
+    Vector x[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (position[j] >= 0) x[j] = load_constant(a.rows + position[j] * a.stride + static_cast<i64>(at) * 16);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (position[j] < 0) continue;
+      for_elements<T>(x[j], [&](int e, float v) { sum[e] = fmaf(v, weight[j], sum[e]); });
+    }
+  }
+  const Vector none = {};
+  store(a.result + token * a.row_bytes + static_cast<i64>(at) * 16,
+        combine<T>(none, none, [&](int e, float, float) { return sum[e]; }));
 }
 
 // Elements of a dtype that only the launch knows.
@@ -292,6 +409,7 @@ DEVICE void combine_backward_any(const CombineBackwardArgs& a) {
 }  // namespace precast
 
 KERNEL(moe_permute, PermuteArgs, 512, 1024, permute)
+KERNEL(moe_permute_few, PermuteFewArgs, 128, 1024, permute_few)
 KERNEL(moe_zero, ZeroArgs, 256, 1024, zero)
 KERNEL(moe_repeat, RepeatArgs, 128, 1024, repeat)
 
@@ -299,6 +417,9 @@ KERNEL(moe_combine_f32, CombineArgs, 512, 1024, combine_row<Float32>)
 KERNEL(moe_combine_f16, CombineArgs, 512, 1024, combine_row<Float16>)
 KERNEL(moe_combine_bf16, CombineArgs, 512, 1024, combine_row<BFloat16>)
 KERNEL(moe_combine_any, CombineArgs, 512, 1024, combine_any)
+KERNEL(moe_combine_few_f32, CombineArgs, 64, 1024, combine_few<Float32>)
+KERNEL(moe_combine_few_f16, CombineArgs, 64, 1024, combine_few<Float16>)
+KERNEL(moe_combine_few_bf16, CombineArgs, 64, 1024, combine_few<BFloat16>)
 
 KERNEL(moe_combine_backward_f32, CombineBackwardArgs, 512, 1024, combine_backward<Float32>)
 KERNEL(moe_combine_backward_f16, CombineBackwardArgs, 512, 1024, combine_backward<Float16>)

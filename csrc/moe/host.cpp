@@ -6,6 +6,7 @@
 #include "../common/row_launch.h"
 #include "check.h"
 #include "cpu.h"
+#include "sort.h"
 
 namespace precast::moe {
 namespace {
@@ -13,7 +14,9 @@ namespace {
 // ---- how the kernels are launched ----
 //
 //   permute            threads for a token; each loads units of its row once and stores them at all of its places
+//   permute_few        the same and the places, for up to kFewPairs pairs: blocks for a token, of which each sorts all
 //   combine_<dtype>    threads for a token; each adds up vectors of 16 bytes of its rows
+//   combine_few_*      the same for fewer tokens than multiprocessors: blocks for a token, a vector for a thread
 //   combine_any        the same, element by element
 //   combine_backward_* a block for a token, which has the products with all of its rows to add up
 //   zero               memory that not every row of is written by permute or combine_backward; finds slots' owners
@@ -31,6 +34,10 @@ constexpr Entry kEntries[] = {
     {"moe_combine_backward_bf16"},
     {"moe_combine_backward_any"},
     {"moe_repeat"},
+    {"moe_permute_few"},
+    {"moe_combine_few_f32"},
+    {"moe_combine_few_f16"},
+    {"moe_combine_few_bf16"},
 };
 constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
 enum Kernel : int {
@@ -40,7 +47,9 @@ enum Kernel : int {
   kCombineAny = 5,
   kBackward = 6,
   kBackwardAny = 9,
-  kRepeat = 10
+  kRepeat = 10,
+  kPermuteFew = 11,
+  kCombineFew = 12
 };
 
 KernelFamily kernels = {"moe", kEntries, kEntryCount};
@@ -68,9 +77,9 @@ Places check_places(const char* op, const Tensor& positions, const Named& like, 
   return places;
 }
 
-void check_tokens(const char* op, const Tensor& positions, const Named& rows, int64_t tokens) {
-  PRECAST_CHECK(positions.sizes()[0] == tokens, "%s: positions has shape %s and %s %s; needed as many rows", op,
-                shape_of(positions).text, rows.name, shape_of(rows.tensor).text);
+void check_tokens(const char* op, const Named& places, const Named& rows, int64_t tokens) {
+  PRECAST_CHECK(places.tensor.sizes()[0] == tokens, "%s: %s has shape %s and %s %s; needed as many rows", op,
+                places.name, shape_of(places.tensor).text, rows.name, shape_of(rows.tensor).text);
 }
 
 // On the CPU, a position that does not exist is refused before anything is written.
@@ -152,6 +161,21 @@ int64_t unit_of(uint64_t misaligned, int64_t row_bytes, int64_t element_bytes) {
 RowKernel rows_of_threads(int kernel, int64_t units, int64_t each = 2) {
   const int64_t threads = std::min<int64_t>(kRowThreads, warps_for((std::max<int64_t>(units, 1) + each - 1) / each));
   return {kernel, static_cast<uint32_t>(threads), static_cast<uint32_t>(threads < 128 ? 128 / threads : 1), 0};
+}
+
+// The blocks of 128 threads that share a row of `units` if there are this many rows: about two for each multiprocessor.
+constexpr int64_t kSharedThreads = 128;
+
+int64_t parts_of_row(int device, int64_t rows, int64_t units) {
+  const int64_t most = std::max<int64_t>(2 * multiprocessors(device) / std::max<int64_t>(rows, 1), 1);
+  return std::min(std::max<int64_t>((units + kSharedThreads - 1) / kSharedThreads, 1), most);
+}
+
+// Makes a launch that leaves half of the multiprocessors without a block one of more and smaller blocks.
+void share_rows(LaunchShape& shape, int device, int64_t units) {
+  if (shape.threads_y > 1 || 2 * int64_t{shape.blocks_x} > multiprocessors(device)) return;
+  shape.threads_x = kSharedThreads;
+  shape.blocks_y = static_cast<uint32_t>(parts_of_row(device, shape.blocks_x, units));
 }
 
 // Rows of slots that any number of pairs may have: zero() before they are written, add_up() afterwards.
@@ -244,7 +268,8 @@ void permute_rows_cuda(const Permute& call) {
   args.prefetch = once && unit == 16 && row_bytes < (int64_t{1} << 31) ? rows_ahead(row_bytes) : 0;
   void* arguments[] = {&args};
   for_launches(call.places.tokens, rows_of_threads(kPermute, args.units, once ? 2 : 4),
-               [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+               [&](int64_t begin, unsigned count, LaunchShape& shape) {
+                 share_rows(shape, call.rows.device, args.units);
                  args.rows = call.data + begin * call.stride;
                  args.positions = call.positions + begin * call.places.k;
                  args.tokens = count;
@@ -294,7 +319,7 @@ Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bo
   call.rows = check_rows_of(kOp, {"rows", rows});
   check_width(kOp, call.rows);
   call.places = check_places(kOp, positions, {"rows", rows}, slots, whole);
-  check_tokens(kOp, positions, {"rows", rows}, call.rows.rows);
+  check_tokens(kOp, {"positions", positions}, {"rows", rows}, call.rows.rows);
   const int64_t sizes[] = {slots, call.rows.hidden};
   Tensor result = empty(sizes, 2, call.rows.dtype_code, rows);
   if (slots == 0 || call.rows.hidden == 0) return result;
@@ -306,6 +331,77 @@ Tensor permute_op(const Tensor& rows, const Tensor& positions, int64_t slots, bo
   call.positions = static_cast<const int32_t*>(places.data());
   permute(kOp, call);
   return result;
+}
+
+// ---- few tokens: places and rows together ----
+
+struct PermuteFew {
+  Norm rows;
+  const char* data;
+  int64_t stride;  // in bytes
+  char* result;
+  const Tensor& like;
+};
+
+void permute_few_cuda(const PermuteFew& call, SortArgs sort, const Tensor& ids) {
+  const int64_t row_bytes = call.rows.hidden * call.rows.element_bytes();
+  const int64_t unit = unit_of(misalignment(call.data, call.stride) | misalignment(call.result, row_bytes), row_bytes,
+                               call.rows.element_bytes());
+  PermuteFewArgs args = {};
+  args.rows = call.data;
+  args.result = call.result;
+  args.ids = sort.ids;
+  args.positions = sort.positions;
+  args.ends = sort.ends;
+  args.stride = call.stride;
+  args.row_bytes = row_bytes;
+  args.k = sort.pairs > 0 ? static_cast<int>(ids.sizes()[1]) : 0;
+  args.pairs = sort.pairs;
+  args.experts = sort.experts;
+  args.id_bytes = sort.id_bytes;
+  args.units = sort.pairs > 0 ? static_cast<unsigned>(row_bytes / unit) : 0;
+  args.unit_bytes = static_cast<unsigned>(unit);
+  const uint32_t parts = static_cast<uint32_t>(parts_of_row(call.rows.device, call.rows.rows, args.units));
+  void* arguments[] = {&args};
+  launch(kernels, call.rows.device, kPermuteFew,
+         {static_cast<uint32_t>(std::max<int64_t>(call.rows.rows, 1)), parts, kSharedThreads, 1, 0}, arguments);
+}
+
+void permute_few_cpu(const PermuteFew& call, SortArgs sort, const Tensor& ids) {
+  check_values("moe_permute_few", sort);
+  sort_cpu(sort, ids);
+  const int64_t tokens = call.rows.rows, k = ids.sizes()[1];
+  permute_cpu(
+      "moe_permute_few",
+      {call.rows, {tokens, k, tokens * k, true}, call.data, call.stride, call.result, sort.positions, call.like});
+}
+
+template <void (*permute)(const PermuteFew&, SortArgs, const Tensor& ids)>
+TensorTriple permute_few_op(const Tensor& rows, const Tensor& topk_ids, int64_t experts) {
+  constexpr const char* kOp = "moe_permute_few";
+  PermuteFew call = {{}, nullptr, 0, nullptr, rows};
+  call.rows = check_rows_of(kOp, {"rows", rows});
+  check_width(kOp, call.rows);
+  SortArgs sort = check_ids(kOp, topk_ids, experts);
+  check_device(kOp, {"topk_ids", topk_ids}, rows, "rows");
+  PRECAST_CHECK(sort.pairs <= kFewPairs && topk_ids.sizes()[1] >= 1,
+                "%s: topk_ids has shape %s; needed 1 or more for a token, %d in all", kOp, shape_of(topk_ids).text,
+                kFewPairs);
+  check_tokens(kOp, {"topk_ids", topk_ids}, {"rows", rows}, call.rows.rows);
+  const Tensor ids = contiguous(topk_ids);
+  const int64_t sizes[] = {sort.pairs, call.rows.hidden};
+  const int32_t int32 = aoti_torch_dtype_int32();
+  Tensor result = empty(sizes, 2, call.rows.dtype_code, rows);
+  Tensor positions = empty(topk_ids.sizes(), 2, int32, topk_ids), ends = empty(&experts, 1, int32, topk_ids);
+  const ReadRows read(rows);
+  call.data = read.data();
+  call.stride = read.stride() * call.rows.element_bytes();
+  call.result = static_cast<char*>(result.mutable_data());
+  sort.ids = static_cast<const char*>(ids.data());
+  sort.positions = static_cast<int*>(positions.mutable_data());
+  sort.ends = static_cast<int*>(ends.mutable_data());
+  permute(call, sort, ids);
+  return {std::move(result), std::move(positions), std::move(ends)};
 }
 
 // ---- back ----
@@ -329,10 +425,22 @@ void combine_cuda(const char*, const Combine& call) {
       vectors_of(misalignment(work.rows, args.stride) | misalignment(work.result, row_bytes), row_bytes);
   args.units = static_cast<unsigned>(vectors > 0 ? vectors : work.width);
   args.dtype = static_cast<int>(call.rows.dtype);
-  const int kernel = vectors > 0 ? kCombine + args.dtype : kCombineAny;
+  // A thread's loads of rows wait for each other unless there are few tokens, and then there are no others to wait for.
+  constexpr int64_t kFewThreads = 64;
+  const bool fewer = call.places.tokens < multiprocessors(call.rows.device);
+  const bool few = fewer && work.k > 1 && vectors > 0 && vectors <= 65535 * kFewThreads;
+  const int kernel = few ? kCombineFew + args.dtype : vectors > 0 ? kCombine + args.dtype : kCombineAny;
   void* arguments[] = {&args};
   for_launches(call.places.tokens, rows_of_threads(kernel, args.units),
-               [&](int64_t begin, unsigned count, const LaunchShape& shape) {
+               [&](int64_t begin, unsigned count, LaunchShape& shape) {
+                 if (few) {
+                   shape.blocks_x = count;
+                   shape.blocks_y = static_cast<uint32_t>((vectors + kFewThreads - 1) / kFewThreads);
+                   shape.threads_x = kFewThreads;
+                   shape.threads_y = 1;
+                 } else if (vectors > 0) {
+                   share_rows(shape, call.rows.device, args.units);
+                 }
                  args.result = static_cast<char*>(work.result) + begin * row_bytes;
                  args.positions = work.positions + begin * work.k;
                  args.weights = work.weights == nullptr ? nullptr : work.weights + begin * work.k;
@@ -475,6 +583,8 @@ TensorPair backward_op(const Tensor& grad, const Tensor& rows, const Tensor& pos
 }
 
 constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("moe_permute_few", "CPU", permute_few_op<permute_few_cpu>),
+    PRECAST_IMPLEMENTATION("moe_permute_few", "CUDA", permute_few_op<permute_few_cuda>),
     PRECAST_IMPLEMENTATION("moe_permute_rows", "CPU", permute_op<permute_cpu>),
     PRECAST_IMPLEMENTATION("moe_combine_rows", "CPU", combine_op<combine_cpu>),
     PRECAST_IMPLEMENTATION("moe_combine_rows_backward", "CPU", backward_op<backward_cpu>),

@@ -10,6 +10,15 @@ namespace moe {
 
 constexpr u32 kAllLanes = 0xffffffffu;
 
+// The expert of a pair; `experts` if it has none. Ids are int32 or int64.
+DEVICE u32 bucket_at(const char* ids, int id_bytes, int experts, u32 pair) {
+  const u32* words = reinterpret_cast<const u32*>(ids);
+  const bool wide = id_bytes == 8;
+  const u64 at = wide ? 2 * static_cast<u64>(pair) : pair;
+  const u32 low = words[at], high = wide ? words[at + 1] : 0;
+  return high == 0 && low < static_cast<u32>(experts) ? low : static_cast<u32>(experts);
+}
+
 // The greatest and the least number of a warp.
 DEVICE u32 warp_greatest(u32 v) {
 #if PRECAST_ARCH >= 800

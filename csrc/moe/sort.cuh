@@ -11,13 +11,7 @@ namespace moe {
 
 constexpr u32 kAhead = 4;  // loads in flight
 
-DEVICE u32 bucket_of(const SortArgs& a, u32 pair) {
-  const u32* words = reinterpret_cast<const u32*>(a.ids);
-  const bool wide = a.id_bytes == 8;
-  const u64 at = wide ? 2 * static_cast<u64>(pair) : pair;
-  const u32 low = words[at], high = wide ? words[at + 1] : 0;
-  return high == 0 && low < static_cast<u32>(a.experts) ? low : static_cast<u32>(a.experts);
-}
+DEVICE u32 bucket_of(const SortArgs& a, u32 pair) { return bucket_at(a.ids, a.id_bytes, a.experts, pair); }
 
 // Calls body(pair, bucket, peers, active) for this warp's part of the block's chunk, with all lanes. `peers` are the
 // lanes with the same bucket.

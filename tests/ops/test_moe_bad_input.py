@@ -54,6 +54,15 @@ BAD = [
         (made(3, 1), made(3, 8), torch.zeros(3, 2).int(), False, False, 1.0),
         "grad has shape (3, 1); needed (3, 2), as topk_ids",
     ),
+    ("moe_permute_few", (ROWS.double(), IDS, 2), "rows is float64; needed float32, float16 or bfloat16"),
+    ("moe_permute_few", (ROWS, IDS.float(), 2), "topk_ids is float32; needed int32 or int64"),
+    (
+        "moe_permute_few",
+        (ROWS, IDS.expand(513, 2), 2),
+        "topk_ids has shape (513, 2); needed 1 or more for a token, 1024 in all",
+    ),
+    ("moe_permute_few", (ROWS, IDS[:, :0], 2), "topk_ids has shape (1, 0); needed 1 or more for a token, 1024 in all"),
+    ("moe_permute_few", (ROWS, IDS, 2), "topk_ids has shape (1, 2) and rows (2, 4); needed as many rows"),
     ("moe_positions", (IDS.float(), 2), "topk_ids is float32; needed int32 or int64"),
     ("moe_positions", (IDS[0], 2), "topk_ids has shape (2,); needed (tokens, k)"),
     ("moe_positions", (IDS, 0), "experts is 0; needed 1 to 1024"),
@@ -113,7 +122,9 @@ def test_bad_input(op: str, args: tuple[Any, ...], text: str) -> None:
     assert str(fake.value).startswith(f"{op}: {text}")
 
 
-@pytest.mark.parametrize("op", ["topk_gating", "topk_gating_backward", "moe_permute_rows", "moe_combine_rows_backward"])
+@pytest.mark.parametrize(
+    "op", ["topk_gating", "topk_gating_backward", "moe_permute_few", "moe_permute_rows", "moe_combine_rows_backward"]
+)
 def test_two_devices(op: str) -> None:
     first, *rest = _folders.arguments(op)
     args = [first, *(arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in rest)]
@@ -131,6 +142,7 @@ def test_two_devices(op: str) -> None:
             (made(1, 1), made(1, 4), PLACES[:, :1] - 1, True, True, 1.0),
             "has the expert -1 of 4",
         ),
+        ("moe_permute_few", (made(1, 4), torch.tensor([[0, 3]]), 3), "topk_ids has the expert 3 of 3; needed one"),
         ("moe_permute_rows", (made(1, 4), PLACES + 1, 2, True), "positions has 2 and there are 2 slots"),
         ("moe_permute_rows", (made(1, 4), ~(PLACES + 1), 2, True), "positions has -3 and there are 2 slots"),
         ("moe_combine_rows", (ROWS, PLACES + 1, None, False), "positions has 2 and there are 2 slots"),
@@ -140,7 +152,7 @@ def test_two_devices(op: str) -> None:
             "positions has 2 and there are 2",
         ),
     ],
-    ids=["positions", "align", "gating", "permute", "permute left out", "combine", "combine backward"],
+    ids=["positions", "align", "gating", "permute few", "permute", "permute left out", "combine", "combine backward"],
 )
 def test_values_are_checked_on_the_cpu(op: str, args: tuple[Any, ...], text: str) -> None:
     with pytest.raises(RuntimeError, match=text):

@@ -95,6 +95,16 @@ def test_places(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
     assert launches.count("<") == (1 if ids.numel() <= 4096 else 3)
 
 
+@pytest.mark.parametrize("experts", [1, 60, 1024])
+@pytest.mark.parametrize("pairs", [(0, 2), (1, 1), (3, 2), (9, 40), (128, 8)], ids=str)
+def test_places_and_rows_of_few_tokens(gpu: Emulated, pairs: tuple[int, int], experts: int) -> None:
+    """One launch: vectors, words and elements, rows with gaps, ids of both widths, some left out or too large."""
+    ids = torch.randint(-1, experts + 1, pairs, generator=torch.Generator().manual_seed(experts))
+    for given, width, dtype in ((ids, 8, BF16), (ids.int(), 6, BF16), (ids, 9, F32), (ids.int(), 2080, F16)):
+        rows = made(pairs[0], width + 2, dtype=dtype)[:, :width] if width == 9 else made(pairs[0], width, dtype=dtype)
+        assert check(gpu, "moe_permute_few", rows, given, experts, tolerance=0).count("<") == 1
+
+
 def test_all_pairs_of_one_expert(gpu: Emulated) -> None:
     ids = torch.full((600, 8), 5)
     assert check(gpu, "moe_align_block_size", ids, 9, 32).count("<") == 3
@@ -154,6 +164,27 @@ def test_rows_with_one_place_have_two_vectors_per_thread(gpu: Emulated) -> None:
         positions = torch.arange(3 * k, dtype=torch.int32).view(3, k)
         launches = check(gpu, "moe_permute_rows", made(3, 1024), positions, 3 * k, True, tolerance=0)
         assert launches == f"moe_permute<{3 if k == 1 else 2},{threads}x{128 // threads}>"
+
+
+def test_few_tokens_are_shared_by_blocks(gpu: Emulated) -> None:
+    """This GPU has two multiprocessors: one token takes more blocks, and three do not."""
+    for k in (2, 7, 8, 9, 19):
+        positions, weights = places(1, k, k, whole=True), made(1, k, seed=1)
+        for dtype in (F32, BF16):
+            rows = made(k, 1032, dtype=dtype)
+            tolerance = 1e-5 if dtype == F32 else 2e-2
+            launches = check(gpu, "moe_combine_rows", rows, positions, weights, True, tolerance=tolerance)
+            name, blocks = ("f32", 5) if dtype == F32 else ("bf16", 3)
+            assert launches == f"moe_combine_few_{name}<1x{blocks},64x1>"
+            many = positions.expand(3, k).contiguous()
+            ours = gpu.ops.moe_combine_rows(rows, many, weights.expand(3, k).contiguous(), False)
+            assert gpu.launches().startswith(f"moe_combine_{name}<3,")
+            assert torch.equal(ours[1:2], gpu.ops.moe_combine_rows(rows, positions, weights, True))
+            gpu.launches()
+        row = made(1, 1032)
+        assert check(gpu, "moe_permute_rows", row, positions, k, True, tolerance=0) == "moe_permute<1x3,128x1>"
+    one = torch.zeros(1, 1, dtype=torch.int32)
+    assert check(gpu, "moe_combine_rows", made(1, 2080), one, None, True) == "moe_combine_f32<1x4,128x1>"
 
 
 def test_no_tokens_and_no_columns(gpu: Emulated) -> None:

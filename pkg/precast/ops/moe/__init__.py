@@ -199,12 +199,15 @@ def moe_permute(
     """
     if isinstance(rows, Proxy):
         return recorded(moe_permute, **locals())  # type: ignore[no-any-return]
-    positions, ends = _positions(topk_ids, experts)
-    if align_block_size is not None:
-        slots = checks.aligned_slots(topk_ids, experts, align_block_size)
-        positions, ends = _aligned(topk_ids, positions, ends, align_block_size)
-        return _permute(rows, positions, slots, False), positions, ends
-    permuted: Tensor = _permute(rows, positions, topk_ids.numel(), True)
+    if rows.is_cuda and align_block_size is None and topk_ids.numel() <= checks.FEW_PAIRS:
+        permuted, positions, ends = _permute_few(rows, topk_ids, experts)  # one launch instead of two
+    else:
+        positions, ends = _positions(topk_ids, experts)
+        if align_block_size is not None:
+            slots = checks.aligned_slots(topk_ids, experts, align_block_size)
+            positions, ends = _aligned(topk_ids, positions, ends, align_block_size)
+            return _permute(rows, positions, slots, False), positions, ends
+        permuted = _permute(rows, positions, topk_ids.numel(), True)
     if not is_compiling() and not positions.is_inference():
         positions._precast_places = positions._version
     return permuted, positions, ends
@@ -308,6 +311,22 @@ class _Permute(torch.autograd.Function):
         return None, COMBINE_ROWS(grad, positions, None, ctx.whole), None, None, None
 
 
+class _PermuteFew(torch.autograd.Function):
+    """The same gradient; the places are results."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Any], rows: Tensor, topk_ids: Tensor, experts: int) -> Any:
+        result, positions, ends = compute(rows, topk_ids, experts)
+        ctx.save_for_backward(positions)
+        ctx.mark_non_differentiable(positions, ends)
+        return result, positions, ends
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+        (positions,) = ctx.saved_tensors
+        return None, COMBINE_ROWS(grad, positions, None, True), None, None
+
+
 class _Combine(torch.autograd.Function):
     """Without weights, the gradient goes to the places unchanged."""
 
@@ -364,6 +383,16 @@ with namespace.family("moe_routing", __package__):
     )
 
 with namespace.family("moe", __package__):
+    PERMUTE_FEW = register(
+        "moe_permute_few",
+        check=checks.permute_few,
+        result=lambda rows, topk_ids, experts: (
+            rows.new_empty((topk_ids.numel(), rows.shape[1])),
+            topk_ids.new_empty(topk_ids.shape, dtype=torch.int32),
+            topk_ids.new_empty((experts,), dtype=torch.int32),
+        ),
+        gradient=_PermuteFew.apply,
+    )
     PERMUTE_ROWS = register(
         "moe_permute_rows",
         check=checks.permute_rows,
@@ -389,5 +418,6 @@ with namespace.family("moe", __package__):
 _gating = Route(TOPK_GATING, _Gating)
 _align = Route(MOE_ALIGN_BLOCK_SIZE)
 _positions = Route(MOE_POSITIONS)
+_permute_few = Route(PERMUTE_FEW, _PermuteFew)
 _permute = Route(PERMUTE_ROWS, _Permute)
 _combine = Route(COMBINE_ROWS, _Combine)

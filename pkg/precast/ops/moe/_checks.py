@@ -8,6 +8,7 @@ from torch import Tensor
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device, same_kind, same_shape
 
 MOST_EXPERTS = 1024
+FEW_PAIRS = 1024  # kFewPairs of csrc/moe/args.h
 _MOST_PAIRS = 2**31
 
 
@@ -107,6 +108,22 @@ def align_result(topk_ids: Tensor, experts: int, block_size: int) -> tuple[Tenso
     sizes = (slots, blocks, 1)
     first, second, third = (topk_ids.new_empty((size,), dtype=torch.int32) for size in sizes)
     return first, second, third
+
+
+def permute_few(rows: Tensor, topk_ids: Tensor, experts: int) -> None:
+    """Checks of ``moe_permute_few``."""
+    op = "moe_permute_few"
+    _rows(op, rows)
+    _ids(op, topk_ids, experts)
+    same_device(op, "topk_ids", topk_ids, rows, "rows")
+    require(
+        topk_ids.numel() <= FEW_PAIRS and topk_ids.shape[1] >= 1,
+        lambda: f"{op}: topk_ids has shape {tuple(topk_ids.shape)}; needed 1 or more for a token, {FEW_PAIRS} in all",
+    )
+    require(
+        topk_ids.shape[0] == rows.shape[0],
+        lambda: f"{op}: topk_ids has shape {tuple(topk_ids.shape)} and rows {tuple(rows.shape)}; needed as many rows",
+    )
 
 
 def permute_rows(rows: Tensor, positions: Tensor, slots: int, whole: bool) -> None:

@@ -15,6 +15,7 @@ EXAMPLES: Examples = {
     "topk_gating_backward": lambda some: (some(3, 3), some(3, 9), _CHOSEN, False, True, 1.5),
     "moe_align_block_size": lambda some: (_IDS, 7, 4),
     "moe_positions": lambda some: (_IDS, 7),
+    "moe_permute_few": lambda some: (some(5, 9), _IDS, 7),
     "moe_permute_rows": lambda some: (some(5, 9), _PLACES, 10, True),
     "moe_combine_rows": lambda some: (some(10, 9), _PLACES, some(5, 2), True),
     "moe_combine_rows_backward": lambda some: (some(5, 9), some(10, 9), _PLACES, some(5, 2), True),

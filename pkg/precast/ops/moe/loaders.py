@@ -44,8 +44,7 @@ def _sigmoid(logits: Tensor, k: int, **options: object) -> tuple[Tensor, Tensor]
 
 def _permute(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """``precast.ops.moe_permute`` in plain torch."""
-    positions, ends = reference.moe_positions(topk_ids, experts)
-    return reference.moe_permute_rows(rows, positions, topk_ids.numel(), True), positions, ends
+    return reference.moe_permute_few(rows, topk_ids, experts)
 
 
 def _unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -126,6 +126,12 @@ def moe_permute_rows(rows: Tensor, positions: Tensor, slots: int, whole: bool) -
     return zeros.index_add(0, _slots_or(positions, slots), spread)[:slots].to(rows.dtype)
 
 
+def moe_permute_few(rows: Tensor, topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows sorted by expert, the slot of each pair, and where the slots of each expert end."""
+    positions, ends = moe_positions(topk_ids, experts)
+    return moe_permute_rows(rows, positions, topk_ids.numel(), True), positions, ends
+
+
 def moe_combine_rows(rows: Tensor, positions: Tensor, weights: Tensor | None, whole: bool) -> Tensor:
     """The weighted sum of the rows of each token."""
     taken = _taken(rows, positions)
