@@ -91,6 +91,7 @@ struct ClusterForm {
   int buffers;
   int usual;
   int grow;
+  bool alone = false;  // a block of more than kFewThreads fills a multiprocessor, for want of registers
 };
 
 // A kernel that holds a row in the registers of a cluster of blocks. Zero threads if the row does not fit. Few rows are
@@ -113,10 +114,17 @@ inline RowKernel in_cluster(int kernel, int64_t rows, int64_t vectors, const Clu
   int64_t cluster = 1;
   while (cluster < kMostBlocks && vectors > cluster * each * usual) cluster *= form.grow;
   while (cluster < kMostBlocks && vectors > cluster * kSpreadVectors && 2 * rows * cluster <= all) cluster *= 2;
+  // Of few rows, blocks that two of fit on a multiprocessor: clusters of large ones would not all find room at a time.
+  const int64_t smallest = (vectors + each * few - 1) / (each * few), widest = all + all / 2;
+  const bool spread = rows * cluster <= all;
+  if (form.alone && spread && vectors > cluster * each * few && smallest <= kMostBlocks && rows * smallest <= widest) {
+    cluster = widest / rows < kMostBlocks ? widest / rows : kMostBlocks;
+  }
   const int64_t in_block = (vectors + cluster - 1) / cluster, fewest = (in_block + each - 1) / each;
   if (fewest > most) return made(0, cluster);
   int64_t taken = each;
-  if (rows * cluster <= all) taken = (in_block + few - 1) / few;
+  if (spread) taken = (in_block + few - 1) / few;
+  if (form.alone && fewest > few) taken = (in_block + most - 1) / most;  // as many threads as there is room for
   if (taken > each) taken = each;
   return made(warps_for((in_block + taken - 1) / taken), cluster);
 }

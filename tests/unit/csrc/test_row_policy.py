@@ -20,6 +20,9 @@ def test_every_choice_can_be_launched_and_holds_the_row(tmp_path: Path) -> None:
     subprocess.run([*command, "-Wl,--unresolved-symbols=ignore-all"], check=True)
     lines = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) > 5_000
+    few, many = (tuple(map(int, line.split()[4:6])) for line in lines[:2])
+    assert few == (480, 6), "32 rows of 151936: two blocks on a multiprocessor, so that all clusters find room"
+    assert many == (896, 2), "2048 rows of 100352: a block has a multiprocessor to itself"
     refused = 0
     for line in lines:
         room, rows, each, vectors, threads, cluster, shared = map(int, line.split())
@@ -29,7 +32,7 @@ def test_every_choice_can_be_launched_and_holds_the_row(tmp_path: Path) -> None:
             continue
         assert 32 <= threads <= 1024, line
         assert threads % 32 == 0, line
-        assert cluster in (1, 2, 4, 8), line
+        assert 1 <= cluster <= 8, line
         assert threads * cluster * each >= vectors, line
         assert shared <= room - STATIC, line
         assert rows > 132 or threads <= 512 or vectors > 512 * cluster * each, "few rows take smaller blocks"
