@@ -85,9 +85,11 @@ struct UpfirdnArgs {
   int strips;         // of rows in a plane; one thread has a few columns of one strip
   int strip_rows;     // even
   int whole;          // rows of y hold a multiple of a thread's columns
+  int pairs;          // rows of x begin and end at multiples of four bytes, with two pixels in each
+  int unused;
 };
 
-static_assert(sizeof(BiasActArgs) == 120 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 184,
+static_assert(sizeof(BiasActArgs) == 120 && sizeof(SumArgs) == 40 && sizeof(UpfirdnArgs) == 192,
               "host and device must agree");
 
 }  // namespace image

@@ -101,6 +101,7 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
   args.channels_last = call.last ? 1 : 0;
   const int64_t columns = kColumnBytes / bytes;
   args.whole = width % columns == 0 ? 1 : 0;
+  args.pairs = bytes == 2 && h.in % 2 == 0 && reinterpret_cast<uintptr_t>(pixels) % 4 == 0 ? 1 : 0;
   const bool alike = v.up == h.up && v.down == h.down && v.up * v.down <= 2;
   const bool strips = !call.last && call.number != kFloat64 && alike && v.taps <= kMostTaps && h.taps <= kMostTaps;
   const int64_t groups = (width + columns - 1) / columns,

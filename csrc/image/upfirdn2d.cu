@@ -91,30 +91,61 @@ DEVICE void general(const UpfirdnArgs& a) {
 
 constexpr int kTaps = 4;
 
-// What a thread reads of each row of x: kPixels from `column` on. Those outside the image are zero.
-template <class T, int kPixels>
+// What a thread reads of each row of x: kPixels from `first` on. Those outside the image are zero. While they are on
+// their way, pixels of 16 bits are two in a word if rows begin at multiples of four bytes, and end there (kPairs).
+template <class T, int kPixels_, bool kPairs>
 struct Source {
+  static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels;
+  struct Held {
+    u32 word[kHeld];
+  };
+
   const char* column;
   i64 stride;       // in bytes
   int top, bottom;  // the rows that are needed and exist
-  bool inside[kPixels];
+  u32 before;       // bits of the first word that come before the first pixel
+  bool inside[kHeld];
 
   DEVICE Source(const UpfirdnArgs& a, const char* plane, int first, int first_row, int rows)
-      : column(plane + static_cast<i64>(first) * T::kBytes),
-        stride(a.x_strides[2] * T::kBytes),
+      : stride(a.x_strides[2] * T::kBytes),
         top(first_row > 0 ? first_row : 0),
-        bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in) {
+        bottom(first_row + rows < a.vertical.in ? first_row + rows : a.vertical.in),
+        before(kPairs ? (static_cast<u32>(first) & 1u) * 16 : 0u) {
+    const int from = kPairs ? first & ~1 : first;
+    column = plane + static_cast<i64>(from) * T::kBytes;
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) {
-      inside[i] = static_cast<u32>(first + i) < static_cast<u32>(a.horizontal.in);
+    for (int i = 0; i < kHeld; ++i) {
+      inside[i] = static_cast<u32>(from + (kPairs ? 2 * i : i)) < static_cast<u32>(a.horizontal.in);
     }
   }
 
-  DEVICE void load(int row, float (&pixels)[kPixels]) const {
+  DEVICE void load(int row, Held& held) const {
     const bool there = row >= top && row < bottom;
     const char* const p = column + row * stride;
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) pixels[i] = there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f;
+    for (int i = 0; i < kHeld; ++i) {
+      if constexpr (kPairs) {
+        held.word[i] = there && inside[i] ? *reinterpret_cast<const u32*>(p + i * 4) : 0u;
+      } else {
+        held.word[i] = __float_as_uint(there && inside[i] ? T::load(p + i * T::kBytes) : 0.0f);
+      }
+    }
+  }
+
+  DEVICE void unpack(const Held& held, float (&pixels)[kPixels]) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if constexpr (kPairs) {
+        float pair[2];
+        T::unpack(__funnelshift_r(held.word[i], i + 1 < kHeld ? held.word[i + 1] : 0u, before), pair);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (2 * i + e < kPixels) pixels[2 * i + e] = pair[e];
+        }
+      } else {
+        pixels[i] = __uint_as_float(held.word[i]);
+      }
+    }
   }
 };
 
@@ -167,36 +198,39 @@ DEVICE bool load_filter(const UpfirdnArgs& a, float (&tap)[kTaps][kTaps]) {
   return __syncthreads_and(fits) != 0;
 }
 
-// Rows of `kNew` pixels or sums each step, of which the last `kKept` are needed again. kSteps steps are loaded at once.
-// The first kKept rows are loaded by a round of steps that are not taken.
-template <class T, int kPixels, int kValues, int kNew, int kKept, int kSteps, class Reduce, class Step>
-DEVICE void walk(const Source<T, kPixels>& source, int row, int steps, const Reduce& reduce, const Step& step) {
+// Rows of `kNew` pixels or sums each step, of which the last `kKept` are needed again. The rows of the next kSteps
+// steps are on their way while those of a step are used. The first kKept rows are loaded by steps that are not taken.
+template <int kValues, int kNew, int kKept, int kSteps, class From, class Reduce, class Step>
+DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, const Step& step) {
   constexpr int kRows = kSteps * kNew, kBefore = (kKept + kRows - 1) / kRows;  // rounds
-  float window[kKept + kRows][kValues];
+  float window[kKept + kNew][kValues];
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
 #pragma unroll
     for (int e = 0; e < kValues; ++e) window[i][e] = 0.0f;
   }
   row += kKept - kBefore * kRows;
-  float pixels[kRows][kPixels];
+  typename From::Held held[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) source.load(row + i, pixels[i]);
+  for (int i = 0; i < kRows; ++i) source.load(row + i, held[i]);
 #pragma unroll 1
   for (int at = -kBefore * kSteps; at < steps; at += kSteps) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) reduce(pixels[i], window[kKept + i]);
-    row += kRows;  // the next rows are on their way while these are used
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) source.load(row + i, pixels[i]);
+    row += kRows;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (at >= 0 && at + i < steps) step(&window[i * kNew]);
-    }
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
+      for (int n = 0; n < kNew; ++n) {
+        float pixels[From::kPixels];
+        source.unpack(held[i * kNew + n], pixels);
+        reduce(pixels, window[kKept + n]);
+        source.load(row + i * kNew + n, held[i * kNew + n]);
+      }
+      if (at >= 0 && at + i < steps) step(&window[0]);
 #pragma unroll
-      for (int e = 0; e < kValues; ++e) window[i][e] = window[kRows + i][e];
+      for (int j = 0; j < kKept; ++j) {
+#pragma unroll
+        for (int e = 0; e < kValues; ++e) window[j][e] = window[j + kNew][e];
+      }
     }
   }
 }
@@ -209,14 +243,19 @@ struct Kept {
   }
 };
 
+// Of a column, on their way in a thread: 32 bytes, in words of one or two pixels. Compilers for 12.x have no registers
+// for the wide rows of two steps.
+template <bool kPairs, int kDown>
+constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH / 100 == 12) ? 16 : 8;
+
 // Without upsampling. The rows of y step through x by kDown.
-template <class T, int kDown>
+template <class T, int kDown, bool kPairs>
 DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
                      const float (&tap)[kTaps][kTaps], bool is_product) {
   constexpr int kColumns = Target<T>::kColumns, kPixels = (kColumns - 1) * kDown + kTaps;
-  constexpr int kKept = kTaps - kDown, kSteps = 8 / (kDown * kColumns);
+  constexpr int kKept = kTaps - kDown, kSteps = kPixelsAhead<kPairs, kDown> / (kDown * kColumns);
   const int first = row * kDown - a.vertical.pad;
-  const Source<T, kPixels> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
+  const Source<T, kPixels, kPairs> source(a, plane, column * kDown - a.horizontal.pad, first, rows * kDown + kKept);
   if (is_product) {
     float across[kTaps], along[kTaps];
 #pragma unroll
@@ -232,7 +271,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
         for (int i = 1; i < kTaps; ++i) sums[c] = fmaf(across[i], pixels[c * kDown + i], sums[c]);
       }
     };
-    walk<T, kPixels, kColumns, kDown, kKept, kSteps>(source, first, rows, reduce, [&](const float (*window)[kColumns]) {
+    walk<kColumns, kDown, kKept, kSteps>(source, first, rows, reduce, [&](const float (*window)[kColumns]) {
       float y[kColumns];
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
@@ -250,8 +289,10 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
     float y[kColumns] = {};
 #pragma unroll 1
     for (int i = 0; i < kTaps; ++i) {
+      typename Source<T, kPixels, kPairs>::Held held;
       float pixels[kPixels];
-      source.load(first + at * kDown + i, pixels);
+      source.load(first + at * kDown + i, held);
+      source.unpack(held, pixels);
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
 #pragma unroll
@@ -264,14 +305,14 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
 
 // Upsampling by 2. Of each row of x come two rows of y. A result meets two taps on each axis: 0 and 2, or 1 and 3.
 // The even results begin at the first pixel that they meet; an odd one begins there too, or at the next.
-template <class T>
+template <class T, bool kPairs>
 DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
                       const float (&tap)[kTaps][kTaps]) {
   constexpr int kColumns = Target<T>::kColumns, kPixels = kColumns / 2 + 2;
   const int sx = column - a.horizontal.pad, sy = row - a.vertical.pad;
   const int odd_x = sx & 1, odd_y = sy & 1;  // column and row are even
   const int first = (sy + 1) >> 1;
-  const Source<T, kPixels> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
+  const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
   // of[p][q][i][j]: the tap of row p and column q of two by two results that meets row i and column j of its two by two
   // pixels
   float of[2][2][2][2];
@@ -303,7 +344,17 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
       target.store(y);
     }
   };
-  walk<T, kPixels, kPixels, 1, 2, 8 / kColumns>(source, first, (rows + 1) / 2, Kept<kPixels>(), step);
+  walk<kPixels, 1, 2, (kPairs ? 16 : 8) / kColumns>(source, first, (rows + 1) / 2, Kept<kPixels>(), step);
+}
+
+template <class T, int kUp, int kDown, bool kPairs>
+DEVICE void strip(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
+                  const float (&tap)[kTaps][kTaps], bool is_product) {
+  if constexpr (kUp == 2) {
+    upsampled<T, kPairs>(a, plane, column, row, rows, target, tap);
+  } else {
+    filtered<T, kDown, kPairs>(a, plane, column, row, rows, target, tap, is_product);
+  }
 }
 
 template <class T, int kUp, int kDown>
@@ -321,11 +372,12 @@ DEVICE void strips(const UpfirdnArgs& a) {
   const char* const from = a.x + static_cast<i64>(plane) * a.x_strides[1] * T::kBytes;
   const i64 to = static_cast<i64>(plane) * a.y_strides[1] + row * a.y_strides[2] + column;
   const Target<T> target = {a.y + to * T::kBytes, a.y_strides[2] * T::kBytes, a.whole != 0, a.horizontal.out - column};
-  if constexpr (kUp == 2) {
-    upsampled<T>(a, from, column, row, rows, target, tap);
-  } else {
-    filtered<T, kDown>(a, from, column, row, rows, target, tap, is_product);
+  if constexpr (T::kBytes == 2) {
+    if (a.pairs != 0) {
+      return strip<T, kUp, kDown, true>(a, from, column, row, rows, target, tap, is_product);
+    }
   }
+  strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
 }
 
 }  // namespace image

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from precast._builder import catalogue  # noqa: E402
 from precast.ops.image import reference, setup_filter  # noqa: E402
-from tests.unit.csrc.emulated import Emulated, made  # noqa: E402
+from tests.unit.csrc.emulated import Emulated, made, unaligned  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -63,8 +63,12 @@ def test_upfirdn2d(emulator: Emulated, dtype: Any) -> None:
     for f in (product, other, made(6, 5)):
         for steps in ((1, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (3, 2, 1, 2)):
             for pads in ((2, 1, 1, 2), (-1, 4, 3, -2), (0, 6, 5, 1)):
-                x = made(1, 2, 19, 11).to(dtype)
                 args = (f, *steps, *pads, pads[0] > 0, 1.5)
+                even = made(1, 2, 7, 12).to(dtype)  # by words of two pixels, or one by one
+                ours = emulator.ops.upfirdn2d(even, *args)
+                close(ours, reference.upfirdn2d(even, *args), dtype)
+                assert torch.equal(ours, emulator.ops.upfirdn2d(unaligned(even), *args))
+                x = made(1, 2, 19, 11).to(dtype)
                 close(emulator.ops.upfirdn2d(x, *args), reference.upfirdn2d(x, *args), dtype)
                 last = x.contiguous(memory_format=torch.channels_last)
                 close(emulator.ops.upfirdn2d(last, *args), reference.upfirdn2d(x, *args), dtype)
