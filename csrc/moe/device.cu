@@ -113,17 +113,22 @@ DEVICE void permute_few_rows(const PermuteFewArgs& a) {
     if (threadIdx.x % 32 == 0) places[j] = bucket < a.experts ? slot : ~slot;
   }
   __syncthreads();
+  const auto place_of = [&](int j) { return a.result + (places[j] >= 0 ? places[j] : ~places[j]) * a.row_bytes; };
+  const auto write = [&](char* to, u32 at, bool placed, const Unit& from) {
+    if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), placed ? from : Unit{});
+  };
+  if (step >= a.units) {  // a unit for a thread
+#pragma unroll 4
+    for (int j = 0; j < a.k; ++j) write(place_of(j), first_unit(), places[j] >= 0, unit[0]);
+  } else {
 #pragma unroll 1
-  for (u32 first = first_unit(); first < a.units; first += kCopied * step, load_units(first)) {
+    for (u32 first = first_unit(); first < a.units; first += kCopied * step, load_units(first)) {
 #pragma unroll 2
-    for (int j = 0; j < a.k; ++j) {
-      const int place = places[j];
-      const i64 slot = place >= 0 ? place : ~place;
-      char* to = a.result + slot * a.row_bytes;
+      for (int j = 0; j < a.k; ++j) {
 #pragma unroll
-      for (int c = 0; c < kCopied; ++c) {
-        const u32 at = first + static_cast<u32>(c) * step;
-        if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), place >= 0 ? unit[c] : Unit{});
+        for (int c = 0; c < kCopied; ++c) {
+          write(place_of(j), first + static_cast<u32>(c) * step, places[j] >= 0, unit[c]);
+        }
       }
     }
   }
@@ -417,9 +422,9 @@ KERNEL(moe_combine_f32, CombineArgs, 512, 1024, combine_row<Float32>)
 KERNEL(moe_combine_f16, CombineArgs, 512, 1024, combine_row<Float16>)
 KERNEL(moe_combine_bf16, CombineArgs, 512, 1024, combine_row<BFloat16>)
 KERNEL(moe_combine_any, CombineArgs, 512, 1024, combine_any)
-KERNEL(moe_combine_few_f32, CombineArgs, 64, 1024, combine_few<Float32>)
-KERNEL(moe_combine_few_f16, CombineArgs, 64, 1024, combine_few<Float16>)
-KERNEL(moe_combine_few_bf16, CombineArgs, 64, 1024, combine_few<BFloat16>)
+KERNEL(moe_combine_few_f32, CombineArgs, 64, 512, combine_few<Float32>)
+KERNEL(moe_combine_few_f16, CombineArgs, 64, 512, combine_few<Float16>)
+KERNEL(moe_combine_few_bf16, CombineArgs, 64, 512, combine_few<BFloat16>)
 
 KERNEL(moe_combine_backward_f32, CombineBackwardArgs, 512, 1024, combine_backward<Float32>)
 KERNEL(moe_combine_backward_f16, CombineBackwardArgs, 512, 1024, combine_backward<Float16>)
