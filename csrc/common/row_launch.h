@@ -124,7 +124,8 @@ inline RowKernel in_cluster(int kernel, int64_t rows, int64_t vectors, const Clu
   if (fewest > most) return made(0, cluster);
   int64_t taken = each;
   if (spread) taken = (in_block + few - 1) / few;
-  if (form.alone && fewest > few) taken = (in_block + most - 1) / most;  // as many threads as there is room for
+  const bool many = rows * cluster >= 4 * all;
+  if (form.alone && many && fewest > few) taken = (in_block + most - 1) / most;  // as many threads as there is room for
   if (taken > each) taken = each;
   return made(warps_for((in_block + taken - 1) / taken), cluster);
 }
