@@ -13,7 +13,8 @@ from benchmarks.report import Report, Row
 if TYPE_CHECKING:
     import torch
 
-SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096))  # of the result
+SHAPES = ((32768, 4096), (16384, 8192), (65536, 1024), (4096, 4096), (4096, 6145))  # of the result
+ALONE_SHAPES = ((8191, 2881), (8192, 11008))  # of activations without a factor
 
 
 def formulas() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -33,6 +34,19 @@ def formulas() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
         return gelu(first, approximate="tanh") * second
 
     return {function.__name__: function for function in (silu_and_mul, gelu_and_mul, gelu_tanh_and_mul)}
+
+
+def alone() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The same for activations without a factor."""
+    import torch
+
+    def gelu_new(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
+    def gelu_quick(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+    return {function.__name__: function for function in (gelu_new, gelu_quick)}
 
 
 def backward_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:

@@ -140,6 +140,25 @@ def gated(shape: Shape, compiled: Compile) -> Iterator[Case]:
         yield Case(op + way, shape, moved, {**runs, **peers, **twin}, absent)
 
 
+def alone(shape: Shape, compiled: Compile) -> Iterator[Case]:
+    """Activations without a factor, and their gradients."""
+    from torch._functorch import config
+
+    import precast
+
+    x = _random(*shape)
+    absent = {liger.NAME: liger.NO_SUCH_OP if liger.installed() else liger.ABSENT}
+    for op, theirs in activations.alone().items():
+        functions = {OURS: getattr(precast.ops, op), EAGER: theirs, STATIC: compiled(theirs)}
+        for way, moved in (("", 2 * x.nbytes), (" backward", 3 * x.nbytes)):
+            with config.patch(donated_buffer=False):  # otherwise a compiled backward runs only once
+                runs: dict[str, Run] = {
+                    name: activations.backward_of(function, x) if way else functools.partial(function, x)
+                    for name, function in functions.items()
+                }
+            yield Case(op + way, shape, moved, runs, absent)
+
+
 def softmaxes(shape: Shape, compiled: Compile) -> Iterator[Case]:
     """Masked and causal softmax, and their gradients."""
     import torch
@@ -227,6 +246,7 @@ FAMILIES: dict[str, Family] = {
     "norm": Family(norms, norm.SHAPES, (8192, 2048)),
     "layer_norm": Family(layer_norms, norm.SHAPES, (8192, 2048)),
     "activations": Family(gated, activations.SHAPES, (8192, 2048)),
+    "alone": Family(alone, activations.ALONE_SHAPES, (2048, 1024)),
     "softmax": Family(softmaxes, softmax.SHAPES, (2, 16, 1024, 1024)),
     "rotary": Family(rotaries, (rotary.PREFILL[0], rotary.PREFILL[-1], rotary.DECODE[0]), (2048, 32, 8, 128)),
     "moe": Family(experts, moe.SHAPES, (2048, 2048, 2)),

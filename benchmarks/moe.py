@@ -22,7 +22,7 @@ Run = Callable[[], Any]
 TOKENS = (1, 16, 64)
 EXPERTS, K, GROUPS, KEPT, BLOCK = 256, 8, 8, 4, 64
 GATING_US, TARGET = 6.0, ">= 1.0"
-SHAPES = ((16384, 4096, 1), (16384, 4096, 8))  # tokens, width, experts for each token
+SHAPES = ((16384, 4096, 1), (16384, 4096, 8), (16, 7168, 1), (16, 7168, 8))  # tokens, width, experts for each token
 
 
 def gating_of_torch(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

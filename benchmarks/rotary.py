@@ -17,7 +17,7 @@ Run = Callable[[], Any]
 Shape = tuple[int, int, int, int]
 
 # Tokens, heads of query and of key, head_dim: one GPU's share of a prompt, and one step of this many sequences.
-PREFILL: tuple[Shape, ...] = ((16384, 32, 8, 128), (8192, 32, 8, 128), (4096, 32, 8, 128))
+PREFILL: tuple[Shape, ...] = ((16384, 32, 8, 128), (8192, 32, 8, 128), (4096, 32, 8, 128), (8192, 16, 16, 72))
 DECODE: tuple[Shape, ...] = ((64, 32, 8, 128), (16, 32, 8, 128), (1, 32, 8, 128))
 
 
