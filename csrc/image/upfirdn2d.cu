@@ -243,10 +243,10 @@ struct Kept {
   }
 };
 
-// Of a column, on their way in a thread: 32 bytes, in words of one or two pixels. Compilers for 12.x have no registers
-// for the wide rows of two steps.
+// Of a column, on their way in a thread: 32 bytes, in words of one or two pixels. Compilers for 11.x and 12.x have no
+// registers for the wide rows of two steps.
 template <bool kPairs, int kDown>
-constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH / 100 == 12) ? 16 : 8;
+constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
 
 // Without upsampling. The rows of y step through x by kDown.
 template <class T, int kDown, bool kPairs>
