@@ -89,7 +89,7 @@ def test_clusters(kernels: KernelModule) -> None:
 def test_tma(kernels: KernelModule) -> None:
     import torch
 
-    from precast._cubin.tma import tensor_map
+    from precast.extension import tensor_map
 
     if not needs_hopper():
         assert not hasattr(kernels, "tile")

@@ -76,6 +76,12 @@ def test_only_targets_that_exist_are_named(page: Path) -> None:
     assert named <= make_targets() | {"made"}
 
 
+def test_no_page_for_users_names_a_module_of_ours_that_is_private() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("guides/*.md"), *(ROOT / "docs").glob("reference/*.md")]
+    found = {page.name: re.findall(r"precast\._[a-z][\w.]*", page.read_text(encoding="utf-8")) for page in pages}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
 def test_every_target_does_something() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in make_targets():

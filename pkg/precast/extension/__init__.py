@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from precast.extension.base import Extension
     from precast.extension.cpp import CppExtension
-    from precast.extension.cubin import CubinExtension
+    from precast.extension.cubin import CubinExtension, tensor_map
     from precast.extension.cuda import CudaExtension
     from precast.extension.module import KernelModule
     from precast.extension.torch_reference import TorchExtension
@@ -28,6 +28,7 @@ _HOMES = {
     "TritonExtension": "triton",
     "TorchExtension": "torch_reference",
     "KernelModule": "module",
+    "tensor_map": "cubin",
     # Older names.
     "_Extension": "base",
     "_CppExtension": "cpp",
@@ -43,6 +44,7 @@ __all__ = [
     "KernelModule",
     "TorchExtension",
     "TritonExtension",
+    "tensor_map",
 ]
 
 

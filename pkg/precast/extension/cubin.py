@@ -16,7 +16,7 @@ from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.host import Gpu, Host, Nvrtc
 from precast._abi.settings import JitMode, Settings
 from precast._builder import files
-from precast._cubin import images, launch
+from precast._cubin import images, launch, tma
 from precast._load import probe, verdict
 from precast._load.source import Source
 from precast.errors import KernelIncompatible, KernelUnavailable
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from setuptools import Extension as SetuptoolsExtension
 
     from precast._cubin.programs import Built, Programs
+
+tensor_map = tma.tensor_map  # part of the interface of this module
 
 
 class CubinExtension(Places, Extension):
