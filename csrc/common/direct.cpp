@@ -380,7 +380,8 @@ PRECAST_EXPORT const void* precast_operator(const char* name, uint64_t* bytes) {
   };
   void* (*dispatcher)();
   Handle (*find)(void*, const char* name, const char* overload);
-  if (!precast::resolve(precast::kDispatcher, dispatcher) || !precast::resolve(precast::kFindSchema, find))
+  if (!precast::resolve(precast::kDispatcher, dispatcher) || !precast::resolve(precast::kFindSchema, find) ||
+      precast::find_loaded(precast::kEndOfHandle) == nullptr)
     return nullptr;
   try {
     const Handle handle = find(dispatcher(), name, "");

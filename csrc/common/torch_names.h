@@ -62,6 +62,8 @@ constexpr TorchName kRequiresGrad = {"libc10.so", "_ZNK3c1010TensorImpl13require
 constexpr TorchName kDispatcher = {"libtorch_cpu.so", "_ZN3c1010Dispatcher13realSingletonEv"};
 // c10::Dispatcher::findSchemaOrThrow(const char*, const char*)
 constexpr TorchName kFindSchema = {"libtorch_cpu.so", "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_"};
+// c10::OperatorHandle::~OperatorHandle(), without which the call before would return its handle in registers
+constexpr TorchName kEndOfHandle = {"libtorch_cpu.so", "_ZN3c1014OperatorHandleD1Ev"};
 // c10::impl::raw_local_dispatch_key_set, a variable of threads: dlsym returns the calling thread's.
 constexpr TorchName kThreadKeys = {"libc10.so", "_ZN3c104impl26raw_local_dispatch_key_setE"};
 
