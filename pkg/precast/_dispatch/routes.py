@@ -93,7 +93,16 @@ class Route:
         return self.otherwise(*args)
 
     def below(self, *args: Any) -> Any:
-        """The second route, or the third."""
+        """The second route, or the third; an error about the kind of an argument names it."""
+        try:
+            return self._dispatched(*args)
+        except (RuntimeError, TypeError) as error:
+            problem = _wrong_kind(self.op, args)
+            if problem is None:
+                raise
+            raise TypeError(problem) from error
+
+    def _dispatched(self, *args: Any) -> Any:
         if _transform_active() or has_torch_function(args) or _is_excluded(AUTOGRAD_KEY) or _is_exporting():
             return self.otherwise(*args)
         if _autocasts():  # a rule that somebody else has registered for it comes before autograd
@@ -201,6 +210,17 @@ def _place_of_count(library: HostLibrary) -> int | None:
 
 def _words(address: int, size: int) -> list[int]:
     return list((ctypes.c_uint64 * (size // 8)).from_address(address))
+
+
+def _wrong_kind(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> str | None:
+    """What is wrong with the first argument that is no tensor where one is needed, or is a strided nested tensor."""
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        kind = str(argument.type)
+        if kind == "Tensor" and not isinstance(value, Tensor):
+            return f"{op._opname}: {argument.name} is a {type(value).__name__}; needed a torch.Tensor"
+        if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+            return f"{op._opname}: {argument.name} is a nested tensor in the strided layout; needed torch.jagged"
+    return None
 
 
 def _apply(function: type[Any]) -> Callable[..., Any]:

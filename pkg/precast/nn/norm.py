@@ -119,6 +119,8 @@ def _sizes(normalized_shape: int | Sequence[int]) -> list[int]:
 
 
 def _check_shape(module: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{module}: the input is a {type(x).__name__}; needed a torch.Tensor")
     # Without parameters the ops would take any width.
     if compares_sizes() and x.shape[-len(shape) :] != shape:
         wanted = shape[0] if len(shape) == 1 else shape

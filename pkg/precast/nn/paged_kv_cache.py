@@ -131,7 +131,18 @@ class PagedKVCache:
     def write(self, layer: int, step: Step, key: Tensor, value: Tensor) -> None:
         """Writes the keys and values of a step's tokens, ``(tokens, kv_heads, width)``, for one layer."""
         with torch.no_grad():
-            ops.reshape_and_cache(key, value, self.keys[layer], self.values[layer], step.slots)
+            keys, values = self.keys[layer], self.values[layer]
+            if keys.shape == values.shape:
+                ops.reshape_and_cache(key, value, keys, values, step.slots)
+                return
+            if key.shape[1:] != keys.shape[2:] or value.shape != (key.shape[0], *values.shape[2:]):  # before a write
+                needed = (key.shape[0], *keys.shape[2:]), (key.shape[0], *values.shape[2:])
+                raise RuntimeError(
+                    f"PagedKVCache.write: key has shape {tuple(key.shape)} and value {tuple(value.shape)}; needed "
+                    f"{needed[0]} and {needed[1]}"
+                )
+            for rows, cache in ((key, keys), (value, values)):  # of two widths
+                ops.reshape_and_cache(rows, None, cache, None, step.slots)
 
     def attend(self, layer: int, step: Step, query: Tensor, **options: Any) -> Any:
         """:func:`precast.ops.paged_decode_attention` for a step's tokens, with its options; at most 16 tokens per

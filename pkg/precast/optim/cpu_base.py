@@ -174,6 +174,9 @@ class CPUOptimizer(PlannedOptimizer):
             fresh = any(name is not None and state.get(name) is None for name in names)
             if fresh:
                 state = {**state, **self._new_state(group, param, state)}
+            if self.counts_steps and not isinstance(state["step"], Tensor):
+                state = {**state, "step": torch.tensor(float(state["step"]))}
+                fresh = True
             rows = None
             if sparse:
                 self._check_sparse(index, group)

@@ -7,6 +7,7 @@ padding follows. So one op serves gradients of any order.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -310,20 +311,31 @@ def filter_size(f: Tensor | None) -> tuple[int, int]:
 def _pair(name: str, steps: Steps) -> tuple[int, int]:
     if isinstance(steps, int):
         return steps, steps
-    if len(steps) != 2:
+    found = _whole(name, steps)
+    if len(found) not in (1, 2):
         raise ValueError(f"{name} is {steps}; needed a number, or two: x and y")
-    return int(steps[0]), int(steps[1])
+    return found[0], found[-1]
+
+
+def _whole(name: str, steps: Steps) -> list[int]:
+    """One whole number or several; numpy's too."""
+    try:
+        given: Any = steps
+        return [operator.index(one) for one in (given if isinstance(given, (list, tuple)) else (given,))]
+    except TypeError:
+        raise ValueError(f"{name} is {steps}; needed whole numbers") from None
 
 
 def spread_padding(padding: Steps) -> tuple[int, int, int, int]:
-    if isinstance(padding, int):
-        return padding, padding, padding, padding
-    if len(padding) == 2:
-        x, y = (int(one) for one in padding)
+    found = [padding] if isinstance(padding, int) else _whole("padding", padding)
+    if len(found) == 1:
+        return found[0], found[0], found[0], found[0]
+    if len(found) == 2:
+        x, y = found
         return x, x, y, y
-    if len(padding) != 4:
+    if len(found) != 4:
         raise ValueError(f"padding is {padding}; needed a number, two, or four: before and behind along x, then y")
-    before_x, behind_x, before_y, behind_y = (int(one) for one in padding)
+    before_x, behind_x, before_y, behind_y = found
     return before_x, behind_x, before_y, behind_y
 
 
