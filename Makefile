@@ -8,7 +8,7 @@
 #   make examples                 the packages in examples/, each built, installed and tested in a clean environment
 #   make release-local            every wheel of a release, in dist/release
 #   TORCH=2.11.0 make test        another torch than the one in constraints.txt, in an environment of its own
-#   TORCH=2.9.1 make prove-classic   the host library of a torch below 2.10 in that torch, kept in docs/evidence
+#   TORCH=2.9.1 make prove-classic   the host library in that torch, kept in docs/evidence
 #   PYTHON=python3.12 make test   another interpreter, likewise
 #   make env                      only the environment, so that the other commands need no network
 #   make newcomer                 the README's commands on a stranger's machine, a row each; ARGS may name some of them

@@ -19,7 +19,7 @@ VERBS = {
     "matrix": "print matrix.toml as JSON, checked",
     "nvrtc": "ask the NVRTC of each label which GPUs it compiles for",
     "plan": "expand matrix.toml into the cells of an event",
-    "prove-classic": "run the host library of a classic torch in that torch, and keep the evidence",
+    "prove-classic": "run the host library in a torch, and keep the evidence",
     "publish": "take a checked release out of its run, step by step",
     "qemu": "run a wheel for aarch64 under an emulator, and one for x86_64 on a processor without AVX-512",
     "release": "make a whole release on this machine",

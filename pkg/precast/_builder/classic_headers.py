@@ -20,7 +20,7 @@ from precast.errors import KernelError
 
 PINS = Path(__file__).with_name("classic_headers.json")
 
-# The torch headers that torch_classic.cpp includes; the headers they include are pinned with them.
+# The torch headers that torch_adapter.cpp includes; the headers they include are pinned with them.
 ROOTS = (
     "ATen/Parallel.h",
     "ATen/core/Tensor.h",

@@ -81,7 +81,7 @@ def test_the_label_is_the_local_version() -> None:
         (
             Settings(label=Label("")),
             True,
-            ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "pip"],
+            ["ninja", "nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-nvrtc==13.0.88", "pip"],
         ),
         (replace(CU130, parts="parts"), True, []),
     ],

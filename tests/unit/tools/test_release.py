@@ -34,7 +34,7 @@ def test_each_built_cell_is_one_step_and_needs_what_it_takes(plan: Plan, tmp_pat
     built = {cell.name for cell in (*plan.device, *plan.host, *plan.wheel) if not cell.not_built}
     assert built <= set(steps) and set(steps) - built <= {"sdist", "check-set", "index"}
     default = steps["wheel-default-x86_64"]
-    assert {"device-cu128", "host-kernels-x86_64", "sdist"} <= set(default.needs)
+    assert {"device-cu128", "device-cu130", "host-kernels-x86_64", "sdist"} <= set(default.needs)
     assert "--fresh" in steps["index"].words and steps["index"].needs == ("check-set",)
     assert set(steps["check-set"].needs) == {"sdist", *(name for name in built if name.startswith("wheel-"))}
     for step in steps.values():

@@ -24,19 +24,20 @@ KNOWN = matrix.load(Path(__file__).resolve().parents[3] / "matrix.toml")
 PLAN = expand(KNOWN, KNOWN.event("release"))
 LABELS = [spec.name for spec in KNOWN.labels]
 
-# A number is the SASS that runs, p is PTX for 9.0, - is nothing prebuilt. In words: V100 T4 A100 RTX30 Orin RTX40 H100
+# A number is the SASS that runs, p is PTX for 9.0, - is nothing prebuilt. p/110: SASS for 11.0 from a driver for CUDA
+# 13 on, PTX before. In words: V100 T4 A100 RTX30 Orin RTX40 H100
 # B200 B300 Thor RTX50 Spark, and one yet to come.
 TABLE = """
-          7.0  7.5  8.0  8.6  8.7  8.9  9.0  10.0  10.3  11.0 12.0  12.1  13.0
-cu121     70   75   80   86   -    86   90   p     p     p    p     p     p
-cu124     70   75   80   86   -    86   90   p     p     p    p     p     p
-cu126     70   75   80   86   -    86   90   p     p     p    p     p     p
-cu128     70   75   80   86   -    86   90   100   100   p    120   120   p
-cu129     70   75   80   86   -    86   90   100   100   p    120   120   p
-cu130     -    75   80   86   -    86   90   100   100   110  120   120   p
-cu132     -    75   80   86   -    86   90   100   100   110  120   120   p
-cpu       -    -    -    -    -    -    -    -     -     -    -     -     -
-default   70   75   80   86   -    86   90   100   100   p    120   120   p
+          7.0    7.5    8.0    8.6    8.7    8.9    9.0    10.0   10.3   11.0   12.0   12.1   13.0
+cu121     70     75     80     86     -      86     90     p      p      p      p      p      p
+cu124     70     75     80     86     -      86     90     p      p      p      p      p      p
+cu126     70     75     80     86     -      86     90     p      p      p      p      p      p
+cu128     70     75     80     86     -      86     90     100    100    p      120    120    p
+cu129     70     75     80     86     -      86     90     100    100    p      120    120    p
+cu130     -      75     80     86     -      86     90     100    100    110    120    120    p
+cu132     -      75     80     86     -      86     90     100    100    110    120    120    p
+cpu       -      -      -      -      -      -      -      -      -      -      -      -      -
+default   70     75     80     86     -      86     90     100    100    p/110  120    120    p
 """
 # The driver, as cuDriverGetVersion says it, from which a label's SASS and its PTX run.
 DRIVERS = {
@@ -59,6 +60,8 @@ def wanted(label: str, gpu: str, driver: int) -> str | None:
     """What the table says."""
     for_sass, for_ptx = DRIVERS[label]
     code = WANTED[label][gpu]
+    if code == "p/110":
+        code = "110" if driver >= 13000 else "p"
     if code == "p":
         return "compute_90" if driver >= for_ptx else None
     return f"sm_{code}" if code != "-" and driver >= for_sass else None
