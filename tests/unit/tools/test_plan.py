@@ -47,7 +47,10 @@ def test_the_summaries_are_known(snapshot: Snapshot) -> None:
 def test_the_documentation_counts_as_the_plan_does(checkout: Path) -> None:
     text = (checkout / "docs" / "concepts" / "wheels.md").read_text()
     release = PLANS["release"]
-    for title, found in (("device code", release.device), ("host library", release.host), ("wheel", release.wheel)):
+    libraries = tuple(cell for cell in release.host if cell.headers is None)
+    adapters = tuple(cell for cell in release.host if cell.headers is not None)
+    rows = (("device code", release.device), ("host library", libraries), ("adapter", adapters))
+    for title, found in (*rows, ("wheel", release.wheel)):
         row = re.search(rf"^\| {title} \| .+ \| (\d+) \| (\d+)\b", text, re.MULTILINE)
         assert row is not None
         assert row.groups() == (str(len(found)), str(sum(not cell.not_built for cell in found)))
