@@ -115,6 +115,11 @@ bool Tensor::has_memory() const {
   return covered == 0 || (covered <= static_cast<uint64_t>(storage_bytes()) && data() != nullptr);
 }
 
+void no_tensor(const char* op, size_t index, const std::runtime_error& error) {
+  if (strstr(error.what(), "undefined Tensor") == nullptr) throw error;
+  fail("%s: argument %zu is None; needed a tensor", op, index + 1);
+}
+
 void no_memory(const char* op, size_t index, const Tensor& tensor) {
   fail(
       "%s: argument %zu has shape %s and needs %lld bytes of its storage, which has %lld; it was freed or shrunk after "

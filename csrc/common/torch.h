@@ -25,6 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -284,11 +285,17 @@ inline void put_result(StableIValue* stack, TensorTriple&& result) {
 // Every tensor argument of every op is checked here, so that a kernel finds memory behind each. Ops check the lists
 // that they take themselves, because a plan reads most of its tensors without a call of an op.
 [[noreturn]] void no_memory(const char* op, size_t index, const Tensor& tensor) __attribute__((cold));
+// Says so if the argument is the undefined tensor, which torch's parser makes of None, or throws the error again.
+[[noreturn]] void no_tensor(const char* op, size_t index, const std::runtime_error& error) __attribute__((cold));
 
 template <class Taken>
 void require_memory(const char* op, size_t index, Taken& taken) {
   if constexpr (std::is_same_v<Taken, TensorArgument> || std::is_same_v<Taken, OptionalTensor>) {
-    taken.keep_facts();
+    try {
+      taken.keep_facts();
+    } catch (const std::runtime_error& error) {
+      no_tensor(op, index, error);
+    }
     const Tensor* const tensor = taken.get();
     if (tensor != nullptr && __builtin_expect(!tensor->has_memory(), 0)) no_memory(op, index, *tensor);
   }

@@ -25,6 +25,9 @@ void adam_cpu(const TensorList& params, const TensorList& grads, const TensorLis
                 printable(exp_avgs.size() == params.size() ? exp_avg_sqs.size() : exp_avgs.size()),
                 exp_avgs.size() == params.size() ? "exp_avg_sqs" : "exp_avgs");
   check_lengths(lists);
+  PRECAST_CHECK(bias_correction1 > 0 && bias_correction2 > 0,
+                "adam_: bias_correction1 is %g and bias_correction2 %g; needed numbers above 0", bias_correction1,
+                bias_correction2);
   const int64_t count = params.size();
   Array<Slot> slots(count);
   Relaid relaid(count);

@@ -151,7 +151,8 @@ __attribute__((noinline)) inline Attention check_call(const Tensors& t, double s
   }
   call.table_blocks = static_cast<int>(columns);
   call.scale = static_cast<float>(scale);
-  call.softcap = static_cast<float>(softcap);
+  constexpr double kNone = 1e30;  // so high a cap changes no score, and its product with log2(e) may overflow
+  call.softcap = softcap < kNone ? static_cast<float>(softcap) : 0.0f;
   call.window = static_cast<int>(window);
   return call;
 }

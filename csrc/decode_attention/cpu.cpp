@@ -79,11 +79,19 @@ PRECAST_INLINE void add_weighted(const float (*values)[kMostWidth], const float*
   for (int c = 0; c < kCount; ++c) store(totals + column + c * kLanes, total[c]);
 }
 
-// tanh, computed from exp(-2 |x|).
+PRECAST_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+#define PRECAST_PART(i) select(is_less(a.part[i], b.part[i]), yes.part[i], no.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
+// tanh, computed from exp(-2 |x|), and near zero, where that loses digits, from its series.
 PRECAST_INLINE Floats soft_capped(Floats x, float cap) {
   const Floats one = broadcast(1), y = x * broadcast(1 / cap), way = sign(y);
   const Floats e = exponential(y * way * broadcast(-2));
-  return way * (one - e) / (one + e) * broadcast(cap);
+  const Floats square = y * y;
+  const Floats series = fma(y * square, fma(square, broadcast(2.0f / 15), broadcast(-1.0f / 3)), y);
+  return where_less(y * way, broadcast(0.0625f), series, way * (one - e) / (one + e)) * broadcast(cap);
 }
 
 // The state of a tile of rows while it goes through a chunk.

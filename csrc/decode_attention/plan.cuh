@@ -196,8 +196,10 @@ struct Scoring {
   DEVICE float of(float product) const {
     const float x = product * factor;
     if (cap == 0.0f) return x;
-    const float e = exp2_of(fabsf(x) * (-2.0f * kLog2E));
-    return copysignf(__fdiv_rn(1.0f - e, 1.0f + e), x) * cap;
+    const float e = exp2_of(fabsf(x) * (-2.0f * kLog2E)), square = x * x;
+    // Near zero, where 1 - e loses digits, tanh by its series.
+    const float series = fmaf(x * square, fmaf(square, 2.0f / 15, -1.0f / 3), x);
+    return (fabsf(x) < 0.0625f ? series : copysignf(__fdiv_rn(1.0f - e, 1.0f + e), x)) * cap;
   }
 };
 

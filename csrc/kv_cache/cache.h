@@ -71,6 +71,30 @@ __attribute__((noinline)) inline bool is_free_of_overlap(const Tensor& tensor) {
   return true;
 }
 
+// True if both tensors fill their memory and share some of it. The heads of several tensors, or keys and values, may
+// take turns in one buffer: such tensors have gaps and are not compared.
+inline bool overlap(const Tensor& a, const Tensor& b, int64_t bytes) {
+  const char *begin[2], *end[2];
+  const Tensor* const both[] = {&a, &b};
+  for (int i = 0; i < 2; ++i) {
+    int64_t count = 1, extent = 1;
+    for (int64_t k = 0; k < both[i]->dim(); ++k) {
+      count *= both[i]->sizes()[k];
+      extent += (both[i]->sizes()[k] - 1) * both[i]->strides()[k];
+    }
+    if (count == 0 || count != extent) return false;
+    begin[i] = static_cast<const char*>(both[i]->data());
+    end[i] = begin[i] + extent * bytes;
+  }
+  return begin[0] < end[1] && begin[1] < end[0];
+}
+
+// A cache is written, so nothing else may lie in it.
+inline void check_apart(const char* op, const Named& named, const Named& cache, int64_t bytes) {
+  PRECAST_CHECK(&named.tensor == &cache.tensor || !overlap(named.tensor, cache.tensor, bytes),
+                "%s: %s overlaps %s in memory, which is written; needed its own", op, named.name, cache.name);
+}
+
 // Finds the dimensions of a paged value cache: (blocks, heads, block_size, width) or (blocks, heads, width,
 // block_size), and the first if both fit. Returns false if neither does.
 inline bool find_value_dims(const Tensor& cache, int64_t blocks, Call* call) {
@@ -146,6 +170,11 @@ __attribute__((noinline)) inline Call check_call(const char* op, const Tensors& 
   }
   PRECAST_CHECK(t.only_keys || t.key_cache.data() == nullptr || t.key_cache.data() != t.value_cache.data(),
                 "%s: key_cache and value_cache begin at one place in memory; needed two caches", op);
+  for (const Named& cache : caches) {
+    check_apart(op, {"key", t.key}, cache, call.element_bytes());
+    check_apart(op, {"value", t.value}, cache, call.element_bytes());
+  }
+  check_apart(op, {"value_cache", t.value_cache}, caches[0], call.element_bytes());
   return call;
 }
 

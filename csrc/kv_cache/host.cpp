@@ -231,6 +231,10 @@ __attribute__((noinline)) void rotary_and_cache(const Tensor& query, const Tenso
   rotary::check_apart(kOp, rotation.key, {"key", key}, tables);
   PRECAST_CHECK(!rotary::overlap(rotation.query, rotation.key),
                 "%s: query and key overlap in memory; needed two that do not, as both are written", kOp);
+  check_apart(kOp, {"query", query}, {"key_cache", tensors.key_cache}, call.element_bytes());
+  check_apart(kOp, {"query", query}, {"value_cache", tensors.value_cache}, call.element_bytes());
+  check_apart(kOp, {"value", value}, {"query", query}, call.element_bytes());
+  check_apart(kOp, {"value", value}, {"key", key}, call.element_bytes());
   for (const Tensor* written : {&query, &key}) {
     PRECAST_CHECK(value.data() == nullptr || written->data() != value.data(),
                   "%s: value begins at one place in memory with query or key, which are written; needed its own", kOp);

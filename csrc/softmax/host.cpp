@@ -171,7 +171,7 @@ Tensor masked_op(const Tensor& x, const Tensor& mask, double scale, double maske
   const char* op = "scaled_masked_softmax";
   const Rows rows = check_rows(op, "x", x, Shape::kAny);
   check_mask(op, x, mask);
-  PRECAST_CHECK(masked_value < static_cast<double>(__builtin_inff()),
+  PRECAST_CHECK(static_cast<float>(masked_value) < __builtin_inff(),
                 "%s: masked_value is %g; needed a finite number or -inf", op, masked_value);
   if (rows.rows == 0) return empty_contiguous_like(x);
   const ReadMask mask_rows(mask);

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.hostile.calls import extent
+
 _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -83,6 +85,10 @@ def _version(tensor: Tensor) -> int | None:
 
 
 def _memory(tensor: Tensor) -> Tensor | None:
+    """The bytes of its elements; of its storage, if that lacks some of them."""
     if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor._is_zerotensor():
         return None
-    return _bytes(tensor.untyped_storage()).clone()
+    if tensor.untyped_storage().nbytes() < extent(tensor):
+        return _bytes(tensor.untyped_storage()).clone()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

@@ -293,6 +293,20 @@ def test_a_clamp_of_zero_and_defaults(device: str) -> None:
     torch.testing.assert_close(ops.bias_act(x, b, dim=-2, act="lrelu"), slopes)
 
 
+@pytest.mark.parametrize("act", ["relu", "lrelu"])
+def test_at_zero_and_nan_every_way_takes_the_slope_below(act: str, device: str) -> None:
+    x, b = torch.tensor([[0.0, -0.0, torch.nan, 1.0]], device=device).T, torch.zeros(1, device=device)
+
+    def total(x: Any) -> Any:
+        return ops.bias_act(x, b, act=act, alpha=0.25, gain=1.0).sum()
+
+    x.requires_grad_()
+    (ours,) = torch.autograd.grad(total(x), x)
+    slope = 0.25 if act == "lrelu" else 0.0
+    assert ours.flatten().tolist() == [slope, slope, slope, 1.0]
+    assert torch.equal(torch.func.grad(total)(x.detach())[:2], ours[:2])
+
+
 TRANSFORMS = {
     "jvp": lambda f, x, b: torch.func.jvp(f, (x, b), (torch.ones_like(x), torch.ones_like(b))),
     "grad": lambda f, x, b: torch.func.grad(lambda x, b: f(x, b).sin().sum(), argnums=(0, 1))(x, b),

@@ -329,6 +329,13 @@ BAD: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.parametrize("softcap", [3e3, 1e6, 1e9, 3e38])
+def test_a_cap_far_above_all_scores_changes_nothing(softcap: float, device: str) -> None:
+    args = arguments(device)
+    capped = ops.paged_decode_attention(*args, softcap=softcap)
+    torch.testing.assert_close(capped, ops.paged_decode_attention(*args), rtol=2e-5, atol=2e-5)
+
+
 def traced(function: Callable[..., Any], args: list[Any], options: dict[str, Any]) -> Any:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         return function(*(mode.from_tensor(t) for t in args), **options)

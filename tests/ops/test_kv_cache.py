@@ -296,5 +296,18 @@ def test_caches_that_lie_wrong_in_memory_are_refused(case: str, device: str) -> 
     assert all(map(torch.equal, pair, kept))
 
 
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_what_overlaps_a_cache_is_refused(place: int, device: str) -> None:
+    given = inputs(device)
+    flat = torch.randn(given[2].numel() + given[0].numel() + 1, device=device)
+    given[2] = flat[: given[2].numel()].view(given[2].shape)
+    given[place] = flat[1 : given[place].numel() + 1].view(given[place].shape)
+    kept = flat.clone()
+    name = ("key", "value", "", "value_cache")[place]
+    with pytest.raises(RuntimeError, match=f"reshape_and_cache: {name} overlaps key_cache in memory, which is written"):
+        ops.reshape_and_cache(*given)
+    assert torch.equal(flat, kept)
+
+
 def test_load_says_where_the_kernels_come_from(device: str) -> None:
     assert precast.load("reshape_and_cache", device).family == "kv_cache"

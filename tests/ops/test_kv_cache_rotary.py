@@ -238,6 +238,11 @@ MEMORY: dict[str, tuple[int, Callable[[list[Any]], Any], str]] = {
         lambda a: a[KEY].as_strided((ROWS, 8), (8, 1), a[KEY].storage_offset()),
         "cos overlaps (query|key) in memory, which is written",
     ),
+    "a query in the cache": (
+        QUERY,
+        lambda a: a[KEY_CACHE].view(-1)[1 : a[QUERY].numel() + 1].view(a[QUERY].shape),
+        "query overlaps key_cache in memory, which is written",
+    ),
     "one cache for both": (KEY_CACHE, lambda a: a[VALUE_CACHE], "key_cache and value_cache begin at one place"),
 }
 

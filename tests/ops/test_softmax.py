@@ -275,6 +275,10 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: ops.scaled_masked_softmax(x, x > 0, 1.0, masked_value=INFINITY),
         "masked_value is inf; needed a finite number or -inf",
     ),
+    "fill beyond float32": (
+        lambda x: ops.scaled_masked_softmax(x, x > 0, 1.0, masked_value=1e308),
+        r"masked_value is 1e\+308; needed a finite number or -inf",
+    ),
     "NaN fill": (
         lambda x: ops.scaled_masked_softmax(x, x > 0, 1.0, masked_value=float("nan")),
         "masked_value is -?nan; needed a finite number or -inf",

@@ -124,7 +124,7 @@ class Route:
 
     def _below_in_place(self, *args: Any) -> Any:
         """The second route of an op in place, with what its kernels above would have done."""
-        targets = [args[i] for i in self._written if args[i] is not None]
+        targets = [args[i] for i in self._written if isinstance(args[i], Tensor)]
         refuse_inference(self.op._opname, targets)
         done = self._below_all(*args)
         mark_written(targets)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,3 +126,53 @@ def same_shape(op: str, name: str, tensor: Tensor, wanted_name: str, wanted: Ten
 
 def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+# ---- arguments of another type than a signature says ----
+
+# What Python and torch raise when they meet one. A public function explains it then: looking before each call costs.
+CONFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_ALIASES = {"Steps": "int | Sequence[int]", "Casting": "str", "GroupScore": "str", "FullyMasked": "str"}
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "Tensor": lambda value: isinstance(value, Tensor),
+    "None": lambda value: value is None,
+    "int": lambda value: isinstance(value, int | torch.SymInt),
+    "float": lambda value: isinstance(value, float | int | torch.SymFloat | torch.SymInt),
+    "bool": lambda value: isinstance(value, bool | torch.SymBool),
+    "str": lambda value: isinstance(value, str),
+    "torch.device": lambda value: isinstance(value, torch.device),
+}
+
+
+def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise a TypeError that names the first argument of another type than the function's signature says, if any is.
+
+    Called where an error is handled; one that names the argument stays.
+    """
+    said = str(sys.exc_info()[1])
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = str(parameter.annotation)
+        for alias, meaning in _ALIASES.items():
+            kind = kind.replace(alias, meaning)
+        if name in given and not any(_is_a(one.strip(), given[name]) for one in kind.split(" | ")):
+            if re.search(rf"\b{name}\b", said):
+                return
+            value = given[name]
+            found = (
+                repr(value) if isinstance(value, int | float | complex | str | None) else f"a {type(value).__name__}"
+            )
+            raise TypeError(f"{function.__name__}: {name} is {found}; needed {kind}") from None
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    """Whether a value has a type of an annotation; an unknown type passes."""
+    outer, several, inner = kind.removesuffix("]").partition("[")
+    if outer == "Literal":
+        return isinstance(value, str)
+    if several and isinstance(value, Sequence):
+        return not isinstance(value, str) and all(_is_a(inner, one) for one in value)
+    if several:
+        return outer == "Iterable" and isinstance(value, Iterable)
+    known = _KINDS.get(kind)
+    return known is None or known(value)

@@ -64,27 +64,31 @@ def adam_(
     if is_traced(params):
         recorded(adam_, **locals())
         return
-    for index, grad in enumerate(grads):
-        if grad.layout is not torch.strided:
-            layout = str(grad.layout).removeprefix("torch.")
-            raise RuntimeError(f"adam_: grads[{index}] has the layout {layout}; a dense tensor is needed")
-    ADAM_(
-        list(params),
-        list(grads),
-        list(exp_avgs),
-        list(exp_avg_sqs),
-        list(copies),
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        bias_correction1,
-        bias_correction2,
-        grad_scale,
-        decoupled,
-        maximize,
-    )
+    try:
+        for index, grad in enumerate(grads):
+            if grad.layout is not torch.strided:
+                layout = str(grad.layout).removeprefix("torch.")
+                raise RuntimeError(f"adam_: grads[{index}] has the layout {layout}; a dense tensor is needed")
+        ADAM_(
+            list(params),
+            list(grads),
+            list(exp_avgs),
+            list(exp_avg_sqs),
+            list(copies),
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            bias_correction1,
+            bias_correction2,
+            grad_scale,
+            decoupled,
+            maximize,
+        )
+    except _checks.CONFUSED:
+        _checks.explain(adam_, locals())
+        raise
 
 
 def _check(
@@ -93,6 +97,13 @@ def _check(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     copies: list[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
     *_: Any,
 ) -> None:
     """Raise unless the lists have the same length and the tensors at each index can be updated together."""
@@ -100,6 +111,13 @@ def _check(
     _checks.updated_lists("adam_", params, {"grads": grads, **states, **({"copies": copies} if copies else {})})
     _checks.states("adam_", params, states)
     _checks.copies_of("adam_", copies)
+    _checks.require(
+        bias_correction1 > 0 and bias_correction2 > 0,
+        lambda: (
+            f"adam_: bias_correction1 is {bias_correction1:g} and bias_correction2 {bias_correction2:g}; "
+            "needed numbers above 0"
+        ),
+    )
 
 
 def _refuse_derivative(*_: Any) -> NoReturn:

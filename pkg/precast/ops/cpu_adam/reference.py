@@ -29,8 +29,9 @@ def adam_(
 ) -> None:
     """One Adam (or, with ``decoupled``, AdamW) step over every parameter, in place."""
     for index, (param, grad, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
-        p, m_wide, v_wide = wide(param), wide(m), wide(v)
-        g = grad.to(p.dtype) * (-grad_scale if maximize else grad_scale)
+        p = wide(param)
+        m_wide, v_wide = wide(m).view(p.shape), wide(v).view(p.shape)
+        g = grad.reshape(p.shape).to(p.dtype) * (-grad_scale if maximize else grad_scale)
         if decoupled:
             p = p * (1 - lr * weight_decay)
         else:
@@ -40,7 +41,7 @@ def adam_(
         denominator = v_wide.sqrt() / math.sqrt(bias_correction2) + eps
         p = p - lr / bias_correction1 * m_wide / denominator
         param.copy_(p)
-        m.copy_(m_wide)
-        v.copy_(v_wide)
+        m.copy_(m_wide.view(m.shape))
+        v.copy_(v_wide.view(v.shape))
         if copies:
-            copies[index].copy_(p)
+            copies[index].copy_(p.view(copies[index].shape))

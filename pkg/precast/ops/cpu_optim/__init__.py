@@ -35,6 +35,13 @@ def _check(
     """Raise unless the nonempty tensors at each index can be updated together."""
     op = "optimize_"
     _checks.require(rule in range(4), lambda: f"{op}: rule is {rule}; needed 0, 1, 2 or 3")
+    for name, tensor in (
+        ("plan", plan),
+        ("numbers", numbers),
+        *((f"steps[{i}]", step) for i, step in enumerate(steps)),
+    ):
+        message = f"{op}: {name} is on {tensor.device}; all tensors must be on cpu"
+        _checks.require(all(tensor.device.type == param.device.type for param in params[:1]), lambda: message)  # noqa: B023
     states = {"first": first, "second": second, "third": third}
     given = {name: tensors for name, tensors in {**states, "copies": copies}.items() if tensors}
     lists = {

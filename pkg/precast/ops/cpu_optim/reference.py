@@ -29,8 +29,10 @@ def optimize_(
     for i, (param, grad, row) in enumerate(zip(params, grads, rows, strict=True)):
         lr, beta1, beta2, eps, decay, extra, flag, maximize, _ = row
         p = wide(param)
-        m, v, greatest = (wide(list_[i]) if list_ and list_[i].numel() else None for list_ in (first, second, third))
-        g = grad.to(p.dtype) * (-grad_scale if maximize else grad_scale)
+        m, v, greatest = (
+            wide(list_[i]).view(p.shape) if list_ and list_[i].numel() else None for list_ in (first, second, third)
+        )
+        g = grad.reshape(p.shape).to(p.dtype) * (-grad_scale if maximize else grad_scale)
         if rule == 3 or (rule == 0 and flag):
             p = p * (1 - lr * decay)
         else:
@@ -60,6 +62,6 @@ def optimize_(
         if copies and copies[i].numel():
             targets.append((copies[i], p))
         for target, values in targets:
-            target.copy_(values)
+            target.copy_(values.view(target.shape))
     for step in steps:
         step.add_(1)

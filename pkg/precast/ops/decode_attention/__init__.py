@@ -16,6 +16,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
+from precast.ops import _checks
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require, same_device
 from precast.ops._fx import Proxy, recorded
 
@@ -122,9 +123,13 @@ def paged_decode_attention(
     """
     if isinstance(query, Proxy):
         return recorded(paged_decode_attention, **locals())  # type: ignore[no-any-return]
-    given = (query, key_cache, value_cache, block_tables, lengths)
-    optional = (alibi_slopes, sinks, key_scale, value_scale)
-    return attend(_kernel, given, scale, window, softcap, optional, return_lse)
+    try:
+        given = (query, key_cache, value_cache, block_tables, lengths)
+        optional = (alibi_slopes, sinks, key_scale, value_scale)
+        return attend(_kernel, given, scale, window, softcap, optional, return_lse)
+    except _checks.CONFUSED:
+        _checks.explain(paged_decode_attention, locals())
+        raise
 
 
 def attend(

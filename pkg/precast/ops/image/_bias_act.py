@@ -86,7 +86,11 @@ def bias_act(
     """
     if isinstance(x, Proxy):
         return recorded(bias_act, **locals())  # type: ignore[no-any-return]
-    y: Tensor = BIAS_ACT(*arguments(x, b, dim, act, alpha, gain, clamp))
+    try:
+        y: Tensor = BIAS_ACT(*arguments(x, b, dim, act, alpha, gain, clamp))
+    except _checks.CONFUSED:
+        _checks.explain(bias_act, locals())
+        raise
     return y
 
 
@@ -146,7 +150,11 @@ def fused_leaky_relu(
     """
     if isinstance(x, Proxy):
         return recorded(fused_leaky_relu, **locals())  # type: ignore[no-any-return]
-    return bias_act(x, bias, act="lrelu", alpha=negative_slope, gain=scale)
+    try:
+        return bias_act(x, bias, act="lrelu", alpha=negative_slope, gain=scale)
+    except _checks.CONFUSED:
+        _checks.explain(fused_leaky_relu, locals())
+        raise
 
 
 class _BiasAct(torch.autograd.Function):

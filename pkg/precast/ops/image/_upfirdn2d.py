@@ -80,23 +80,27 @@ def setup_filter(
     """
     if isinstance(f, Proxy):
         return recorded(setup_filter, **locals())  # type: ignore[no-any-return]
-    taps = torch.as_tensor(1.0 if f is None else f, dtype=torch.float32)
-    if taps.dim() > 2 or taps.numel() == 0:
-        raise ValueError(f"f has shape {tuple(taps.shape)}; needed one or two dimensions with at least one tap")
-    if taps.dim() == 0:
-        taps = taps[None]
-    if separable is None:
-        separable = taps.dim() == 1 and taps.numel() >= _SEPARABLE_FROM
-    if separable and taps.dim() != 1:
-        raise ValueError(f"separable is True and f has shape {tuple(taps.shape)}; needed one dimension")
-    if taps.dim() == 1 and not separable:
-        taps = torch.outer(taps, taps)
-    if normalize:
-        taps = taps / taps.sum()
-    if flip_filter:
-        taps = taps.flip(list(range(taps.dim())))
-    factor = math.sqrt(gain) if taps.dim() == 1 else gain
-    return (taps * factor).to(device=device).contiguous()
+    try:
+        taps = torch.as_tensor(1.0 if f is None else f, dtype=torch.float32)
+        if taps.dim() > 2 or taps.numel() == 0:
+            raise ValueError(f"f has shape {tuple(taps.shape)}; needed one or two dimensions with at least one tap")
+        if taps.dim() == 0:
+            taps = taps[None]
+        if separable is None:
+            separable = taps.dim() == 1 and taps.numel() >= _SEPARABLE_FROM
+        if separable and taps.dim() != 1:
+            raise ValueError(f"separable is True and f has shape {tuple(taps.shape)}; needed one dimension")
+        if taps.dim() == 1 and not separable:
+            taps = torch.outer(taps, taps)
+        if normalize:
+            taps = taps / taps.sum()
+        if flip_filter:
+            taps = taps.flip(list(range(taps.dim())))
+        factor = math.sqrt(gain) if taps.dim() == 1 else gain
+        return (taps * factor).to(device=device).contiguous()
+    except _checks.CONFUSED:
+        _checks.explain(setup_filter, locals())
+        raise
 
 
 def upfirdn2d(
@@ -140,7 +144,11 @@ def upfirdn2d(
     """
     if isinstance(x, Proxy):
         return recorded(upfirdn2d, **locals())  # type: ignore[no-any-return]
-    return through(UPFIRDN2D, x, f, up, down, padding, flip_filter, gain)
+    try:
+        return through(UPFIRDN2D, x, f, up, down, padding, flip_filter, gain)
+    except _checks.CONFUSED:
+        _checks.explain(upfirdn2d, locals())
+        raise
 
 
 def through(
@@ -195,7 +203,11 @@ def filter2d(x: Tensor, f: Tensor | None, padding: Steps = 0, flip_filter: bool 
     """
     if isinstance(x, Proxy):
         return recorded(filter2d, **locals())  # type: ignore[no-any-return]
-    return upfirdn2d(x, f, 1, 1, around_filtered(f, padding), flip_filter, gain)
+    try:
+        return upfirdn2d(x, f, 1, 1, around_filtered(f, padding), flip_filter, gain)
+    except _checks.CONFUSED:
+        _checks.explain(filter2d, locals())
+        raise
 
 
 def upsample2d(
@@ -231,8 +243,12 @@ def upsample2d(
     """
     if isinstance(x, Proxy):
         return recorded(upsample2d, **locals())  # type: ignore[no-any-return]
-    up_x, up_y = _pair("up", up)
-    return upfirdn2d(x, f, up, 1, around_upsampled(f, up, padding), flip_filter, gain * up_x * up_y)
+    try:
+        up_x, up_y = _pair("up", up)
+        return upfirdn2d(x, f, up, 1, around_upsampled(f, up, padding), flip_filter, gain * up_x * up_y)
+    except _checks.CONFUSED:
+        _checks.explain(upsample2d, locals())
+        raise
 
 
 def downsample2d(
@@ -268,7 +284,11 @@ def downsample2d(
     """
     if isinstance(x, Proxy):
         return recorded(downsample2d, **locals())  # type: ignore[no-any-return]
-    return upfirdn2d(x, f, 1, down, around_downsampled(f, down, padding), flip_filter, gain)
+    try:
+        return upfirdn2d(x, f, 1, down, around_downsampled(f, down, padding), flip_filter, gain)
+    except _checks.CONFUSED:
+        _checks.explain(downsample2d, locals())
+        raise
 
 
 def around_filtered(f: Tensor | None, padding: Steps) -> tuple[int, int, int, int]:
@@ -305,6 +325,8 @@ def filter_size(f: Tensor | None) -> tuple[int, int]:
     """The width and the height of a filter of one or two dimensions."""
     if f is None:
         return 1, 1
+    if f.dim() not in (1, 2):
+        raise ValueError(f"f has shape {tuple(f.shape)}; needed one or two dimensions")
     return int(f.shape[-1]), int(f.shape[0])
 
 

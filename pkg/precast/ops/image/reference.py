@@ -14,8 +14,8 @@ from precast.ops.image import _common
 _RELU, _LEAKY = 1, 2
 _FUNCTIONS: tuple[Callable[[Tensor, float], Tensor], ...] = (
     lambda u, alpha: u,
-    lambda u, alpha: torch.where(u < 0, torch.zeros_like(u), u),
-    lambda u, alpha: torch.where(u < 0, u * alpha, u),
+    lambda u, alpha: torch.relu(u),
+    F.leaky_relu,  # at zero, like the kernels, with the slope of what is below
     lambda u, alpha: torch.tanh(u),
     lambda u, alpha: torch.sigmoid(u),
     lambda u, alpha: F.elu(u),

@@ -49,11 +49,15 @@ def layer_norm(
         x, weight, bias = torch.randn(8, 64), torch.ones(64), torch.zeros(64)
         y = precast.ops.layer_norm(x, weight, bias)
     """
-    if normalized_shape is not None:
-        return _over_shape(x, weight, bias, eps, normalized_shape)
-    if not is_compiling() and forward_ad._current_level < 0:
-        return _LAYER_NORM.call(x, weight, bias, eps)  # type: ignore[no-any-return]
-    return _dispatched(x, weight, bias, eps)
+    try:
+        if normalized_shape is not None:
+            return _over_shape(x, weight, bias, eps, normalized_shape)
+        if not is_compiling() and forward_ad._current_level < 0:
+            return _LAYER_NORM.call(x, weight, bias, eps)  # type: ignore[no-any-return]
+        return _dispatched(x, weight, bias, eps)
+    except _checks.CONFUSED:
+        _checks.explain(layer_norm, locals())
+        raise
 
 
 def _dispatched(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -31,6 +31,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route, is_compiling
+from precast.ops._checks import CONFUSED, explain
 from precast.ops._fx import Proxy, recorded
 from precast.ops.moe import _checks as checks
 
@@ -82,8 +83,12 @@ def topk_softmax(
     """
     if isinstance(logits, Proxy):
         return recorded(topk_softmax, **locals())  # type: ignore[no-any-return]
-    args = (k, groups, kept_groups, _top_two(group_score), False, renormalize, scale)
-    found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    try:
+        args = (k, groups, kept_groups, _top_two(group_score), False, renormalize, scale)
+        found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    except CONFUSED:
+        explain(topk_softmax, locals())
+        raise
     return found
 
 
@@ -132,8 +137,12 @@ def topk_sigmoid(
     """
     if isinstance(logits, Proxy):
         return recorded(topk_sigmoid, **locals())  # type: ignore[no-any-return]
-    args = (k, groups, kept_groups, _top_two(group_score), True, renormalize, scale)
-    found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    try:
+        args = (k, groups, kept_groups, _top_two(group_score), True, renormalize, scale)
+        found: tuple[Tensor, Tensor] = _gating(logits, bias, *args)
+    except CONFUSED:
+        explain(topk_sigmoid, locals())
+        raise
     return found
 
 
@@ -199,17 +208,21 @@ def moe_permute(
     """
     if isinstance(rows, Proxy):
         return recorded(moe_permute, **locals())  # type: ignore[no-any-return]
-    if rows.is_cuda and align_block_size is None and topk_ids.numel() <= checks.FEW_PAIRS:
-        permuted, positions, ends = _permute_few(rows, topk_ids, experts)  # one launch instead of two
-    else:
-        positions, ends = _positions(topk_ids, experts)
-        if align_block_size is not None:
-            slots = checks.aligned_slots(topk_ids, experts, align_block_size)
-            positions, ends = _aligned(topk_ids, positions, ends, align_block_size)
-            return _permute(rows, positions, slots, False), positions, ends
-        permuted = _permute(rows, positions, topk_ids.numel(), True)
-    if not is_compiling() and not positions.is_inference():
-        positions._precast_places = positions._version
+    try:
+        if rows.is_cuda and align_block_size is None and topk_ids.numel() <= checks.FEW_PAIRS:
+            permuted, positions, ends = _permute_few(rows, topk_ids, experts)  # one launch instead of two
+        else:
+            positions, ends = _positions(topk_ids, experts)
+            if align_block_size is not None:
+                slots = checks.aligned_slots(topk_ids, experts, align_block_size)
+                positions, ends = _aligned(topk_ids, positions, ends, align_block_size)
+                return _permute(rows, positions, slots, False), positions, ends
+            permuted = _permute(rows, positions, topk_ids.numel(), True)
+        if not is_compiling() and not positions.is_inference():
+            positions._precast_places = positions._version
+    except CONFUSED:
+        explain(moe_permute, locals())
+        raise
     return permuted, positions, ends
 
 
@@ -250,9 +263,13 @@ def moe_unpermute(rows: Tensor, positions: Tensor, weights: Tensor | None = None
     """
     if isinstance(rows, Proxy):
         return recorded(moe_unpermute, **locals())  # type: ignore[no-any-return]
-    if weights is not None and weights.dtype in (torch.float16, torch.bfloat16):
-        weights = weights.float()
-    y: Tensor = _combine(rows, positions, weights, _have_each_row(positions, rows))
+    try:
+        if weights is not None and weights.dtype in (torch.float16, torch.bfloat16):
+            weights = weights.float()
+        y: Tensor = _combine(rows, positions, weights, _have_each_row(positions, rows))
+    except CONFUSED:
+        explain(moe_unpermute, locals())
+        raise
     return y
 
 

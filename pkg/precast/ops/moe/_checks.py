@@ -89,8 +89,8 @@ def align(topk_ids: Tensor, experts: int, block_size: int) -> None:
 
 def aligned_slots(topk_ids: Tensor, experts: int, block_size: int) -> int:
     """The rows that ``moe_permute`` returns for an ``align_block_size``: whole blocks, as many as may be needed."""
-    if block_size < 1:  # no torch._check, whose message torch.compile cannot trace
-        raise RuntimeError(f"moe_permute: align_block_size is {block_size}; needed 1 or more")
+    if not 1 <= block_size < 2**31:  # no torch._check, whose message torch.compile cannot trace
+        raise RuntimeError(f"moe_permute: align_block_size is {block_size}; needed 1 or more, and less than 2^31")
     return (slots_of(topk_ids, experts, block_size) + block_size - 1) // block_size * block_size
 
 

@@ -63,8 +63,12 @@ def multi_tensor_l2norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     if is_traced(tensors):
         return recorded(multi_tensor_l2norm, **locals())  # type: ignore[no-any-return]
-    total: Tensor
-    total, squares = L2NORM(list(tensors))
+    try:
+        total: Tensor
+        total, squares = L2NORM(list(tensors))
+    except _checks.CONFUSED:
+        _checks.explain(multi_tensor_l2norm, locals())
+        raise
     return total, squares
 
 
@@ -97,7 +101,11 @@ def multi_tensor_scale_(
     if is_traced(outs):
         recorded(multi_tensor_scale_, **locals())
         return
-    AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
+    try:
+        AXPBY_(list(outs), list(xs), [], scale, 0.0, factor, found_inf)
+    except _checks.CONFUSED:
+        _checks.explain(multi_tensor_scale_, locals())
+        raise
 
 
 def multi_tensor_axpby_(
@@ -132,7 +140,11 @@ def multi_tensor_axpby_(
     if is_traced(outs):
         recorded(multi_tensor_axpby_, **locals())
         return
-    AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
+    try:
+        AXPBY_(list(outs), list(xs), list(ys), a, b, None, found_inf)
+    except _checks.CONFUSED:
+        _checks.explain(multi_tensor_axpby_, locals())
+        raise
 
 
 def clip_grad_norm_(
@@ -170,24 +182,28 @@ def clip_grad_norm_(
     # torch warns of a generator without parameters, so it gets one if it was one.
     if is_traced(parameters):
         return recorded(clip_grad_norm_, **locals())  # type: ignore[no-any-return]
-    again = isinstance(parameters, GeneratorType)
-    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    grads = [param.grad for param in params if param.grad is not None]
-    if float(norm_type) != 2.0 or not _on_one_gpu(list(map(local_of, grads))):
-        given = (param for param in params) if again else params
-        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-    with torch.no_grad():
-        sharded = any(map(is_dtensor, grads))
-        total = _norm_of_shards(grads) if sharded else multi_tensor_l2norm(grads)[0]
-        if error_if_nonfinite and not bool(total.isfinite()):
-            raise RuntimeError(
-                f"clip_grad_norm_: the norm of the gradients is {float(total)}; needed a finite one, or "
-                "error_if_nonfinite=False; no gradient was changed"
-            )
-        written = list(map(local_of, grads))
-        multi_tensor_scale_(written, written, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
-        total = total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
-        return _replicated(total, grads) if sharded else total
+    try:
+        again = isinstance(parameters, GeneratorType)
+        params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        grads = [param.grad for param in params if param.grad is not None]
+        if float(norm_type) != 2.0 or not _on_one_gpu(list(map(local_of, grads))):
+            given = (param for param in params) if again else params
+            return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        with torch.no_grad():
+            sharded = any(map(is_dtensor, grads))
+            total = _norm_of_shards(grads) if sharded else multi_tensor_l2norm(grads)[0]
+            if error_if_nonfinite and not bool(total.isfinite()):
+                raise RuntimeError(
+                    f"clip_grad_norm_: the norm of the gradients is {float(total)}; needed a finite one, or "
+                    "error_if_nonfinite=False; no gradient was changed"
+                )
+            written = list(map(local_of, grads))
+            multi_tensor_scale_(written, written, 1.0, factor=(float(max_norm) / (total + 1e-6)).clamp(max=1.0))
+            total = total.to(functools.reduce(torch.promote_types, {grad.dtype for grad in grads}))
+            return _replicated(total, grads) if sharded else total
+    except _checks.CONFUSED:
+        _checks.explain(clip_grad_norm_, locals())
+        raise
 
 
 def _norm_of_shards(grads: Sequence[Tensor]) -> Tensor:

@@ -64,16 +64,20 @@ def rms_norm(
         y = precast.ops.rms_norm(x, weight, eps=1e-6)
     """
     try:
-        code = CASTINGS[casting]
-    except KeyError:
-        if isinstance(x, Proxy):
-            return recorded(rms_norm, **locals())  # type: ignore[no-any-return]
-        raise _unknown(casting) from None
-    if weight is None or normalized_shape is not None:
-        return _over_shape("rms_norm", rms_norm, (x,), weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
-    if not is_compiling() and forward_ad._current_level < 0:
-        return _RMS_NORM.call(x, weight, eps, code)  # type: ignore[no-any-return]
-    return _rms_norm_dispatched(x, weight, eps, code)
+        try:
+            code = CASTINGS[casting]
+        except KeyError:
+            if isinstance(x, Proxy):
+                return recorded(rms_norm, **locals())  # type: ignore[no-any-return]
+            raise _unknown(casting) from None
+        if weight is None or normalized_shape is not None:
+            return _over_shape("rms_norm", rms_norm, (x,), weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
+        if not is_compiling() and forward_ad._current_level < 0:
+            return _RMS_NORM.call(x, weight, eps, code)  # type: ignore[no-any-return]
+        return _rms_norm_dispatched(x, weight, eps, code)
+    except _checks.CONFUSED:
+        _checks.explain(rms_norm, locals())
+        raise
 
 
 def fused_add_rms_norm(
@@ -109,17 +113,21 @@ def fused_add_rms_norm(
         y, total = precast.ops.fused_add_rms_norm(x, residual, weight)
     """
     try:
-        code = CASTINGS[casting]
-    except KeyError:
-        if isinstance(x, Proxy):
-            return recorded(fused_add_rms_norm, **locals())  # type: ignore[no-any-return]
-        raise _unknown(casting) from None
-    if weight is None or normalized_shape is not None:
-        rows = (x, residual)
-        return _over_shape("fused_add_rms_norm", fused_add_rms_norm, rows, weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
-    if not is_compiling() and forward_ad._current_level < 0:
-        return _FUSED_ADD_RMS_NORM.call(x, residual, weight, eps, code)  # type: ignore[no-any-return]
-    return _fused_add_rms_norm_dispatched(x, residual, weight, eps, code)
+        try:
+            code = CASTINGS[casting]
+        except KeyError:
+            if isinstance(x, Proxy):
+                return recorded(fused_add_rms_norm, **locals())  # type: ignore[no-any-return]
+            raise _unknown(casting) from None
+        if weight is None or normalized_shape is not None:
+            rows = (x, residual)
+            return _over_shape("fused_add_rms_norm", fused_add_rms_norm, rows, weight, eps, casting, normalized_shape)  # type: ignore[no-any-return]
+        if not is_compiling() and forward_ad._current_level < 0:
+            return _FUSED_ADD_RMS_NORM.call(x, residual, weight, eps, code)  # type: ignore[no-any-return]
+        return _fused_add_rms_norm_dispatched(x, residual, weight, eps, code)
+    except _checks.CONFUSED:
+        _checks.explain(fused_add_rms_norm, locals())
+        raise
 
 
 def fused_add_rms_norm_(
@@ -148,12 +156,16 @@ def fused_add_rms_norm_(
         precast.ops.fused_add_rms_norm_(x, residual, weight)
     """
     try:
-        code = CASTINGS[casting]
-    except KeyError:
-        if isinstance(x, Proxy):
-            return recorded(fused_add_rms_norm_, **locals())  # type: ignore[no-any-return]
-        raise _unknown(casting) from None
-    _FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
+        try:
+            code = CASTINGS[casting]
+        except KeyError:
+            if isinstance(x, Proxy):
+                return recorded(fused_add_rms_norm_, **locals())  # type: ignore[no-any-return]
+            raise _unknown(casting) from None
+        _FUSED_ADD_RMS_NORM_(x, residual, weight, eps, code)
+    except _checks.CONFUSED:
+        _checks.explain(fused_add_rms_norm_, locals())
+        raise
     return x, residual
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import register
 from precast._dispatch.routes import Route
-from precast.ops import _rotation
+from precast.ops import _checks, _rotation
 from precast.ops._fx import Proxy, recorded
 
 Both = tuple[Tensor, Tensor]
@@ -125,14 +125,18 @@ def get_cos_and_sin(
     """
     if isinstance(lengths, Proxy):
         return recorded(get_cos_and_sin, **locals())  # type: ignore[no-any-return]
-    if is_prompts:
-        total = int(lengths.sum()) if tokens is None else tokens
-        starts = lengths.cumsum(0) - lengths
-        starts = torch.repeat_interleave(starts, lengths, output_size=total)
-        positions = torch.arange(total, device=lengths.device) - starts
-    else:
-        positions = lengths - 1
-    return cos_table[positions], sin_table[positions]
+    try:
+        if is_prompts:
+            total = int(lengths.sum()) if tokens is None else tokens
+            starts = lengths.cumsum(0) - lengths
+            starts = torch.repeat_interleave(starts, lengths, output_size=total)
+            positions = torch.arange(total, device=lengths.device) - starts
+        else:
+            positions = lengths - 1
+        return cos_table[positions], sin_table[positions]
+    except _checks.CONFUSED:
+        _checks.explain(get_cos_and_sin, locals())
+        raise
 
 
 class _Rotary(torch.autograd.Function):

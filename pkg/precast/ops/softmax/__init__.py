@@ -16,6 +16,7 @@ from torch import Tensor
 from precast._dispatch import namespace
 from precast._dispatch.formulas import on_rows, register
 from precast._dispatch.routes import Route
+from precast.ops import _checks
 from precast.ops._checks import FLOAT_TYPES, dtype_name, require
 from precast.ops._fx import Proxy, recorded
 
@@ -78,12 +79,16 @@ def scaled_masked_softmax(
         y = precast.ops.scaled_masked_softmax(scores, mask, 0.125)
     """
     try:
-        value = float(masked_value)
-    except TypeError:
-        if isinstance(x, Proxy):
-            return recorded(scaled_masked_softmax, **locals())  # type: ignore[no-any-return]
+        try:
+            value = float(masked_value)
+        except TypeError:
+            if isinstance(x, Proxy):
+                return recorded(scaled_masked_softmax, **locals())  # type: ignore[no-any-return]
+            raise
+        y: Tensor = _masked(x, mask, scale, value, _uniform(fully_masked))
+    except _checks.CONFUSED:
+        _checks.explain(scaled_masked_softmax, locals())
         raise
-    y: Tensor = _masked(x, mask, scale, value, _uniform(fully_masked))
     return y
 
 
@@ -232,7 +237,8 @@ def _check_masked(x: Tensor, mask: Tensor, masked_value: float) -> None:
     for i in range(2, mask.dim() + 1):
         if mask.shape[-i] != 1:
             require(mask.shape[-i] == x.shape[-i], message)
-    require(masked_value < math.inf, lambda: f"{op}: masked_value is {masked_value:g}; needed a finite number or -inf")
+    largest = torch.finfo(torch.float32).max
+    require(masked_value <= largest, lambda: f"{op}: masked_value is {masked_value:g}; needed a finite number or -inf")
 
 
 def _check_backward(grad: Tensor, y: Tensor, causal: bool) -> None:
