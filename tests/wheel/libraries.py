@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-# An export of ours, and a use of torch's stable ABI, so that nothing is wrong but what is meant to be.
-_GOOD = 'extern "C" int aoti_torch_device_type_cpu(); extern "C" int precast_register() { return %s; }\n'
-_CALL = "aoti_torch_device_type_cpu()"
+# An export of ours that needs nobody, as a host library does, so that nothing is wrong but what is meant to be.
+_GOOD = 'extern "C" int precast_register() { return %s; }\n'
 
 
 def _compile(folder: Path, source: str, output: str, *options: str) -> Path:
@@ -17,13 +16,9 @@ def _compile(folder: Path, source: str, output: str, *options: str) -> Path:
     return folder / output
 
 
-def _torch(folder: Path) -> str:
-    return _compile(folder, "", "libtorch_cpu.so", "-fPIC", "-Wl,-soname,libtorch_cpu.so").name
-
-
-def library(folder: Path, body: str = _CALL, declared: str = "", *options: str) -> bytes:
+def library(folder: Path, body: str = "0", declared: str = "", *options: str) -> bytes:
     """A library whose one function gives ``body``."""
-    linked = ["-Wl,--no-as-needed", _torch(folder), "-Wl,-z,noexecstack", "-Wl,-z,now"]
+    linked = ["-Wl,--no-as-needed", "-Wl,-z,noexecstack", "-Wl,-z,now"]
     return _compile(folder, declared + _GOOD % body, "made.so", "-fPIC", *linked, *options).read_bytes()
 
 
@@ -47,15 +42,15 @@ def newer_glibcxx(folder: Path) -> bytes:
 def text_relocation(folder: Path) -> bytes:
     """Code that the dynamic linker would have to patch: the address of a function, in the text section."""
     code = 'asm(".text\\n.globl precast_table\\nprecast_table: .quad precast_register\\n");\n'
-    return library(folder, _CALL, code, "-Wl,-z,notext")
+    return library(folder, "0", code, "-Wl,-z,notext")
 
 
 def executable_stack(folder: Path) -> bytes:
-    return library(folder, _CALL, "", "-Wl,-z,execstack")
+    return library(folder, "0", "", "-Wl,-z,execstack")
 
 
 def run_path(folder: Path) -> bytes:
-    return library(folder, _CALL, "", "-Wl,-rpath,$ORIGIN/../../torch/lib")
+    return library(folder, "0", "", "-Wl,-rpath,$ORIGIN/../../torch/lib")
 
 
 def python_symbol(folder: Path) -> bytes:
@@ -64,25 +59,19 @@ def python_symbol(folder: Path) -> bytes:
 
 def python_needed(folder: Path) -> bytes:
     python = _compile(folder, "", "libpython3.12.so.1.0", "-fPIC", "-Wl,-soname,libpython3.12.so.1.0")
-    return library(folder, _CALL, "", f"./{python.name}")
+    return library(folder, "0", "", f"./{python.name}")
 
 
 def openmp_needed(folder: Path) -> bytes:
     gomp = _compile(folder, "", "libgomp.so.1", "-fPIC", "-Wl,-soname,libgomp.so.1")
-    return library(folder, _CALL, "", f"./{gomp.name}")
+    return library(folder, "0", "", f"./{gomp.name}")
 
 
 def torch_internal(folder: Path) -> bytes:
-    """Takes a C++ function of torch, which no stable ABI promises."""
+    """Takes a C++ function of torch, which only an adapter may."""
     return library(folder, "at::get_num_threads()", "namespace at { int get_num_threads(); }\n")
 
 
-def newer_shim(folder: Path) -> bytes:
-    """Takes a function that came to the stable ABI after the floor of the library."""
-    return library(folder, "torch_from_blob()", 'extern "C" int torch_from_blob();\n')
-
-
-def cuda_shim(folder: Path) -> bytes:
-    """Takes a function of the stable ABI that a CPU build of torch lacks."""
-    name = "aoti_torch_get_current_cuda_stream"
-    return library(folder, f"{name}()", f'extern "C" int {name}();\n')
+def torch_function(folder: Path) -> bytes:
+    """Takes by name a function that a library has from its table."""
+    return library(folder, "aoti_torch_get_dim()", 'extern "C" int aoti_torch_get_dim();\n')

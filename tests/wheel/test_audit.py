@@ -60,13 +60,17 @@ def undescribed(files: Files) -> None:
     files[name] = files[name].split(b"\n\n")[0] + b"\n"
 
 
-def another_library(files: Files) -> None:
-    """The library of the wheel again, under the name and the ABI of one that no label has."""
-    document = json.loads(files[MANIFEST])
-    path = "host/torch-stable-2.99.so"
-    document["host"].append({**document["host"][0], "path": path, "abi": "torch-stable-2.99"})
-    files[MANIFEST] = json.dumps(document).encode()
-    files[f"precast/_C/{path}"] = files[HOST]
+def adapter(abi: str) -> Change:
+    """The library of the wheel again, under the name and the ABI of an adapter."""
+
+    def change(files: Files) -> None:
+        document = json.loads(files[MANIFEST])
+        path = f"host/{abi}.so"
+        document["host"].append({**document["host"][0], "path": path, "abi": abi, "kind": "adapter", "families": []})
+        files[MANIFEST] = json.dumps(document).encode()
+        files[f"precast/_C/{path}"] = files[HOST]
+
+    return change
 
 
 def renamed(files: Files) -> None:
@@ -99,7 +103,8 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "an edited header": (lambda f: f.update({SHIM: b"// mine"}), "manifest", "stable/c/shim.h"),
     "a header too many": (lambda f: f.update({f"{SHIM}.h": b"// mine"}), "manifest", "stable/c/shim.h.h"),
     "a header gone": (lambda f: f.pop(SHIM), "manifest", "stable/c/shim.h"),
-    "a library that nobody planned": (another_library, "targets", "host-torch-stable-2.99-x86_64"),
+    "an adapter that nobody planned": (adapter("torch-2.99-cxx1"), "targets", "adapter-torch-2.99-cxx1-x86_64"),
+    "an adapter that needs no torch": (adapter("torch-2.9-cxx1"), "bundled", "libtorch_cpu.so and libc10.so"),
     "no manifest": (lambda f: f.pop(MANIFEST), "manifest", "no such file"),
     "a manifest with an unknown key": (edit("extra", 1), "manifest", "extra"),
     "a pure wheel with binaries": (edit("mode", "pure"), "manifest", "a pure build lists no files"),
@@ -110,7 +115,7 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "a copy of torch": (lambda f: f.update({"precast/_C/host/libtorch_cpu.so": b"x"}), "bundled", "libtorch_cpu.so"),
     "a copy of CUDA": (lambda f: f.update({"precast/libnvrtc.so.12": b"x"}), "bundled", "libnvrtc.so.12"),
     "a library in a stray place": (lambda f: f.update({"precast/ops/x.so": b"x"}), "bundled", "precast/ops/x.so"),
-    "another torch library": (replace(HOST, patched(b"libtorch_cpu.so", b"libtorch_gpu.so")), "bundled", "torch_gpu"),
+    "a library that needs torch": (replace(HOST, patched(b"\0libm.so.6\0", b"\0libc10.so\0")), "bundled", "libc10.so"),
     "a stray export": (replace(HOST, patched(b"precast_refuse\0", b"postcast_refus\0")), "hardening", "postcast_refus"),
     "a build path": (replace(HOST, lambda d: d + b"\0/home/me/csrc/x.cpp\0"), "paths", "/home/me/csrc/x.cpp"),
     "too large": (lambda f: f.update({"precast/data": LARGE}), "size", "(labels.cpu.max_bytes)"),
@@ -181,8 +186,7 @@ FAULTS = {
     "python_needed": ("python", "libpython3.12.so.1.0"),
     "openmp_needed": ("bundled", "libgomp.so.1"),
     "torch_internal": ("symbols", "_ZN2at15get_num_threadsEv"),
-    "newer_shim": ("symbols", "torch_from_blob"),
-    "cuda_shim": ("symbols", "aoti_torch_get_current_cuda_stream"),
+    "torch_function": ("symbols", "aoti_torch_get_dim"),
 }
 
 
