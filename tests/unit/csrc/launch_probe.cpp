@@ -30,7 +30,7 @@ void fail(const char* format, ...) {
 
 // Only the family without device code has implementations. How often they were registered, for the CPU and for CUDA.
 static int registrations[2] = {0, 0};
-int64_t register_implementations(const Family& family, const char* key) {
+int64_t register_implementations(const Family& family, const char* key, const char*) {
   return &family == &without ? ++registrations[strcmp(key, "CUDA") == 0] : 0;
 }
 
