@@ -5,6 +5,7 @@ That they name nothing which matrix.toml does not is a guard of the audit: tools
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,10 +22,11 @@ NO_PULL_REQUEST = "github.event_name != 'pull_request'"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the laws compare with: the verbs, and the targets of make."""
+    """What the laws compare with: the verbs, the targets of make, and the parts that wheels of the plan take."""
 
     verbs: Collection[str]
     targets: Collection[str]
+    parts: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,17 @@ def artifacts(workflows: Set, known: Known) -> Iterator[str]:
                 yield f"{where}: two cells would write one artifact"
 
 
+def parts_arrive(workflows: Set, known: Known) -> Iterator[str]:
+    """The job of a wheel fetches every part that a wheel may take, and the sdist."""
+    for where, step in workflows["_wheel.yml"].steps():
+        if "actions/download-artifact" not in step.get("uses", ""):
+            continue
+        patterns = step["with"]["pattern"].strip("{}").split(",")
+        for name in sorted({*known.parts, "sdist"}):
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                yield f"{where}: does not fetch {name}"
+
+
 def whole_matrices(workflows: Set, known: Known) -> Iterator[str]:
     """A matrix is of the plan and fails cell by cell; the chain has a job for each kind of cell that is planned."""
     planned = set(workflows["_plan.yml"].triggers["workflow_call"]["outputs"])  # type: ignore[call-overload]
@@ -245,6 +258,7 @@ LAWS: tuple[Law, ...] = (
     runners,
     one_at_a_time,
     artifacts,
+    parts_arrive,
     whole_matrices,
     one_gate,
 )

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from precast._builder import matrix
 from tests.workflows import laws
 from tools.__main__ import VERBS
+from tools.shared.cells import expand
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 TARGETS = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 assert TARGETS is not None
-KNOWN = laws.Known(VERBS, TARGETS[1].split())
+MATRIX = matrix.load(ROOT / "matrix.toml")
+PLAN = expand(MATRIX, MATRIX.event("release"))
+KNOWN = laws.Known(VERBS, TARGETS[1].split(), {name for cell in PLAN.wheel for name in (*cell.device, *cell.host)})
 UPLOAD = "actions/upload-artifact@043fb46d1a93c77aae656e7c1c64a875d1fc6a0a # v7.0.1"
 
 
@@ -54,6 +58,7 @@ BROKEN = [
     ("_device.yml", "if-no-files-found: error", "if-no-files-found: warn", "the artifact may be empty"),
     ("_host.yml", "overwrite: true", "overwrite: false", "could not replace its artifact"),
     ("_wheel.yml", "name: ${{ matrix.name }}\n     ", "name: wheels\n     ", "two cells would write one"),
+    ("_wheel.yml", "adapter-*,", "", "does not fetch adapter-torch-2.9-cxx1-aarch64"),
     ("_host.yml", "fail-fast: false", "fail-fast: true", "one failed cell would hide the others"),
     ("_host.yml", "matrix: ${{ fromJSON(inputs.cells) }}", "matrix: { runner: [ubuntu-24.04] }", "not from the plan"),
     ("_cells.yml", "needs.plan.outputs.test-aarch64", "needs.plan.outputs.host", "nothing runs the test-aarch64"),
