@@ -331,3 +331,29 @@ def test_a_torch_without_what_we_read_takes_the_other_route(monkeypatch: pytest.
     routes._is_readable.cache_clear()
     namespace = importlib.import_module("precast._dispatch.namespace")
     del namespace.BINDINGS["layer_norm"][1:]
+
+
+def test_a_torch_without_the_bits_of_dispatch_keys_finds_the_same_tensors_plain(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    formulas = importlib.import_module("precast._dispatch.formulas")
+    routes = importlib.import_module("precast._dispatch.routes")
+    x, weight = tensors(device)
+    plain = (x, torch.nn.Parameter(weight), x[1:, ::2])
+    odd = (torch._neg_view(x), torch._efficientzerotensor(x.shape, device=device), x.to("meta"), x.to_sparse())
+
+    def both(batched: Any) -> Any:
+        assert [formulas.means_its_memory(tensor) for tensor in (*plain, *odd, batched)] == [True] * 3 + [False] * 5
+        assert formulas.means_its_memory(*plain) and not formulas.means_its_memory(x, odd[0])
+        return batched
+
+    torch.vmap(both)(x)
+    monkeypatch.setattr(formulas, "HAS_KEY_BITS", False)  # as in torch 2.4
+    monkeypatch.delattr(formulas, "plain_keys")
+    torch.vmap(both)(x)
+    routes._is_readable.cache_clear()
+    monkeypatch.setattr(routes, "HAS_KEY_BITS", False)
+    loader = importlib.import_module("precast._load.loader")
+    precast.load("rms_norm", device)
+    assert not routes._is_readable(loader._state.serving["rms_norm", torch.device(device).type])
+    routes._is_readable.cache_clear()

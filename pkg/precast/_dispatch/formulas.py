@@ -142,17 +142,35 @@ def means_its_memory(*tensors: Tensor) -> bool:
     It is not if the tensor is of a subclass with ``__torch_dispatch__`` or of a transform, if it has no memory (zero
     tensor), or if its elements differ from its memory (negative bit).
     """
-    keys_of, others = torch._C._dispatch_keys, ~plain_keys()
+    keys_of = torch._C._dispatch_keys
+    if not HAS_KEY_BITS:
+        return all(_are_plain(str(keys_of(tensor))) for tensor in tensors)
+    others = ~plain_keys()
     return not any(keys_of(tensor).raw_repr() & others for tensor in tensors)
+
+
+# Torch 2.4 has sets of dispatch keys without their bits.
+HAS_KEY_BITS = hasattr(torch._C.DispatchKeySet, "raw_repr")
+_BACKENDS = ("CPU", "CUDA", "XPU")
+_PLAIN = ("ADInplaceOrView", *(way + name for way in ("", "Autograd", "Autocast") for name in _BACKENDS))
 
 
 @functools.cache
 def plain_keys() -> int:
     """The bits of the dispatch keys that a tensor has if its memory describes it fully."""
-    backends = ("CPU", "CUDA", "XPU")
-    names = ("ADInplaceOrView", *(way + name for way in ("", "Autograd", "Autocast") for name in backends))
+    return key_bits(*_PLAIN)
+
+
+def key_bits(*names: str) -> int:
+    """The bits of dispatch keys, in a torch that has ``HAS_KEY_BITS``."""
     keys = (torch._C.DispatchKeySet(cast("Any", torch._C._parse_dispatch_key(name))) for name in names)
     return functools.reduce(int.__or__, (key.raw_repr() for key in keys))
+
+
+@functools.cache
+def _are_plain(keys: str) -> bool:
+    """Whether a set of keys, as torch prints it, has only those that a tensor has if its memory describes it fully."""
+    return set(keys.partition("(")[2].rstrip(")").split(", ")) <= set(_PLAIN)
 
 
 def _wants_gradient(args: Iterable[Any]) -> bool:

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from precast._dispatch import namespace
-from precast._dispatch.formulas import AUTOGRAD_KEY, plain_keys, without_autograd
+from precast._dispatch.formulas import AUTOGRAD_KEY, HAS_KEY_BITS, key_bits, plain_keys, without_autograd
 from precast._dispatch.in_place import below, mark_written, refuse_inference, written_arguments
 from precast._load.handover import NAMESPACE
 
@@ -151,9 +151,9 @@ class Route:
             devices=self._registered[library],
             written=sum(1 << i for i in self._written),
             plain=plain_keys(),
-            included=_keys("ADInplaceOrView"),
-            excluded=_keys("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", *_AUTOCAST),
-            autograd=_keys("AutogradFunctionality"),
+            included=key_bits("ADInplaceOrView"),
+            excluded=key_bits("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", *_AUTOCAST),
+            autograd=key_bits("AutogradFunctionality"),
             registered=count,
             expected=_word(count),
             dispatched=self.otherwise,
@@ -230,15 +230,10 @@ def _apply(function: type[Any]) -> Callable[..., Any]:
     return bound
 
 
-def _keys(*names: str) -> int:
-    keys = (torch._C.DispatchKeySet(cast("Any", torch._C._parse_dispatch_key(name))) for name in names)
-    return functools.reduce(int.__or__, (key.raw_repr() for key in keys))
-
-
 @functools.cache
 def _is_readable(library: HostLibrary) -> bool:
     """Whether the library reads this thread's dispatch keys correctly; a test call sets one and looks."""
-    before = library.thread_keys()
+    before = library.thread_keys() if HAS_KEY_BITS else None
     if before is None:
         return False
     key = torch._C.DispatchKey.AutogradFunctionality
@@ -248,4 +243,4 @@ def _is_readable(library: HostLibrary) -> bool:
         after = library.thread_keys()
     finally:
         _set_excluded(key, was)
-    return after == (before[0], before[1] ^ _keys("AutogradFunctionality"))
+    return after == (before[0], before[1] ^ key_bits("AutogradFunctionality"))
