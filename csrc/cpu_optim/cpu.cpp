@@ -61,6 +61,13 @@ struct Common {
   }
 };
 
+// The greater of two; like torch's maximum, NaN if either of them is.
+PRECAST_INLINE Floats maximum(Floats a, Floats b) {
+#define PRECAST_PART(i) select(is_number(b.part[i]), greater_part(a.part[i], b.part[i]), b.part[i])
+  return {{PRECAST_PARTS(PRECAST_PART)}};
+#undef PRECAST_PART
+}
+
 void adam(const Block& block, const Step& step) {
   const Common common(step);
   const Scale beta1 = scale_by(step.beta1), beta2 = scale_by(step.beta2);
@@ -76,7 +83,7 @@ void adam(const Block& block, const Step& step) {
     store(second + i, v);
     Floats under_root = v;
     if (greatest != nullptr) {
-      under_root = greater(v, load(greatest + i));
+      under_root = maximum(v, load(greatest + i));
       store(greatest + i, under_root);
     }
     common.move(block, i, p, m / fma(sqrt(under_root), root_scale, eps));

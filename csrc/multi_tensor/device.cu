@@ -67,8 +67,8 @@ DEVICE void advance(Element& e, const Coefficients& c, const Row& row, int flags
     e.second = fmaf(g * g - e.second, c.one_minus_beta2, e.second);
     float size = e.second;
     if (kind == kAdam && row.third != nullptr) {
-      // Like torch's maximum: a NaN stays NaN.
-      e.third = e.third >= size ? e.third : size;
+      // Like torch's maximum: a NaN of either stays NaN.
+      e.third = e.third < size || size != size ? size : e.third;
       size = e.third;
     }
     const float root = fmaf(sqrtf(size), c.root, c.eps);

@@ -105,6 +105,23 @@ def test_bad_arguments() -> None:
         made(block_size=257)
 
 
+def test_keys_and_values_of_two_widths_are_refused_before_either_is_written() -> None:
+    cache = PagedKVCache(1, 4, KV_HEADS, WIDTH, value_width=80)
+    step = cache.append([cache.add()], 3)
+    key, value = torch.ones(3, KV_HEADS, WIDTH), torch.ones(3, KV_HEADS, 80)
+    for one, other, error in (
+        (key, value.half(), r"value is torch.float16 on cpu; needed torch.float32 on cpu, as the cache"),
+        (key.double(), value, r"key is torch.float64 on cpu; needed torch.float32 on cpu, as the cache"),
+        (key, value.to("meta"), r"value is torch.float32 on meta; needed torch.float32 on cpu, as the cache"),
+        (key, value[:2], r"key has shape \(3, 2, 64\) and value \(2, 2, 80\); needed \(3, 2, 64\) and \(3, 2, 80\)"),
+    ):
+        with pytest.raises(RuntimeError, match=error):
+            cache.write(0, step, one, other)
+        assert not cache.keys.any() and not cache.values.any()
+    cache.write(0, step, key, value)
+    assert cache.keys.sum() == key.sum() and cache.values.sum() == value.sum()
+
+
 # ---- a small model ----
 
 LAYERS, DIM, HIDDEN, VOCABULARY, EPS = 2, HEADS * WIDTH, 384, 512, 1e-6

@@ -135,6 +135,12 @@ class PagedKVCache:
             if keys.shape == values.shape:
                 ops.reshape_and_cache(key, value, keys, values, step.slots)
                 return
+            for name, rows, cache in (("key", key, keys), ("value", value, values)):
+                if (rows.dtype, rows.device) != (cache.dtype, cache.device):
+                    raise RuntimeError(
+                        f"PagedKVCache.write: {name} is {rows.dtype} on {rows.device}; needed {cache.dtype} on "
+                        f"{cache.device}, as the cache"
+                    )
             if key.shape[1:] != keys.shape[2:] or value.shape != (key.shape[0], *values.shape[2:]):  # before a write
                 needed = (key.shape[0], *keys.shape[2:]), (key.shape[0], *values.shape[2:])
                 raise RuntimeError(

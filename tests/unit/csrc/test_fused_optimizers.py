@@ -60,6 +60,21 @@ def test_steps_are_torchs(list_gpu: Any, kind: str, dtype: Any) -> None:
     list_gpu.check_launches(["prepare", name] * 3)
 
 
+def test_the_greatest_second_moment_keeps_a_nan(list_gpu: Any) -> None:
+    """Of a gradient, and of a checkpoint whose second moment is a number, as torch's maximum does."""
+    params, twins = made(torch.float32), made(torch.float32)
+    ours, theirs = FusedAdamW(params, amsgrad=True), torch.optim.AdamW(twins, amsgrad=True)
+    for step in range(1, 4):
+        for some, optimizer in ((params, ours), (twins, theirs)):
+            give_grads(some, step)
+            if step == 2:
+                optimizer.state[some[0]]["max_exp_avg_sq"].view(-1)[0] = float("nan")
+                some[0].grad.view(-1)[1] = float("nan")
+            optimizer.step()
+    found, wanted = (o.state[s[0]]["max_exp_avg_sq"].isnan() for o, s in ((ours, params), (theirs, twins)))
+    assert int(wanted.sum()) == 2 and torch.equal(found, wanted)
+
+
 def test_hooks_are_called_and_versions_rise(list_gpu: Any) -> None:
     params = [torch.nn.Parameter(p) for p in made(torch.float32)]
     ours = FusedAdamW(params)
