@@ -142,12 +142,13 @@ def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:
         multi_tensor.plan(one * 2, one * 2, [], [], [], [], [], places)
     numbers = torch.zeros(1, 6, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="there is no plan -1"):
-        multi_tensor.step_(-1, [], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0)
+        multi_tensor.step_(-1, [], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0, None, None)
     number = multi_tensor.plan(one, [torch.ones(3)], [], [], [], [], [], places)
     with pytest.raises(RuntimeError, match="an update of kind 0 needs states that were not given"):
-        multi_tensor.step_(number, [torch.ones(3)], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0)
+        multi_tensor.step_(number, [torch.ones(3)], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0, None, None)
     with pytest.raises(RuntimeError, match="found_inf is float64 of shape"):
-        multi_tensor.step_(number, [], torch.zeros(1), numbers, [], torch.zeros(1).double(), None, 0.0, 0, 0)
+        bad = torch.zeros(1).double()
+        multi_tensor.step_(number, [], torch.zeros(1), numbers, [], bad, None, 0.0, 0, 0, None, None)
     multi_tensor.forget(number, torch.zeros(1))
     with pytest.raises(RuntimeError, match="there is no plan"):
         multi_tensor.forget(number, torch.zeros(1))
@@ -158,7 +159,7 @@ def test_sums_over_shards_that_do_not_fit(list_gpu: Any) -> None:
     number = multi_tensor.plan(*tensors, [], [], torch.zeros(1, 2, dtype=torch.int32))
     step = functools.partial(multi_tensor.step_, number, tensors[1], torch.zeros(1), torch.zeros(1, 6).double(), [])
     with pytest.raises(RuntimeError, match="LAMB's second launch needs sums"):
-        step(None, None, 0.0, multi_tensor.LAMB_APPLY, 0)
+        step(None, None, 0.0, multi_tensor.LAMB_APPLY, 0, None, None)
     for kind, sums in (
         (multi_tensor.LAMB, torch.zeros(3)),
         (multi_tensor.LAMB, torch.zeros(2).double()),
@@ -168,7 +169,7 @@ def test_sums_over_shards_that_do_not_fit(list_gpu: Any) -> None:
         with pytest.raises(RuntimeError, match="two float32 for each of 1 tensors are needed"):
             step(None, None, 0.0, kind, 0, None, sums)
     with pytest.raises(RuntimeError, match="norm is float32 of shape"):
-        step(None, None, 1.0, multi_tensor.LAMB, 0, torch.zeros(2))
+        step(None, None, 1.0, multi_tensor.LAMB, 0, torch.zeros(2), None)
     multi_tensor.forget(number, torch.zeros(1))
     assert tensors[0][0].tolist() == [1.0, 1.0, 1.0]
     list_gpu.check_launches([])

@@ -118,6 +118,7 @@ def multi_tensor_axpby_(
     found_inf: Tensor | None = None,
 ) -> None:
     """``outs = a * factor * xs + b * ys``; sets ``found_inf`` to 1 if an x or y is not finite."""
+    check_layout("multi_tensor_axpby_", {"outs": outs, "xs": xs, **({"ys": ys} if ys else {})})
     for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
         read = [x, ys[index]] if ys else [x]
         result = wide(x) * (a if factor is None else a * factor)
@@ -171,8 +172,8 @@ def multi_tensor_step_(
     max_norm: float,
     kind: int,
     flags: int,
-    norm: Tensor | None = None,
-    sums: Tensor | None = None,
+    norm: Tensor | None,
+    sums: Tensor | None,
 ) -> int:
     """One step of all tensors of a plan; checks everything before it writes."""
     op, known = "multi_tensor_step_", _known(plan)
