@@ -146,8 +146,8 @@ def test_lists_of_different_length_and_unknown_plans(list_gpu: Any) -> None:
     number = multi_tensor.plan(one, [torch.ones(3)], [], [], [], [], [], places)
     with pytest.raises(RuntimeError, match="an update of kind 0 needs states that were not given"):
         multi_tensor.step_(number, [torch.ones(3)], torch.zeros(1), numbers, [], None, None, 0.0, 0, 0, None, None)
+    bad = torch.zeros(1).double()
     with pytest.raises(RuntimeError, match="found_inf is float64 of shape"):
-        bad = torch.zeros(1).double()
         multi_tensor.step_(number, [], torch.zeros(1), numbers, [], bad, None, 0.0, 0, 0, None, None)
     multi_tensor.forget(number, torch.zeros(1))
     with pytest.raises(RuntimeError, match="there is no plan"):
