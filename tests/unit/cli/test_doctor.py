@@ -30,9 +30,10 @@ DEEP = [{"op": "adam_", "device": "cpu", "ok": False, "wrong": "result 0: 3 of 3
 
 
 @pytest.fixture
-def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The doctor's facts on a made-up host; nothing may be built or loaded."""
+def examine(c_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The doctor's facts on a made-up host; nothing may be built or loaded, and no other process fills its cache."""
     monkeypatch.delenv("PRECAST_JIT", raising=False)
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("the doctor builds and loads nothing")

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._builder import catalogue, flags, host, toolchain
 from precast._builder.cache import Cache, default_root
 from tools.shared import binaries, kernel_results
@@ -41,15 +40,13 @@ class Built:
         compiler, looked_at = toolchain.find_compiler(SETTINGS, machine)
         ninja, _ = toolchain.find_ninja()
         assert compiler is not None and ninja is not None, looked_at
-        abi, cache, levels = Stable(STABLE_FLOOR), Cache(default_root(SETTINGS)), flags.cpu_levels(machine)
+        cache, levels = Cache(default_root(SETTINGS)), flags.cpu_levels(machine)
         jobs = toolchain.default_jobs(SETTINGS)
         library = host.build_host_library(
-            catalogue.FAMILIES, abi, compiler, cache=cache, debug=False, jobs=jobs, ninja=ninja, machine=machine
+            catalogue.FAMILIES, compiler, cache=cache, debug=False, jobs=jobs, ninja=ninja, machine=machine
         )
         self.library = library.path.read_bytes()
-        plan = host.make_plan(
-            catalogue.FAMILIES, abi, compiler, cache=cache, debug=False, levels=levels, machine=machine
-        )
+        plan = host.make_plan(catalogue.FAMILIES, compiler, debug=False, levels=levels, machine=machine)
         found = {unit.name: cache.lookup(key) for unit, key in plan.units if unit.source in CPU_SOURCES}
         self.objects = {name: path for name, path in found.items() if path is not None}
         assert len(self.objects) == len(found) == 1 + len(levels) * (len(CPU_SOURCES) - 1)
