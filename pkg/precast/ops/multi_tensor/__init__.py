@@ -188,7 +188,7 @@ def clip_grad_norm_(
         grads = [param.grad for param in params if param.grad is not None]
         if float(norm_type) != 2.0 or not _on_one_gpu(list(map(local_of, grads))):
             given = (param for param in params) if again else params
-            return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+            return torch.nn.utils.clip_grad_norm_(given, max_norm, float(norm_type), error_if_nonfinite, foreach)
         with torch.no_grad():
             sharded = any(map(is_dtensor, grads))
             total = _norm_of_shards(grads) if sharded else multi_tensor_l2norm(grads)[0]
