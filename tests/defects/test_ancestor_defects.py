@@ -15,7 +15,6 @@ from precast import base_extension, errors, kernel_loader
 from precast._abi.capability import parse_arch_list
 from precast._abi.host import Compiler
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import STABLE_FLOOR, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import cache, catalogue, device, flags, host, machine, nvrtc, sources, toolchain
 from precast._builder.cache import BuildKey, Cache
@@ -127,12 +126,9 @@ def copy_of_csrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-def host_key(tmp_path: Path, compiler: Compiler, *, debug: bool = False, level: int = 0) -> str:
+def host_key(compiler: Compiler, *, debug: bool = False, level: int = 0) -> str:
     levels = (flags.cpu_levels("x86_64")[level],)
-    families = (catalogue.get("cpu_adam"),)
-    kept = Cache(tmp_path)
-    plan = host.make_plan(families, Stable(STABLE_FLOOR), compiler, cache=kept, debug=debug, levels=levels)
-    return plan.key.digest
+    return host.make_plan((catalogue.get("cpu_adam"),), compiler, debug=debug, levels=levels).key.digest
 
 
 def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
@@ -140,18 +136,18 @@ def test_defect_05_the_key_holds_sources_flags_target_and_compiler_and_no_path(
 ) -> None:
     copy = copy_of_csrc(tmp_path, monkeypatch)
     gcc = Compiler("/usr/bin/g++", "12.2.0", "g++")
-    before = host_key(tmp_path, gcc)
-    assert host_key(tmp_path, Compiler("/opt/gcc/bin/g++", "12.2.0", "g++")) == before, "where it lies is not in it"
+    before = host_key(gcc)
+    assert host_key(Compiler("/opt/gcc/bin/g++", "12.2.0", "g++")) == before, "where it lies is not in it"
     (copy / "cpu_optim/cpu.cpp").touch()
-    assert host_key(tmp_path, gcc) == before, "nor is a time"
+    assert host_key(gcc) == before, "nor is a time"
     others = {
-        host_key(tmp_path, Compiler("/usr/bin/g++", "13.1.0", "g++")),
-        host_key(tmp_path, gcc, debug=True),
-        host_key(tmp_path, gcc, level=1),
+        host_key(Compiler("/usr/bin/g++", "13.1.0", "g++")),
+        host_key(gcc, debug=True),
+        host_key(gcc, level=1),
     }
     header = copy / "common" / "checks.h"
     header.write_text(header.read_text() + "// another\n")
-    others.add(host_key(tmp_path, gcc))
+    others.add(host_key(gcc))
     assert len(others | {before}) == 5, "an edited header, another flag, level or compiler is another build"
 
     program = device.read_program(catalogue.get("softmax"))

@@ -124,6 +124,8 @@ def test_a_manifest_of_another_schema_is_refused_for_its_own_package(
     # fails if a precast of today refuses what one of the first release has built
     document = json.loads(text)
     del document["readers"]
+    for file in document["host"]:
+        del file["kind"]
     path.write_text(json.dumps(document | {"schema": 4}))
     assert importlib.import_module("bound_ops.fused").threads() > 0
 
