@@ -17,8 +17,9 @@ from precast._abi.violation import Violation
 from tools.guards.subject import Audited, same
 from tools.shared.wheel import Entry, NotAWheel, expected_entries, read_wheel, record_errors
 
-# Measured on 2026-11-24: labels with the same targets differ by 1 % at most, and wheels for aarch64 are smaller.
-MARGIN_PERCENT = 3
+# Measured on 2026-11-24: labels with the same targets differ by 3 % at most. Wheels for aarch64 are 1 % larger, that
+# without device code 3.4 %.
+MARGIN_PERCENT = 5
 ADAPTER_BYTES = 25_000  # packed; the largest has 21 000
 _TWINE = logging.getLogger("twine")
 

@@ -75,7 +75,8 @@ def wheels(known: Matrix, text: str) -> str:
     release = expand(known, known.event("release"))
     one_each: dict[str, tuple[str, Sequence[DeviceCell | HostCell | WheelCell]]] = {
         "device code": ("CUDA label", release.device),
-        "host library": ("torch ABI and architecture", release.host),
+        "host library": ("architecture", [cell for cell in release.host if not cell.headers]),
+        "adapter": ("torch 2.4 to 2.9, C++ ABI and architecture", [cell for cell in release.host if cell.headers]),
         "wheel": ("label and architecture", release.wheel),
     }
     rows = [
