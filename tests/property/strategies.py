@@ -99,23 +99,17 @@ platform_tags = st.builds(
 
 def host_files(abis: st.SearchStrategy[TorchAbi] = torch_abis, near: bool = False) -> st.SearchStrategy[HostFile]:
     """``near``: with values that have a chance on the machines of ``hosts``."""
-    return abis.flatmap(
-        lambda abi: _host_files(abi, st.sampled_from(HostKind) if isinstance(abi, Exact) else library, near)
-    )
+    files = _libraries(abis, near)
+    return files | files.map(lambda file: replace(file, kind=HostKind.ADAPTER) if isinstance(file.abi, Exact) else file)
 
 
-library = st.just(HostKind.LIBRARY)
-
-
-def _host_files(abi: TorchAbi, kind: st.SearchStrategy[HostKind], near: bool) -> st.SearchStrategy[HostFile]:
+def _libraries(abis: st.SearchStrategy[TorchAbi], near: bool) -> st.SearchStrategy[HostFile]:
     return st.builds(
         HostFile,
-        HostKind,
         path=st.from_regex(r"host/[A-Za-z0-9_][A-Za-z0-9._+-]{0,12}", fullmatch=True),
         sha256=sha256s,
         bytes=st.integers(0, MAX_FILE_BYTES),
-        abi=st.just(abi),
-        kind=kind,
+        abi=abis,
         machine=st.sampled_from(["x86_64", "aarch64"]) if near else words,
         needed=st.lists(printable, unique=True, max_size=3).map(tuple),
         glibc=st.sampled_from([Release(2, 17), Release(2, 28), Release(2, 39)]) if near else releases,
