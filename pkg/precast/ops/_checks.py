@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,6 +149,8 @@ def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
     Called where an error is handled; one that names the argument stays.
     """
+    import inspect  # for the error alone: calls do without it
+
     said = str(sys.exc_info()[1])
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
