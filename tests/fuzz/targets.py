@@ -138,7 +138,7 @@ def settings(data: bytes) -> bool:
         lambda: roots.default_root(found) if found.cache_dir or found.xdg_cache_home or found.home else None,
         lambda: roots.search_path(found),
         lambda: known_matrix().label(found.label) if found.label is not None else None,
-        lambda: known_matrix().built_abis(found.arch or "x86_64", found.only_torch),
+        lambda: known_matrix().hosts(found.arch or "x86_64", found.only_torch),
         lambda: gpus.select_visible(found.visible_devices, ["GPU-0aaa", "GPU-1aaa"]),
     ]
     assert "a refusal without a word" not in [refusal for _, refusal in map(refused, uses)]
