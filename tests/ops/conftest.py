@@ -23,6 +23,20 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["direct", "dispatched"])
+def each_route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes public functions use the route of the test's name; call it when the kernels are loaded."""
+    from precast._dispatch import namespace
+
+    def take() -> None:
+        routes = [binding.__self__ for bindings in namespace.BINDINGS.values() for binding in bindings]
+        assert routes
+        for route in routes if request.param == "dispatched" else ():
+            monkeypatch.setattr(route, "call", route.below)
+
+    return take
+
+
 @pytest.fixture
 def assert_accurate() -> Callable[..., None]:
     """``check(ours, exact, torchs)``: of one shape, ``exact`` in float64, ``torchs`` in the dtype of ``ours``.

@@ -94,8 +94,12 @@ def calls(device: str) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("name", calls("cpu"))
-def test_autograd_is_left_out_after_a_call_only_if_it_was_before(name: str, device: str) -> None:
+def test_autograd_is_left_out_after_a_call_only_if_it_was_before(
+    name: str, each_route: Callable[[], None], device: str
+) -> None:
     call = calls(device)[name]
+    call()
+    each_route()
     call()
     assert not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD)
     with torch._C._AutoDispatchBelowAutograd():
