@@ -56,14 +56,18 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [name for name, call in calls().items() if "cpu" in call.devices])
-def test_plain_torch_stands_in_for_every_op(name: str) -> None:
-    call = calls()[name]
-    with Counted() as counted:
-        call(copied(call.arguments))
-    with law.Plain() as plain:
-        call(copied(call.arguments))
-    assert plain.count == counted.count
+def test_plain_torch_stands_in_for_every_op() -> None:
+    """In one test, because the calls are known only when the kernels have run."""
+    counts = {}
+    for name, call in calls().items():
+        if "cpu" in call.devices:
+            with Counted() as counted:
+                call(copied(call.arguments))
+            with law.Plain() as plain:
+                call(copied(call.arguments))
+            counts[name] = plain.count, counted.count
+    assert {name: both for name, both in counts.items() if both[0] != both[1]} == {}
+    assert len(counts) > 50
 
 
 # ---- the law refuses ----
