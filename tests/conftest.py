@@ -32,7 +32,7 @@ from typing import Any
 
 import pytest
 
-from tests import parallel
+from tests import parallel, progress
 from tests.parallel import is_worker
 
 
@@ -288,6 +288,8 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.option.markexpr or config.option.keyword or config.args_source is config.ArgsSource.ARGS
     if not chosen:
         config.option.markexpr = "not long"
+    if not is_worker(config) and config.option.verbose == 0 and getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(progress.Minutes(config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -396,7 +398,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("skipped, by reason")
     for reason, tests in sorted(groups.items()):
         terminalreporter.write_line(f"{reason} ({tests.total()})")
-        for test, cases in tests.items():
+        # The names of thousands of tests fit on no screen.
+        for test, cases in tests.items() if tests.total() < 100 or terminalreporter.verbosity else ():
             terminalreporter.write_line(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
 
 
