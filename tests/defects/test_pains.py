@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import HostFile
-from precast._abi.decide import Need, Reason, Refuse, UsePrebuilt, all_rejections, decide
+from precast._abi.decide import decide
+from precast._abi.decision import Need, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._abi.settings import JitMode, Settings
 from precast._builder import matrix, toolchain
 from precast._builder.cache import BuildKey, Cache

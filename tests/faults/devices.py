@@ -24,7 +24,7 @@ from tests.unit.load import fakes
 CHOOSE = (
     CUDA
     + """
-from precast._abi.decide import Need, all_rejections
+from precast._abi.decision import Need, all_rejections
 from precast._load import probe
 from precast._load.choose import choose
 choice = choose(Need("rms_norm", "cuda"), probe.read_settings(), {}, certain=False)

@@ -8,7 +8,9 @@ from tests.load.conftest import Site
 
 # What only a build, an error, a GPU or another way in has a use for.
 NOT_NEEDED = {
-    "precast._abi._device_piece",
+    "precast._abi.remedy",
+    "precast._abi.served",
+    "precast._abi.toolkits",
     "precast._abi.explain",
     "precast._cli",
     "precast._load.gpus",

@@ -20,7 +20,8 @@ from precast._abi.build_info import (
 )
 from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.host import Builders, Compiler, Gpu, Host, Nvrtc, TorchInfo
-from precast._abi.label import LABELS, Label, PlatformTag
+from precast._abi.label import Label, PlatformTag
+from precast._abi.served import LABELS
 from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import ANY_TORCH, Exact, Stable, TorchAbi
 from precast._abi.version import CudaVersion, Release, TorchVersion

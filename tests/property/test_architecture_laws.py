@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from precast._abi._device_piece import nvrtc_targets
 from precast._abi.capability import ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.host import Nvrtc
 from precast._abi.version import CudaVersion
@@ -75,7 +74,7 @@ def test_a_newer_toolkit_never_runs_on_older_drivers(target: GpuTarget, a: CudaV
 
 @given(s.nvrtcs, gpus)
 def test_nvrtc_builds_what_runs_and_what_it_knows(nvrtc: Nvrtc, gpu: ComputeCapability) -> None:
-    found = nvrtc_targets(nvrtc, gpu)
+    found = nvrtc.targets_for(gpu)
     assert all(target.runs_on(gpu) and target.capability in nvrtc.targets for target in found)
     if gpu in nvrtc.targets:
         assert found == (GpuTarget(TargetKind.SASS, gpu),)
@@ -88,4 +87,4 @@ def test_nvrtc_builds_what_runs_and_what_it_knows(nvrtc: Nvrtc, gpu: ComputeCapa
 def test_a_newer_nvrtc_never_serves_fewer_gpus(data: st.DataObject) -> None:
     nvrtc, gpu, more = data.draw(s.nvrtcs), data.draw(gpus), data.draw(s.capabilities)
     wider = replace(nvrtc, targets=(*nvrtc.targets, more))
-    assert len(nvrtc_targets(nvrtc, gpu)) == 0 or len(nvrtc_targets(wider, gpu)) > 0
+    assert len(nvrtc.targets_for(gpu)) == 0 or len(wider.targets_for(gpu)) > 0

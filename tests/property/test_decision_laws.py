@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from hypothesis import assume, given
 
-from precast._abi import explain
+from precast._abi import explain, remedy
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.capability import ComputeCapability, TargetKind
-from precast._abi.decide import (
+from precast._abi.decide import decide
+from precast._abi.decision import (
     BuildHost,
     BuildJit,
     Decision,
@@ -18,7 +19,6 @@ from precast._abi.decide import (
     Refuse,
     UsePrebuilt,
     all_rejections,
-    decide,
     needs_builders,
 )
 from precast._abi.host import Builders, Host
@@ -161,7 +161,9 @@ def test_every_refusal_has_a_reason_with_wanted_and_found(host: Host, info: Buil
             assert not {"None", "Reason", "GpuTarget"} & set(rejection.wanted.split() + rejection.found.split())
         if isinstance(decision, Refuse):
             assert rejections
-            text = explain.explain("no", rejections, explain.environment(host, info), explain.actions_for(rejections))
+            facts = remedy.Facts(host, info, settings, {})
+            actions = explain.actions_for(rejections, lambda why: remedy.of(why, facts))  # noqa: B023 - called at once
+            text = explain.explain("no", rejections, explain.environment(host, info), actions)
             assert all(rejection.reason.value in text for rejection in rejections)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, device_path, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget, min_driver
-from precast._abi.decide import Decision, Need, UsePrebuilt, decide
+from precast._abi.decide import decide
+from precast._abi.decision import Decision, Need, UsePrebuilt
 from precast._abi.host import Gpu, Host, TorchInfo
 from precast._abi.label import Label
 from precast._abi.settings import Settings

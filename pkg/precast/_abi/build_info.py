@@ -93,6 +93,11 @@ class HostFile:
         """The name in decisions and messages: the path, as the library has a file of its own."""
         return self.path
 
+    @property
+    def needs_binding(self) -> bool:
+        """Whether this calls torch through a table of functions; otherwise it is linked against torch."""
+        return isinstance(self.abi, AnyTorch)
+
 
 @value(frozen=True)
 class DeviceFile:

@@ -1,18 +1,21 @@
 """The one decision: the files and builds that give this host a kernel family. Pure: frozen values in, a value out.
 
-The loader, the doctor, the release audit and the planner all call this function. Nothing here looks at the outside
-world; callers report damaged files through ``bad``.
+The loader, the doctor, the release audit and the planner all call :func:`decide`. Nothing here looks at the outside
+world; callers report damaged files through ``bad``. The rules, in this order: what no file and no build can change;
+the library; what binds it to torch; for each GPU its device code; and for each of these pieces prebuilt files first,
+then what can be built. A rejection has the reason alone; :func:`precast._abi.remedy.of` has the command that helps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from precast._abi import remedy
-from precast._abi._host_piece import BINDING, LIBRARY, choose_binding, choose_host
-from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
+from precast._abi import torch_abi
+from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.decision import (
     EVERYTHING,
+    FROM_SOURCE,
     JIT_CANDIDATE,
     NO_TORCH,
     OWN_FUNCTIONS,
@@ -22,46 +25,40 @@ from precast._abi.decision import (
     BuildHost,
     BuildImage,
     BuildJit,
-    Choice,
     Decision,
     Need,
     OwnFunctions,
+    Pick,
     Reason,
     Refuse,
-    Refused,
     Rejection,
     Unopened,
     UsePrebuilt,
-    all_rejections,
-    needs_builders,
+    asks_for_builders,
 )
-from precast._abi.host import Host, TorchInfo
+from precast._abi.host import Gpu, Host, TorchInfo, named_level
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import AnyTorch
+from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, Exact
+from precast._abi.value import value
+from precast._abi.version import CudaVersion, dotted
 
-__all__ = [
-    "EVERYTHING",
-    "JIT_CANDIDATE",
-    "OWN_FUNCTIONS",
-    "PREBUILT_CANDIDATE",
-    "BuildAdapter",
-    "BuildHost",
-    "BuildImage",
-    "BuildJit",
-    "Decision",
-    "Need",
-    "OwnFunctions",
-    "Reason",
-    "Refuse",
-    "Refused",
-    "Rejection",
-    "UsePrebuilt",
-    "all_rejections",
-    "decide",
-    "needs_builders",
-]
+LIBRARY, BINDING = "host", "torch"
+_NOTHING_BAD: Mapping[str, str | Unopened] = {}
 
-_NOTHING_BAD: Mapping[str, str] = {}
+# A reason, what was wanted and what was found: a rejection without its piece and its candidate.
+Why = tuple[Reason, str, str]
+
+
+@value(frozen=True)
+class Case:
+    """What the choice of each piece depends on, once it is known that there is a torch."""
+
+    host: Host
+    torch: TorchInfo
+    info: BuildInfo | None
+    settings: Settings
+    need: Need
+    bad: Mapping[str, str | Unopened] = _NOTHING_BAD
 
 
 def decide(
@@ -76,116 +73,336 @@ def decide(
     ``bad`` maps the name of a prebuilt file or image to its defect, or to the reason why it cannot be opened. A GPU
     without any device code is listed in ``refused`` as long as another GPU has some. If the builders have not been
     probed and a build could still make a difference, the reason ``builders-unknown`` asks for the probe (see
-    :func:`needs_builders`).
+    :func:`precast._abi.decision.needs_builders`).
     """
-    hopeless = _refuse_outright(host, settings, need)
+    hopeless = tuple(_hopeless(host, settings, need))
     if hopeless or host.torch is None:
         return Refuse(hopeless)
-    library = choose_host(host, host.torch, build_info, settings, need, bad)
-    binding: Choice[Binding] = Choice(None, ())
-    bound = isinstance(library.chosen, HostFile) and not isinstance(library.chosen.abi, AnyTorch)
-    if not bound:
-        binding = choose_binding(host, host.torch, build_info, settings, need, bad)
-    rejections, notes = [*library.rejections, *binding.rejections], list(library.notes)
-    images: list[tuple[int, DeviceFile | BuildImage]] = []
-    refused: list[tuple[int, tuple[Rejection, ...]]] = []
-    for gpu in host.gpus if need.device == "cuda" else ():
-        from precast._abi._device_piece import choose_image  # imported here to keep a first call on the CPU quick
-
-        image = choose_image(gpu, host, build_info, settings, need, bad)
-        if image.chosen is None:
-            refused.append((gpu.index, image.rejections))
-            continue
-        images.append((gpu.index, image.chosen))
-        rejections += image.rejections
-        notes += image.notes
-    unserved = [why for _, all_why in refused for why in all_why]
+    case = Case(host, host.torch, build_info, settings, need, bad)
+    library = choose_library(case)
+    bound = isinstance(library.chosen, HostFile) and not library.chosen.needs_binding
+    binding: Pick[Binding] = Pick(None, ()) if bound else choose_binding(case)
+    picks = [(gpu.index, choose_image(case, gpu)) for gpu in (host.gpus if need.device == "cuda" else ())]
+    images = tuple((index, pick.chosen) for index, pick in picks if pick.chosen is not None)
+    refused = tuple((index, pick.rejections) for index, pick in picks if pick.chosen is None)
+    unserved = tuple(why for _, rejections in refused for why in rejections)
     if library.chosen is None or (binding.chosen is None and not bound):
         return Refuse(_only_what_matters(library, binding, unserved))
     if need.device == "cuda" and not images:
-        return Refuse(tuple(unserved))
+        return Refuse(unserved)
+    served: tuple[Pick[object], ...] = (library, binding, *(pick for _, pick in picks if pick.chosen is not None))
+    why = (refused, tuple(r for pick in served for r in pick.rejections), _notes(served, settings))
+    files = tuple((index, image) for index, image in images if isinstance(image, DeviceFile))
     chosen = (library.chosen, binding.chosen)
-    return _assemble(*chosen, images, tuple(refused), tuple(rejections), _with_debug_note(notes, settings))
-
-
-def _assemble(
-    library: HostFile | BuildHost,
-    binding: Binding,
-    images: list[tuple[int, DeviceFile | BuildImage]],
-    refused: Refused,
-    rejections: tuple[Rejection, ...],
-    notes: tuple[str, ...],
-) -> UsePrebuilt | BuildJit:
-    files = [(index, image) for index, image in images if isinstance(image, DeviceFile)]
-    if isinstance(library, HostFile) and not isinstance(binding, BuildAdapter) and len(files) == len(images):
-        return UsePrebuilt(library, tuple(files), refused, rejections, notes, binding)
-    return BuildJit(library, tuple(images), refused, rejections, notes, binding)
+    if isinstance(chosen[0], HostFile) and not isinstance(chosen[1], BuildAdapter) and len(files) == len(images):
+        return UsePrebuilt(chosen[0], files, *why, chosen[1])
+    return BuildJit(chosen[0], images, *why, chosen[1])
 
 
 def _only_what_matters(
-    library: Choice[HostFile | BuildHost], binding: Choice[Binding], unserved: list[Rejection]
+    library: Pick[HostFile | BuildHost], binding: Pick[Binding], unserved: tuple[Rejection, ...]
 ) -> tuple[Rejection, ...]:
     """What is missing, each thing once: a piece that is available needs no fix, and two may lack the same compiler.
 
     If one of the two cannot be had, no build helps, so nobody need look for builders.
     """
-    missing = [choice.rejections for choice in (library, binding) if choice.chosen is None]
-    hopeless = [rejections for rejections in missing if not any(map(_asks, rejections))]
+    missing = [pick.rejections for pick in (library, binding) if pick.chosen is None]
+    hopeless = [rejections for rejections in missing if not any(map(asks_for_builders, rejections))]
     found: dict[tuple[str, Reason, str], Rejection] = {}
     for why in (*(why for rejections in hopeless or missing for why in rejections), *unserved):
-        if hopeless and _asks(why):
+        if hopeless and asks_for_builders(why):
             continue
         piece = "" if why.piece in (LIBRARY, BINDING) else why.piece
         found.setdefault((f"{piece} {why.candidate}", why.reason, why.found), why)
     return tuple(found.values())
 
 
-def _asks(why: Rejection) -> bool:
-    return why.reason is Reason.BUILDERS_UNKNOWN
+def _notes(served: tuple[Pick[object], ...], settings: Settings) -> tuple[str, ...]:
+    notes = tuple(note for pick in served for note in pick.notes)
+    if settings.debug and settings.jit is not JitMode.JIT:
+        return (*notes, "PRECAST_DEBUG changes what is built, not what is prebuilt; PRECAST_JIT=jit builds everything")
+    return notes
 
 
-def _refuse_outright(host: Host, settings: Settings, need: Need) -> tuple[Rejection, ...]:
-    """The reasons to refuse that no file and no build can change."""
+# ---- what no file and no build can change ----
+
+
+def _hopeless(host: Host, settings: Settings, need: Need) -> Iterator[Rejection]:
     if host.system != "Linux":
-        return (Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system),)
-    why: list[Rejection] = []
+        yield Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system)
+        return
     if settings.jit is JitMode.OFF:
         wanted = "PRECAST_JIT to be auto, aot or jit"
-        why.append(Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off", remedy.ALLOW_JIT))
-    if host.torch is None:
+        yield Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off")
+    torch = host.torch
+    if torch is None:
         found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else NO_TORCH
-        wanted = "an importable torch 2.4.1 or newer"
-        why.append(Rejection("host", EVERYTHING, Reason.TORCH_MISSING, wanted, found, remedy.install_torch(host)))
-    elif need.device == "cuda":
-        why += _refuse_cuda(host, host.torch, settings)
+        yield Rejection("host", EVERYTHING, Reason.TORCH_MISSING, "an importable torch 2.4.1 or newer", found)
+        return
+    if need.device == "cuda":
+        why = tuple(_hopeless_cuda(host, torch, settings))
+        yield from (Rejection("cuda", EVERYTHING, *one) for one in why)
+        if why:
+            return
     elif need.device == "xpu":
-        found = f"torch {host.torch.version}, {'XPU ' + host.torch.xpu if host.torch.xpu else 'not a build for XPU'}"
-        why.append(Rejection("xpu", EVERYTHING, Reason.XPU, "an NVIDIA GPU, or the CPU", found))
-    return tuple(why)
+        found = f"torch {torch.version}, {'XPU ' + torch.xpu if torch.xpu else 'not a build for XPU'}"
+        yield Rejection("xpu", EVERYTHING, Reason.XPU, "an NVIDIA GPU, or the CPU", found)
+        return
+    if settings.cpu_level is not None and host.cpu_levels is not None:
+        try:
+            named_level(host.cpu_levels, settings.cpu_level)
+        except ValueError as error:
+            wanted = "a level of this machine, or none to be given the best"
+            yield Rejection("host", EVERYTHING, Reason.CPU_LEVEL, wanted, str(error))
 
 
-def _refuse_cuda(host: Host, torch: TorchInfo, settings: Settings) -> list[Rejection]:
+def _hopeless_cuda(host: Host, torch: TorchInfo, settings: Settings) -> Iterator[Why]:
     """Checks ROCm first, because ROCm builds of torch also call their device type CUDA."""
     if torch.hip is not None:
-        found = f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
-        return [Rejection("cuda", EVERYTHING, Reason.HIP, "a CUDA build of torch", found)]
+        yield Reason.HIP, "a CUDA build of torch", f"torch {torch.version}, a ROCm build (HIP {torch.hip})"
+        return
     if host.driver is None:  # a different torch would not help
-        found, wanted = "none", "an NVIDIA driver (libcuda.so.1)"
-        return [Rejection("cuda", EVERYTHING, Reason.DRIVER, wanted, found, remedy.DRIVER)]
-    why: list[Rejection] = []
+        yield Reason.DRIVER, "an NVIDIA driver (libcuda.so.1)", "none"
+        return
     if torch.cuda is None:
-        found = f"torch {torch.version}, a CPU build"
-        fix = remedy.install_cuda_torch(host)
-        why.append(Rejection("cuda", EVERYTHING, Reason.TORCH_CPU, "a CUDA build of torch", found, fix))
+        yield Reason.TORCH_CPU, "a CUDA build of torch", f"torch {torch.version}, a CPU build"
     if not host.gpus:
         hidden = settings.visible_devices is not None
         found = f"none, with CUDA_VISIBLE_DEVICES={settings.visible_devices!r}" if hidden else "none"
-        fix = remedy.NO_SETTING_HIDES if hidden else ""
-        why.append(Rejection("cuda", EVERYTHING, Reason.NO_GPU, "a visible NVIDIA GPU", found, fix))
-    return why
+        yield Reason.NO_GPU, "a visible NVIDIA GPU", found
 
 
-def _with_debug_note(notes: list[str], settings: Settings) -> tuple[str, ...]:
-    if settings.debug and settings.jit is not JitMode.JIT:
-        notes = [*notes, "PRECAST_DEBUG changes what is built, not what is prebuilt; PRECAST_JIT=jit builds everything"]
-    return tuple(notes)
+# ---- the library, and what binds it to torch ----
+
+
+def choose_library(case: Case) -> Pick[HostFile | BuildHost]:
+    """Prefers a library for exactly this torch to one for many, and any to a build."""
+    best, rejections = _best_host_file(case, HostKind.LIBRARY)
+    if best is not None:
+        unread = f"the level of libstdc++ could not be read; {best.name} needs GLIBCXX_{best.glibcxx}"
+        return Pick(best, rejections, (unread,) if case.host.glibcxx is None else ())
+    refusals = tuple(Rejection(LIBRARY, JIT_CANDIDATE, *why) for why in _no_compile(case))
+    return Pick(None if refusals else BuildHost(), (*rejections, *refusals))
+
+
+def choose_binding(case: Case) -> Pick[Binding]:
+    """Torch's own functions if it has them all, else a prebuilt adapter to it, else the build of one.
+
+    Whether they are all there shows when the library is opened; ``bad`` then says what is wrong with them.
+    """
+    rejections: tuple[Rejection, ...] = ()
+    if case.torch.version.release >= STABLE_FLOOR:
+        if OWN_FUNCTIONS not in case.bad:
+            return Pick(OwnFunctions(prove=case.torch.version.is_prerelease), ())
+        wanted = f"the functions of torch {STABLE_FLOOR}"
+        found = str(case.bad[OWN_FUNCTIONS])
+        rejections = (Rejection(BINDING, OWN_FUNCTIONS, Reason.TORCH_ABI, wanted, found),)
+    best, others = _best_host_file(case, HostKind.ADAPTER)
+    if best is not None:
+        return Pick(best, others)
+    refusals = tuple(Rejection(BINDING, JIT_CANDIDATE, *why) for why in _no_adapter(case))
+    torch = case.torch
+    built = None if refusals else BuildAdapter(Exact(torch.version.release, torch.cxx11, torch.version.git))
+    return Pick(built, (*rejections, *others, *refusals))
+
+
+def _best_host_file(case: Case, kind: HostKind) -> tuple[HostFile | None, tuple[Rejection, ...]]:
+    """The best prebuilt file of a kind that fits, and the rejections of the others."""
+    piece = LIBRARY if kind is HostKind.LIBRARY else BINDING
+    unused = _nothing_prebuilt(case, piece)
+    if unused is not None:
+        return None, (Rejection(piece, PREBUILT_CANDIDATE, *unused),)
+    rejections: list[Rejection] = []
+    best: HostFile | None = None
+    for file in case.info.host if case.info is not None else ():
+        if file.kind is kind:
+            why = next(_unmet_by_host(file, case), None)
+            if why is not None:
+                rejections.append(Rejection(piece, file.name, *why))
+            elif best is None or _host_rank(file, case) > _host_rank(best, case):
+                best = file
+    return best, tuple(rejections)
+
+
+def _nothing_prebuilt(case: Case, piece: str) -> Why | None:
+    """Why none of the prebuilt files is used for a piece; None if each must be judged."""
+    info, stale = case.info, case.host.stale
+    if case.settings.jit is JitMode.JIT:
+        return Reason.SKIPPED, "PRECAST_JIT to be auto or aot", "PRECAST_JIT=jit"
+    if info is None or info.mode is BuildMode.PURE:
+        return Reason.NO_PREBUILT, "prebuilt files", FROM_SOURCE
+    if stale is not None:
+        return Reason.STALE, stale.wanted, stale.found
+    if piece == LIBRARY and not any(file.kind is HostKind.LIBRARY for file in info.host):
+        return Reason.NO_PREBUILT, "a host library", "this wheel has no host library"
+    return None
+
+
+def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
+    """The requirements of a library or an adapter that this process does not meet."""
+    host, torch, defect = case.host, case.torch, case.bad.get(file.name)
+    if isinstance(defect, Unopened):
+        yield Reason.UNOPENED, defect.wanted, defect.found
+    elif defect is not None:
+        yield Reason.DAMAGED, "the library that was built", defect
+    if file.kind is HostKind.LIBRARY and case.need.family not in file.families:
+        has = ", ".join(file.families) or "none"
+        yield Reason.FAMILY, f"the family {case.need.family}", f"a library with {has}"
+    if file.machine != host.machine:
+        yield Reason.MACHINE, file.machine, host.machine
+    if file.python not in ("none", "abi3", f"cp{host.python.major}{host.python.minor}"):
+        yield Reason.PYTHON, file.python, f"Python {host.python}"
+    unlike = torch_abi.fits(file.abi, torch.version, torch.cxx11)
+    if unlike is not None:
+        yield Reason.TORCH_ABI, torch_abi.wanted(file.abi), unlike
+    if file.cuda_major is not None and (torch.cuda is None or torch.cuda.major != file.cuda_major):
+        wanted = f"a torch with CUDA {file.cuda_major}"
+        yield Reason.CUDA_RUNTIME, wanted, f"torch with CUDA {torch.cuda or 'none'}"
+    if host.glibc is None or host.glibc < file.glibc:
+        yield Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc)
+    if host.glibcxx is not None and dotted(host.glibcxx) < dotted(file.glibcxx):
+        yield Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}"
+
+
+def _host_rank(file: HostFile, case: Case) -> tuple[int, bool, tuple[int, int]]:
+    """A library that is linked against torch comes before one that has yet to be bound to it."""
+    return torch_abi.closeness(file.abi), file.debug == case.settings.debug, torch_abi.floor(file.abi)
+
+
+def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why]:
+    """Every reason why C++ cannot be compiled here; an adapter asks for more than a library.
+
+    Under ``aot`` the builders are not probed until an error needs a fix. From then on a missing builder counts: the fix
+    may be to allow a build, which would then fail.
+    """
+    builders, only_aot = case.host.builders, case.settings.jit is JitMode.AOT
+    if only_aot:
+        yield Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"
+    if builders is None:
+        if not only_aot:
+            yield Reason.BUILDERS_UNKNOWN, "a C++ compiler and ninja", "nobody has looked for them yet"
+        return
+    compiler = builders.compiler
+    if compiler is None:
+        yield Reason.NO_COMPILER, "a C++ compiler, g++ or clang++", builders.search("compiler")
+    elif adapter_to is not None and compiler.kind != "g++":
+        # Other compilers use a different OpenMP from torch's libraries, and an adapter runs loops on torch's threads.
+        found = f"{compiler.kind} {compiler.version} ({compiler.path})"
+        yield Reason.NO_COMPILER, f"g++, for torch {adapter_to.version}", found
+    if builders.ninja is None:
+        yield Reason.NO_NINJA, "ninja", builders.search("ninja")
+
+
+def _no_adapter(case: Case) -> Iterator[Why]:
+    """Every reason why no adapter to this torch, bound to its commit, can be built."""
+    torch, impossible = case.torch, None
+    if torch.version.release < CLASSIC_FLOOR:
+        wanted = f"torch {CLASSIC_FLOOR} or newer to build an adapter to"
+        impossible = Reason.CLASSIC_JIT, wanted, f"torch {torch.version}"
+    elif not torch_abi.is_git_version(torch.version.git):
+        wanted = f"a torch {STABLE_FLOOR} or newer with all of its functions, or the commit of this one"
+        found = f"torch {torch.version}, whose git version is {torch.version.git or 'not known'}"
+        impossible = Reason.TORCH_ABI, wanted, found
+    if impossible is None:
+        yield from _no_compile(case, torch)
+        return
+    yield from (why for why in _no_compile(case, torch) if why[0] is Reason.AOT_ONLY)
+    yield impossible
+
+
+# ---- the device code of one GPU: exact SASS, then same-major SASS, then PTX, then an NVRTC build ----
+
+
+def choose_image(case: Case, gpu: Gpu) -> Pick[DeviceFile | BuildImage]:
+    """The best device code for one GPU. The caller has checked that there is a driver."""
+    piece = f"cuda:{gpu.index}"
+    if gpu.capability < MINIMUM_CAPABILITY:
+        why = (Reason.ARCH, f"compute capability {MINIMUM_CAPABILITY} or newer", _gpu(gpu))
+        return Pick(None, (Rejection(piece, PREBUILT_CANDIDATE, *why),))
+    rejections: list[Rejection] = []
+    best: DeviceFile | None = None
+    unused = _nothing_prebuilt(case, piece)
+    files = [file for file in case.info.device if file.family == case.need.family] if case.info is not None else []
+    if unused is None and not files:
+        unused = (Reason.FAMILY, f"device code of {case.need.family}", "none in this wheel")
+    if unused is not None:
+        files = []
+        rejections.append(Rejection(piece, PREBUILT_CANDIDATE, *unused))
+    for file in files:
+        unmet = next(_unmet_by_image(file, gpu, case), None)
+        if unmet is not None:
+            rejections.append(Rejection(piece, file.name, *unmet))
+        elif best is None or _image_rank(file.target, gpu.capability) > _image_rank(best.target, gpu.capability):
+            best = file
+    if best is not None:
+        return Pick(best, tuple(rejections), _ptx_note(best.target, best.name, piece))
+    target, refusals = _buildable(case, gpu)
+    rejections += [Rejection(piece, JIT_CANDIDATE, *why) for why in refusals]
+    if target is None:
+        return Pick(None, tuple(rejections))
+    return Pick(BuildImage(target), tuple(rejections), _ptx_note(target, f"what is built for {target}", piece))
+
+
+def _unmet_by_image(file: DeviceFile, gpu: Gpu, case: Case) -> Iterator[Why]:
+    """The requirements of device code that this GPU and its driver do not meet."""
+    host = case.host
+    if file.name in case.bad:
+        yield Reason.DAMAGED, "the file that was built", str(case.bad[file.name])
+    if not file.target.runs_on(gpu.capability):
+        from precast._abi import served  # a GPU that a file is not for is no part of a call that is served
+
+        about = "" if case.info is None else served.served_range(gpu.capability, case.info.label)
+        yield Reason.ARCH, file.target.serves, _gpu(gpu) + about
+    if host.driver is None or host.driver < file.min_driver:
+        yield Reason.DRIVER, _driver(file.min_driver), f"a driver for CUDA {host.driver}"
+    if host.lzma_error is not None:
+        wanted = "a Python that was compiled with liblzma-dev, to unpack it"
+        yield Reason.NO_LZMA, wanted, f"Python {host.python} without: {host.lzma_error}"
+
+
+def _image_rank(target: GpuTarget, gpu: ComputeCapability) -> tuple[bool, bool, ComputeCapability, int]:
+    """Greater is better: SASS before PTX, exact before same-major, newer before older, specific before general."""
+    sass = target.kind is TargetKind.SASS
+    return sass, sass and target.capability == gpu, target.capability, ("", "f", "a").index(target.suffix)
+
+
+def _buildable(case: Case, gpu: Gpu) -> tuple[GpuTarget | None, list[Why]]:
+    """The target for NVRTC, with the better ones that were rejected; or None and every reason.
+
+    As for the host library, missing builders count under ``aot`` too, once they have been probed.
+    """
+    host, refusals = case.host, list[Why]()
+    if case.settings.jit is JitMode.AOT:
+        refusals.append((Reason.AOT_ONLY, "PRECAST_JIT to be auto or jit", "PRECAST_JIT=aot"))
+    if host.builders is None:
+        return None, refusals or [(Reason.BUILDERS_UNKNOWN, "NVRTC", "nobody has looked for it yet")]
+    nvrtc = host.builders.nvrtc
+    if nvrtc is None:
+        return None, [*refusals, (Reason.NO_NVRTC, "NVRTC", host.builders.search("nvrtc"))]
+    targets = nvrtc.targets_for(gpu.capability)
+    if not targets:
+        oldest = f" (oldest {min(nvrtc.targets)})" if nvrtc.targets else ""
+        found = f"NVRTC {nvrtc.version}{oldest}; {_gpu(gpu)}"
+        return None, [*refusals, (Reason.NVRTC_ARCH, f"an NVRTC that compiles for {gpu.capability}", found)]
+    passed_over: list[Why] = []
+    for target in targets:
+        needed = min_driver(target, CudaVersion.parse(nvrtc.version))
+        if host.driver is not None and host.driver >= needed:
+            return (None, refusals) if refusals else (target, passed_over)
+        wanted = f"{_driver(needed)} for {target} by NVRTC {nvrtc.version}"
+        passed_over.append((Reason.DRIVER, wanted, f"a driver for CUDA {host.driver}"))
+    return None, [*refusals, *passed_over]
+
+
+def _ptx_note(target: GpuTarget, what: str, piece: str) -> tuple[str, ...]:
+    if target.kind is TargetKind.SASS:
+        return ()
+    return (f"{piece} runs {what} through the driver's compiler: about 0.1 s once, then the driver's own cache",)
+
+
+def _gpu(gpu: Gpu) -> str:
+    return f"compute capability {gpu.capability} ({gpu.name})"
+
+
+def _driver(needed: CudaVersion) -> str:
+    return f"a driver for CUDA {needed} or newer"

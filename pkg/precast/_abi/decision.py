@@ -16,10 +16,11 @@ PREBUILT_CANDIDATE = "prebuilt"
 JIT_CANDIDATE = "jit"
 TRITON_CANDIDATE = "triton"
 NO_TORCH = "no torch"
+FROM_SOURCE = "precast was installed from source, without prebuilt kernels"
 # The candidate that is torch itself: its own library has every function of the table.
 OWN_FUNCTIONS = "libtorch_cpu.so"
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Reason(str, Enum):
@@ -32,6 +33,7 @@ class Reason(str, Enum):
     XPU = "xpu"
     NO_GPU = "no-gpu"
     JIT_OFF = "jit-off"
+    CPU_LEVEL = "cpu-level"
     NO_PREBUILT = "no-prebuilt"
     SKIPPED = "skipped"
     STALE = "stale"
@@ -63,8 +65,8 @@ class Rejection:
 
     ``piece`` is ``"host"`` for the library, ``"torch"`` for what binds it to torch, ``"cuda:0"``, or ``"cuda"`` for all
     GPUs. ``candidate`` is a file of the manifest, ``"libtorch_cpu.so"``, ``"prebuilt"``, ``"jit"``, ``"triton"`` or
-    ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the
-    actual state. ``remedy`` is a command, or empty if there is none.
+    ``"all"``. ``wanted`` is the candidate's requirement and ``found`` the actual state. ``remedy.of`` has the command
+    that helps, for texts that a person reads.
     """
 
     piece: str
@@ -72,7 +74,6 @@ class Rejection:
     reason: Reason
     wanted: str
     found: str
-    remedy: str = ""
 
     def __str__(self) -> str:
         return f"{self.piece}: {self.candidate}: {self.reason.value}: wanted {self.wanted}; found {self.found}"
@@ -130,10 +131,10 @@ class BuildImage:
 
 
 @value(frozen=True)
-class Choice(Generic[T]):
+class Pick(Generic[T_co]):
     """The outcome for one piece: the chosen candidate or None, and the rejected candidates."""
 
-    chosen: T | None
+    chosen: T_co | None
     rejections: tuple[Rejection, ...]
     notes: tuple[str, ...] = ()
 
@@ -187,6 +188,11 @@ def all_rejections(decision: Decision) -> tuple[Rejection, ...]:
     return decision.rejections + tuple(rejection for _, why in decision.refused for rejection in why)
 
 
+def asks_for_builders(why: Rejection) -> bool:
+    """True if a piece was refused only because the builders have not been probed."""
+    return why.reason is Reason.BUILDERS_UNKNOWN
+
+
 def needs_builders(decision: Decision) -> bool:
-    """True if a piece was refused only because the builders have not been probed: probe them and decide again."""
-    return any(rejection.reason is Reason.BUILDERS_UNKNOWN for rejection in all_rejections(decision))
+    """True if probing the builders could change the decision: probe them and decide again."""
+    return any(map(asks_for_builders, all_rejections(decision)))

@@ -15,6 +15,8 @@ from precast._abi.host import Gpu, Host
 
 MOST_ACTIONS = 3
 
+Fix = Callable[[Rejection], str]  # the command that removes a reason, or nothing; :func:`precast._abi.remedy.of`
+
 
 def explain(
     headline: str, rejections: Iterable[Rejection], environment: str, actions: Sequence[str] = (), more: str = ""
@@ -63,6 +65,7 @@ _BRIEF = {
     Reason.NO_GPU: "no visible GPU",
     Reason.DRIVER: "NVIDIA driver too old",
     Reason.JIT_OFF: "PRECAST_JIT=off",
+    Reason.CPU_LEVEL: "no such CPU level",
     Reason.NO_PREBUILT: "installed from source",
     Reason.STALE: "prebuilt files out of date",
     Reason.DAMAGED: "prebuilt file corrupted",
@@ -89,7 +92,7 @@ def rejection_lines(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     )
 
 
-def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
+def actions_for(rejections: Iterable[Rejection], fix: Fix) -> tuple[str, ...]:
     """Up to three commands, each of which removes every obstacle on one way to the op.
 
     An obstacle that blocks all ways comes first, because it must be removed. Otherwise there are three ways: other
@@ -98,13 +101,13 @@ def actions_for(rejections: Iterable[Rejection]) -> tuple[str, ...]:
     rejections = tuple(rejections)
     blocks = [r for r in rejections if r.candidate == EVERYTHING and r.reason not in _TRITON_HELPS]
     if blocks:
-        return _whole(r.remedy for r in blocks)
+        return _whole(map(fix, blocks))
     pieces = list(dict.fromkeys(r.piece for r in rejections if r.candidate != TRITON_CANDIDATE))
     of = {piece: [r for r in rejections if r.piece == piece and r.candidate != TRITON_CANDIDATE] for piece in pieces}
     ways = (
-        _whole(_any_remedy(of[piece], lambda r: r.candidate not in (EVERYTHING, JIT_CANDIDATE)) for piece in pieces),
-        _whole(_all_remedies(of[piece], lambda r: r.candidate == JIT_CANDIDATE) for piece in pieces),
-        _whole([_all_remedies(rejections, lambda r: r.candidate == TRITON_CANDIDATE)]),
+        _whole(_first(of[piece], fix) for piece in pieces),
+        _whole(_all(of[piece], JIT_CANDIDATE, fix) for piece in pieces),
+        _whole([_all(rejections, TRITON_CANDIDATE, fix)]),
     )
     return tuple(dict.fromkeys(command for way in ways for command in way))[:MOST_ACTIONS]
 
@@ -119,14 +122,14 @@ def _whole(steps: Iterable[str]) -> tuple[str, ...]:
     return (remedy.both(steps),) if steps and all(steps) else ()
 
 
-def _any_remedy(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
-    """The first remedy, because the rejected candidates are alternatives, such as the files of a wheel."""
-    return next((r.remedy for r in rejections if chosen(r) and r.remedy), "")
+def _first(rejections: Iterable[Rejection], fix: Fix) -> str:
+    """The first command, because the rejected files are alternatives."""
+    return next(filter(None, (fix(r) for r in rejections if r.candidate not in (EVERYTHING, JIT_CANDIDATE))), "")
 
 
-def _all_remedies(rejections: Iterable[Rejection], chosen: Callable[[Rejection], bool]) -> str:
-    """All remedies together, because every one of these things is missing."""
-    steps = [r.remedy for r in rejections if chosen(r)]
+def _all(rejections: Iterable[Rejection], candidate: str, fix: Fix) -> str:
+    """All commands together, because every one of these things is missing."""
+    steps = [fix(r) for r in rejections if r.candidate == candidate]
     return remedy.both(steps) if all(steps) else ""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from precast._abi.capability import ComputeCapability
+from collections.abc import Sequence
+
+from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
@@ -47,6 +49,21 @@ class Nvrtc:
     targets: tuple[ComputeCapability, ...]
     found_via: str
 
+    def targets_for(self, gpu: ComputeCapability) -> tuple[GpuTarget, ...]:
+        """What this NVRTC can compile for a GPU, best first.
+
+        SASS if NVRTC knows the GPU. Otherwise the newest PTX below it, which the driver compiles for the GPU; and, for
+        a driver too old for that PTX, the newest SASS that the GPU runs.
+        """
+        if gpu in self.targets:
+            return (GpuTarget(TargetKind.SASS, gpu),)
+        known = sorted((one for one in self.targets if one >= MINIMUM_CAPABILITY), reverse=True)
+        best: dict[TargetKind, GpuTarget] = {}
+        for target in (GpuTarget(kind, one) for kind in (TargetKind.PTX, TargetKind.SASS) for one in known):
+            if target.runs_on(gpu):
+                best.setdefault(target.kind, target)
+        return tuple(best.values())
+
 
 @value(frozen=True)
 class Builders:
@@ -60,6 +77,11 @@ class Builders:
     nvrtc: Nvrtc | None
     looked_at: tuple[str, ...] = ()
     triton: str | None = None
+
+    def search(self, what: str) -> str:
+        """Where a missing builder was looked for, from the lines of ``looked_at`` that begin with its name."""
+        places = [line.removeprefix(f"{what}:").strip() for line in self.looked_at if line.startswith(f"{what}:")]
+        return "none that works" + (f" (looked at {'; '.join(places)})" if places else "")
 
 
 @value(frozen=True)
@@ -81,11 +103,14 @@ class Installer:
 
 @value(frozen=True)
 class Stale:
-    """Prebuilt files that were not made from the installed code: what was wanted, what was found, and the fix."""
+    """Prebuilt files that were not made from the installed code: what was wanted and what was found.
+
+    ``restart``: they were made from the code that is installed now; this process began with older code.
+    """
 
     wanted: str
     found: str
-    remedy: str
+    restart: bool = False
 
 
 @value(frozen=True)
@@ -94,8 +119,9 @@ class Host:
 
     ``torch_error`` says why ``torch`` is None. ``driver`` is the result of ``cuDriverGetVersion`` of the libcuda in
     use. ``lzma_error`` is the error of ``import lzma`` when a device file had to be unpacked, otherwise None. ``stale``
-    describes outdated prebuilt files; None if they are up to date or there are none. ``installer`` is probed only when
-    an error needs a fix; None before.
+    describes outdated prebuilt files; None if they are up to date or there are none. ``cpu_levels`` are the
+    instruction sets of ours that the processor has, lowest first; None if no setting names one, as then each library
+    chooses for itself. ``installer`` is no ground of a decision: it is probed only when a person needs a fix.
     """
 
     system: str
@@ -110,4 +136,13 @@ class Host:
     builders: Builders | None = None
     lzma_error: str | None = None
     stale: Stale | None = None
+    cpu_levels: tuple[str, ...] | None = None
     installer: Installer | None = None
+
+
+def named_level(levels: Sequence[str], name: str) -> str:
+    """The level that a setting names; "sve" means any SVE level. ValueError if it is none of these."""
+    for level in reversed(levels):
+        if name == level or (name == "sve" and level.startswith(name)):
+            return level
+    raise ValueError(f"CPU level {name!r} was asked for; this machine has {', '.join(levels) or 'none'}")

@@ -1,11 +1,9 @@
-"""Wheel labels (``+cu130``, ``+cpu``, none), platform tags, and which label serves which GPU."""
+"""Wheel labels (``+cu130``, ``+cpu``, none) and platform tags."""
 
 from __future__ import annotations
 
 import re
 
-from precast._abi import toolkits
-from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability
 from precast._abi.value import value
 from precast._abi.version import CudaVersion
 
@@ -76,33 +74,3 @@ class PlatformTag:
     def __str__(self) -> str:
         prefix = "linux" if self.policy is None else f"manylinux_{self.policy[0]}_{self.policy[1]}"
         return f"{prefix}_{self.machine}"
-
-
-# The labels that fixes can recommend, oldest toolkit first.
-LABELS = tuple(map(Label, toolkits.LABELS))
-_SASS_FLOOR = {major: ComputeCapability.parse(gpu) for major, gpu in toolkits.SASS_FLOOR.items()}
-_FIRST_TOOLKIT = {
-    ComputeCapability.parse(gpu): CudaVersion.parse(toolkit) for gpu, toolkit in toolkits.FIRST_TOOLKIT.items()
-}
-_NEWEST_KNOWN = max(_FIRST_TOOLKIT)
-
-
-def sass_floor(cuda: CudaVersion) -> ComputeCapability:
-    """The oldest GPU that this toolkit's wheels serve."""
-    return _SASS_FLOOR.get(cuda.major, MINIMUM_CAPABILITY)
-
-
-def label_serves(label: Label, gpu: ComputeCapability, driver: CudaVersion | None) -> bool:
-    """Whether a label's device code runs on this GPU as SASS under this driver; without a driver, under any."""
-    cuda, first = label.cuda, _FIRST_TOOLKIT.get(gpu, CudaVersion(12, 1))
-    if gpu > _NEWEST_KNOWN or cuda is None or cuda < first or gpu < sass_floor(cuda):
-        return False
-    return driver is None or driver.major >= cuda.major
-
-
-def label_for(gpu: ComputeCapability, driver: CudaVersion | None) -> Label | None:
-    """The newest label whose device code runs on this GPU as SASS under this driver, or None.
-
-    Without a driver the label is chosen for the GPU alone.
-    """
-    return next((label for label in reversed(LABELS) if label_serves(label, gpu, driver)), None)

@@ -1,27 +1,115 @@
 """The command that fixes a rejection, chosen from the facts of the host; an empty string if no command would.
 
+The decision gives reasons alone. Whoever tells a person looks the command up here, with :func:`of`.
+
 A printed fix is a promise: it works as pasted, and the op works afterwards. So a command that needs a package index is
 offered only if the index is known. A command that needs the sources is offered only if pip recorded where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from precast._abi import toolkits
 from precast._abi.build_info import BuildInfo, BuildMode
 from precast._abi.capability import ComputeCapability
+from precast._abi.decision import EVERYTHING, JIT_CANDIDATE, Reason, Rejection, Unopened
 from precast._abi.host import Builders, Host, Installer
-from precast._abi.label import LABELS, Label, label_for, label_serves, sass_floor
+from precast._abi.label import Label
+from precast._abi.served import LABELS, label_for, label_serves
 from precast._abi.settings import JitMode, Settings
 from precast._abi.torch_abi import STABLE_FLOOR
+from precast._abi.value import value
 from precast._version import __version__
 
 ALLOW_JIT = "export PRECAST_JIT=auto"
-NO_SETTING_HIDES = "unset CUDA_VISIBLE_DEVICES"
 DRIVER = "install the NVIDIA driver (https://www.nvidia.com/drivers), or in a container: docker run --gpus all"
 _NEWLY = "--force-reinstall --no-deps"
 _UNKNOWN = Installer()
+
+
+@value(frozen=True)
+class Facts:
+    """What a fix depends on: what the decision had, with a host whose builders and installer were probed for it."""
+
+    host: Host
+    info: BuildInfo | None
+    settings: Settings
+    bad: Mapping[str, str | Unopened]
+
+
+def of(why: Rejection, facts: Facts) -> str:
+    """The command that removes the reason of a rejection."""
+    find = _FIXES.get(why.reason)
+    return "" if find is None else find(why, facts)
+
+
+def _torch(why: Rejection, facts: Facts) -> str:
+    """A newer torch helps what is for another one, but not what is for an older one than this."""
+    torch = facts.host.torch
+    newer_helps = torch is None or torch.version.release < STABLE_FLOOR or why.candidate == JIT_CANDIDATE
+    return install_torch(facts.host) if newer_helps else ""
+
+
+def _prebuilt(why: Rejection, facts: Facts) -> str:
+    pure = facts.info is None or facts.info.mode is BuildMode.PURE  # another wheel lacks what its author left out
+    return prebuilt_wheel(facts.host, facts.info, facts.settings) if pure else ""
+
+
+def _label(why: Rejection, facts: Facts) -> str:
+    """The label for the GPU that a rejection of prebuilt device code is about."""
+    if why.reason is Reason.DRIVER and why.candidate == EVERYTHING:
+        return DRIVER
+    gpu = next((gpu for gpu in facts.host.gpus if why.piece == f"cuda:{gpu.index}"), None)
+    if gpu is None or why.candidate == JIT_CANDIDATE:
+        return ""
+    return other_label(facts.host, gpu.capability, facts.info, facts.settings)
+
+
+def _again(why: Rejection, facts: Facts) -> str:
+    return "" if facts.info is None else reinstall(facts.host, facts.info, facts.settings)
+
+
+def _upgrade(why: Rejection, facts: Facts) -> str:
+    return up_to_date(facts.host, facts.info, facts.settings)
+
+
+def _opened(why: Rejection, facts: Facts) -> str:
+    reason = facts.bad.get(why.candidate)
+    return reason.remedy if isinstance(reason, Unopened) else ""
+
+
+def _compiler(why: Rejection, facts: Facts) -> str:
+    return install_compiler(facts.host) if facts.settings.cxx is None else "unset CXX"
+
+
+def _gpu(why: Rejection, facts: Facts) -> str:
+    return "" if facts.settings.visible_devices is None else "unset CUDA_VISIBLE_DEVICES"
+
+
+_FIXES: Mapping[Reason, Callable[[Rejection, Facts], str]] = {
+    Reason.TORCH_MISSING: _torch,
+    Reason.TORCH_ABI: _torch,
+    Reason.CLASSIC_JIT: _torch,
+    Reason.TORCH_CPU: lambda _, facts: install_cuda_torch(facts.host),
+    Reason.NO_GPU: _gpu,
+    Reason.JIT_OFF: lambda *_: ALLOW_JIT,
+    Reason.AOT_ONLY: lambda *_: ALLOW_JIT,
+    Reason.CPU_LEVEL: lambda *_: "unset PRECAST_CPU_LEVEL",
+    Reason.NO_PREBUILT: _prebuilt,
+    Reason.STALE: _upgrade,
+    Reason.DAMAGED: _again,
+    Reason.MACHINE: _again,
+    Reason.UNOPENED: _opened,
+    Reason.FAMILY: _label,
+    Reason.ARCH: _label,
+    Reason.DRIVER: _label,
+    Reason.NO_COMPILER: _compiler,
+    Reason.NO_NINJA: lambda _, facts: install_ninja(facts.host),
+    Reason.NO_NVRTC: lambda _, facts: install_nvrtc(facts.host),
+    Reason.NO_TRITON: lambda _, facts: install_triton(facts.host),
+}
 
 
 def both(commands: Iterable[str]) -> str:
@@ -101,19 +189,20 @@ def reinstall(host: Host, info: BuildInfo, settings: Settings) -> str:
     return _build(host)
 
 
+def up_to_date(host: Host, info: BuildInfo | None, settings: Settings) -> str:
+    """Brings prebuilt files of the code that is installed, in place of outdated ones."""
+    if host.stale is None or info is None:
+        return ""
+    if host.stale.restart:
+        return "restart this process"
+    return reinstall(host, replace(info, version=__version__), replace(settings, jit=JitMode.AOT))
+
+
 def restore(installer: Installer, index_url: str | None) -> str:
     """The same for an installation with an unreadable manifest; its metadata give the version and the label."""
     version, _, label = (installer.version or "").partition("+")
     wheel = _from_index(version, Label(label), index_url, installer) if _is_label(label) else ""
     return wheel or _file(installer) or _sources(installer)
-
-
-def served_range(gpu: ComputeCapability, label: Label) -> str:
-    """A description of the labels that serve a GPU older than a label's floor."""
-    cuda = label.cuda
-    if cuda is not None and gpu < sass_floor(cuda):
-        return f"; {label} serves {sass_floor(cuda)} and newer, labels below CUDA {cuda.major} serve this GPU"
-    return ""
 
 
 def _installer(host: Host) -> Installer:

@@ -82,6 +82,18 @@ def is_git_version(text: str | None) -> bool:
     return text is not None and 7 <= len(text) <= 64 and _HEX.issuperset(text)
 
 
+def closeness(abi: TorchAbi) -> int:
+    """How closely a file is made for one torch; greater is better."""
+    if isinstance(abi, Exact):
+        return 2 if abi.git is None else 3
+    return int(isinstance(abi, Stable))
+
+
+def floor(abi: TorchAbi) -> tuple[int, int]:
+    """The oldest torch of a stable ABI; of two that fit, the one with the newer floor is better."""
+    return (abi.floor.major, abi.floor.minor) if isinstance(abi, Stable) else (0, 0)
+
+
 def wanted(abi: TorchAbi) -> str:
     """A description of the torch that an ABI needs."""
     if isinstance(abi, AnyTorch):

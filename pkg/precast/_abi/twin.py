@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from precast._abi import remedy
-from precast._abi._host_piece import looked_at
 from precast._abi.capability import ComputeCapability
-from precast._abi.decision import EVERYTHING, TRITON_CANDIDATE, Choice, Need, Reason, Refuse, Rejection
+from precast._abi.decision import EVERYTHING, TRITON_CANDIDATE, Need, Pick, Reason, Refuse, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
@@ -21,7 +19,10 @@ from precast._abi.value import value
 OLDEST_NVIDIA = ComputeCapability(7, 0)
 
 # Triton cannot help here: something other than a kernel is missing, or the user has forbidden it.
-_BEYOND_A_TWIN = {Reason.SYSTEM, Reason.JIT_OFF, Reason.TORCH_MISSING, Reason.TORCH_CPU, Reason.NO_GPU, Reason.AOT_ONLY}
+_BEYOND_A_TWIN = {
+    *(Reason.SYSTEM, Reason.JIT_OFF, Reason.TORCH_MISSING, Reason.TORCH_CPU, Reason.NO_GPU, Reason.AOT_ONLY),
+    Reason.CPU_LEVEL,
+}
 
 
 @value(frozen=True)
@@ -39,7 +40,7 @@ class Twin:
         return "plain torch" if self.triton is None else f"Triton {self.triton}"
 
 
-def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, plain: bool) -> Choice[Twin]:
+def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, plain: bool) -> Pick[Twin]:
     """The twin of a family that has one, or every reason against it; neither if no twin could help.
 
     ``plain``: its twin is in plain torch, which compiles nothing and runs on every GPU.
@@ -49,19 +50,19 @@ def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, pla
     reasons = {rejection.reason for rejection in refused.rejections}
     no_driver = any((r.reason, r.candidate) == (Reason.DRIVER, EVERYTHING) for r in refused.rejections)
     if need.device == "cpu" or host.torch is None or reasons & _BEYOND_A_TWIN or no_driver:
-        return Choice(None, ())
+        return Pick(None, ())
 
-    def no(reason: Reason, wanted: str, found: str, fix: str = "") -> Choice[Twin]:
+    def no(reason: Reason, wanted: str, found: str) -> Pick[Twin]:
         candidate = "torch" if plain else TRITON_CANDIDATE
-        return Choice(None, (Rejection(need.device, candidate, reason, wanted, found, fix),))
+        return Pick(None, (Rejection(need.device, candidate, reason, wanted, found),))
 
     if need.device == "xpu" and host.torch.xpu is None:
         return no(Reason.XPU, "an XPU build of torch", f"torch {host.torch.version}")
     if plain:
-        return Choice(Twin(None), ())
+        return Pick(Twin(None), ())
     if settings.jit is JitMode.AOT:
         wanted = "PRECAST_JIT to be auto or jit: Triton compiles at the first launch"
-        return no(Reason.AOT_ONLY, wanted, "PRECAST_JIT=aot", remedy.ALLOW_JIT)
+        return no(Reason.AOT_ONLY, wanted, "PRECAST_JIT=aot")
     too_old = [gpu for gpu in host.gpus if gpu.capability < OLDEST_NVIDIA]
     if need.device == "cuda" and too_old:
         found = ", ".join(f"compute capability {gpu.capability} ({gpu.name})" for gpu in too_old)
@@ -69,5 +70,5 @@ def stand_in(host: Host, settings: Settings, need: Need, refused: Refuse, *, pla
     if host.builders is None:
         return no(Reason.BUILDERS_UNKNOWN, "Triton", "nobody has looked for it yet")
     if host.builders.triton is None:
-        return no(Reason.NO_TRITON, "Triton", looked_at(host.builders, "triton"), remedy.install_triton(host))
-    return Choice(Twin(host.builders.triton), ())
+        return no(Reason.NO_TRITON, "Triton", host.builders.search("triton"))
+    return Pick(Twin(host.builders.triton), ())

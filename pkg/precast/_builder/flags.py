@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precast._abi.capability import GpuTarget
+from precast._abi.host import named_level as level_named
 from precast._abi.torch_abi import Exact
 from precast._abi.version import Release
 
@@ -90,20 +91,17 @@ def cpu_levels(machine: str) -> tuple[CpuLevel, ...]:
 
 def best_level(machine: str, features: frozenset[str]) -> CpuLevel:
     """The level that a processor with these features would choose at run time."""
-    return _levels_of(machine, features)[-1]
+    return levels_of(machine, features)[-1]
 
 
 def named_level(machine: str, features: frozenset[str], name: str) -> CpuLevel:
-    """The requested level; "sve" means any SVE level. ValueError if the processor does not have it."""
-    here = _levels_of(machine, features)
-    for level in reversed(here):
-        if name == level.name or (name == "sve" and level.name.startswith(name)):
-            return level
-    names = ", ".join(level.name for level in here)
-    raise ValueError(f"CPU level {name!r} was asked for; this machine has {names}")
+    """The level that a setting names. ValueError if the processor does not have it."""
+    here = {level.name: level for level in levels_of(machine, features)}
+    return here[level_named(tuple(here), name)]
 
 
-def _levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
+def levels_of(machine: str, features: frozenset[str]) -> tuple[CpuLevel, ...]:
+    """The levels that a processor with these features has, lowest first."""
     return tuple(level for level in cpu_levels(machine) if features.issuperset(level.features))
 
 

@@ -86,4 +86,5 @@ def _why(kernels: list[Json]) -> list[str]:
 
 
 def _rejections(items: Sequence[Json]) -> list[Rejection]:
-    return [Rejection(**{**item, "reason": Reason(item["reason"])}) for item in items]
+    fields = ("piece", "candidate", "wanted", "found")
+    return [Rejection(reason=Reason(item["reason"]), **{name: item[name] for name in fields}) for item in items]

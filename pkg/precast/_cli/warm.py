@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from precast._abi import toolkits
 from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
-from precast._abi.decide import BuildAdapter, BuildHost, BuildImage, Refuse
+from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._abi.decide import BuildAdapter, BuildHost, BuildImage, Refuse
+from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
 from precast._abi.settings import Settings
 from precast._builder import cache_tools

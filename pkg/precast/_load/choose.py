@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
-from precast._abi.decide import Decision, Need, Refuse, decide, needs_builders
-from precast._abi.decision import Unopened
+from precast._abi.decide import decide
+from precast._abi.decision import Decision, Need, Refuse, Unopened, needs_builders
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._builder import catalogue
-from precast._load import library, prebuilt, probe, unopened
+from precast._load import prebuilt, probe, unopened
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
-    from precast._builder.flags import CpuLevel
 
 
 @value(frozen=True)
@@ -65,47 +63,26 @@ def choose_on(
     need: Need,
     bad: Mapping[str, str | Unopened] = MappingProxyType({}),
 ) -> Choice:
-    """Decide for a host that has been probed. Raises KernelUnavailable for a CPU level that the host lacks.
+    """Decide for a host that has been probed. An error that will be raised is decided with the builders known.
 
     Reading the files adds facts for the next decision: a file that is damaged or cannot be opened (``bad``), or a
     Python that cannot unpack device files.
     """
     bad = dict(bad)
-    while True:  # ends: each later turn has one more shipped file in `bad`, or has ruled out all device files
+    while True:  # ends: each later turn knows the builders, one more bad file, or that no device file can be unpacked
         decision, twin = _decide(host, info, settings, need, bad)
-        if host.builders is None and needs_builders(decision):
+        raises = twin is None and (isinstance(decision, Refuse) or bool(decision.refused))
+        if host.builders is None and host.system == "Linux" and (raises or needs_builders(decision)):
             host = replace(host, builders=probe.probe_builders(settings))
-            decision, twin = _decide(host, info, settings, need, bad)
+            continue
         try:
             contents, damaged = _verify(decision)
         except prebuilt.NoLzma as error:
             host = replace(host, lzma_error=str(error))
             continue
         if not damaged:
-            if twin is None and host.installer is None and host.system == "Linux" and _wants_fix(decision):
-                known = host.builders or probe.probe_builders(settings)
-                host = replace(host, builders=known, installer=probe.probe_installer())
-                decision, twin = _decide(host, info, settings, need, bad)
-            if settings.cpu_level is not None and not isinstance(decision, Refuse):
-                require_level(settings.cpu_level)
             return Choice(need, settings, host, info, decision, contents, bad, twin)
         bad |= damaged
-
-
-def _wants_fix(decision: Decision) -> bool:
-    """Whether an error will be raised. Its fixes must then be right, whatever the probes cost."""
-    return isinstance(decision, Refuse) or bool(decision.refused)
-
-
-def require_level(name: str) -> CpuLevel:
-    """The CPU level of PRECAST_CPU_LEVEL. Raises KernelUnavailable if this machine lacks it, whatever is loaded."""
-    from precast._builder import flags, toolchain
-
-    machine = platform.machine()
-    try:
-        return flags.named_level(machine, toolchain.cpu_features(), name)
-    except ValueError as error:
-        raise library.wrong_level(name, str(error)) from error
 
 
 def _decide(

@@ -15,12 +15,11 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from precast._abi import explain
-from precast._abi._device_piece import choose_image
-from precast._abi._host_piece import choose_host
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, NewerManifest
 from precast._abi.capability import GpuTarget
+from precast._abi.decide import Case, choose_image, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
-from precast._abi.host import Host
+from precast._abi.host import Host, TorchInfo
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._load import dangling, prebuilt, probe, unopened
@@ -95,20 +94,21 @@ def images(package: str, name: str) -> Mapping[int, Image]:
     wheel = _wheel_of(package)
     settings = _settings()
     host = probe.probe_host(settings, gpus=True)
+    torch = _torch_of(host, f"{package}.{name}")
     found: dict[int, Image] = {}
     refused: list[Rejection] = []
     bad: dict[str, str] = {}
     for gpu in host.gpus:
         while gpu.index not in found:  # ends: each turn adds a file to `bad`
-            choice = choose_image(gpu, host, wheel.info, settings, Need(name, "cuda"), bad)
-            if not isinstance(choice.chosen, DeviceFile):
-                refused += choice.rejections
+            pick = choose_image(Case(host, torch, wheel.info, settings, Need(name, "cuda"), bad), gpu)
+            if not isinstance(pick.chosen, DeviceFile):
+                refused += pick.rejections
                 break
             try:
-                content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
-                found[gpu.index] = Image(choice.chosen.target, content, wheel.folder / choice.chosen.path)
+                content = prebuilt.verified_bytes(pick.chosen, wheel.folder)
+                found[gpu.index] = Image(pick.chosen.target, content, wheel.folder / pick.chosen.path)
             except prebuilt.Damaged as error:
-                bad[choice.chosen.name] = str(error)
+                bad[pick.chosen.name] = str(error)
             except prebuilt.NoLzma as error:
                 raise PrebuiltRefused(
                     f"{package}.{name} cannot be unpacked\n  found   a Python without lzma: {error}\n"
@@ -132,22 +132,26 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     settings = _settings()
     host = probe.probe_host(settings, gpus=False)
     what = f"{wheel.package}.{name}"
+    pick = choose_library(Case(host, _torch_of(host, what), wheel.info, settings, Need(name, "cpu")))
+    if not isinstance(pick.chosen, HostFile):
+        own = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
+        raise _refused(f"{what} was built for another process than this one", wheel, host, own)
+    try:
+        content = prebuilt.verified_bytes(pick.chosen, wheel.folder)
+    except prebuilt.Damaged as error:
+        wanted = "the library that was built"
+        damaged = Rejection("host", pick.chosen.name, Reason.DAMAGED, wanted, str(error))
+        raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
+    # An exported function's name stands between two NUL bytes in the ELF string table.
+    return _Fitting(wheel.folder / pick.chosen.path, f"\0PyInit_{name}\0".encode() in content)
+
+
+def _torch_of(host: Host, what: str) -> TorchInfo:
     if host.torch is None:
         raise PrebuiltRefused(
             f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
         )
-    choice = choose_host(host, host.torch, wheel.info, settings, Need(name, "cpu"), {})
-    if not isinstance(choice.chosen, HostFile):
-        own = [why for why in choice.rejections if why.reason is not Reason.FAMILY] or choice.rejections
-        raise _refused(f"{what} was built for another process than this one", wheel, host, own)
-    try:
-        content = prebuilt.verified_bytes(choice.chosen, wheel.folder)
-    except prebuilt.Damaged as error:
-        wanted = "the library that was built"
-        damaged = Rejection("host", choice.chosen.name, Reason.DAMAGED, wanted, str(error))
-        raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    # An exported function's name stands between two NUL bytes in the ELF string table.
-    return _Fitting(wheel.folder / choice.chosen.path, f"\0PyInit_{name}\0".encode() in content)
+    return host.torch
 
 
 def _wheel_of(package: str) -> _Wheel:
@@ -193,7 +197,7 @@ def _settings() -> Settings:
 
 
 def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Rejection]) -> PrebuiltRefused:
-    prebuilt_only = tuple(replace(why, remedy="") for why in rejections if why.candidate != JIT_CANDIDATE)
+    prebuilt_only = tuple(why for why in rejections if why.candidate != JIT_CANDIDATE)
     env = explain.environment(host, None, __version__)
     return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, (_again(wheel.package),)))
 

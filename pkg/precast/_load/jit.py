@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precast._abi.capability import GpuTarget
-from precast._abi.decide import BuildAdapter
+from precast._abi.decision import BuildAdapter
 from precast._abi.host import Builders, Compiler
 from precast._abi.settings import Settings
 from precast._builder.cache import Artifact, BuildKey, Cache, default_root
 from precast._builder.entry import LOG_NAME
 from precast._builder.roots import search_path
 from precast._load import unopened
-from precast._load.choose import require_level
 from precast._load.progress import Progress
 from precast._load.source import Source
 
@@ -74,9 +73,10 @@ def levels_to_build(settings: Settings) -> tuple[CpuLevel, ...]:
     """The one CPU level that this machine uses. It is part of the key, so different machines can share a cache."""
     from precast._builder import flags, toolchain
 
+    machine, features = platform.machine(), toolchain.cpu_features()
     if settings.cpu_level is not None:
-        return (require_level(settings.cpu_level),)
-    return (flags.best_level(platform.machine(), toolchain.cpu_features()),)
+        return (flags.named_level(machine, features, settings.cpu_level),)
+    return (flags.best_level(machine, features),)
 
 
 def build_images(

@@ -17,8 +17,9 @@ from typing import Protocol
 
 from precast._abi.build_info import DeviceFile, HostFile
 from precast._abi.capability import GpuTarget
-from precast._abi.decide import (
+from precast._abi.decision import (
     OWN_FUNCTIONS,
+    Binding,
     BuildAdapter,
     BuildHost,
     BuildImage,
@@ -26,10 +27,10 @@ from precast._abi.decide import (
     OwnFunctions,
     Reason,
     Refuse,
+    Unopened,
     UsePrebuilt,
     all_rejections,
 )
-from precast._abi.decision import Binding, Unopened
 from precast._builder import catalogue
 from precast._load import handover, prebuilt, probe, unopened
 from precast._load.choose import Choice, choose, need_of
@@ -330,7 +331,10 @@ def _warn(choice: Choice) -> None:
     stale = choice.host.stale
     if stale is not None and not _state.told_stale:
         _state.told_stale = True
-        fix = f"; fix: {stale.remedy}" if stale.remedy else ""
+        from precast._load import verdict
+
+        command = verdict.stale_fix(choice.host, choice.build_info, choice.settings)
+        fix = f"; fix: {command}" if command else ""
         _log.warning(
             "%s is out of date, and what is missing is built: needs %s; found %s%s",
             *(prebuilt.C_DIR, stale.wanted, stale.found, fix),

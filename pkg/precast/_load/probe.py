@@ -63,6 +63,7 @@ def probe_host(settings: Settings, *, gpus: bool, certain: bool = False) -> Host
         driver=driver,
         gpus=found,
         builders=None,
+        cpu_levels=None if settings.cpu_level is None else _cpu_levels(),
     )
 
 
@@ -110,6 +111,15 @@ def _probe_torch() -> tuple[ModuleType | None, TorchInfo | None, str | None]:
     except _BROKEN as error:
         return None, None, f"{type(error).__name__}: {error}"
     return torch, info, None
+
+
+def _cpu_levels() -> tuple[str, ...]:
+    from precast._builder import flags, toolchain  # only a setting that names a level asks
+
+    machine = platform.machine()
+    if machine not in flags.CPU_LEVELS:
+        return ()
+    return tuple(level.name for level in flags.levels_of(machine, toolchain.cpu_features()))
 
 
 def _glibc() -> Release | None:

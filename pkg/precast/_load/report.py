@@ -16,7 +16,7 @@ from typing import Any
 
 from precast._abi import explain
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
-from precast._abi.decide import (
+from precast._abi.decision import (
     OWN_FUNCTIONS,
     BuildAdapter,
     BuildHost,
@@ -53,9 +53,12 @@ class Examination:
 
     @cached_property
     def host(self) -> Host:
-        """The host, with its GPUs and its builders."""
+        """The host, with its GPUs, its builders and its installer."""
         host = prebuilt.judged(probe.probe_host(self.settings, gpus=True), self.manifest[0])
-        return replace(host, builders=probe.probe_builders(self.settings)) if host.system == "Linux" else host
+        if host.system != "Linux":
+            return host
+        installer = host.installer or probe.probe_installer()
+        return replace(host, builders=probe.probe_builders(self.settings), installer=installer)
 
     @cached_property
     def manifest(self) -> tuple[BuildInfo | None, str | None]:
@@ -157,7 +160,8 @@ def _note(info: BuildInfo, examination: Examination) -> tuple[str, str]:
     stale = examination.host.stale
     if stale is None:
         return "", ""
-    return f"the prebuilt files are not used: wanted {stale.wanted}; found {stale.found}", stale.remedy
+    fix = verdict.stale_fix(examination.host, info, examination.settings)
+    return f"the prebuilt files are not used: wanted {stale.wanted}; found {stale.found}", fix
 
 
 def _pure_note() -> str:
@@ -193,7 +197,8 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
     if isinstance(choice, str):
         return {"verdict": "refused", "pieces": [], "rejections": [], "notes": [], "error": choice}
     decision = choice.decision
-    rejections = [_describe_rejection(rejection) for rejection in all_rejections(decision)]
+    fix = verdict.fixer(choice)
+    rejections = [_describe_rejection(rejection, fix(rejection)) for rejection in all_rejections(decision)]
     if choice.twin is not None:
         kind, notes = choice.twin.kind, [stand_in_note(choice.twin)]
         pieces = [{"piece": device, "source": kind, "what": str(choice.twin)}]
@@ -275,14 +280,14 @@ def _describe_piece(
     return {"piece": piece, "source": "jit", "what": str(built)}
 
 
-def _describe_rejection(rejection: Rejection) -> Json:
+def _describe_rejection(rejection: Rejection, fix: str) -> Json:
     return {
         "piece": rejection.piece,
         "candidate": rejection.candidate,
         "reason": rejection.reason.value,
         "wanted": rejection.wanted,
         "found": rejection.found,
-        "remedy": rejection.remedy,
+        "remedy": fix,
     }
 
 

@@ -1,17 +1,13 @@
-"""Explain prebuilt files that were not made from the installed code, and how to fix them."""
+"""Explain prebuilt files that were not made from the installed code."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
-from precast._abi import remedy
 from precast._abi.build_info import BuildInfo
 from precast._abi.host import Stale
-from precast._abi.settings import JitMode
 from precast._builder import files, sources
-from precast._load import probe
 from precast._version import __version__
 from precast.errors import KernelError
 
@@ -39,10 +35,8 @@ def describe(info: BuildInfo, here: str | None) -> Stale:
     else:
         wanted, found = f"files of the sources {(here or '')[:_SHOWN]}", f"those of {info.source_digest[:_SHOWN]}"
     if info.version == _version_on_disk() and sources_on_disk() in {info.source_digest, None}:
-        return Stale(wanted, f"{found}: precast was upgraded while this process ran", "restart this process")
-    settings = replace(probe.read_settings(), jit=JitMode.AOT)  # the fix must bring prebuilt files
-    host = replace(probe.probe_host(settings, gpus=False), installer=probe.probe_installer())
-    return Stale(wanted, found, remedy.reinstall(host, replace(info, version=__version__), settings))
+        return Stale(wanted, f"{found}: precast was upgraded while this process ran", restart=True)
+    return Stale(wanted, found)
 
 
 def _version_on_disk() -> str | None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from precast._abi import explain
-from precast._abi.decide import all_rejections
+from precast._abi.decision import all_rejections
 from precast._abi.twin import Twin
 from precast._builder.catalogue import Family
 from precast._load import handover

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precast._abi import explain, remedy
-from precast._abi._host_piece import FROM_SOURCE
 from precast._abi.build_info import BuildInfo, BuildMode
-from precast._abi.decide import Need, Reason, Refuse, Rejection, all_rejections
-from precast._abi.decision import TRITON_CANDIDATE
-from precast._abi.settings import JitMode
+from precast._abi.decision import (
+    FROM_SOURCE,
+    TRITON_CANDIDATE,
+    Need,
+    Reason,
+    Refuse,
+    Rejection,
+    all_rejections,
+)
+from precast._abi.host import Host
+from precast._abi.settings import JitMode, Settings
 from precast._builder.catalogue import Family
-from precast._load import prebuilt, probe
+from precast._load import library, prebuilt, probe
 from precast._load.choose import Choice, choose
 from precast._load.source import Source
 from precast._version import __version__
@@ -68,6 +75,8 @@ def refusal(choice: Choice) -> KernelError:
     """The exception for a decision to refuse; JitDisabled if a setting forbids the build."""
     rejections = all_rejections(choice.decision)
     need = choice.need
+    if choice.settings.cpu_level is not None and rejections[0].reason is Reason.CPU_LEVEL:
+        return library.wrong_level(choice.settings.cpu_level, rejections[0].found)
     text = _explain(f"{need.family} cannot be loaded for {need.device}", choice, rejections)
     forbidden = any(rejection.reason in _FORBIDDEN for rejection in rejections)
     return JitDisabled(text) if forbidden else KernelUnavailable(text)
@@ -135,6 +144,21 @@ def wrong_machine(name: str, wanted: str | None, found: str) -> KernelUnavailabl
 def _explain(headline: str, choice: Choice, rejections: Iterable[Rejection]) -> str:
     rejections = tuple(rejections)
     env = explain.environment(choice.host, choice.build_info, __version__)
-    return explain.explain(
-        explain.headline(headline, rejections), rejections, env, explain.actions_for(rejections), _DOCTOR
-    )
+    actions = explain.actions_for(rejections, fixer(choice))
+    return explain.explain(explain.headline(headline, rejections), rejections, env, actions, _DOCTOR)
+
+
+def fixer(choice: Choice) -> explain.Fix:
+    """What finds the command that removes a reason against a candidate, for a person who is told of it."""
+    host = choice.host
+    if host.installer is None and host.system == "Linux":
+        host = replace(host, installer=probe.probe_installer())
+    facts = remedy.Facts(host, choice.build_info, choice.settings, choice.bad)
+    return lambda why: remedy.of(why, facts)
+
+
+def stale_fix(host: Host, info: BuildInfo | None, settings: Settings) -> str:
+    """The command that brings prebuilt files of the installed code in place of outdated ones."""
+    if host.installer is None:
+        host = replace(host, installer=probe.probe_installer())
+    return remedy.up_to_date(host, info, settings)

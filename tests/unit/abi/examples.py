@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from precast._abi import remedy
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind, host_path
 from precast._abi.capability import ComputeCapability, GpuTarget
+from precast._abi.decision import Rejection, Unopened
 from precast._abi.host import Builders, Compiler, Gpu, Host, Installer, Nvrtc, TorchInfo
 from precast._abi.label import Label
+from precast._abi.settings import Settings
 from precast._abi.torch_abi import Exact, parse_torch_abi
 from precast._abi.version import CudaVersion, Release, TorchVersion
 
@@ -157,3 +162,14 @@ def build_info(
 def from_index(label: str, version: str = "1.0") -> str:
     """The fix that takes a wheel from the index of :func:`build_info`."""
     return f'pip install --force-reinstall --no-deps "precast=={version}+{label}" --index-url {INDEX}/{label}/'
+
+
+def fix(
+    why: Rejection,
+    host: Host,
+    info: BuildInfo | None = None,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    bad: Mapping[str, str | Unopened] = {},
+) -> str:
+    """The command that a person is told for a rejection."""
+    return remedy.of(why, remedy.Facts(host, info, settings, bad))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from precast._abi.build_info import BuildInfo, BuildMode, HostFile, HostKind
-from precast._abi.decide import (
+from precast._abi.decide import decide
+from precast._abi.decision import (
     BuildHost,
     BuildImage,
     BuildJit,
@@ -18,15 +19,15 @@ from precast._abi.decide import (
     Reason,
     Refuse,
     Rejection,
+    Unopened,
     UsePrebuilt,
     all_rejections,
-    decide,
     needs_builders,
 )
-from precast._abi.decision import Unopened
 from precast._abi.host import Builders, Host, Stale
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import Release
+from precast._version import __version__
 from tests.unit.abi import examples as ex
 
 CPU = Need(ex.FAMILY, "cpu")
@@ -103,7 +104,7 @@ def test_what_a_library_needs_is_checked_before_it_is_used(
     rejection = only(decision, reason)
     assert (rejection.piece, rejection.candidate) == ("host", file.path)
     assert (rejection.wanted, rejection.found) == (wanted, found)
-    assert only(decision, Reason.AOT_ONLY).remedy == "export PRECAST_JIT=auto"
+    assert ex.fix(only(decision, Reason.AOT_ONLY), machine) == "export PRECAST_JIT=auto"
 
 
 @pytest.mark.parametrize("python", ["none", "abi3", "cp312"])
@@ -116,7 +117,8 @@ def test_a_library_that_cannot_be_opened_is_not_called_damaged() -> None:
     why = Unopened("a file system without noexec", "/x is mounted noexec", "mount -o remount,exec /x")
     decision = decide(ex.host(), ex.build_info(""), replace(AUTO, jit=JitMode.AOT), CPU, {FITTING.path: why})
     rejection = only(decision, Reason.UNOPENED)
-    assert (rejection.wanted, rejection.found, rejection.remedy) == (why.wanted, why.found, why.remedy)
+    assert (rejection.wanted, rejection.found) == (why.wanted, why.found)
+    assert ex.fix(rejection, ex.host(), ex.build_info(""), bad={FITTING.path: why}) == why.remedy
 
 
 def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
@@ -126,11 +128,11 @@ def test_a_damaged_library_is_not_used_and_is_built_instead() -> None:
     assert isinstance(decision.host, BuildHost)
     rejection = only(decision, Reason.DAMAGED)
     assert rejection.found == "sha256 differs"
-    assert rejection.remedy == ex.from_index("cu130")
+    assert ex.fix(rejection, ex.host(), ex.build_info()) == ex.from_index("cu130")
 
 
 def stale_host(build_with: Builders | None = None) -> Host:
-    stale = Stale("files of precast 1.0", "those of precast 9.9.9", "pip install again")
+    stale = Stale("files of precast 1.0", "those of precast 9.9.9")
     return replace(ex.host(build_with=build_with), stale=stale)
 
 
@@ -142,10 +144,13 @@ def test_stale_files_are_not_used_and_everything_is_built_instead() -> None:
 
 
 def test_stale_files_under_aot_are_refused_with_the_way_out() -> None:
-    decision = decide(stale_host(), ex.build_info("sm_90"), replace(AUTO, jit=JitMode.AOT), CPU)
+    host, info = stale_host(), ex.build_info("sm_90")
+    decision = decide(host, info, replace(AUTO, jit=JitMode.AOT), CPU)
     assert isinstance(decision, Refuse)
     assert [why.reason for why in decision.rejections] == [Reason.STALE, Reason.AOT_ONLY]
-    assert decision.rejections[0].remedy == "pip install again"
+    assert ex.fix(decision.rejections[0], host, info) == ex.from_index("cu130", __version__)
+    restarted = replace(host, stale=Stale("those of today", "those of yesterday", restart=True))
+    assert ex.fix(decision.rejections[0], restarted, info) == "restart this process"
 
 
 def test_a_damaged_cubin_falls_back_to_the_next_best() -> None:
@@ -180,8 +185,9 @@ def test_a_python_without_lzma_uses_no_device_file_and_every_library() -> None:
 
 def test_a_machine_build_is_mended_by_building_it_again() -> None:
     info = replace(ex.build_info(label=""), mode=BuildMode.MACHINE)
-    decision = decide(ex.host(build_with=ex.builders()), info, AUTO, CPU, {FITTING.path: "empty"})
-    assert only(decision, Reason.DAMAGED).remedy.startswith("CUDA_EXT=1 pip install --force-reinstall")
+    machine = ex.host(build_with=ex.builders())
+    why = only(decide(machine, info, AUTO, CPU, {FITTING.path: "empty"}), Reason.DAMAGED)
+    assert ex.fix(why, machine, info).startswith("CUDA_EXT=1 pip install --force-reinstall")
 
 
 def test_no_manifest() -> None:
@@ -197,7 +203,7 @@ def test_a_pure_wheel_says_why_it_is_one() -> None:
         rejection = decide(machine, pure, AUTO, CPU).rejections[0]
         assert rejection.reason is Reason.NO_PREBUILT
         assert rejection.found == "precast was installed from source, without prebuilt kernels"
-        assert rejection.remedy == ex.from_index(label)
+        assert ex.fix(rejection, machine, pure) == ex.from_index(label)
 
 
 def test_a_wheel_without_host_libraries_says_so() -> None:
@@ -235,7 +241,7 @@ def test_builders_are_asked_for_once_and_only_where_they_matter() -> None:
     old = replace(unknown, torch=ex.torch_info("2.3.1"))
     decision = decide(old, ex.build_info("sm_90"), AUTO, CUDA)
     assert not needs_builders(decision)
-    assert only(decision, Reason.CLASSIC_JIT).remedy == 'pip install "torch>=2.10"'
+    assert ex.fix(only(decision, Reason.CLASSIC_JIT), old) == 'pip install "torch>=2.10"'
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_a_missing_builder_is_named_with_where_it_was_sought(
     places = {Reason.NO_COMPILER: "g++ on PATH: not there", Reason.NO_NINJA: "not on PATH"}
     for rejection in jit:
         assert rejection.found == f"none that works (looked at {places[rejection.reason]})"
-        assert rejection.remedy
+        assert ex.fix(rejection, machine)
 
 
 def test_a_missing_nvrtc_is_named_with_the_package_that_has_it() -> None:
@@ -265,7 +271,7 @@ def test_a_missing_nvrtc_is_named_with_the_package_that_has_it() -> None:
         machine = ex.host(gpu="12.0", torch=ex.torch_info(cuda=cuda), build_with=ex.builders(None))
         rejection = only(decide(machine, ex.build_info("sm_90"), AUTO, CUDA), Reason.NO_NVRTC)
         assert rejection.found == "none that works (looked at torch's (/site/nvidia/cu13/lib): not there)"
-        assert rejection.remedy == f"pip install {package}"
+        assert ex.fix(rejection, machine) == f"pip install {package}"
 
 
 def test_a_host_library_may_be_built_while_the_device_code_is_prebuilt_and_the_reverse() -> None:
@@ -325,11 +331,11 @@ def test_the_highest_floor_and_the_commit_are_preferred() -> None:
 
 
 def test_hidden_gpus_are_told_from_absent_ones() -> None:
-    decision = decide(ex.host(gpu=""), ex.build_info(), Settings(visible_devices=""), CUDA)
-    rejection = only(decision, Reason.NO_GPU)
+    hidden = Settings(visible_devices="")
+    rejection = only(decide(ex.host(gpu=""), ex.build_info(), hidden, CUDA), Reason.NO_GPU)
     assert rejection.found == "none, with CUDA_VISIBLE_DEVICES=''"
-    assert rejection.remedy == "unset CUDA_VISIBLE_DEVICES"
-    assert only(decide(ex.host(gpu=""), ex.build_info(), AUTO, CUDA), Reason.NO_GPU).remedy == ""
+    assert ex.fix(rejection, ex.host(gpu=""), settings=hidden) == "unset CUDA_VISIBLE_DEVICES"
+    assert ex.fix(only(decide(ex.host(gpu=""), ex.build_info(), AUTO, CUDA), Reason.NO_GPU), ex.host(gpu="")) == ""
 
 
 @pytest.mark.parametrize(
@@ -348,7 +354,17 @@ def test_a_cpu_torch_is_sent_to_one_with_cuda_for_the_driver_and_every_gpu(
     driver: str, gpu: str, machine: str, build: str
 ) -> None:
     host = ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=driver, gpu=gpu, machine=machine)
-    assert only(decide(host, ex.build_info(), AUTO, CUDA), Reason.TORCH_CPU).remedy.endswith(f"/{build}")
+    assert ex.fix(only(decide(host, ex.build_info(), AUTO, CUDA), Reason.TORCH_CPU), host).endswith(f"/{build}")
+
+
+def test_a_cpu_level_that_the_machine_lacks_is_refused_whatever_would_be_loaded() -> None:
+    machine = replace(ex.host(build_with=ex.builders()), cpu_levels=("neon", "sve256"))
+    for need in (CPU, CUDA):
+        for name in ("neon", "sve", "sve256"):
+            assert not isinstance(decide(machine, ex.build_info(), Settings(cpu_level=name), need), Refuse)
+        why = only(decide(machine, None, Settings(cpu_level="avx2"), need), Reason.CPU_LEVEL)
+        assert why.found == "CPU level 'avx2' was asked for; this machine has neon, sve256"
+        assert ex.fix(why, machine) == "unset PRECAST_CPU_LEVEL"
 
 
 def test_another_system_is_refused_in_one_sentence() -> None:
@@ -381,6 +397,7 @@ def test_every_reason_is_shown_refusing_somewhere_here() -> None:
         decide(ex.host(), ex.build_info(), AUTO, CPU, {FITTING.path: Unopened("a policy", "another")}),
         decide(ex.host(gpu="7.0", build_with=ex.builders()), None, AUTO, CUDA),
         decide(stale_host(), ex.build_info("sm_90"), aot, CUDA),
+        decide(replace(ex.host(), cpu_levels=("baseline",)), ex.build_info(), replace(AUTO, cpu_level="z9"), CPU),
         decide(replace(ex.host(), lzma_error="No module named '_lzma'"), ex.build_info("sm_90"), aot, CUDA),
     ]
     reasons = {rejection.reason for decision in shown for rejection in all_rejections(decision)}

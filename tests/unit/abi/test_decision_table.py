@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from precast._abi.build_info import DeviceFile, HostFile
-from precast._abi.decide import BuildAdapter, Decision, Need, Refuse, all_rejections, decide, needs_builders
+from precast._abi.decide import decide
+from precast._abi.decision import BuildAdapter, Decision, Need, Refuse, all_rejections, needs_builders
 from precast._abi.settings import JitMode, Settings
 from precast._abi.version import Release
 from precast.errors import KernelUnavailable

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from precast._abi.decide import Need, Reason, Rejection, all_rejections, decide
+from precast._abi.decide import decide
+from precast._abi.decision import Need, Reason, Rejection, all_rejections
 from precast._abi.explain import actions_for, environment, explain, rejection_lines, top_reason
 from precast._abi.settings import Settings
 from tests.unit.abi import examples as ex
@@ -13,7 +14,7 @@ DECISION = decide(MACHINE, INFO, Settings(), Need(ex.FAMILY, "cuda"))
 def test_a_refusal_in_words() -> None:
     rejections = all_rejections(DECISION)
     text = explain(
-        "rms_norm on cuda: nothing serves it", rejections, environment(MACHINE, INFO), actions_for(rejections)
+        "rms_norm on cuda: nothing serves it", rejections, environment(MACHINE, INFO), actions_for(rejections, fix)
     )
     assert text.splitlines() == [
         "rms_norm on cuda: nothing serves it",
@@ -35,45 +36,54 @@ def test_a_refusal_in_words() -> None:
     ]
 
 
+def fix(why: Rejection) -> str:
+    return ex.fix(why, MACHINE, INFO)
+
+
 def test_at_most_three_actions_and_each_once() -> None:
     text = explain("no", [glibc("do 0")], "", ["do 0", "do 1", "do 2", "do 3"], "the doctor")
     assert text.splitlines()[-4:] == ["  fix  1) do 0", "       2) do 1", "       3) do 2", "  more the doctor"]
     assert "env" not in text
-    assert actions_for([glibc("do 0"), glibc("do 1"), glibc("do 0")]) == ("do 0",), "one file that fits is enough"
+    assert offered(glibc("do 0"), glibc("do 1"), glibc("do 0")) == ("do 0",), "one file that fits is enough"
 
 
 def glibc(fix: str = "", piece: str = "host") -> Rejection:
-    return Rejection(piece, f"{piece}/a.so", Reason.GLIBC, "a", "b", fix)
+    return Rejection(piece, f"{piece}/a.so", Reason.GLIBC, "a", fix or "b")
 
 
 def jit(reason: Reason, fix: str = "", piece: str = "host") -> Rejection:
-    return Rejection(piece, "jit", reason, "a", "b", fix)
+    return Rejection(piece, "jit", reason, "a", fix or "b")
+
+
+def offered(*rejections: Rejection) -> tuple[str, ...]:
+    """The actions if what was found, unless it is "b", is the command."""
+    return actions_for(rejections, lambda why: "" if why.found == "b" else why.found)
 
 
 def test_a_fix_removes_everything_that_is_in_one_way() -> None:
     tools = [jit(Reason.NO_COMPILER, "get g++"), jit(Reason.NO_NINJA, "get ninja")]
-    assert actions_for([glibc("a wheel"), *tools]) == ("a wheel", "get g++ && get ninja")
+    assert offered(glibc("a wheel"), *tools) == ("a wheel", "get g++ && get ninja")
     nvrtc = jit(Reason.NO_NVRTC, "get nvrtc", "cuda:0")
     gpu = glibc("a wheel", "cuda:0")
-    assert actions_for([glibc("a wheel"), *tools, gpu, nvrtc]) == ("a wheel", "get g++ && get ninja && get nvrtc")
+    assert offered(glibc("a wheel"), *tools, gpu, nvrtc) == ("a wheel", "get g++ && get ninja && get nvrtc")
 
 
 def test_a_way_with_something_that_no_command_removes_is_not_offered() -> None:
     dead = jit(Reason.DRIVER, "", "cuda:0")
-    assert actions_for([jit(Reason.NO_COMPILER, "get g++"), dead]) == ()
-    assert actions_for([glibc(), jit(Reason.NO_COMPILER, "get g++")]) == ("get g++",)
-    assert actions_for([glibc("a wheel", "cuda:0"), glibc()]) == (), "the wheel would not serve the host"
-    blocked = [Rejection("host", "all", Reason.JIT_OFF, "a", "b", "allow"), jit(Reason.NO_NINJA, "get ninja")]
-    assert actions_for(blocked) == ("allow",)
-    assert actions_for([*blocked, Rejection("cuda", "all", Reason.NO_GPU, "a", "b")]) == ()
+    assert offered(jit(Reason.NO_COMPILER, "get g++"), dead) == ()
+    assert offered(glibc(), jit(Reason.NO_COMPILER, "get g++")) == ("get g++",)
+    assert offered(glibc("a wheel", "cuda:0"), glibc()) == (), "the wheel would not serve the host"
+    blocked = [Rejection("host", "all", Reason.JIT_OFF, "a", "allow"), jit(Reason.NO_NINJA, "get ninja")]
+    assert offered(*blocked) == ("allow",)
+    assert offered(*blocked, Rejection("cuda", "all", Reason.NO_GPU, "a", "b")) == ()
 
 
 def test_triton_is_offered_where_it_is_all_that_can_help() -> None:
     rocm = Rejection("cuda", "all", Reason.HIP, "a", "b")
-    assert actions_for([rocm]) == ()
-    triton = Rejection("cuda", "triton", Reason.NO_TRITON, "a", "b", "get triton")
-    assert actions_for([rocm, triton]) == ("get triton",)
-    assert actions_for([glibc("a wheel"), jit(Reason.NO_NVRTC), triton]) == ("a wheel", "get triton")
+    assert offered(rocm) == ()
+    triton = Rejection("cuda", "triton", Reason.NO_TRITON, "a", "get triton")
+    assert offered(rocm, triton) == ("get triton",)
+    assert offered(glibc("a wheel"), jit(Reason.NO_NVRTC), triton) == ("a wheel", "get triton")
 
 
 def test_pieces_are_not_mixed_up() -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from precast._abi.capability import ComputeCapability
-from precast._abi.label import LABELS, Label, PlatformTag, label_for, label_serves, sass_floor
+from precast._abi.label import Label, PlatformTag
+from precast._abi.served import LABELS, label_for, label_serves, sass_floor
 from precast._abi.version import CudaVersion
 
 

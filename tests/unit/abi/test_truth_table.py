@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from precast._abi.decide import (
+from precast._abi.decide import decide
+from precast._abi.decision import (
     JIT_CANDIDATE,
     OWN_FUNCTIONS,
+    Binding,
     BuildAdapter,
     BuildHost,
     BuildImage,
@@ -23,10 +25,8 @@ from precast._abi.decide import (
     Refuse,
     Rejection,
     all_rejections,
-    decide,
     needs_builders,
 )
-from precast._abi.decision import Binding
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from tests.unit.abi import examples as ex
@@ -280,21 +280,24 @@ def test_a_v100_under_cu130_is_sent_to_the_label_that_serves_it(driver: str, jit
     about_files = [r for r in decision.rejections if r.reason is Reason.ARCH]
     assert len(about_files) == len(V100_FILES.split())
     for rejection in about_files:
-        assert rejection.remedy == ex.from_index("cu129")
+        assert ex.fix(rejection, machine, ex.build_info(V100_FILES)) == ex.from_index("cu129")
         assert "7.0" in rejection.found and "cu130 serves 7.5 and newer" in rejection.found
 
 
 def test_a_gpu_that_no_label_serves_is_sent_nowhere() -> None:
-    decision = decide(ex.host(gpu="6.1", build_with=ex.builders()), ex.build_info(), Settings(), CUDA)
+    machine = ex.host(gpu="6.1", build_with=ex.builders())
+    decision = decide(machine, ex.build_info(), Settings(), CUDA)
     assert isinstance(decision, Refuse)
-    assert {r.remedy for r in decision.rejections} == {""}
+    assert {ex.fix(r, machine, ex.build_info()) for r in decision.rejections} == {""}
 
 
 def test_a_12_driver_under_cu130_is_sent_to_a_label_of_cuda_12() -> None:
-    decision = decide(ex.host(driver="12.4", build_with=ex.builders()), ex.build_info(), Settings(), CUDA)
+    machine = ex.host(driver="12.4", build_with=ex.builders())
+    decision = decide(machine, ex.build_info(), Settings(), CUDA)
     assert isinstance(decision, Refuse)
     drivers = [r for r in decision.rejections if r.reason is Reason.DRIVER]
-    assert {r.remedy for r in drivers if r.candidate != "jit"} == {ex.from_index("cu129")}
+    offered = {ex.fix(r, machine, ex.build_info()) for r in drivers if r.candidate != "jit"}
+    assert offered == {ex.from_index("cu129")}
     assert all("CUDA 12.4" in r.found and "13.0" in r.wanted for r in drivers)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from precast._abi import twin
 from precast._abi.capability import ComputeCapability
-from precast._abi.decide import Need, Reason, Refuse, decide, needs_builders
+from precast._abi.decide import decide
+from precast._abi.decision import Need, Reason, Refuse, needs_builders
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.twin import Twin
@@ -23,7 +24,7 @@ INTEL = ex.host(torch=ex.torch_info("2.13.0+xpu", cuda=None, xpu="20250300"), dr
 
 def after(
     host: Host, need: Need = CUDA, settings: Settings = AUTO, files: str | None = "", *, plain: bool = False
-) -> twin.Choice[Twin]:
+) -> twin.Pick[Twin]:
     refused = decide(host, None if files is None else ex.build_info(files), settings, need)
     assert isinstance(refused, Refuse)
     return twin.stand_in(host, settings, need, refused, plain=plain)
@@ -40,13 +41,13 @@ def after(
     ],
 )
 def test_it_stands_in_where_a_kernel_is_all_that_is_missing(host: Host, need: Need, files: str | None) -> None:
-    assert after(host, need, files=files) == twin.Choice(Twin("3.6.0"), ())
-    assert after(replace(host, builders=None), need, files=files, plain=True) == twin.Choice(Twin(None), ())
+    assert after(host, need, files=files) == twin.Pick(Twin("3.6.0"), ())
+    assert after(replace(host, builders=None), need, files=files, plain=True) == twin.Pick(Twin(None), ())
 
 
 def test_plain_torch_compiles_nothing_and_runs_on_every_gpu_of_this_torch() -> None:
     for host, settings in ((ROCM, replace(AUTO, jit=JitMode.AOT)), (ex.host(gpu="6.1", build_with=BARE), AUTO)):
-        assert after(host, CUDA, settings, None, plain=True) == twin.Choice(Twin(None), ())
+        assert after(host, CUDA, settings, None, plain=True) == twin.Pick(Twin(None), ())
     (rejection,) = after(replace(INTEL, torch=ex.torch_info()), XPU, AUTO, None, plain=True).rejections
     assert (rejection.candidate, rejection.reason) == ("torch", Reason.XPU)
 
@@ -86,12 +87,12 @@ def test_what_is_missing_for_it_is_one_more_rejection(
     ],
 )
 def test_it_says_nothing_where_another_kernel_would_change_nothing(host: Host, need: Need, settings: Settings) -> None:
-    assert after(host, need, settings, None) == after(host, need, settings, None, plain=True) == twin.Choice(None, ())
+    assert after(host, need, settings, None) == after(host, need, settings, None, plain=True) == twin.Pick(None, ())
 
 
 def test_the_remedy_for_no_triton_is_a_command() -> None:
     (rejection,) = after(replace(ROCM, builders=ex.builders())).rejections
-    assert rejection.remedy == "pip install triton" and "the triton package: not there" in rejection.found
+    assert ex.fix(rejection, ROCM) == "pip install triton" and "the triton package: not there" in rejection.found
 
 
 def test_the_oldest_gpu_is_judged_by_number() -> None:

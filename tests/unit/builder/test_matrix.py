@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from precast._abi.label import LABELS, Label
+from precast._abi.label import Label
+from precast._abi.served import LABELS
 from precast._abi.torch_abi import ANY_TORCH, STABLE_FLOOR, Exact
 from precast._abi.version import Release
 from precast._builder import flags, headers, matrix

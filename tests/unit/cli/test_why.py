@@ -202,7 +202,7 @@ def test_warm_refuses_what_it_cannot_read(precast: Precast, arguments: tuple[str
 def test_the_key_that_why_shows_is_the_key_of_the_build() -> None:
     """The trace computes keys beside the builders; both must say the same."""
     from precast import ops
-    from precast._abi.decide import BuildHost
+    from precast._abi.decision import BuildHost
     from precast._load.loader import ensure
 
     assert ops is not None

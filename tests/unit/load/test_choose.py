@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from precast._abi.build_info import BuildInfo, DeviceFile
-from precast._abi.decide import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
+from precast._abi.decision import BuildImage, BuildJit, Need, Reason, Refuse, UsePrebuilt, all_rejections
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
-from precast._load import probe
+from precast._load import probe, verdict
 from precast._load.choose import choose, choose_on
 from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
@@ -115,13 +115,13 @@ def test_mode_aot_looks_for_a_compiler_only_to_say_what_is_missing(
 ) -> None:
     asked = dataclasses.replace(h200(), installer=None)
     served = choose_on(asked, info, Settings(jit=JitMode.AOT), CPU)
-    assert not isinstance(served.decision, Refuse) and looks == [] and served.host.installer is None
-    monkeypatch.setattr(probe, "probe_installer", lambda: ex.INSTALLER)
-    refused = choose_on(asked, None, Settings(jit=JitMode.AOT), CPU)
-    assert isinstance(refused.decision, Refuse) and len(looks) == 1 and refused.host.installer == ex.INSTALLER
-    choice = choose_on(h200(), None, Settings(jit=JitMode.AOT), CPU)
+    assert not isinstance(served.decision, Refuse) and looks == []
     with pytest.raises(AssertionError, match="without a look at the builders"):
-        _ = choice.builders
+        _ = served.builders
+    refused = choose_on(asked, None, Settings(jit=JitMode.AOT), CPU)
+    assert isinstance(refused.decision, Refuse) and len(looks) == 1 and refused.host.installer is None
+    monkeypatch.setattr(probe, "probe_installer", lambda: ex.INSTALLER)
+    assert "CUDA_EXT=1 pip install" in str(verdict.refusal(refused)), "a person is told how to install here"
 
 
 def test_one_of_two_gpus_may_need_a_build(info: BuildInfo, looks: list[Settings]) -> None:

@@ -56,7 +56,9 @@ REFUSALS: dict[str, Callable[[], str]] = {
         ex.host(torch=ex.torch_info("2.3.0"), gpu="", build_with=ex.builders()), "cpu"
     ),
     "unavailable-another-system": lambda: refused(ex.host(system="Darwin", machine="arm64"), "cpu"),
-    "jit-disabled-aot": lambda: refused(ex.host(gpu="12.0"), settings=Settings(jit=JitMode.AOT)),
+    "jit-disabled-aot": lambda: refused(
+        ex.host(gpu="12.0", build_with=ex.builders()), settings=Settings(jit=JitMode.AOT)
+    ),
     "jit-disabled-off": lambda: refused(ex.host(), settings=Settings(jit=JitMode.OFF)),
 }
 

@@ -16,8 +16,9 @@ import pytest
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile
 from precast._abi.host import Stale
 from precast._abi.label import Label
+from precast._abi.settings import Settings
 from precast._builder import packing
-from precast._load import prebuilt
+from precast._load import prebuilt, verdict
 from precast._version import __version__
 from precast.errors import KernelIncompatible
 from tests import odd
@@ -223,6 +224,12 @@ def judged(**changes: object) -> Stale | None:
     return prebuilt.judged(ex.host(), dataclasses.replace(info, **changes)).stale
 
 
+def stale_fix(stale: Stale, **changes: object) -> str:
+    info = fakes.write_installation(prebuilt.C_DIR, None, {"sm_90": fakes.cubin(90)})
+    host = dataclasses.replace(ex.host(installer=None), stale=stale)
+    return verdict.stale_fix(host, dataclasses.replace(info, **changes), Settings())
+
+
 @pytest.fixture
 def _fresh(c_dir: Path) -> Iterator[None]:
     prebuilt._sources_here.cache_clear()
@@ -244,7 +251,8 @@ def test_files_of_another_version_are_stale_and_a_checkout_is_built_from() -> No
     assert stale is not None
     assert (stale.wanted, stale.found) == (f"files of precast {__version__}", "those of precast 9.9.9")
     checkout = Path(__file__).resolve().parents[3]
-    assert stale.remedy.startswith("CUDA_EXT=1 ") and stale.remedy.endswith(f" {checkout}")
+    fix = stale_fix(stale, version="9.9.9")
+    assert fix.startswith("CUDA_EXT=1 ") and fix.endswith(f" {checkout}")
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -273,7 +281,8 @@ def test_the_fix_for_a_wheel_installs_the_version_of_the_code(monkeypatch: pytes
     monkeypatch.setattr("precast._load.stale._PACKAGE", tmp_path / "lib" / "precast")
     stale = judged(version="9.9.9", index_url=ex.INDEX)
     assert stale is not None
-    assert stale.remedy.endswith(ex.from_index("cu121", __version__).removeprefix("pip"))
+    fix = stale_fix(stale, version="9.9.9", index_url=ex.INDEX)
+    assert fix.endswith(ex.from_index("cu121", __version__).removeprefix("pip"))
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -285,5 +294,5 @@ def test_a_process_that_outlives_an_upgrade_is_told_to_restart(monkeypatch: pyte
     monkeypatch.setattr("precast._load.stale._PACKAGE", package)
     monkeypatch.setattr("precast._builder.sources.csrc_candidates", lambda: (package / "csrc", package / "csrc"))
     stale = judged(version="9.9.9", source_digest="7" * 64)
-    assert stale is not None and stale.remedy == "restart this process"
+    assert stale is not None and stale_fix(stale, version="9.9.9") == "restart this process"
     assert "upgraded while this process ran" in stale.found

@@ -13,7 +13,7 @@ import pytest
 
 from precast._abi.build_info import BuildInfo, HostFile
 from precast._abi.capability import ComputeCapability
-from precast._abi.decide import Refuse, UsePrebuilt
+from precast._abi.decision import Refuse, UsePrebuilt
 from precast._abi.version import CudaVersion
 from precast._builder import matrix
 from tools.shared import served
