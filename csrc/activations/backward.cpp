@@ -2,6 +2,7 @@
 // own, so that inference neither compiles nor loads them.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
+#include "entries.h"
 #include "gated.h"
 
 namespace precast::activations {
@@ -10,16 +11,15 @@ namespace {
 // The choice of kernels is that of host.cpp, with grad and the two halves of grad_x aligned as well. There is no
 // `shifted` kernel, because the halves of grad_x differ in their misalignment to 16 bytes.
 
-constexpr Entry kEntries[] = {
-    {"silu_backward_f32"},         {"gelu_backward_f32"},          {"gelu_tanh_backward_f32"},
-    {"gated_backward_f32_others"}, {"gated_backward_f32_any"},     {"silu_backward_f16"},
-    {"gelu_backward_f16"},         {"gelu_tanh_backward_f16"},     {"gated_backward_f16_others"},
-    {"gated_backward_f16_any"},    {"silu_backward_bf16"},         {"gelu_backward_bf16"},
-    {"gelu_tanh_backward_bf16"},   {"gated_backward_bf16_others"}, {"gated_backward_bf16_any"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+PRECAST_ENTRIES(ACTIVATIONS_BACKWARD_KERNELS)
 
-KernelFamily kernels = {"activations_backward", kEntries, kEntryCount};
+KernelFamily kernels = {"activations_backward", kEntries, entry::kCount};
+
+constexpr GatedKernels kKernels = {
+    {PRECAST_BY_DTYPE(silu_backward, ), PRECAST_BY_DTYPE(gelu_backward, ), PRECAST_BY_DTYPE(gelu_tanh_backward, )},
+    PRECAST_BY_DTYPE(gated_backward, _others),
+    PRECAST_BY_DTYPE(gated_backward, _any),
+};
 
 // ---- the two devices ----
 
@@ -35,7 +35,8 @@ void backward_cuda(const Gated& gated, const Places& at, const ReadRows& grad, c
   args.limit = gated.limit;
   args.step = static_cast<int>(at.step);
   const uint64_t misaligned = misaligned_at(gated, at) | misaligned_at(gated, result);
-  const Chosen chosen = choose(gated, misaligned | misalignment(grad.data(), gated.rows > 1 ? args.grad_stride : 0), 5);
+  const Chosen chosen =
+      choose(kKernels, gated, misaligned | misalignment(grad.data(), gated.rows > 1 ? args.grad_stride : 0));
   args.form = chosen.form;
   void* arguments[] = {&args};
   for_launches(gated, chosen, [&](int64_t row, int64_t before, const Units& units, int tail, const LaunchShape& shape) {

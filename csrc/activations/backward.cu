@@ -4,6 +4,7 @@
 //
 // Both are computed in one pass, which computes the activation again. Arithmetic is in float32, each result is rounded
 // once, and the rounding of the forward counts as the identity.
+#include "entries.h"
 #include "gated.cuh"
 
 namespace precast {
@@ -209,23 +210,7 @@ DEVICE void backward_any(const BackwardArgs& a) {
   }
 }
 
+ACTIVATIONS_BACKWARD_KERNELS(KERNEL)
+
 }  // namespace activations
 }  // namespace precast
-
-KERNEL(silu_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, SiluSlope>)
-KERNEL(gelu_backward_f32, BackwardArgs, 64, 1280, backward_vectors<Float32, GeluSlope>)
-KERNEL(gelu_tanh_backward_f32, BackwardArgs, 64, 1536, backward_vectors<Float32, GeluTanhSlope>)
-KERNEL(gated_backward_f32_others, BackwardArgs, 64, 1280, backward_others<Float32>)
-KERNEL(gated_backward_f32_any, BackwardArgs, 64, 1024, backward_any<Float32>)
-
-KERNEL(silu_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, SiluSlope>)
-KERNEL(gelu_backward_f16, BackwardArgs, 64, 1280, backward_vectors<Float16, GeluSlope>)
-KERNEL(gelu_tanh_backward_f16, BackwardArgs, 64, 1536, backward_vectors<Float16, GeluTanhSlope>)
-KERNEL(gated_backward_f16_others, BackwardArgs, 64, 1280, backward_others<Float16>)
-KERNEL(gated_backward_f16_any, BackwardArgs, 64, 1024, backward_any<Float16>)
-
-KERNEL(silu_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, SiluSlope>)
-KERNEL(gelu_backward_bf16, BackwardArgs, 64, 1280, backward_vectors<BFloat16, GeluSlope>)
-KERNEL(gelu_tanh_backward_bf16, BackwardArgs, 64, 1536, backward_vectors<BFloat16, GeluTanhSlope>)
-KERNEL(gated_backward_bf16_others, BackwardArgs, 64, 1280, backward_others<BFloat16>)
-KERNEL(gated_backward_bf16_any, BackwardArgs, 64, 1024, backward_any<BFloat16>)

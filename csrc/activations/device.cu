@@ -3,6 +3,7 @@
 // The activation is rounded to the dtype before the product, and its formula is that of torch's own kernels. So the
 // result is bitwise that of torch's two ops in sequence. Arithmetic is in float32. swigluoai is rounded once.
 #include "../common/early.cuh"
+#include "entries.h"
 #include "gated.cuh"
 
 namespace precast {
@@ -160,26 +161,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
   }
 }
 
+ACTIVATIONS_KERNELS(KERNEL)
+
 }  // namespace activations
 }  // namespace precast
-
-KERNEL(silu_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, Silu>)
-KERNEL(gelu_and_mul_f32, ForwardArgs, 64, 1536, forward_vectors<Float32, Gelu>)
-KERNEL(gelu_tanh_and_mul_f32, ForwardArgs, 64, 2048, forward_vectors<Float32, GeluTanh>)
-KERNEL(gated_activation_f32_others, ForwardArgs, 64, 1536, forward_others<Float32>)
-KERNEL(gated_activation_f32_any, ForwardArgs, 64, 1024, forward_any<Float32>)
-KERNEL(gated_activation_f32_shifted, ForwardArgs, 64, 1024, forward_shifted<Float32>)
-
-KERNEL(silu_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, Silu>)
-KERNEL(gelu_and_mul_f16, ForwardArgs, 64, 1536, forward_vectors<Float16, Gelu>)
-KERNEL(gelu_tanh_and_mul_f16, ForwardArgs, 64, 2048, forward_vectors<Float16, GeluTanh>)
-KERNEL(gated_activation_f16_others, ForwardArgs, 64, 1536, forward_others<Float16>)
-KERNEL(gated_activation_f16_any, ForwardArgs, 64, 1024, forward_any<Float16>)
-KERNEL(gated_activation_f16_shifted, ForwardArgs, 64, 1024, forward_shifted<Float16>)
-
-KERNEL(silu_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, Silu>)
-KERNEL(gelu_and_mul_bf16, ForwardArgs, 64, 1536, forward_vectors<BFloat16, Gelu>)
-KERNEL(gelu_tanh_and_mul_bf16, ForwardArgs, 64, 2048, forward_vectors<BFloat16, GeluTanh>)
-KERNEL(gated_activation_bf16_others, ForwardArgs, 64, 1536, forward_others<BFloat16>)
-KERNEL(gated_activation_bf16_any, ForwardArgs, 64, 1024, forward_any<BFloat16>)
-KERNEL(gated_activation_bf16_shifted, ForwardArgs, 64, 1024, forward_shifted<BFloat16>)

@@ -156,13 +156,3 @@ DEVICE bool is_tail(u32 index, const Units& units, int tail) { return tail != 0 
 
 }  // namespace activations
 }  // namespace precast
-
-// An entry point for blocks of 64 threads. `resident` is the number of threads that a multiprocessor should hold at a
-// time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::activations::Args a) {                                           \
-    using namespace precast;                                                               \
-    using namespace precast::activations;                                                  \
-    __VA_ARGS__(a);                                                                        \
-  }

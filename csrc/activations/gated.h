@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "../common/entry_points.h"
 #include "../common/row_launch.h"
 #include "cpu.h"
 
@@ -121,8 +122,16 @@ inline Units make_units(int64_t rows, int64_t columns) {
   return {static_cast<unsigned>(rows * columns), division_by(columns)};
 }
 
-// A kernel, as an index into a family's entries. Each DType has a kernel for each of the first three activations, one
-// for the others, and one for any shape.
+// The kernels of a family: one for each of the first three activations, one for the others, one for any shape, and one
+// that takes aligned vectors of rows at any address, if the family has it.
+struct GatedKernels {
+  ByDType alone[3];
+  ByDType others;
+  ByDType any;
+  ByDType shifted = kNoEntry;
+};
+
+// An entry point, and the units of its work.
 struct Chosen {
   int entry;
   Form form;
@@ -134,27 +143,20 @@ struct Chosen {
   int64_t unit_bytes() const { return form == kSingle ? element_bytes : 16; }
 };
 
-// `misaligned`: of the tensors, without the length of a row. `kernels`: how many a family has per DType. The sixth
-// takes aligned vectors of rows at any address.
-inline Chosen choose(const Gated& gated, uint64_t misaligned, int kernels) {
-  constexpr int kOthers = 3, kAny = 4, kAnywhere = 5;
+// `misaligned`: of the tensors, without the length of a row.
+inline Chosen choose(const GatedKernels& kernels, const Gated& gated, uint64_t misaligned) {
   const int64_t bytes = gated.element_bytes(), row_bytes = gated.columns * bytes;
-  const int first = static_cast<int>(gated.dtype) * kernels;
-  const bool other = gated.activation >= kOthers;
+  const bool other = gated.activation > kGeluTanh;
+  const ByDType& vectors = other ? kernels.others : kernels.alone[gated.activation];
   const int64_t rest = row_bytes & 15;
   if (misaligned == 0 && (rest == 0 || gated.rows == 1)) {
-    return {first + (other ? kOthers : gated.activation),
-            kVectors,
-            (row_bytes + 15) / 16,
-            kThreads,
-            bytes,
-            static_cast<int>(rest / bytes)};
+    return {vectors[gated.dtype], kVectors, (row_bytes + 15) / 16, kThreads, bytes, static_cast<int>(rest / bytes)};
   }
-  if (kernels > kAnywhere && !gated.alternates && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
-    return {first + kAnywhere, kShifted, (row_bytes + 15 + 16 - bytes) / 16, kThreads, bytes};
+  if (kernels.shifted != kNoEntry && !gated.alternates && row_bytes >= 16 && row_bytes < (int64_t{1} << 31)) {
+    return {kernels.shifted[gated.dtype], kShifted, (row_bytes + 15 + 16 - bytes) / 16, kThreads, bytes};
   }
-  if (other) return {first + kOthers, kSingle, gated.columns, kThreads, bytes};
-  return {first + kAny, kSingle, gated.columns, kThreads * kElements, bytes};
+  if (other) return {kernels.others[gated.dtype], kSingle, gated.columns, kThreads, bytes};
+  return {kernels.any[gated.dtype], kSingle, gated.columns, kThreads * kElements, bytes};
 }
 
 // That of gates and factors. If they alternate, the first gate decides.

@@ -1,6 +1,7 @@
 // The gated activations: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
 #include "../common/launch.h"
+#include "entries.h"
 #include "gated.h"
 
 namespace precast::activations {
@@ -19,20 +20,16 @@ namespace {
 // 32768 x 4096, one vector per thread takes 189 us, two 190, four 191. At 4096 x 4096, blocks of 64 threads take 29.4
 // us, of 128 30.2, of 256 29.6, of 512 30.1, a copy 28.6.
 
-constexpr Entry kEntries[] = {
-    {"silu_and_mul_f32"},          {"gelu_and_mul_f32"},
-    {"gelu_tanh_and_mul_f32"},     {"gated_activation_f32_others"},
-    {"gated_activation_f32_any"},  {"gated_activation_f32_shifted"},
-    {"silu_and_mul_f16"},          {"gelu_and_mul_f16"},
-    {"gelu_tanh_and_mul_f16"},     {"gated_activation_f16_others"},
-    {"gated_activation_f16_any"},  {"gated_activation_f16_shifted"},
-    {"silu_and_mul_bf16"},         {"gelu_and_mul_bf16"},
-    {"gelu_tanh_and_mul_bf16"},    {"gated_activation_bf16_others"},
-    {"gated_activation_bf16_any"}, {"gated_activation_bf16_shifted"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+PRECAST_ENTRIES(ACTIVATIONS_KERNELS)
 
-KernelFamily kernels = {"activations", kEntries, kEntryCount};
+KernelFamily kernels = {"activations", kEntries, entry::kCount};
+
+constexpr GatedKernels kKernels = {
+    {PRECAST_BY_DTYPE(silu_and_mul, ), PRECAST_BY_DTYPE(gelu_and_mul, ), PRECAST_BY_DTYPE(gelu_tanh_and_mul, )},
+    PRECAST_BY_DTYPE(gated_activation, _others),
+    PRECAST_BY_DTYPE(gated_activation, _any),
+    PRECAST_BY_DTYPE(gated_activation, _shifted),
+};
 
 // Threads per multiprocessor up to which a launch starts early. Silu of 64 rows of 14336 gains from it (3.57 instead of
 // 3.64 us), of 256 rows it loses (9.59 instead of 7.67 us), and of 8192 rows (278 instead of 163 us).
@@ -51,7 +48,8 @@ void forward_cuda(const Gated& gated, const Places& at, void* y) {
   args.alpha = gated.alpha;
   args.limit = gated.limit;
   args.step = static_cast<int>(at.step);
-  const Chosen chosen = choose(gated, misaligned_at(gated, at) | misalignment(y, gated.rows > 1 ? row_bytes : 0), 6);
+  const Chosen chosen =
+      choose(kKernels, gated, misaligned_at(gated, at) | misalignment(y, gated.rows > 1 ? row_bytes : 0));
   args.form = chosen.form;
   const auto end_of = [&](const char* data, int64_t stride) { return data + (gated.rows - 1) * stride + row_bytes; };
   args.gate_end = end_of(at.gate, args.gate_stride);

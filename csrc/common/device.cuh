@@ -252,3 +252,10 @@ DEVICE float row_sum(float v, float* shared) {
 }
 
 }  // namespace precast
+
+// Defines one entry point of a family's list (entry_points.h), in the family's namespace. The launch bounds limit a
+// thread to 65536 / `resident` registers.
+#define KERNEL(name, Args, threads, resident, registers, shared, ...)                                           \
+  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) name(const Args a) { \
+    __VA_ARGS__(a);                                                                                             \
+  }

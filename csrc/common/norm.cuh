@@ -1,4 +1,4 @@
-// Shared by the norms on the GPU: several sums of a row at a time, and the form of an entry point.
+// Shared by the norms on the GPU: several sums of a row at a time.
 #pragma once
 
 #include "device.cuh"
@@ -63,12 +63,3 @@ DEVICE void row_sums(float (&v)[N], float* shared) {
 }
 
 }  // namespace precast
-
-// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
-// at a time. It sets the budget: 65536 / resident registers per thread. NORM_NAMESPACE is the family's namespace.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::NORM_NAMESPACE::Args a) {                                        \
-    using namespace precast;                                                               \
-    NORM_NAMESPACE::__VA_ARGS__(a);                                                        \
-  }

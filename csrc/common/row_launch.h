@@ -4,14 +4,15 @@
 #include <stdint.h>
 
 #include "asked_rows.h"
+#include "entry_points.h"
 #include "launch.h"
 #include "rows.h"
 
 namespace precast {
 
-// A kernel, as an index among those of its dtype, and how it divides rows.
+// A kernel, and how it divides rows.
 struct RowKernel {
-  int kernel;
+  ByDType kernel;
   uint32_t threads;      // per row
   uint32_t rows;         // per block; more than one only if a row takes one warp or less
   uint32_t vectors;      // 16-byte vectors in a row that are loaded as such
@@ -48,18 +49,18 @@ inline bool lies_alike(const Placed& a, const Placed& b) {
 }
 
 // Rows narrower than a warp: some lanes share a row, with `each` vectors per lane; the other lanes have other rows.
-inline RowKernel narrow(int kernel, int64_t vectors, int64_t each) {
+inline RowKernel narrow(ByDType kernel, int64_t vectors, int64_t each) {
   const uint32_t lanes = lanes_for(vectors, each);
   return {kernel, lanes, 128 / lanes, static_cast<uint32_t>(vectors)};
 }
 
 // Rows of up to 128 vectors, each handled by one warp.
-inline RowKernel by_warps(int kernel, int64_t vectors) {
+inline RowKernel by_warps(ByDType kernel, int64_t vectors) {
   return {kernel, 32, vectors <= 64 ? 4u : 2u, static_cast<uint32_t>(vectors)};
 }
 
 // A kernel that keeps a row in registers, `each` vectors per thread. Rows of up to `narrow_to` vectors share a warp.
-inline RowKernel in_registers(int kernel, int64_t vectors, int64_t each, int64_t narrow_to = 32) {
+inline RowKernel in_registers(ByDType kernel, int64_t vectors, int64_t each, int64_t narrow_to = 32) {
   if (vectors <= narrow_to) return narrow(kernel, vectors, vectors <= 8 && each > 1 ? 2 : each);
   if (asked_rows.threads != 0) return {kernel, asked_rows.threads, 1, static_cast<uint32_t>(vectors)};
   if (vectors <= 128) return by_warps(kernel, vectors);
@@ -67,13 +68,13 @@ inline RowKernel in_registers(int kernel, int64_t vectors, int64_t each, int64_t
 }
 
 // The same with as many threads as hold the row, even if a warp would do.
-inline RowKernel spread(int kernel, int64_t vectors, int64_t each) {
+inline RowKernel spread(ByDType kernel, int64_t vectors, int64_t each) {
   const uint32_t threads = asked_rows.threads != 0 ? asked_rows.threads : warps_for((vectors + each - 1) / each);
   return {kernel, threads, 1, static_cast<uint32_t>(vectors)};
 }
 
 // A kernel for any row. Each thread takes four elements, or one vector, at a time.
-inline RowKernel for_any_row(int kernel, int64_t columns, int64_t vectors) {
+inline RowKernel for_any_row(ByDType kernel, int64_t columns, int64_t vectors) {
   const int64_t steps = vectors > 0 ? vectors : (columns + 3) / 4;
   const uint32_t threads = steps < 512 ? warps_for(steps) : 512;
   return {kernel, threads, threads == 32 ? 4u : 1u, static_cast<uint32_t>(vectors)};
@@ -96,7 +97,7 @@ struct ClusterForm {
 
 // A kernel that holds a row in the registers of a cluster of blocks. Zero threads if the row does not fit. Few rows are
 // spread over more blocks, of up to 512 threads: two of them fit on a multiprocessor.
-inline RowKernel in_cluster(int kernel, int64_t rows, int64_t vectors, const ClusterForm& form, int device) {
+inline RowKernel in_cluster(ByDType kernel, int64_t rows, int64_t vectors, const ClusterForm& form, int device) {
   const int64_t each = form.each, all = multiprocessors(device);
   const auto made = [&](int64_t threads, int64_t cluster) -> RowKernel {
     return {kernel,

@@ -30,7 +30,7 @@ constexpr uint32_t kFirstOfFamily = 32;
 struct RowRule {
   uint32_t needs;
   int64_t vectors;  // up to so many vectors of 16 bytes in a row; 0: any number
-  int kernel;
+  ByDType kernel;
   Form form;
   int each = 0;              // vectors per thread
   int narrow_to = 32;        // kRegisters: rows of up to so many vectors share a warp

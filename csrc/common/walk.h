@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "entry_points.h"
 #include "row_launch.h"
 
 namespace precast {
@@ -112,19 +113,21 @@ inline WalkPlan choose_walk(KernelFamily& family, const Norm& norm, int64_t vect
   return walk;
 }
 
-// The index of a walk's kernel among the family's entries. Each DType has six: two vectors per thread, one element at
-// a time, four vectors, two vectors in pairs, one vector, and four vectors in a cluster of blocks. After all of them
-// comes the kernel that sums the columns.
-inline int walk_entry(const Norm& norm, const WalkPlan& walk) {
-  const int kernel = walk.cluster > 1       ? 5
-                     : walk.pair            ? 3
-                     : walk.per_thread == 1 ? 4
-                     : walk.per_thread == 2 ? 0
-                     : walk.per_thread == 4 ? 2
-                                            : 1;
-  return 6 * static_cast<int>(norm.dtype) + kernel;
+// The kernels of a family that walks: two vectors per thread, two in pairs, four, one, four in a cluster of blocks, and
+// one element at a time.
+struct WalkKernels {
+  ByDType v2, v2_pair, v4, v1, wide, any;
+};
+
+inline int walk_entry(const WalkKernels& kernels, const Norm& norm, const WalkPlan& walk) {
+  const ByDType& kernel = walk.cluster > 1       ? kernels.wide
+                          : walk.pair            ? kernels.v2_pair
+                          : walk.per_thread == 1 ? kernels.v1
+                          : walk.per_thread == 2 ? kernels.v2
+                          : walk.per_thread == 4 ? kernels.v4
+                                                 : kernels.any;
+  return kernel[norm.dtype];
 }
-constexpr int kColumnsEntry = 18;
 
 // `blocks`: or clusters, if a cluster is a worker.
 inline LaunchShape walk_shape(const WalkPlan& walk, int64_t blocks) {
@@ -144,15 +147,16 @@ struct WalkGrid {
 };
 
 // As many blocks as the device holds at a time, but at most one per row and at most 64 MB of partial sums for all
-// gradients. The number depends on the device but not on the call, so the result is the same every time.
-inline WalkGrid walk_grid(KernelFamily& family, const Norm& norm, const WalkPlan& walk, int64_t gradients) {
+// gradients. The number depends on the device but not on the call, so the result is the same every time. `entry`: the
+// walk's kernel.
+inline WalkGrid walk_grid(KernelFamily& family, int entry, const Norm& norm, const WalkPlan& walk, int64_t gradients) {
   const bool ring = walk.vectors > 0;
   const int64_t block_lines = ring ? 1 : walk.rows;
   const int64_t fitting = (int64_t{1} << 24) / (norm.hidden * block_lines * (gradients > 0 ? gradients : 1));
   int64_t blocks = multiprocessors(norm.device) * walk.blocks;
   if (walk.cluster > 1) {  // here blocks are clusters
     const LaunchShape one = walk_shape(walk, 1);
-    blocks = resident_clusters(family, norm.device, walk_entry(norm, walk), one);
+    blocks = resident_clusters(family, norm.device, entry, one);
   }
   if (blocks > fitting) blocks = fitting > 0 ? fitting : 1;
   const int64_t with_rows = (norm.rows + walk.rows - 1) / walk.rows;

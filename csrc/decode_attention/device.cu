@@ -1,5 +1,6 @@
 // Attention over a paged cache on the GPU. host.cpp chooses the kernel, plan.cuh splits keys over blocks, and
 // matrix.cuh and any.cuh do a block's work.
+#include "entries.h"
 #include "matrix.cuh"
 
 namespace precast {
@@ -76,31 +77,14 @@ DEVICE void merge(const DecodeArgs& args) {
   store_columns(a, row, column, v);
 }
 
-}  // namespace decode_attention
-}  // namespace precast
-
-// An entry point for blocks of `threads`, of which `blocks` should fit on a multiprocessor by their registers.
-#define KERNEL(name, threads, blocks, ...)                                                                            \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const precast::decode_attention::DecodeArgs a) { \
-    using namespace precast;                                                                                          \
-    using namespace precast::decode_attention;                                                                        \
-    __VA_ARGS__(a);                                                                                                   \
-  }
-
 // NVRTC 12.9 cannot fit the kernels for 128 elements into a third of sm_120's registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define BLOCKS_OF_128 2
+#if PRECAST_ARCH >= 1200
+#define RESIDENT_OF_128 256
 #else
-#define BLOCKS_OF_128 3
+#define RESIDENT_OF_128 384
 #endif
 
-KERNEL(decode_64_f16, 128, 3, decode<Float16, 64>)
-KERNEL(decode_64_bf16, 128, 3, decode<BFloat16, 64>)
-KERNEL(decode_128_f16, 128, BLOCKS_OF_128, decode<Float16, 128>)
-KERNEL(decode_128_bf16, 128, BLOCKS_OF_128, decode<BFloat16, 128>)
-KERNEL(decode_256_f16, 64, 3, decode<Float16, 256>)
-KERNEL(decode_256_bf16, 64, 3, decode<BFloat16, 256>)
-KERNEL(decode_narrow_f16, 128, BLOCKS_OF_128, decode<Float16, 128, 1>)
-KERNEL(decode_narrow_bf16, 128, BLOCKS_OF_128, decode<BFloat16, 128, 1>)
-KERNEL(decode_any, 128, 3, decode_any_types)
-KERNEL(merge_parts, 512, 2, merge)
+DECODE_ATTENTION_KERNELS(KERNEL)
+
+}  // namespace decode_attention
+}  // namespace precast

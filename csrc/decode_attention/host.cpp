@@ -1,8 +1,10 @@
 // Attention over a paged cache: checks, the CPU implementation, and the choice of a kernel.
 #include "../common/cpu_level.h"
+#include "../common/entry_points.h"
 #include "../common/launch.h"
 #include "check.h"
 #include "cpu.h"
+#include "entries.h"
 
 namespace precast::decode_attention {
 namespace {
@@ -27,7 +29,11 @@ namespace {
 // multiprocessor are 5 to 9 % faster than two blocks of three stages, and one block is 30 % slower because warps wait
 // for their own arithmetic. Prefetching 256 bytes at a time into the L2 cache makes no difference.
 
+constexpr int kShared = 65536, kShared256 = 73728, kSharedAny = 51200;  // bytes of a block
+PRECAST_ENTRIES(DECODE_ATTENTION_KERNELS)
+
 struct Shape {
+  ByDType kernel;
   int width;  // the most elements of a key or a value
   int warps;
   int shared;  // bytes
@@ -35,24 +41,15 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {
-    {64, 4, 65536, 3}, {128, 4, 65536, 3}, {256, 2, 73728, 3}, {128, 4, 65536, 3}, {256, 4, 51200, 3}};
-constexpr int kNarrowShape = 3, kAnyShape = 4, kAny = 8, kMerge = 9;
-
-constexpr Entry kEntries[] = {
-    {"decode_64_f16", kShapes[0].shared},
-    {"decode_64_bf16", kShapes[0].shared},
-    {"decode_128_f16", kShapes[1].shared},
-    {"decode_128_bf16", kShapes[1].shared},
-    {"decode_256_f16", kShapes[2].shared},
-    {"decode_256_bf16", kShapes[2].shared},
-    {"decode_narrow_f16", kShapes[kNarrowShape].shared},
-    {"decode_narrow_bf16", kShapes[kNarrowShape].shared},
-    {"decode_any", kShapes[kAnyShape].shared},
-    {"merge_parts"},
+    {{kNoEntry, entry::decode_64_f16, entry::decode_64_bf16}, 64, 4, kShared, 3},
+    {{kNoEntry, entry::decode_128_f16, entry::decode_128_bf16}, 128, 4, kShared, 3},
+    {{kNoEntry, entry::decode_256_f16, entry::decode_256_bf16}, 256, 2, kShared256, 3},
+    {{kNoEntry, entry::decode_narrow_f16, entry::decode_narrow_bf16}, 128, 4, kShared, 3},
+    {entry::decode_any, 256, 4, kSharedAny, 3},
 };
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+constexpr int kNarrowShape = 3, kAnyShape = 4;
 
-KernelFamily kernels = {"decode_attention", kEntries, kEntryCount};
+KernelFamily kernels = {"decode_attention", kEntries, entry::kCount};
 
 constexpr int64_t kTile = 64;  // keys per step of a block
 
@@ -109,7 +106,7 @@ void attend_cuda(const Tensor& query, Attention& call) {
   args.cluster =
       chosen == kAnyShape ? 0 : static_cast<int>(cluster_for(keys, units, all, has_clusters(kernels, device)));
   args.blocks = static_cast<int>(args.cluster != 0 ? units * args.cluster : most < 1 ? 1 : most < all ? most : all);
-  const int entry = chosen == kAnyShape ? kAny : 2 * chosen + call.dtype - 1;
+  const int entry = shape.kernel[static_cast<DType>(call.dtype)];
   void* arguments[] = {&args};
   LaunchShape decode = {static_cast<uint32_t>(args.blocks), 1, static_cast<uint32_t>(shape.warps * 32), 1,
                         static_cast<uint32_t>(shape.shared)};
@@ -129,7 +126,7 @@ void attend_cuda(const Tensor& query, Attention& call) {
                        threads / 32 * kMergeLine * static_cast<uint32_t>(sizeof(float))};
   merge.early = true;
   launch(kernels, device, entry, decode, arguments);
-  launch(kernels, device, kMerge, merge, arguments);
+  launch(kernels, device, entry::merge_parts, merge, arguments);
 }
 
 // ---- the CPU ----

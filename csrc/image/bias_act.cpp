@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/entry_points.h"
+#include "entries.h"
 #include "image.h"
 
 namespace precast::image {
@@ -16,19 +18,11 @@ namespace {
 // (channels_last, (N, C)) a column has one, and a thread one unit in each of its block's rows. Without a bias the
 // tensor is one row, whose end is a launch of its own.
 
-constexpr Entry kEntries[] = {
-    {"bias_act_f32"},          {"bias_act_f16"},
-    {"bias_act_bf16"},         {"bias_act_any"},
-    {"bias_act_any_f64"},      {"bias_act_backward_f32"},
-    {"bias_act_backward_f16"}, {"bias_act_backward_bf16"},
-    {"bias_act_backward_any"}, {"bias_act_backward_any_f64"},
-    {"bias_act_sums"},         {"bias_act_sums_f64"},
-};
-constexpr int kAny = 3, kDouble = 4, kBackward = 5, kSums = 10;
+PRECAST_ENTRIES(BIAS_ACT_KERNELS)
 // The most lines of sums that blocks of `columns` write. More make the blocks smaller and the second sum longer.
 constexpr int64_t kMostLines = 4096;
 
-KernelFamily kernels = {"bias_act", kEntries, sizeof(kEntries) / sizeof(kEntries[0])};
+KernelFamily kernels = {"bias_act", kEntries, entry::kCount};
 
 // Checked inputs of one call, forward or backward.
 struct Call {
@@ -113,7 +107,15 @@ void sum_lines(const Call& call, const void* parts, int64_t lines) {
   SumArgs args = {parts, static_cast<char*>(call.bias_grad), call.channels, lines, call.bias_number};
   void* arguments[] = {&args};
   const LaunchShape shape = {check_blocks(call.op, (call.channels + 31) / 32), 1, 32, 32};
-  launch(kernels, call.device, kSums + (call.number == kFloat64 ? 1 : 0), shape, arguments);
+  launch(kernels, call.device, call.number == kFloat64 ? entry::bias_act_sums_f64 : entry::bias_act_sums, shape,
+         arguments);
+}
+
+int kernel_for(const Call& call, bool vectors) {
+  if (call.number == kFloat64) return call.backward ? entry::bias_act_backward_any_f64 : entry::bias_act_any_f64;
+  if (!vectors) return call.backward ? entry::bias_act_backward_any : entry::bias_act_any;
+  const ByDType kernel = call.backward ? PRECAST_BY_DTYPE(bias_act_backward, ) : PRECAST_BY_DTYPE(bias_act, );
+  return kernel[static_cast<DType>(call.number)];
 }
 
 // One launch over rows of `units` units, and that of the sums of `bias_grad` if these are wanted.
@@ -160,9 +162,7 @@ void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, 
   const Tensor parts = call.bias_grad == nullptr ? Tensor(nullptr) : empty(sizes, 2, code, like);
   args.parts = call.bias_grad == nullptr ? nullptr : parts.mutable_data();
   void* arguments[] = {&args};
-  const int kind = call.number == kFloat64 ? kDouble : !vectors ? kAny : call.number;
-  launch(kernels, call.device, kind + (call.backward ? kBackward : 0), {check_blocks(call.op, blocks), 1, across, down},
-         arguments);
+  launch(kernels, call.device, kernel_for(call, vectors), {check_blocks(call.op, blocks), 1, across, down}, arguments);
   if (call.bias_grad != nullptr) sum_lines(call, args.parts, lines);
 }
 

@@ -6,7 +6,9 @@
 //
 // Arithmetic is in float32, or in float64 for float64. A result is rounded once, and grad_b is summed before the
 // rounding, in a fixed order: each block sums its part, and a second kernel adds the parts.
-#include "kernel.cuh"
+#include "../common/device.cuh"
+#include "args.h"
+#include "entries.h"
 
 #define IMAGE_INLINE DEVICE
 namespace precast {
@@ -337,20 +339,7 @@ DEVICE void sum_lines(const SumArgs& a) {
   store_element<Real>(a.result, channel, sum, a.dtype);
 }
 
+BIAS_ACT_KERNELS(KERNEL)
+
 }  // namespace image
 }  // namespace precast
-
-KERNEL(bias_act_f32, BiasActArgs, 256, 1024, vectors<Float32, false>)
-KERNEL(bias_act_f16, BiasActArgs, 256, 1024, vectors<Float16, false>)
-KERNEL(bias_act_bf16, BiasActArgs, 256, 1024, vectors<BFloat16, false>)
-KERNEL(bias_act_any, BiasActArgs, 256, 1024, any<float, false>)
-KERNEL(bias_act_any_f64, BiasActArgs, 256, 1024, any<double, false>)
-
-KERNEL(bias_act_backward_f32, BiasActArgs, 256, 1024, vectors<Float32, true>)
-KERNEL(bias_act_backward_f16, BiasActArgs, 256, 1024, vectors<Float16, true>)
-KERNEL(bias_act_backward_bf16, BiasActArgs, 256, 1024, vectors<BFloat16, true>)
-KERNEL(bias_act_backward_any, BiasActArgs, 256, 1024, any<float, true>)
-KERNEL(bias_act_backward_any_f64, BiasActArgs, 256, 1024, any<double, true>)
-
-KERNEL(bias_act_sums, SumArgs, 1024, 2048, sum_lines<float>)
-KERNEL(bias_act_sums_f64, SumArgs, 1024, 1024, sum_lines<double>)

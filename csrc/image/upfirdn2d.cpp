@@ -1,4 +1,6 @@
 // Upsample, filter and downsample images: checks, allocation, and the choice of a kernel.
+#include "../common/entry_points.h"
+#include "entries.h"
 #include "image.h"
 
 namespace precast::image {
@@ -9,17 +11,11 @@ namespace {
 //   contiguous, filters of up to 4 x 4 taps, up and down:   1, 1 (upfirdn2d), 2, 1 (up), or 1, 2 (down) on both axes
 //   everything else, float64, and channels_last             general: one result for each thread
 
-constexpr Entry kEntries[] = {
-    {"upfirdn2d_f32"},         {"upfirdn2d_up_f32"},  {"upfirdn2d_down_f32"},  {"upfirdn2d_general_f32"},
-    {"upfirdn2d_f16"},         {"upfirdn2d_up_f16"},  {"upfirdn2d_down_f16"},  {"upfirdn2d_general_f16"},
-    {"upfirdn2d_bf16"},        {"upfirdn2d_up_bf16"}, {"upfirdn2d_down_bf16"}, {"upfirdn2d_general_bf16"},
-    {"upfirdn2d_general_f64"},
-};
-constexpr int kGeneral = 3, kOfNumber = 4, kGeneralDouble = 12;
+PRECAST_ENTRIES(UPFIRDN2D_KERNELS)
 constexpr int kMostTaps = 4;  // on an axis, of the kernels that are not general
 constexpr int kStripThreads = 128, kGeneralThreads = 256;
 
-KernelFamily kernels = {"upfirdn2d", kEntries, sizeof(kEntries) / sizeof(kEntries[0])};
+KernelFamily kernels = {"upfirdn2d", kEntries, entry::kCount};
 
 constexpr const char* kOp = "upfirdn2d";
 // What sizes, steps and padding may be at most. Then every place in an upsampled image is an int.
@@ -80,6 +76,15 @@ void for_groups(int64_t total, int64_t each, const Body& body) {
   for (int64_t first = 0; first < total; first += group) body(first, total - first < group ? total - first : group);
 }
 
+int kernel_for(bool strips, const Axis& axis, int number) {
+  if (number == kFloat64) return entry::upfirdn2d_general_f64;
+  const ByDType kernel = !strips          ? PRECAST_BY_DTYPE(upfirdn2d_general, )
+                         : axis.up == 2   ? PRECAST_BY_DTYPE(upfirdn2d_up, )
+                         : axis.down == 2 ? PRECAST_BY_DTYPE(upfirdn2d_down, )
+                                          : PRECAST_BY_DTYPE(upfirdn2d, );
+  return kernel[static_cast<DType>(number)];
+}
+
 void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Tensor& y) {
   const int64_t images = call.sizes[0], channels = call.sizes[1], height = call.vertical.out;
   const int64_t width = call.horizontal.out, bytes = bytes_of(call.number);
@@ -112,11 +117,7 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
   const int64_t total = call.last ? images : images * channels, step = call.last ? 0 : 1;
   const int64_t outputs = strips ? groups * args.strips : (call.last ? channels : 1) * height * width;
   const int threads = strips ? kStripThreads : kGeneralThreads;
-  const int entry = strips                    ? kOfNumber * call.number + (v.up == 2     ? 1
-                                                                           : v.down == 2 ? 2
-                                                                                         : 0)
-                    : call.number == kFloat64 ? kGeneralDouble
-                                              : kOfNumber * call.number + kGeneral;
+  const int entry = kernel_for(strips, v, call.number);
   if (!call.last) args.channels = 1;  // general: an image is a plane
   if (!call.last) args.x_strides[0] = args.x_strides[1];
   if (!call.last) args.y_strides[0] = args.y_strides[1];

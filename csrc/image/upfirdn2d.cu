@@ -5,7 +5,9 @@
 // No intermediate exists: a result reads only the pixels of x that meet one of its taps. Tap t of output o is at
 // s = o down - pad + t of the upsampled image, which is pixel s / up of x if up divides s. Arithmetic is in float32, or
 // in float64 for float64; a result is rounded once.
-#include "kernel.cuh"
+#include "../common/device.cuh"
+#include "args.h"
+#include "entries.h"
 
 namespace precast {
 namespace image {
@@ -380,9 +382,6 @@ DEVICE void strips(const UpfirdnArgs& a) {
   strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
 }
 
-}  // namespace image
-}  // namespace precast
-
 // Compilers for 10.x need more registers to keep the pixels on their way.
 #if PRECAST_ARCH / 100 == 10
 #define STRIPS_RESIDENT 512
@@ -390,19 +389,7 @@ DEVICE void strips(const UpfirdnArgs& a) {
 #define STRIPS_RESIDENT 768
 #endif
 
-KERNEL(upfirdn2d_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 1>)
-KERNEL(upfirdn2d_up_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 2, 1>)
-KERNEL(upfirdn2d_down_f32, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float32, 1, 2>)
-KERNEL(upfirdn2d_general_f32, UpfirdnArgs, 256, 1024, general<Float32>)
+UPFIRDN2D_KERNELS(KERNEL)
 
-KERNEL(upfirdn2d_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 1, 1>)
-KERNEL(upfirdn2d_up_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 2, 1>)
-KERNEL(upfirdn2d_down_f16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<Float16, 1, 2>)
-KERNEL(upfirdn2d_general_f16, UpfirdnArgs, 256, 1024, general<Float16>)
-
-KERNEL(upfirdn2d_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 1, 1>)
-KERNEL(upfirdn2d_up_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 2, 1>)
-KERNEL(upfirdn2d_down_bf16, UpfirdnArgs, 128, STRIPS_RESIDENT, strips<BFloat16, 1, 2>)
-KERNEL(upfirdn2d_general_bf16, UpfirdnArgs, 256, 1024, general<BFloat16>)
-
-KERNEL(upfirdn2d_general_f64, UpfirdnArgs, 256, 1024, general<Float64>)
+}  // namespace image
+}  // namespace precast

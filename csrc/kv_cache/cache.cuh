@@ -58,13 +58,3 @@ DEVICE void write_unit<Vector>(char* p, Vector unit) {
 
 }  // namespace kv_cache
 }  // namespace precast
-
-// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
-// at a time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::kv_cache::Args a) {                                              \
-    using namespace precast;                                                               \
-    using namespace precast::kv_cache;                                                     \
-    __VA_ARGS__(a);                                                                        \
-  }

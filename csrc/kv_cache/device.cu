@@ -2,6 +2,7 @@
 // serves which call. A slot outside of the caches is never written.
 #include "../rotary/rotate.cuh"
 #include "cache.cuh"
+#include "entries.h"
 
 namespace precast {
 namespace kv_cache {
@@ -141,16 +142,7 @@ DEVICE void rotate_and_cache(const RotateArgs& a) {
   if (both) write_unit(to + offset(parts.second), second);
 }
 
+KV_CACHE_KERNELS(KERNEL)
+
 }  // namespace kv_cache
 }  // namespace precast
-
-KERNEL(reshape_and_cache, CopyArgs, 256, 1024, copy_units)
-
-KERNEL(rotary_and_cache_f32, RotateArgs, 128, 1024, rotate_and_cache<Float32, 4>)
-KERNEL(rotary_and_cache_f32_any, RotateArgs, 128, 1024, rotate_and_cache<Float32, 1>)
-
-KERNEL(rotary_and_cache_f16, RotateArgs, 128, 1024, rotate_and_cache<Float16, 8>)
-KERNEL(rotary_and_cache_f16_any, RotateArgs, 128, 1024, rotate_and_cache<Float16, 1>)
-
-KERNEL(rotary_and_cache_bf16, RotateArgs, 128, 1024, rotate_and_cache<BFloat16, 8>)
-KERNEL(rotary_and_cache_bf16_any, RotateArgs, 128, 1024, rotate_and_cache<BFloat16, 1>)

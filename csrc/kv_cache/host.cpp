@@ -5,6 +5,7 @@
 #include "../rotary/cpu.h"
 #include "../rotary/in_place.h"
 #include "cache.h"
+#include "entries.h"
 
 namespace precast::kv_cache {
 namespace {
@@ -19,13 +20,9 @@ namespace {
 //
 // A decoding step of a few tokens costs a launch and the memory latency of one unit, whatever the shape of the blocks.
 
-constexpr Entry kEntries[] = {
-    {"rotary_and_cache_f32"},  {"rotary_and_cache_f32_any"},  {"rotary_and_cache_f16"}, {"rotary_and_cache_f16_any"},
-    {"rotary_and_cache_bf16"}, {"rotary_and_cache_bf16_any"}, {"reshape_and_cache"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]), kCopy = 6;
+PRECAST_ENTRIES(KV_CACHE_KERNELS)
 
-KernelFamily kernels = {"kv_cache", kEntries, kEntryCount};
+KernelFamily kernels = {"kv_cache", kEntries, entry::kCount};
 
 constexpr int64_t kMostThreads = 256, kBlockThreads = 128;
 
@@ -60,7 +57,7 @@ void copy_cuda(const char* op, const Call& call, const Copy& copy) {
   args.value_piece_units = division_by(call.value_piece * bytes / unit);
   args.units = static_cast<unsigned>(call.heads * call.width * bytes / unit);
   args.unit_bytes = static_cast<unsigned>(unit);
-  RowKernel rows = {kCopy, warps_for(args.units < kMostThreads ? args.units : kMostThreads), 1, 0};
+  RowKernel rows = {entry::reshape_and_cache, warps_for(args.units < kMostThreads ? args.units : kMostThreads), 1, 0};
   if (rows.threads < kBlockThreads) rows.rows = static_cast<uint32_t>(kBlockThreads / rows.threads);
   void* arguments[] = {&args};
   for_launches(call.tokens, rows, [&](int64_t begin, unsigned tokens, const LaunchShape& shape) {
@@ -68,7 +65,7 @@ void copy_cuda(const char* op, const Call& call, const Copy& copy) {
     args.value = {copy.value.data + begin * copy.value.token, copy.value.token, copy.value.head};
     args.slots.data = copy.target.slots.data + begin * copy.target.slots.stride;
     args.tokens = tokens;
-    launch(kernels, call.device, rows.kernel, shape, arguments);
+    launch(kernels, call.device, entry::reshape_and_cache, shape, arguments);
   });
 }
 
@@ -171,7 +168,7 @@ void rotate_cuda(const char* op, const Call& call, const Rotation& rotation) {
   args.query_heads = static_cast<unsigned>(rotation.query_heads);
   args.rotated_heads = static_cast<unsigned>(rotation.query_heads + call.heads);
   args.head_bytes = static_cast<unsigned>(call.width * bytes);
-  const int entry = 2 * static_cast<int>(call.dtype) + (bits == 0 ? 0 : 1);
+  const ByDType kernel = bits == 0 ? PRECAST_BY_DTYPE(rotary_and_cache, ) : PRECAST_BY_DTYPE(rotary_and_cache, _any);
   const int64_t per_token = heads * units, most = kLaunchUnits / per_token;
   void* arguments[] = {&args};
   for (int64_t token = 0; token < call.tokens; token += most) {
@@ -179,7 +176,7 @@ void rotate_cuda(const char* op, const Call& call, const Rotation& rotation) {
     args.first_token = token;
     args.total = static_cast<unsigned>(tokens * per_token);
     const uint32_t blocks = static_cast<uint32_t>((args.total + kBlockThreads - 1) / kBlockThreads);
-    launch(kernels, call.device, entry, {blocks, 1, kBlockThreads, 1, 0}, arguments);
+    launch(kernels, call.device, kernel[call.dtype], {blocks, 1, kBlockThreads, 1, 0}, arguments);
   }
 }
 

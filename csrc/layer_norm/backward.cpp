@@ -4,6 +4,7 @@
 #include "../common/launch.h"
 #include "../common/walk.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::layer_norm {
@@ -16,34 +17,18 @@ namespace {
 // and serve rows of up to 32 KB. The `any` kernel handles the rest one element at a time and keeps its shares in
 // memory.
 
-constexpr Entry kEntries[] = {
-    {"layer_norm_backward_f32_v2", kRingBytes},
-    {"layer_norm_backward_f32_any"},  // in the order of DType
-    {"layer_norm_backward_f32_v4", kRingBytes},
-    {"layer_norm_backward_f32_v2_pair", kRingBytes},
-    {"layer_norm_backward_f32_v1", kRingBytes},
-    {"layer_norm_backward_f32_wide", kRingBytes},
-    {"layer_norm_backward_f16_v2", kRingBytes},
-    {"layer_norm_backward_f16_any"},
-    {"layer_norm_backward_f16_v4", kRingBytes},
-    {"layer_norm_backward_f16_v2_pair", kRingBytes},
-    {"layer_norm_backward_f16_v1", kRingBytes},
-    {"layer_norm_backward_f16_wide", kRingBytes},
-    {"layer_norm_backward_bf16_v2", kRingBytes},
-    {"layer_norm_backward_bf16_any"},
-    {"layer_norm_backward_bf16_v4", kRingBytes},
-    {"layer_norm_backward_bf16_v2_pair", kRingBytes},
-    {"layer_norm_backward_bf16_v1", kRingBytes},
-    {"layer_norm_backward_bf16_wide", kRingBytes},
-    {"layer_norm_backward_columns"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
+PRECAST_ENTRIES(LAYER_NORM_BACKWARD_KERNELS)
 
 // 210.2 instead of 201.2 us at 16384 x 8192: there is more to compute, and no other worker loads rows meanwhile.
 constexpr bool kPairAlone = false;
 
-KernelFamily kernels = {"layer_norm_backward", kEntries, kEntryCount};
+KernelFamily kernels = {"layer_norm_backward", kEntries, entry::kCount};
+
+constexpr WalkKernels kWalks = {
+    PRECAST_BY_DTYPE(layer_norm_backward, _v2),   PRECAST_BY_DTYPE(layer_norm_backward, _v2_pair),
+    PRECAST_BY_DTYPE(layer_norm_backward, _v4),   PRECAST_BY_DTYPE(layer_norm_backward, _v1),
+    PRECAST_BY_DTYPE(layer_norm_backward, _wide), PRECAST_BY_DTYPE(layer_norm_backward, _any),
+};
 
 // ---- the two devices ----
 
@@ -69,7 +54,8 @@ void sum_columns_cuda(const Norm& norm, const Tensor& parts, int64_t lines, cons
   columns.lines = static_cast<unsigned>(lines);
   columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
-  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, lines, results.wanted()), arguments);
+  launch(kernels, norm.device, entry::layer_norm_backward_columns, columns_shape(norm, lines, results.wanted()),
+         arguments);
 }
 
 void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& results, const Tensor& x) {
@@ -82,7 +68,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
                               misalignment(work.weight, norm.hidden * norm.column_bytes()) |
                               misalignment(work.grad_x, row_bytes);
   const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
-  const WalkGrid grid = walk_grid(kernels, norm, walk, results.wanted());
+  const int entry = walk_entry(kWalks, norm, walk);
+  const WalkGrid grid = walk_grid(kernels, entry, norm, walk, results.wanted());
   const Tensor parts = make_parts(results.wanted(), grid.lines, norm, float32_code(), x);
 
   if (norm.rows > 0) {
@@ -104,7 +91,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, const Parameters& resul
     args.eps = work.eps;
     args.wide = norm.wide_columns;
     void* arguments[] = {&args};
-    launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);
+    launch(kernels, norm.device, entry, walk_shape(walk, grid.blocks), arguments);
   }
   if (results.wanted() > 0) sum_columns_cuda(norm, parts, grid.lines, results);
 }

@@ -8,6 +8,7 @@
 // arithmetic is in float32. The sums over rows have a fixed order, so the result is bitwise reproducible.
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
+#include "entries.h"
 #include "row.cuh"
 
 namespace precast {
@@ -224,9 +225,6 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
               a.dtype);
 }
 
-}  // namespace layer_norm
-}  // namespace precast
-
 // Compilers for older GPUs need more registers to avoid spills.
 #if PRECAST_ARCH >= 900
 #define V1_RESIDENT 1024
@@ -234,25 +232,7 @@ DEVICE void parameter_columns(const ColumnArgs& a) {
 #define V1_RESIDENT 512
 #endif
 
-KERNEL(layer_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
-KERNEL(layer_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
-KERNEL(layer_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
-KERNEL(layer_norm_backward_f32_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float32, 1>)
-KERNEL(layer_norm_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
-KERNEL(layer_norm_backward_f32_wide, BackwardArgs, 512, 512, backward_wide<Float32>)
+LAYER_NORM_BACKWARD_KERNELS(KERNEL)
 
-KERNEL(layer_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
-KERNEL(layer_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
-KERNEL(layer_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
-KERNEL(layer_norm_backward_f16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<Float16, 1>)
-KERNEL(layer_norm_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
-KERNEL(layer_norm_backward_f16_wide, BackwardArgs, 512, 512, backward_wide<Float16>)
-
-KERNEL(layer_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
-KERNEL(layer_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
-KERNEL(layer_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
-KERNEL(layer_norm_backward_bf16_v1, BackwardArgs, 512, V1_RESIDENT, backward_rows<BFloat16, 1>)
-KERNEL(layer_norm_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
-KERNEL(layer_norm_backward_bf16_wide, BackwardArgs, 512, 512, backward_wide<BFloat16>)
-
-KERNEL(layer_norm_backward_columns, ColumnArgs, 1024, 2048, parameter_columns)
+}  // namespace layer_norm
+}  // namespace precast

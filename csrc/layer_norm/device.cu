@@ -7,6 +7,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "../common/shifted.cuh"
+#include "entries.h"
 #include "row.cuh"
 
 namespace precast {
@@ -292,9 +293,6 @@ DEVICE void forward_wide(const ForwardArgs& a) {
 #endif
 }
 
-}  // namespace layer_norm
-}  // namespace precast
-
 // Compilers for other GPUs need more registers to avoid spills.
 #if PRECAST_ARCH / 100 == 9
 #define SHIFTED_RESIDENT 1024
@@ -302,17 +300,7 @@ DEVICE void forward_wide(const ForwardArgs& a) {
 #define SHIFTED_RESIDENT 512
 #endif
 
-KERNEL(layer_norm_f32_v4, ForwardArgs, 512, 1024, forward_row<Float32, 4>)
-KERNEL(layer_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
-KERNEL(layer_norm_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
-KERNEL(layer_norm_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 4>)
+LAYER_NORM_KERNELS(KERNEL)
 
-KERNEL(layer_norm_f16_v4, ForwardArgs, 512, 1024, forward_row<Float16, 4>)
-KERNEL(layer_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
-KERNEL(layer_norm_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
-KERNEL(layer_norm_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 4>)
-
-KERNEL(layer_norm_bf16_v4, ForwardArgs, 512, 1024, forward_row<BFloat16, 4>)
-KERNEL(layer_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
-KERNEL(layer_norm_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)
-KERNEL(layer_norm_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 4>)
+}  // namespace layer_norm
+}  // namespace precast

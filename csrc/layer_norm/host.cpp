@@ -2,6 +2,7 @@
 #include "../common/cpu_level.h"
 #include "../common/row_policy.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::layer_norm {
@@ -23,19 +24,12 @@ namespace {
 // kernel, which reads them three times, after the first time from the caches. It also serves float32 parameters with
 // narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kWide = 3, kKernels = 4 };
+PRECAST_ENTRIES(LAYER_NORM_KERNELS)
 
-constexpr Entry kEntries[] = {
-    {"layer_norm_f32_v4"},       {"layer_norm_f32_any"},  // in the order of DType
-    {"layer_norm_f32_shifted"},  {"layer_norm_f32_wide", kMostClusterBytes},
-    {"layer_norm_f16_v4"},       {"layer_norm_f16_any"},
-    {"layer_norm_f16_shifted"},  {"layer_norm_f16_wide", kMostClusterBytes},
-    {"layer_norm_bf16_v4"},      {"layer_norm_bf16_any"},
-    {"layer_norm_bf16_shifted"}, {"layer_norm_bf16_wide", kMostClusterBytes},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+KernelFamily kernels = {"layer_norm", kEntries, entry::kCount};
 
-KernelFamily kernels = {"layer_norm", kEntries, kEntryCount};
+constexpr ByDType kV4 = PRECAST_BY_DTYPE(layer_norm, _v4), kAny = PRECAST_BY_DTYPE(layer_norm, _any),
+                  kShifted = PRECAST_BY_DTYPE(layer_norm, _shifted), kWide = PRECAST_BY_DTYPE(layer_norm, _wide);
 
 constexpr uint32_t kWideParameters = kFirstOfFamily;
 
@@ -78,7 +72,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.inverse_hidden = static_cast<float>(1.0 / static_cast<double>(norm.hidden));
   args.eps = work.eps;
   args.wide = norm.wide_columns;
-  const int entry = static_cast<int>(norm.dtype) * kKernels + choice.kernel;
+  const int entry = choice.kernel[norm.dtype];
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, LaunchShape& shape) {
     if (choice.cluster != 0) limit_clusters(kernels, norm.device, entry, shape);

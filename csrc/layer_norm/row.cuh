@@ -4,8 +4,6 @@
 #include "../common/norm.cuh"
 #include "args.h"
 
-#define NORM_NAMESPACE layer_norm
-
 namespace precast {
 namespace layer_norm {
 

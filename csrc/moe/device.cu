@@ -1,4 +1,5 @@
 // The movement of rows to experts and back. A position that a tensor does not have is skipped.
+#include "entries.h"
 #include "moe.cuh"
 
 namespace precast {
@@ -410,23 +411,7 @@ DEVICE void combine_backward_any(const CombineBackwardArgs& a) {
   });
 }
 
+MOE_KERNELS(KERNEL)
+
 }  // namespace moe
 }  // namespace precast
-
-KERNEL(moe_permute, PermuteArgs, 512, 1024, permute)
-KERNEL(moe_permute_few, PermuteFewArgs, 128, 1024, permute_few)
-KERNEL(moe_zero, ZeroArgs, 256, 1024, zero)
-KERNEL(moe_repeat, RepeatArgs, 128, 1024, repeat)
-
-KERNEL(moe_combine_f32, CombineArgs, 512, 1024, combine_row<Float32>)
-KERNEL(moe_combine_f16, CombineArgs, 512, 1024, combine_row<Float16>)
-KERNEL(moe_combine_bf16, CombineArgs, 512, 1024, combine_row<BFloat16>)
-KERNEL(moe_combine_any, CombineArgs, 512, 1024, combine_any)
-KERNEL(moe_combine_few_f32, CombineArgs, 64, 512, combine_few<Float32>)
-KERNEL(moe_combine_few_f16, CombineArgs, 64, 512, combine_few<Float16>)
-KERNEL(moe_combine_few_bf16, CombineArgs, 64, 512, combine_few<BFloat16>)
-
-KERNEL(moe_combine_backward_f32, CombineBackwardArgs, 512, 1024, combine_backward<Float32>)
-KERNEL(moe_combine_backward_f16, CombineBackwardArgs, 512, 1024, combine_backward<Float16>)
-KERNEL(moe_combine_backward_bf16, CombineBackwardArgs, 512, 1024, combine_backward<BFloat16>)
-KERNEL(moe_combine_backward_any, CombineBackwardArgs, 512, 1024, combine_backward_any)

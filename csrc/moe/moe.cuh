@@ -44,13 +44,3 @@ DEVICE float warp_largest(float v) {
 
 }  // namespace moe
 }  // namespace precast
-
-// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
-// at a time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::moe::Args a) {                                                   \
-    using namespace precast;                                                               \
-    using namespace precast::moe;                                                          \
-    __VA_ARGS__(a);                                                                        \
-  }

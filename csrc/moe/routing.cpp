@@ -2,9 +2,11 @@
 #include <algorithm>
 
 #include "../common/cpu_level.h"
+#include "../common/entry_points.h"
 #include "../common/launch.h"
 #include "check.h"
 #include "cpu.h"
+#include "entries.h"
 #include "sort.h"
 
 namespace precast::moe {
@@ -19,14 +21,9 @@ namespace {
 
 constexpr int kSharedBytes = 48 * 1024, kGateSharedBytes = 48 * 1024;
 
-constexpr Entry kEntries[] = {
-    {"moe_gate", kGateSharedBytes},   {"moe_gate_backward"}, {"moe_sort_count", kSharedBytes}, {"moe_sort_scan"},
-    {"moe_sort_place", kSharedBytes},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-enum Kernel : int { kGate = 0, kGateBackward = 1, kCount = 2, kScan = 3, kPlace = 4 };
+PRECAST_ENTRIES(MOE_ROUTING_KERNELS)
 
-KernelFamily kernels = {"moe_routing", kEntries, kEntryCount};
+KernelFamily kernels = {"moe_routing", kEntries, entry::kCount};
 
 constexpr int64_t kWarpsPerBlock = 4, kLaunchRows = int64_t{1} << 30;
 
@@ -109,7 +106,7 @@ void gate_cuda(const Gating& gating, const ReadRows& logits, const float* bias, 
     const int64_t warps = alone ? 1 : kWarpsPerBlock;
     const LaunchShape shape = {static_cast<uint32_t>((args.rows + warps - 1) / warps), 1, 32,
                                static_cast<uint32_t>(warps), static_cast<uint32_t>(args.shared_words * 4 * warps)};
-    launch(kernels, gating.rows.device, kGate, shape, arguments);
+    launch(kernels, gating.rows.device, entry::moe_gate, shape, arguments);
   }
 }
 
@@ -186,7 +183,7 @@ void gate_backward_cuda(const GateBackwardRows& work, int64_t rows, int device) 
     args.result = static_cast<char*>(work.result) + begin * work.experts * bytes;
     const LaunchShape shape = {static_cast<uint32_t>((args.rows + kWarpsPerBlock - 1) / kWarpsPerBlock), 1, 32,
                                static_cast<uint32_t>(kWarpsPerBlock), 0};
-    launch(kernels, device, kGateBackward, shape, arguments);
+    launch(kernels, device, entry::moe_gate_backward, shape, arguments);
   }
 }
 
@@ -259,10 +256,10 @@ void sort_cuda(SortArgs args, const Tensor& ids) {
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(blocks), 1, static_cast<uint32_t>(threads), 1, shared};
   if (blocks > 1) {
-    launch(kernels, device, kCount, shape, arguments);
-    launch(kernels, device, kScan, {1, 1, 1024, 1, 0}, arguments);
+    launch(kernels, device, entry::moe_sort_count, shape, arguments);
+    launch(kernels, device, entry::moe_sort_scan, {1, 1, 1024, 1, 0}, arguments);
   }
-  launch(kernels, device, kPlace, shape, arguments);
+  launch(kernels, device, entry::moe_sort_place, shape, arguments);
 }
 
 using Sort = void (*)(SortArgs, const Tensor& ids);

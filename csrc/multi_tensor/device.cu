@@ -4,6 +4,7 @@
 // The warps of a block search the table for the block's tensor. The block handles 512 elements of it, four per thread.
 // Dtypes and the kind of update are read at run time: a whole block takes the same branches, and memory is the
 // bottleneck. Arithmetic is in float32. Sums have a fixed order, so the same input gives the same bits.
+#include "entries.h"
 #include "list.cuh"
 
 namespace precast {
@@ -280,16 +281,7 @@ DEVICE void axpby_all(const AxpbyArgs& a) {
 // more registers.
 constexpr int kMasterThreads = PRECAST_ARCH < 1000 ? 1280 : 1024;
 
+MULTI_TENSOR_KERNELS(KERNEL)
+
 }  // namespace multi_tensor
 }  // namespace precast
-
-KERNEL(multi_tensor_prepare, PrepareArgs, 128, 512, prepare_all)
-KERNEL(multi_tensor_update, UpdateArgs, 128, 640, update_all<kAny>)
-KERNEL(multi_tensor_lamb, UpdateArgs, 128, 640, update_all<kOfLamb>)
-KERNEL(multi_tensor_adam, UpdateArgs, 128, 1024, update_all<kPlainAdam>)
-KERNEL(multi_tensor_adam_masters, UpdateArgs, 128, precast::multi_tensor::kMasterThreads, update_all<kMasterAdam>)
-KERNEL(multi_tensor_others, UpdateArgs, 128, 1024, update_all<kPlainOthers>)
-KERNEL(multi_tensor_norm_parts, UpdateArgs, 128, 1280, norm_parts)
-KERNEL(multi_tensor_sum_each, SumArgs, 512, 1024, sum_each)
-KERNEL(multi_tensor_sum_total, SumArgs, 512, 1024, sum_total)
-KERNEL(multi_tensor_axpby, AxpbyArgs, 128, 1280, axpby_all)

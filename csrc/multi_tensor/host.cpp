@@ -60,7 +60,7 @@ void launch_prepare(const Plan& plan, PrepareArgs& args, const double* numbers, 
     args.first_group = static_cast<int>(first);
     args.groups = static_cast<int>(groups - first < kGroups ? groups - first : kGroups);
     for (int i = 0; i < args.groups; ++i) args.group[i] = group_of(numbers + (first + i) * kNumbers, rates, first + i);
-    launch(kernels, plan.device(), kPrepare, {blocks, 1, kThreads, 1, 0}, arguments);
+    launch(kernels, plan.device(), entry::multi_tensor_prepare, {blocks, 1, kThreads, 1, 0}, arguments);
   }
 }
 
@@ -83,18 +83,18 @@ void launch_update(const Plan& plan, const Memory& memory, const float* grad_sca
   if (plan.blocks() == 0) return;
   void* arguments[] = {&args};
   const LaunchShape shape = {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0};
-  int entry = kind >= kLamb ? kLambUpdate : kUpdate;
-  if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = kMasterUpdate;
-  if (plan.plain() && kind == kAdam) entry = kAdamUpdate;
-  if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = kOthersUpdate;
+  int entry = kind >= kLamb ? entry::multi_tensor_lamb : entry::multi_tensor_update;
+  if (kind == kAdam && plan.masters() && grad_scale == nullptr) entry = entry::multi_tensor_adam_masters;
+  if (plan.plain() && kind == kAdam) entry = entry::multi_tensor_adam;
+  if (plan.plain() && (kind == kSgd || kind == kAdagrad || kind == kLion)) entry = entry::multi_tensor_others;
   launch(kernels, plan.device(), entry, shape, arguments);
   if (kind != kLamb) return;
   SumArgs sums = {args.first, args.parts, sum_data, nullptr, args.count, 2};
   void* sum_arguments[] = {&sums};
-  launch(kernels, plan.device(), kSumEach, {args.count, 2, 512, 1, 0}, sum_arguments);
+  launch(kernels, plan.device(), entry::multi_tensor_sum_each, {args.count, 2, 512, 1, 0}, sum_arguments);
   if (sums_given != nullptr) return;
   args.kind = kLambApply;
-  launch(kernels, plan.device(), kLambUpdate, shape, arguments);
+  launch(kernels, plan.device(), entry::multi_tensor_lamb, shape, arguments);
 }
 
 // Launches the whole step; `unscale` is what gradients are divided by in place, `rates` are learning rates on the

@@ -150,13 +150,3 @@ DEVICE void keep(char* p, u32 type, const Place& at, Quad q) {
 
 }  // namespace multi_tensor
 }  // namespace precast
-
-// An entry point for blocks of at most `threads`. `resident` is the number of threads that a multiprocessor should hold
-// at a time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::multi_tensor::Args a) {                                          \
-    using namespace precast;                                                               \
-    using namespace precast::multi_tensor;                                                 \
-    __VA_ARGS__(a);                                                                        \
-  }

@@ -32,7 +32,8 @@ void multi_tensor_axpby(const TensorList& outs, const TensorList& xs, const Tens
   args.b = static_cast<float>(b);
   args.count = static_cast<uint32_t>(plan.count());
   void* arguments[] = {&args};
-  launch(kernels, plan.device(), kAxpby, {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0}, arguments);
+  launch(kernels, plan.device(), entry::multi_tensor_axpby, {static_cast<uint32_t>(plan.blocks()), 1, kThreads, 1, 0},
+         arguments);
 }
 
 }  // namespace precast::multi_tensor

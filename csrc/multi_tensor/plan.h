@@ -2,10 +2,12 @@
 // with the tensors before every launch (is_current()), so a stale plan is never used.
 #pragma once
 
+#include "../common/entry_points.h"
 #include "../common/kind.h"
 #include "../common/launch.h"
 #include "../common/lists.h"
 #include "args.h"
+#include "entries.h"
 
 namespace precast::multi_tensor {
 
@@ -102,17 +104,6 @@ const float* scalar_beside(const char* op, const char* name, const Tensor* tenso
 void launch_norm(const Plan& plan, const Memory& memory, float* total, float* sums);
 
 extern KernelFamily kernels;
-enum EntryIndex : int {
-  kPrepare,
-  kUpdate,
-  kLambUpdate,
-  kAdamUpdate,
-  kMasterUpdate,
-  kOthersUpdate,
-  kNormParts,
-  kSumEach,
-  kSumTotal,
-  kAxpby
-};
+PRECAST_ENTRIES(MULTI_TENSOR_KERNELS)
 
 }  // namespace precast::multi_tensor

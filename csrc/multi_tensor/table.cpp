@@ -5,14 +5,7 @@
 
 namespace precast::multi_tensor {
 
-constexpr Entry kEntries[] = {
-    {"multi_tensor_prepare"},      {"multi_tensor_update"}, {"multi_tensor_lamb"},       {"multi_tensor_adam"},
-    {"multi_tensor_adam_masters"}, {"multi_tensor_others"}, {"multi_tensor_norm_parts"}, {"multi_tensor_sum_each"},
-    {"multi_tensor_sum_total"},    {"multi_tensor_axpby"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-
-KernelFamily kernels = {"multi_tensor", kEntries, kEntryCount};
+KernelFamily kernels = {"multi_tensor", kEntries, entry::kCount};
 
 // A list of tensors that a graph refers to.
 struct Kept {
@@ -122,11 +115,13 @@ void launch_norm(const Plan& plan, const Memory& memory, float* total, float* su
   parts.parts = reinterpret_cast<float*>(memory.scratch + at.parts);
   parts.count = count;
   void* arguments[] = {&parts};
-  if (blocks > 0) launch(kernels, plan.device(), kNormParts, {blocks, 1, kThreads, 1, 0}, arguments);
+  if (blocks > 0) {
+    launch(kernels, plan.device(), entry::multi_tensor_norm_parts, {blocks, 1, kThreads, 1, 0}, arguments);
+  }
   SumArgs each = {parts.first, parts.parts, sums, total, count, 1};
   void* sum_arguments[] = {&each};
-  launch(kernels, plan.device(), kSumEach, {count, 1, 512, 1, 0}, sum_arguments);
-  launch(kernels, plan.device(), kSumTotal, {1, 1, 512, 1, 0}, sum_arguments);
+  launch(kernels, plan.device(), entry::multi_tensor_sum_each, {count, 1, 512, 1, 0}, sum_arguments);
+  launch(kernels, plan.device(), entry::multi_tensor_sum_total, {1, 1, 512, 1, 0}, sum_arguments);
 }
 
 }  // namespace precast::multi_tensor

@@ -4,6 +4,7 @@
 #include "../common/launch.h"
 #include "../common/walk.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::rms_norm {
@@ -17,34 +18,18 @@ namespace {
 // per thread reached 0.85 and 0.90 of the copy rate. One vector was slower (0.80 and 0.71), and so were four (0.72 and
 // 0.68).
 
-constexpr Entry kEntries[] = {
-    {"rms_norm_backward_f32_v2", kRingBytes},
-    {"rms_norm_backward_f32_any"},  // in the order of DType
-    {"rms_norm_backward_f32_v4", kRingBytes},
-    {"rms_norm_backward_f32_v2_pair", kRingBytes},
-    {"rms_norm_backward_f32_v1", kRingBytes},
-    {"rms_norm_backward_f32_wide", kRingBytes},
-    {"rms_norm_backward_f16_v2", kRingBytes},
-    {"rms_norm_backward_f16_any"},
-    {"rms_norm_backward_f16_v4", kRingBytes},
-    {"rms_norm_backward_f16_v2_pair", kRingBytes},
-    {"rms_norm_backward_f16_v1", kRingBytes},
-    {"rms_norm_backward_f16_wide", kRingBytes},
-    {"rms_norm_backward_bf16_v2", kRingBytes},
-    {"rms_norm_backward_bf16_any"},
-    {"rms_norm_backward_bf16_v4", kRingBytes},
-    {"rms_norm_backward_bf16_v2_pair", kRingBytes},
-    {"rms_norm_backward_bf16_v1", kRingBytes},
-    {"rms_norm_backward_bf16_wide", kRingBytes},
-    {"rms_norm_backward_columns"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-static_assert(kEntryCount == kColumnsEntry + 1, "the entries are in the order of walk_entry");
+PRECAST_ENTRIES(RMS_NORM_BACKWARD_KERNELS)
 
 // 202.2 instead of 204.6 us at 16384 x 8192.
 constexpr bool kPairAlone = true;
 
-KernelFamily kernels = {"rms_norm_backward", kEntries, kEntryCount};
+KernelFamily kernels = {"rms_norm_backward", kEntries, entry::kCount};
+
+constexpr WalkKernels kWalks = {
+    PRECAST_BY_DTYPE(rms_norm_backward, _v2),   PRECAST_BY_DTYPE(rms_norm_backward, _v2_pair),
+    PRECAST_BY_DTYPE(rms_norm_backward, _v4),   PRECAST_BY_DTYPE(rms_norm_backward, _v1),
+    PRECAST_BY_DTYPE(rms_norm_backward, _wide), PRECAST_BY_DTYPE(rms_norm_backward, _any),
+};
 
 // ---- the two devices ----
 
@@ -65,7 +50,8 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
                               misalignment(work.grad_sum, args.grad_sum_stride) | misalignment(work.grad_x, row_bytes) |
                               misalignment(work.weight, norm.hidden * norm.column_bytes());
   const WalkPlan walk = choose_walk(kernels, norm, misaligned == 0 ? row_bytes / 16 : 0, kPairAlone);
-  const WalkGrid grid = walk_grid(kernels, norm, walk, 1);
+  const int entry = walk_entry(kWalks, norm, walk);
+  const WalkGrid grid = walk_grid(kernels, entry, norm, walk, 1);
   const Tensor parts = make_parts(grid.lines, norm, float32_code(), x);
 
   if (norm.rows > 0) {
@@ -86,7 +72,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
     args.wide = norm.wide_columns;
     args.casting = work.casting;
     void* arguments[] = {&args};
-    launch(kernels, norm.device, walk_entry(norm, walk), walk_shape(walk, grid.blocks), arguments);
+    launch(kernels, norm.device, entry, walk_shape(walk, grid.blocks), arguments);
   }
 
   ColumnArgs columns;
@@ -96,7 +82,7 @@ void backward_cuda(const Norm& norm, BackwardRows& work, void* grad_weight, cons
   columns.lines = static_cast<unsigned>(grid.lines);
   columns.dtype = static_cast<int>(norm.columns_dtype());
   void* arguments[] = {&columns};
-  launch(kernels, norm.device, kColumnsEntry, columns_shape(norm, grid.lines, 1), arguments);
+  launch(kernels, norm.device, entry::rms_norm_backward_columns, columns_shape(norm, grid.lines, 1), arguments);
 }
 
 constexpr int64_t kBackwardPs = 250;  // an element, for parallel_rows

@@ -7,6 +7,7 @@
 // order, so the result is bitwise reproducible.
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
+#include "entries.h"
 #include "row.cuh"
 
 namespace precast {
@@ -170,28 +171,7 @@ DEVICE void grad_weight_columns(const ColumnArgs& a) {
   add_columns(a.parts, a.hidden, a.lines, a.grad_weight, a.dtype);
 }
 
+RMS_NORM_BACKWARD_KERNELS(KERNEL)
+
 }  // namespace rms_norm
 }  // namespace precast
-
-KERNEL(rms_norm_backward_f32_v2, BackwardArgs, 640, 640, backward_rows<Float32, 2>)
-KERNEL(rms_norm_backward_f32_v2_pair, BackwardArgs, 640, 640, backward_rows<Float32, 2, true>)
-KERNEL(rms_norm_backward_f32_v4, BackwardArgs, 512, 512, backward_rows<Float32, 4>)
-KERNEL(rms_norm_backward_f32_v1, BackwardArgs, 512, 1024, backward_rows<Float32, 1>)
-KERNEL(rms_norm_backward_f32_any, BackwardArgs, 512, 512, backward_any<Float32>)
-KERNEL(rms_norm_backward_f32_wide, BackwardArgs, 512, 512, backward_wide<Float32>)
-
-KERNEL(rms_norm_backward_f16_v2, BackwardArgs, 640, 640, backward_rows<Float16, 2>)
-KERNEL(rms_norm_backward_f16_v2_pair, BackwardArgs, 640, 640, backward_rows<Float16, 2, true>)
-KERNEL(rms_norm_backward_f16_v4, BackwardArgs, 512, 512, backward_rows<Float16, 4>)
-KERNEL(rms_norm_backward_f16_v1, BackwardArgs, 512, 1024, backward_rows<Float16, 1>)
-KERNEL(rms_norm_backward_f16_any, BackwardArgs, 512, 512, backward_any<Float16>)
-KERNEL(rms_norm_backward_f16_wide, BackwardArgs, 512, 512, backward_wide<Float16>)
-
-KERNEL(rms_norm_backward_bf16_v2, BackwardArgs, 640, 640, backward_rows<BFloat16, 2>)
-KERNEL(rms_norm_backward_bf16_v2_pair, BackwardArgs, 640, 640, backward_rows<BFloat16, 2, true>)
-KERNEL(rms_norm_backward_bf16_v4, BackwardArgs, 512, 512, backward_rows<BFloat16, 4>)
-KERNEL(rms_norm_backward_bf16_v1, BackwardArgs, 512, 1024, backward_rows<BFloat16, 1>)
-KERNEL(rms_norm_backward_bf16_any, BackwardArgs, 512, 512, backward_any<BFloat16>)
-KERNEL(rms_norm_backward_bf16_wide, BackwardArgs, 512, 512, backward_wide<BFloat16>)
-
-KERNEL(rms_norm_backward_columns, ColumnArgs, 1024, 2048, grad_weight_columns)

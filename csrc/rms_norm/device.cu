@@ -7,6 +7,7 @@
 #include "../common/cluster.cuh"
 #include "../common/columns.cuh"
 #include "../common/shifted.cuh"
+#include "entries.h"
 #include "row.cuh"
 
 namespace precast {
@@ -283,23 +284,7 @@ DEVICE void forward_wide(const ForwardArgs& a) {
 #endif
 }
 
+RMS_NORM_KERNELS(KERNEL)
+
 }  // namespace rms_norm
 }  // namespace precast
-
-KERNEL(rms_norm_f32_v4, ForwardArgs, 640, 1280, forward_row<Float32, 4, false>)
-KERNEL(rms_norm_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
-KERNEL(add_rms_norm_f32_v1, ForwardArgs, 1024, 2048, forward_row<Float32, 1, true>)
-KERNEL(rms_norm_f32_shifted, ForwardArgs, 512, 1024, forward_shifted<Float32, 4>)
-KERNEL(rms_norm_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 4>)
-
-KERNEL(rms_norm_f16_v4, ForwardArgs, 640, 1280, forward_row<Float16, 4, false>)
-KERNEL(rms_norm_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
-KERNEL(add_rms_norm_f16_v1, ForwardArgs, 1024, 2048, forward_row<Float16, 1, true>)
-KERNEL(rms_norm_f16_shifted, ForwardArgs, 512, 1024, forward_shifted<Float16, 4>)
-KERNEL(rms_norm_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 4>)
-
-KERNEL(rms_norm_bf16_v4, ForwardArgs, 640, 1280, forward_row<BFloat16, 4, false>)
-KERNEL(rms_norm_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
-KERNEL(add_rms_norm_bf16_v1, ForwardArgs, 1024, 2048, forward_row<BFloat16, 1, true>)
-KERNEL(rms_norm_bf16_shifted, ForwardArgs, 512, 1024, forward_shifted<BFloat16, 4>)
-KERNEL(rms_norm_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 4>)

@@ -2,6 +2,7 @@
 #include "../common/cpu_level.h"
 #include "../common/row_policy.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::rms_norm {
@@ -21,29 +22,13 @@ namespace {
 // form. A cluster of blocks holds rows that one block cannot hold, on GPUs that have clusters. Other rows use the `any`
 // kernel, which reads them twice, the second time from the caches. It also serves a float32 weight with narrower rows.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kAddV1 = 2, kShifted = 3, kWide = 4, kKernels = 5 };
+PRECAST_ENTRIES(RMS_NORM_KERNELS)
 
-// In the order of DType.
-constexpr Entry kEntries[] = {
-    {"rms_norm_f32_v4"},
-    {"rms_norm_f32_any"},
-    {"add_rms_norm_f32_v1"},
-    {"rms_norm_f32_shifted"},
-    {"rms_norm_f32_wide", kMostClusterBytes},  //
-    {"rms_norm_f16_v4"},
-    {"rms_norm_f16_any"},
-    {"add_rms_norm_f16_v1"},
-    {"rms_norm_f16_shifted"},
-    {"rms_norm_f16_wide", kMostClusterBytes},  //
-    {"rms_norm_bf16_v4"},
-    {"rms_norm_bf16_any"},
-    {"add_rms_norm_bf16_v1"},
-    {"rms_norm_bf16_shifted"},
-    {"rms_norm_bf16_wide", kMostClusterBytes},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+KernelFamily kernels = {"rms_norm", kEntries, entry::kCount};
 
-KernelFamily kernels = {"rms_norm", kEntries, kEntryCount};
+constexpr ByDType kV4 = PRECAST_BY_DTYPE(rms_norm, _v4), kAny = PRECAST_BY_DTYPE(rms_norm, _any),
+                  kAddV1 = PRECAST_BY_DTYPE(add_rms_norm, _v1), kShifted = PRECAST_BY_DTYPE(rms_norm, _shifted),
+                  kWide = PRECAST_BY_DTYPE(rms_norm, _wide);
 
 constexpr uint32_t kAdds = kFirstOfFamily;
 constexpr uint32_t kNoAdd = 2 * kFirstOfFamily;
@@ -101,7 +86,7 @@ void forward_cuda(const Norm& norm, const ForwardRows& work) {
   args.eps = work.eps;
   args.wide = norm.wide_columns;
   args.casting = work.casting;
-  const int entry = static_cast<int>(norm.dtype) * kKernels + choice.kernel;
+  const int entry = choice.kernel[norm.dtype];
   void* arguments[] = {&args};
   for_launches(norm.rows, choice, [&](int64_t begin, unsigned rows, LaunchShape& shape) {
     if (choice.cluster != 0) limit_clusters(kernels, norm.device, entry, shape);

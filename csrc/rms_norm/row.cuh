@@ -4,8 +4,6 @@
 #include "../common/norm.cuh"
 #include "args.h"
 
-#define NORM_NAMESPACE rms_norm
-
 namespace precast {
 namespace rms_norm {
 

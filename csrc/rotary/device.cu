@@ -1,5 +1,6 @@
 // Rotary embedding on the GPU. Every pair of a head is rotated by its token's angle; the rest is copied. Arithmetic is
 // in float32, rounded once. See host.cpp for which kernel serves which shape.
+#include "entries.h"
 #include "heads.cuh"
 #include "rotate.cuh"
 
@@ -46,19 +47,7 @@ DEVICE void rotary_any(const RotaryArgs& a) {
   if (both) T::store(at.to + parts.second, second);
 }
 
+ROTARY_KERNELS(KERNEL)
+
 }  // namespace rotary
 }  // namespace precast
-
-KERNEL(rotary_f32, RotaryArgs, 128, 1024, rotary_parts<Float32, 16>)
-KERNEL(rotary_f32_8, RotaryArgs, 128, 1536, rotary_parts<Float32, 8>)
-KERNEL(rotary_f32_any, RotaryArgs, 128, 1536, rotary_any<Float32>)
-
-KERNEL(rotary_f16, RotaryArgs, 128, 1024, rotary_parts<Float16, 16>)
-KERNEL(rotary_f16_8, RotaryArgs, 128, 1536, rotary_parts<Float16, 8>)
-KERNEL(rotary_f16_4, RotaryArgs, 128, 1536, rotary_parts<Float16, 4>)
-KERNEL(rotary_f16_any, RotaryArgs, 128, 1536, rotary_any<Float16>)
-
-KERNEL(rotary_bf16, RotaryArgs, 128, 1024, rotary_parts<BFloat16, 16>)
-KERNEL(rotary_bf16_8, RotaryArgs, 128, 1536, rotary_parts<BFloat16, 8>)
-KERNEL(rotary_bf16_4, RotaryArgs, 128, 1536, rotary_parts<BFloat16, 4>)
-KERNEL(rotary_bf16_any, RotaryArgs, 128, 1536, rotary_any<BFloat16>)

@@ -34,13 +34,3 @@ DEVICE Place place_of(const RotaryArgs& a, u32 index) {
 
 }  // namespace rotary
 }  // namespace precast
-
-// An entry point for blocks of 128 threads. `resident` is the number of threads that a multiprocessor should hold at a
-// time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::rotary::Args a) {                                                \
-    using namespace precast;                                                               \
-    using namespace precast::rotary;                                                       \
-    __VA_ARGS__(a);                                                                        \
-  }

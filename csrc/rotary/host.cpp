@@ -1,7 +1,9 @@
 // Rotary embedding: checks, allocation, and the choice of a kernel.
 #include "../common/cpu_level.h"
+#include "../common/entry_points.h"
 #include "../common/launch.h"
 #include "cpu.h"
+#include "entries.h"
 #include "in_place.h"
 #include "rotate.h"
 
@@ -22,16 +24,18 @@ namespace {
 // order 0.85, `any` 0.37. At 4096 tokens: 0.75 (copy_ 0.79). One step of 64 sequences takes 5.5 us, of one sequence 5.0
 // us. Two or four heads per thread, which share the cosines and sines, or 256 threads: 0.915 to 0.922.
 
-// For each DType from the largest parts to single elements.
-constexpr Entry kEntries[] = {
-    {"rotary_f32"},  {"rotary_f32_8"},  {"rotary_f32_any"},                      //
-    {"rotary_f16"},  {"rotary_f16_8"},  {"rotary_f16_4"},   {"rotary_f16_any"},  //
-    {"rotary_bf16"}, {"rotary_bf16_8"}, {"rotary_bf16_4"},  {"rotary_bf16_any"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kFirstEntry[] = {0, 3, 7};  // of a DType
+PRECAST_ENTRIES(ROTARY_KERNELS)
 
-KernelFamily kernels = {"rotary", kEntries, kEntryCount};
+KernelFamily kernels = {"rotary", kEntries, entry::kCount};
+
+// The kernel for parts of so many bytes. Parts of one element are `any`: four bytes are one float32.
+ByDType kernel_for(int64_t part) {
+  constexpr ByDType kOfFour = {entry::rotary_f32_any, entry::rotary_f16_4, entry::rotary_bf16_4};
+  return part == 16  ? PRECAST_BY_DTYPE(rotary, )
+         : part == 8 ? PRECAST_BY_DTYPE(rotary, _8)
+         : part == 4 ? kOfFour
+                     : PRECAST_BY_DTYPE(rotary, _any);
+}
 
 constexpr uint32_t kThreads = 128;
 // Maximum units per launch, so that unit numbers and the threads beyond the last unit stay below 2^31. grid.y has
@@ -63,12 +67,12 @@ void rotate_cuda(const Work& work, int32_t device) {
       precast::misalignment(angles.cos, angles.cos_stride) | precast::misalignment(angles.sin, angles.sin_stride);
   const int64_t table_bytes = (angles.flags & kWideTable) != 0 ? 4 : bytes;
   int64_t part = 16;  // the largest that heads are made of, and that finds its numbers in the tables aligned
-  int entry = kFirstEntry[work.dtype];
-  for (; part > bytes; part /= 2, ++entry) {
+  for (; part > bytes; part /= 2) {
     const int64_t numbers = part / bytes * table_bytes;
     const uint64_t needed = static_cast<uint64_t>(numbers < 16 ? numbers : 16) - 1;
     if ((heads & static_cast<uint64_t>(part - 1)) == 0 && (tables & needed) == 0) break;
   }
+  const int entry = kernel_for(part)[static_cast<DType>(work.dtype)];
   const int64_t pairs = part / bytes;
   const int64_t units = half / pairs + (rest + 2 * pairs - 1) / (2 * pairs);
   if (units == 0) return;  // nothing is rotated, in place

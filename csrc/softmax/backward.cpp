@@ -3,6 +3,7 @@
 #include "../common/cpu_level.h"
 #include "../common/row_policy.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::softmax {
@@ -15,19 +16,13 @@ namespace {
 // handles wider rows without a diagonal on GPUs that have clusters. The `any` kernel handles the rest and reads each
 // row twice.
 
-enum Kernel : int { kV4 = 0, kAny = 1, kShifted = 2, kWide = 3, kKernels = 4 };
+PRECAST_ENTRIES(SOFTMAX_BACKWARD_KERNELS)
 
-constexpr Entry kEntries[] = {
-    {"softmax_backward_f32_v4"},       {"softmax_backward_f32_any"},  // by DType
-    {"softmax_backward_f32_shifted"},  {"softmax_backward_f32_wide", kMostClusterBytes},
-    {"softmax_backward_f16_v4"},       {"softmax_backward_f16_any"},
-    {"softmax_backward_f16_shifted"},  {"softmax_backward_f16_wide", kMostClusterBytes},
-    {"softmax_backward_bf16_v4"},      {"softmax_backward_bf16_any"},
-    {"softmax_backward_bf16_shifted"}, {"softmax_backward_bf16_wide", kMostClusterBytes},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
+KernelFamily kernels = {"softmax_backward", kEntries, entry::kCount};
 
-KernelFamily kernels = {"softmax_backward", kEntries, kEntryCount};
+constexpr ByDType kV4 = PRECAST_BY_DTYPE(softmax_backward, _v4), kAny = PRECAST_BY_DTYPE(softmax_backward, _any),
+                  kShifted = PRECAST_BY_DTYPE(softmax_backward, _shifted),
+                  kWide = PRECAST_BY_DTYPE(softmax_backward, _wide);
 
 constexpr uint32_t kPlainRow = kFirstOfFamily;
 
@@ -63,7 +58,7 @@ void backward_cuda(const Rows& rows, const BackwardRows& work) {
   args.scale = work.scale;
   args.causal = work.causal;
   args.peeled = misaligned != 0 && alike;
-  const int entry = static_cast<int>(rows.dtype) * kKernels + choice.kernel;
+  const int entry = choice.kernel[rows.dtype];
   void* arguments[] = {&args};
   for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, LaunchShape& shape) {
     args.early = shape.early = starts_early(shape, rows.device);

@@ -5,6 +5,7 @@
 // Where a mask makes the result zero the gradient is zero too, so the mask is not needed. Nothing is read beyond the
 // diagonal.
 #include "../common/cluster.cuh"
+#include "entries.h"
 #include "row.cuh"
 
 namespace precast {
@@ -200,20 +201,7 @@ DEVICE void backward_wide(const BackwardArgs& a) {
 #endif
 }
 
+SOFTMAX_BACKWARD_KERNELS(KERNEL)
+
 }  // namespace softmax
 }  // namespace precast
-
-KERNEL(softmax_backward_f32_v4, BackwardArgs, 512, 1024, backward_row<Float32, 4>)
-KERNEL(softmax_backward_f32_any, BackwardArgs, 512, 1024, backward_any<Float32>)
-KERNEL(softmax_backward_f32_shifted, BackwardArgs, 512, 512, backward_shifted<Float32, 4>)
-KERNEL(softmax_backward_f32_wide, BackwardArgs, 1024, 1024, backward_wide<Float32, 4>)
-
-KERNEL(softmax_backward_f16_v4, BackwardArgs, 512, 1024, backward_row<Float16, 4>)
-KERNEL(softmax_backward_f16_any, BackwardArgs, 512, 1024, backward_any<Float16>)
-KERNEL(softmax_backward_f16_shifted, BackwardArgs, 512, 512, backward_shifted<Float16, 4>)
-KERNEL(softmax_backward_f16_wide, BackwardArgs, 1024, 1024, backward_wide<Float16, 4>)
-
-KERNEL(softmax_backward_bf16_v4, BackwardArgs, 512, 1024, backward_row<BFloat16, 4>)
-KERNEL(softmax_backward_bf16_any, BackwardArgs, 512, 1024, backward_any<BFloat16>)
-KERNEL(softmax_backward_bf16_shifted, BackwardArgs, 512, 512, backward_shifted<BFloat16, 4>)
-KERNEL(softmax_backward_bf16_wide, BackwardArgs, 1024, 1024, backward_wide<BFloat16, 4>)

@@ -4,6 +4,7 @@
 //
 // All arithmetic is in float32. The maximum ignores NaN but the sum does not, so an unmasked NaN makes its row NaN, as
 // an infinity does. Columns beyond the diagonal are neither read nor counted, and their result is zero.
+#include "entries.h"
 #include "wide.cuh"
 
 namespace precast {
@@ -318,9 +319,6 @@ DEVICE void forward_any(const ForwardArgs& a) {
   zero_from<T>(y, open, a.columns, a.vectors);
 }
 
-}  // namespace softmax
-}  // namespace precast
-
 // Registers: 48 and 80 as measured on the H200; compilers for older GPUs need more to keep everything in registers.
 #if PRECAST_ARCH >= 900
 #define V4_THREADS 640
@@ -337,25 +335,7 @@ DEVICE void forward_any(const ForwardArgs& a) {
 #define SHIFTED_RESIDENT 512
 #endif
 
-KERNEL(softmax_f32_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, false>)
-KERNEL(softmax_f32_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float32, 4, true>)
-KERNEL(softmax_f32_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float32, 8, true>)
-KERNEL(softmax_f32_any, ForwardArgs, 512, 1024, forward_any<Float32>)
-KERNEL(softmax_f32_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float32, 4>)
-KERNEL(softmax_f32_wide, ForwardArgs, 1024, 1024, forward_wide<Float32, 8>)
+SOFTMAX_KERNELS(KERNEL)
 
-KERNEL(softmax_f16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, false>)
-KERNEL(softmax_f16_v8, ForwardArgs, 512, 512, forward_row<Float16, 8, false>)
-KERNEL(softmax_f16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<Float16, 4, true>)
-KERNEL(softmax_f16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<Float16, 8, true>)
-KERNEL(softmax_f16_any, ForwardArgs, 512, 1024, forward_any<Float16>)
-KERNEL(softmax_f16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<Float16, 4>)
-KERNEL(softmax_f16_wide, ForwardArgs, 1024, 1024, forward_wide<Float16, 8>)
-
-KERNEL(softmax_bf16_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, false>)
-KERNEL(softmax_bf16_v8, ForwardArgs, 512, 512, forward_row<BFloat16, 8, false>)
-KERNEL(softmax_bf16_causal_v4, ForwardArgs, V4_THREADS, V4_RESIDENT, forward_row<BFloat16, 4, true>)
-KERNEL(softmax_bf16_causal_v8, ForwardArgs, V8_THREADS, V8_THREADS, forward_row<BFloat16, 8, true>)
-KERNEL(softmax_bf16_any, ForwardArgs, 512, 1024, forward_any<BFloat16>)
-KERNEL(softmax_bf16_shifted, ForwardArgs, 512, SHIFTED_RESIDENT, forward_shifted<BFloat16, 4>)
-KERNEL(softmax_bf16_wide, ForwardArgs, 1024, 1024, forward_wide<BFloat16, 8>)
+}  // namespace softmax
+}  // namespace precast

@@ -2,6 +2,7 @@
 #include "../common/cpu_level.h"
 #include "../common/row_policy.h"
 #include "args.h"
+#include "entries.h"
 #include "rows.h"
 
 namespace precast::softmax {
@@ -30,23 +31,14 @@ namespace {
 //   2049 to 65536       wide            up to 8 x 1024           up to 8 blocks have a row; on 9.0 and newer, no mask
 //   more                any             up to 512                4 if one warp, else 1
 
-enum Kernel : int { kV4 = 0, kCausalV4 = 1, kCausalV8 = 2, kAny = 3, kShifted = 4, kWide = 5, kV8 = 6 };
+PRECAST_ENTRIES(SOFTMAX_KERNELS)
 
-// In the order of DType.
-constexpr Entry kEntries[] = {
-    {"softmax_f32_v4"},   {"softmax_f32_causal_v4"},  {"softmax_f32_causal_v8"},                 //
-    {"softmax_f32_any"},  {"softmax_f32_shifted"},    {"softmax_f32_wide", kMostClusterBytes},   //
-    {"softmax_f16_v4"},   {"softmax_f16_causal_v4"},  {"softmax_f16_causal_v8"},                 //
-    {"softmax_f16_any"},  {"softmax_f16_shifted"},    {"softmax_f16_wide", kMostClusterBytes},   //
-    {"softmax_f16_v8"},                                                                          //
-    {"softmax_bf16_v4"},  {"softmax_bf16_causal_v4"}, {"softmax_bf16_causal_v8"},                //
-    {"softmax_bf16_any"}, {"softmax_bf16_shifted"},   {"softmax_bf16_wide", kMostClusterBytes},  //
-    {"softmax_bf16_v8"},
-};
-constexpr int kEntryCount = sizeof(kEntries) / sizeof(kEntries[0]);
-constexpr int kFirstEntry[] = {0, 6, 13};  // of a DType
+KernelFamily kernels = {"softmax", kEntries, entry::kCount};
 
-KernelFamily kernels = {"softmax", kEntries, kEntryCount};
+constexpr ByDType kV4 = PRECAST_BY_DTYPE(softmax, _v4), kCausalV4 = PRECAST_BY_DTYPE(softmax, _causal_v4),
+                  kCausalV8 = PRECAST_BY_DTYPE(softmax, _causal_v8), kAny = PRECAST_BY_DTYPE(softmax, _any),
+                  kShifted = PRECAST_BY_DTYPE(softmax, _shifted), kWide = PRECAST_BY_DTYPE(softmax, _wide);
+constexpr ByDType kV8 = {kNoEntry, entry::softmax_f16_v8, entry::softmax_bf16_v8};
 
 constexpr uint32_t kCausalRow = kFirstOfFamily;
 constexpr uint32_t kPlainRow = 2 * kFirstOfFamily;
@@ -73,7 +65,7 @@ constexpr RowRule kRules[] = {
 // Otherwise the mask would be read from memory once per head.
 constexpr int64_t kTile = 64, kTurnsFrom = int64_t{12} << 20;
 
-uint32_t choose_tile(const Rows& rows, const ForwardRows& work, int kernel) {
+uint32_t choose_tile(const Rows& rows, const ForwardRows& work, ByDType kernel) {
   if (work.mask.data == nullptr || work.mask.head != 0 || kernel == kAny || kernel == kShifted) return 0;
   if (work.heads < 2 || work.queries % kTile != 0 || rows.rows > kLaunchRows) return 0;
   return work.queries * rows.columns >= kTurnsFrom ? kTile : 0;
@@ -118,7 +110,7 @@ void forward_cuda(const Rows& rows, const ForwardRows& work) {
   // rows, of which only half is read.
   const bool prefetches = choice.kernel != kAny && choice.kernel != kShifted && choice.kernel != kWide;
   args.prefetch = work.mask.data == nullptr && prefetches ? rows_ahead(row_bytes) : 0;
-  const int entry = kFirstEntry[static_cast<int>(rows.dtype)] + choice.kernel;
+  const int entry = choice.kernel[rows.dtype];
   void* arguments[] = {&args};
   for_launches(rows.rows, choice, [&](int64_t begin, unsigned count, LaunchShape& shape) {
     if (choice.cluster > 1) limit_clusters(kernels, rows.device, entry, shape);

@@ -84,12 +84,3 @@ DEVICE void zero_from(char* y, i64 begin, i64 columns, u32 vectors) {
 
 }  // namespace softmax
 }  // namespace precast
-
-// An entry point for blocks of up to `threads`. `resident` is the number of threads that a multiprocessor should hold
-// at a time. It sets the budget: 65536 / resident registers per thread.
-#define KERNEL(name, Args, threads, resident, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(threads, PRECAST_BLOCKS(threads, resident)) \
-      name(const precast::softmax::Args a) {                                               \
-    using namespace precast;                                                               \
-    softmax::__VA_ARGS__(a);                                                               \
-  }

@@ -28,29 +28,119 @@ about = "Halves of numbers: ``halve``."
 extensions = "halve"
 
 [family.halve]
+device = "halve/device.cu"
 host = ["halve/host.cpp"]
-devices = ["cpu"]
+cpu = ["halve/cpu.cpp"]
+devices = ["cpu", "cuda"]
 ops = ["halve(Tensor x) -> Tensor"]
 """,
+    "csrc/halve/args.h": """
+#pragma once
+
+namespace precast {
+namespace halve {
+
+struct HalveArgs {
+  const float* x;
+  float* y;
+  long long count;
+};
+
+}  // namespace halve
+}  // namespace precast
+""",
+    "csrc/halve/entries.h": """
+#pragma once
+
+#define HALVE_KERNELS(KERNEL) KERNEL(halve_f32, HalveArgs, 256, 2048, 32, 0, halve_all)
+""",
+    "csrc/halve/device.cu": """
+#include "../common/device.cuh"
+#include "args.h"
+#include "entries.h"
+
+namespace precast {
+namespace halve {
+
+DEVICE void halve_all(const HalveArgs& a) {
+  const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < a.count) a.y[i] = a.x[i] / 2;
+}
+
+HALVE_KERNELS(KERNEL)
+
+}  // namespace halve
+}  // namespace precast
+""",
+    "csrc/halve/cpu.h": """
+#pragma once
+
+#include "../common/cpu_level.h"
+
+namespace precast {
+namespace halve {
+
+#define PRECAST_HALVE_CPU_LEVEL(level)                          \\
+  namespace level {                                             \\
+  void halve_all(const float* from, float* to, long long count); \\
+  }
+
+PRECAST_EACH_CPU_LEVEL(PRECAST_HALVE_CPU_LEVEL)
+
+}  // namespace halve
+}  // namespace precast
+""",
+    "csrc/halve/cpu.cpp": """
+#include "cpu.h"
+
+namespace precast::halve::PRECAST_CPU_LEVEL {
+
+void halve_all(const float* from, float* to, long long count) {
+  for (long long i = 0; i < count; ++i) to[i] = from[i] / 2;
+}
+
+}  // namespace precast::halve::PRECAST_CPU_LEVEL
+""",
     "csrc/halve/host.cpp": """
-#include "../common/torch.h"
+#include "../common/entry_points.h"
+#include "args.h"
+#include "cpu.h"
+#include "entries.h"
 
 namespace precast::halve {
 namespace {
 
-Tensor halve_cpu(const Tensor& x) {
+PRECAST_ENTRIES(HALVE_KERNELS)
+
+KernelFamily kernels = {"halve", kEntries, entry::kCount};
+
+void on_cpu(const Tensor& x, const Tensor& y) {
+  const auto halve_all = PRECAST_AT_CPU_LEVEL(halve, halve_all);
+  halve_all(static_cast<const float*>(x.data()), static_cast<float*>(y.mutable_data()), x.numel());
+}
+
+void on_gpu(const Tensor& x, const Tensor& y) {
+  HalveArgs args = {static_cast<const float*>(x.data()), static_cast<float*>(y.mutable_data()), x.numel()};
+  void* arguments[] = {&args};
+  if (args.count == 0) return;
+  launch(kernels, x.device_index(), entry::halve_f32, {static_cast<uint32_t>((args.count + 255) / 256), 1, 256},
+         arguments);
+}
+
+template <void (*run)(const Tensor& x, const Tensor& y)>
+Tensor halve_op(const Tensor& x) {
   PRECAST_CHECK(dtype_of(x.dtype_code()) == DType::kFloat32, "halve: x is %s; needed float32",
                 dtype_name(x.dtype_code()));
-  const Tensor rows = contiguous(x);
   Tensor y = empty_contiguous_like(x);
-  const float* from = static_cast<const float*>(rows.data());
-  float* to = static_cast<float*>(y.mutable_data());
-  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] / 2;
+  run(contiguous(x), y);
   return y;
 }
 
-constexpr Implementation kImplementations[] = {PRECAST_IMPLEMENTATION("halve", "CPU", halve_cpu)};
-PRECAST_FAMILY(halve, kImplementations, nullptr);
+constexpr Implementation kImplementations[] = {
+    PRECAST_IMPLEMENTATION("halve", "CPU", halve_op<on_cpu>),
+    PRECAST_IMPLEMENTATION("halve", "CUDA", halve_op<on_gpu>),
+};
+PRECAST_FAMILY(halve, kImplementations, &kernels);
 
 }  // namespace
 }  // namespace precast::halve
@@ -59,6 +149,9 @@ PRECAST_FAMILY(halve, kImplementations, nullptr);
 '''Halves of numbers.'''
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,11 +172,22 @@ def quarter(x: Tensor) -> Tensor:
     return halve(halve(x))
 
 
+class _Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], x: Tensor) -> Tensor:
+        return compute(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, halve(grad)
+
+
 with namespace.family("halve", __package__):
     HALVE = register(
         "halve",
         check=lambda x: _checks.rows("halve", x),
         result=lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
+        gradient=_Halve.apply,
         sharding=on_rows(1, kept=0),
     )
 """,
@@ -123,9 +227,11 @@ from precast.kernel_loader import HalveLoader
 x = torch.randn(3, 5, requires_grad=True)
 precast.ops.quarter(x).sum().backward()
 loaded = HalveLoader().load()
+devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 print(json.dumps({
     "names": "halve" in dir(precast.ops) and "quarter" in precast.ops.__all__,
-    "right": torch.equal(precast.ops.halve(x), x / 2) and torch.equal(x.grad, torch.full((3, 5), 0.25)),
+    "right": all(torch.equal(precast.ops.halve(x.to(device)).cpu(), x / 2) for device in devices),
+    "gradient": type(precast.ops.halve(x).grad_fn).__name__ == "_HalveBackward" and x.grad.eq(0.25).all().item(),
     "source": precast.load("halve").host.kind,
     "loaders": [HalveLoader.__doc__, HalveLoader.names(), torch.equal(loaded.halve(x), x / 2)],
     "plain": torch.equal(HalveLoader().load("halve_torch").halve(x), x / 2),
@@ -168,8 +274,8 @@ def test_it_is_in_the_wheel(wheel: Path) -> None:
 def test_it_is_in_the_package_the_loaders_and_the_command_line(wheel: Path, install: Install, run: Run) -> None:
     installed = install(wheel)
     said = json.loads(installed.python(USE))
-    offer = ["Halves of numbers: ``halve``.", ["halve_cpu", "halve_torch"], True]
-    assert said == {"names": True, "right": True, "source": "jit", "loaders": offer, "plain": True}
+    offer = ["Halves of numbers: ``halve``.", ["halve_cuda", "halve_cpu", "halve_torch"], True]
+    assert said == {"names": True, "right": True, "gradient": True, "source": "jit", "loaders": offer, "plain": True}
 
     def command(*words: str) -> str:
         return run(sys.executable, "-m", "precast", *words, PYTHONPATH=installed.site).stdout
@@ -228,6 +334,9 @@ def test_type_checkers_know_its_types(wheel: Path, install: Install, run: Run, t
         "tests/ops/test_graphs.py -k test_opcheck_of_an_example[halve]",
         "tests/load/test_deep.py -k halve",
         "tests/unit/test_arrows.py -k ops/halve",
+        # Its device code keeps to its list of entry points, by every label's compiler.
+        "tests/unit/csrc/test_device_compiles.py -k test_nvrtc[halve-cu130-sm_90]",
+        "tests/unit/csrc/test_device_compiles.py -k test_an_entry_point_stands_in_one_list",
     ],
 )
 def test_the_tests_over_all_ops_have_it(grown: Path, run: Run, tests: str) -> None:

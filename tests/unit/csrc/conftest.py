@@ -12,10 +12,10 @@ import pytest
 
 from precast._builder import catalogue
 from tests.unit.csrc.emulated import Emulated
+from tests.unit.csrc.entry_points import entry_points
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
-DEVICE_FILES = ("device.cu", "backward.cu", "routing.cu", "bias_act.cu", "upfirdn2d.cu")
 NORMS = ("rms_norm", "layer_norm")
 
 # What stands in for the lines of PTX that a CPU cannot run, by the instruction they begin with.
@@ -50,11 +50,6 @@ NOT_EMULATED = {"decode_attention"}  # its matrix instructions are those of a wh
 ASM = re.compile(r'asm(?: volatile)?\("([\w.:]+).*?\);\n', re.DOTALL)
 
 
-def entry_points(source: str) -> list[str]:
-    """The names of the kernels that a device source defines."""
-    return re.findall(r"^KERNEL\((\w+)", source, re.MULTILINE)
-
-
 def for_emulator(source: str) -> str:
     """Device code as C++: PTX replaced, and an entry point made a function of its arguments' address."""
 
@@ -66,13 +61,11 @@ def for_emulator(source: str) -> str:
     source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 14];", source)
     start = source.find("#define KERNEL")
     if start >= 0:
-        (family,) = re.findall(r"name\(const precast::(\w+)::Args a\)", source)
         source = source[:start] + (
-            "#define KERNEL(name, Args, threads, resident, ...) \\\n"
+            "#define KERNEL(name, Args, threads, resident, registers, shared, ...) \\\n"
             "  static void name(const void* address) { \\\n"
-            f"    using namespace precast; using namespace precast::{family}; \\\n"
             "    if (blockDim.x * blockDim.y > threads) throw std::runtime_error(#name); \\\n"
-            f"    __VA_ARGS__(*static_cast<const {family}::Args*>(address)); \\\n"
+            "    __VA_ARGS__(*static_cast<const Args*>(address)); \\\n"
             "  }\n"
         )
     return source
@@ -85,7 +78,8 @@ def run(command: list[str]) -> None:
 
 def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
     """The library of emulated_ops.cpp for folders of csrc; the first one names the header of stand-ins."""
-    device_files = [f"{f}/{name}" for f in folders for name in DEVICE_FILES if (CSRC / f / name).exists()]
+    families = [family for family in catalogue.FAMILIES if str(family.device).partition("/")[0] in folders]
+    device_files = [str(family.device) for family in families]
     host_files = [file for f in folders for file in sorted((CSRC / f).glob("*.cpp")) if not file.stem.endswith("cpu")]
     headers = [file for end in ("cuh", "h") for file in CSRC.glob(f"*/*.{end}")]  # a family may rest on another's
     headers = [file for file in headers if not file.name.startswith("simd")]  # vectors of the CPU
@@ -94,11 +88,13 @@ def build_emulated(folders: tuple[str, ...], work: Path) -> Path:
         target = work / "csrc" / source.relative_to(CSRC)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(for_emulator(source.read_text()))
-    # One file after the other, each with the name that the norms' common KERNEL takes.
     kernels = work / "kernels.inc"
-    named = '#undef NORM_NAMESPACE\n#define NORM_NAMESPACE {}\n#include "csrc/{}"\n'
-    kernels.write_text("".join(named.format(Path(name).parent, name) for name in device_files))
-    table = "".join(f'{{"{name}", {name}}},' for f in device_files for name in entry_points((CSRC / f).read_text()))
+    kernels.write_text("".join(f'#include "csrc/{name}"\n' for name in device_files))
+    table = "".join(
+        f'{{"{point.name}", precast::{str(family.device).partition("/")[0]}::{point.name}}},'
+        for family in families
+        for point in entry_points(family)
+    )
     common = ["g++", "-std=c++17", "-fPIC", "-O1", "-fno-strict-aliasing", f"-I{CSRC}"]
     units = {
         HERE / "emulated_device.cpp": [f'-DDEVICE_CODE="{kernels}"', f"-DKERNEL_TABLE={table}"],

@@ -141,23 +141,16 @@ void print_walks(const char* op) {
     norm.rows = now->rows;
     norm.dtype = DType::kBFloat16;
     const WalkPlan walk = choose_walk(kernels, norm, vectors, kPairAlone);
-    return Line{walk_entry(norm, walk), walk.threads, block_of(walk), walk.stages, walk.cluster};
+    return Line{walk_entry(kWalks, norm, walk), walk.threads, block_of(walk), walk.stages, walk.cluster};
   };
   print_cases(op, "vectors", [&](long width) { return line(width * 8, width); });
   print_cases(op, "elements", [&](long width) { return line(width, 0); });
 }
 #else
-constexpr int kFirst =  // the family's first bf16 kernel
-#if defined(FAMILY_SOFTMAX)
-    kFirstEntry[2];
-#else
-    2 * kKernels;
-#endif
-
 // `has` is what the call is, as the family's rules know it.
 Line line_of(uint32_t has, int64_t columns, int64_t vectors, int64_t shifted) {
   const RowKernel choice = choose_row(kRules, kernels, {has, now->rows, columns, vectors, shifted, 0});
-  return {kFirst + choice.kernel, choice.threads, block_of(choice), 0, choice.cluster};
+  return {choice.kernel[DType::kBFloat16], choice.threads, block_of(choice), 0, choice.cluster};
 }
 
 void print_choices(const char* op, uint32_t has) {
