@@ -1,12 +1,22 @@
-"""A strict reader of JSON objects: each key is read once and type-checked, and every error names its place."""
+"""A strict reader of JSON objects: a table has a reader for each key, and every error names its place.
+
+A reader is a function of a JSON value and its place, ``$.host[0].path``. It returns the value that the key stands for.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+Reader = Callable[[object, str], T]
+
+_HEX = frozenset("0123456789abcdef")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
+_WORD = _LETTERS | frozenset("0123456789_")
+_NAME = _WORD | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_FILE_NAME = _NAME | frozenset(".+-")
 
 
 class ManifestError(ValueError):
@@ -21,7 +31,7 @@ class NewerManifest(ManifestError):
         self.readers = readers
 
 
-def parse_object(text: str) -> Reader:
+def parse_object(text: str) -> dict[str, object]:
     """The root object of a JSON text. Refuses repeated keys, NaN, and anything that is not an object."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -31,7 +41,184 @@ def parse_object(text: str) -> Reader:
         raise ManifestError(f"$: not JSON: {error}") from error
     except RecursionError as error:
         raise ManifestError("$: not a manifest: nested too deeply") from error
-    return Reader(value, "$")
+    return _object(value, "$")
+
+
+def fields(value: object, where: str, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    """An object with exactly these keys, each read by its reader."""
+    given = _object(value, where)
+    found = {}
+    for key, read in readers.items():
+        if key not in given:
+            raise ManifestError(f"{where}.{key}: missing")
+        found[key] = read(given[key], f"{where}.{key}")
+    if len(given) != len(found):
+        raise ManifestError(f"{where}: unknown keys {sorted(given.keys() - readers.keys())}")
+    return found
+
+
+def record(make: Callable[..., T], readers: Mapping[str, Reader[Any]]) -> Reader[T]:
+    """An object with exactly these keys, as the value that ``make`` makes of them."""
+    return lambda value, where: make(**fields(value, where, readers))
+
+
+def text(value: object, where: str) -> str:
+    """A non-empty printable string."""
+    if not isinstance(value, str):
+        raise ManifestError(f"{where}: wanted a string, found {_kind(value)}")
+    if not value or not value.isprintable():
+        raise ManifestError(f"{where}: wanted printable text, found {value!r}")
+    return value
+
+
+def integer(value: object, where: str) -> int:
+    """A whole number; True is not a number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ManifestError(f"{where}: wanted a whole number, found {_kind(value)}")
+    return value
+
+
+def boolean(value: object, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ManifestError(f"{where}: wanted true or false, found {_kind(value)}")
+    return value
+
+
+def sha256(value: object, where: str) -> str:
+    """A checksum in hexadecimal."""
+    digest = text(value, where)
+    if len(digest) != 64 or not _HEX.issuperset(digest):
+        raise ManifestError(f"{where}: wanted 64 lower-case hexadecimal digits, found {digest!r}")
+    return digest
+
+
+def optional(read: Reader[T], default: T | None = None) -> Reader[T | None]:
+    """The default for null, otherwise what ``read`` gives."""
+    return lambda value, where: default if value is None else read(value, where)
+
+
+def parsed(parse: Callable[[str], T]) -> Reader[T]:
+    """A string parsed by ``parse``, whose ValueError becomes a ManifestError that names the place."""
+
+    def read(value: object, where: str) -> T:
+        found = text(value, where)
+        try:
+            return parse(found)
+        except ValueError as error:
+            raise ManifestError(f"{where}: {error}") from error
+
+    return read
+
+
+def valid(parse: Callable[[str], object]) -> Reader[str]:
+    """A string that ``parse`` takes, unchanged."""
+    check = parsed(parse)
+
+    def read(value: object, where: str) -> str:
+        check(value, where)
+        return str(value)
+
+    return read
+
+
+def checked(is_right: Callable[[str], bool], wanted: str) -> Reader[str]:
+    """A string for which ``is_right`` holds."""
+
+    def read(value: object, where: str) -> str:
+        found = text(value, where)
+        if not is_right(found):
+            raise ManifestError(f"{where}: wanted {wanted}, found {found!r}")
+        return found
+
+    return read
+
+
+def exactly(wanted: str, where_from: str) -> Reader[str]:
+    """One text alone."""
+    return checked(lambda found: found == wanted, f"{wanted!r} {where_from}")
+
+
+def within(most: int) -> Reader[int]:
+    """A whole number from 0 to ``most``."""
+
+    def read(value: object, where: str) -> int:
+        size = integer(value, where)
+        if not 0 <= size <= most:
+            raise ManifestError(f"{where}: wanted 0 to {most}, found {size}")
+        return size
+
+    return read
+
+
+def path_in(folder: str) -> Reader[str]:
+    """A path directly inside the folder: one check refuses absolute paths, ``..``, backslashes and NUL."""
+
+    def read(value: object, where: str) -> str:
+        path = text(value, where)
+        first, _, name = path.partition("/")
+        if first != folder or not name or name[0] in ".+-" or not _FILE_NAME.issuperset(name):
+            raise ManifestError(f"{where}: wanted '{folder}/<file name>', found {path!r}")
+        return path
+
+    return read
+
+
+def texts(is_right: Callable[[str], bool] | None = None, wanted: str = "") -> Reader[tuple[str, ...]]:
+    """A list of non-empty printable strings without duplicates, for each of which ``is_right`` holds."""
+    read_items = each(text)
+
+    def read(value: object, where: str) -> tuple[str, ...]:
+        found = read_items(value, where)
+        if len(set(found)) != len(found):
+            raise ManifestError(f"{where}: holds an item twice: {list(found)}")
+        for one in found if is_right is not None else ():
+            if is_right is not None and not is_right(one):
+                raise ManifestError(f"{where}: wanted {wanted}, found {one!r}")
+        return found
+
+    return read
+
+
+def each(read: Reader[T]) -> Reader[tuple[T, ...]]:
+    """A list of which each item is read by ``read``."""
+
+    def read_all(value: object, where: str) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise ManifestError(f"{where}: wanted a list, found {_kind(value)}")
+        return tuple([read(item, f"{where}[{i}]") for i, item in enumerate(value)])
+
+    return read_all
+
+
+def is_version(found: str) -> bool:
+    """A version without label: numbers and letters between dots, a number first."""
+    parts = found.split(".")
+    return found.isascii() and parts[0].isdecimal() and all(part.isalnum() for part in parts)
+
+
+def is_word(found: str) -> bool:
+    """A lower-case word."""
+    return found[0] in _LETTERS and _WORD.issuperset(found)
+
+
+def is_name(found: str) -> bool:
+    """Whether this can name a family, or a module of another package such as ``_C``."""
+    return found[0] in _NAME and not found[0].isdigit() and _NAME.issuperset(found)
+
+
+def is_python(found: str) -> bool:
+    """A Python tag: none, the stable ABI, or one interpreter such as ``cp312`` and ``cp313t``."""
+    minor = found.removeprefix("cp3").removesuffix("t")
+    return found in ("none", "abi3") or (
+        found.startswith("cp3") and found.isascii() and minor.isdecimal() and len(minor) <= 2
+    )
+
+
+def _object(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ManifestError(f"{where}: wanted an object, found {_kind(value)}")
+    return value
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -43,99 +230,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(name: str) -> object:
     raise ManifestError(f"$: {name} is not a JSON number")
-
-
-class Reader:
-    """One JSON object whose keys are taken one by one; :meth:`finish` refuses keys that were not taken."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ManifestError(f"{where}: wanted an object, found {_kind(value)}")
-        self._left: dict[str, object] = dict(value)
-        self.where = where
-
-    def at(self, key: str) -> str:
-        """The JSON path of a key."""
-        return f"{self.where}.{key}"
-
-    def take(self, key: str) -> object:
-        """The value of a required key."""
-        if key not in self._left:
-            raise ManifestError(f"{self.at(key)}: missing")
-        return self._left.pop(key)
-
-    def text(self, key: str) -> str:
-        """A non-empty printable string."""
-        return _text(self.take(key), self.at(key))
-
-    def integer(self, key: str) -> int:
-        """A whole number; True is not a number."""
-        value = self.take(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ManifestError(f"{self.at(key)}: wanted a whole number, found {_kind(value)}")
-        return value
-
-    def boolean(self, key: str) -> bool:
-        """True or false."""
-        value = self.take(key)
-        if not isinstance(value, bool):
-            raise ManifestError(f"{self.at(key)}: wanted true or false, found {_kind(value)}")
-        return value
-
-    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        """None for null, otherwise the result of ``read(key)``."""
-        if key in self._left and self._left[key] is None:
-            del self._left[key]
-            return None
-        return read(key)
-
-    def parsed(self, key: str, parse: Callable[[str], T]) -> T:
-        """A string parsed by ``parse``, whose ValueError becomes a ManifestError that names the place."""
-        text = self.text(key)
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise ManifestError(f"{self.at(key)}: {error}") from error
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of non-empty printable strings without duplicates."""
-        found = tuple(_text(item, f"{self.at(key)}[{i}]") for i, item in enumerate(self._list(key)))
-        if len(set(found)) != len(found):
-            raise ManifestError(f"{self.at(key)}: holds an item twice: {list(found)}")
-        return found
-
-    def objects(self, key: str, read: Callable[[Reader], T]) -> tuple[T, ...]:
-        """A list of objects, each read completely by ``read``."""
-        found = []
-        for i, item in enumerate(self._list(key)):
-            reader = Reader(item, f"{self.at(key)}[{i}]")
-            found.append(read(reader))
-            reader.finish()
-        return tuple(found)
-
-    def rest(self) -> dict[str, object]:
-        """The keys that were not taken, with their values; they count as taken."""
-        left, self._left = self._left, {}
-        return left
-
-    def finish(self) -> None:
-        """Refuse the keys that were not taken."""
-        if self._left:
-            raise ManifestError(f"{self.where}: unknown keys {sorted(self._left)}")
-
-    def _list(self, key: str) -> list[object]:
-        value = self.take(key)
-        if not isinstance(value, list):
-            raise ManifestError(f"{self.at(key)}: wanted a list, found {_kind(value)}")
-        return value
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise ManifestError(f"{where}: wanted a string, found {_kind(value)}")
-    if not value or not value.isprintable():
-        raise ManifestError(f"{where}: wanted printable text, found {value!r}")
-    return value
 
 
 def _kind(value: object) -> str:

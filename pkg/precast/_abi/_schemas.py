@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from precast._abi._reader import ManifestError, NewerManifest, Reader
+from precast._abi._reader import ManifestError, NewerManifest, integer
 
 # A requirement as pip takes it, without a character that a shell would read: it is printed in a command.
 _READERS = re.compile(r">=[0-9]+(?:\.[0-9A-Za-z]+)*")
@@ -23,10 +23,11 @@ def is_readers(text: str) -> bool:
     return _READERS.fullmatch(text) is not None
 
 
-def upgraded(root: Reader, found: int, current: int) -> Reader:
-    """A manifest of another schema than the current one, as a document of the current one."""
-    document = root.rest()
-    first = min(UPGRADES)
+def upgraded(document: Document, current: int) -> Document:
+    """A manifest, as a document of the current schema."""
+    if "schema" not in document:
+        raise ManifestError("$.schema: missing")
+    found, first = integer(document["schema"], "$.schema"), min(UPGRADES)
     if found > current:
         readers = document.get("readers")
         known = readers if isinstance(readers, str) and is_readers(readers) else ""
@@ -36,7 +37,7 @@ def upgraded(root: Reader, found: int, current: int) -> Reader:
         raise ManifestError(f"$.schema: wanted {first} to {current}, found {found}, older than the first release")
     for schema in range(found, current):
         document = UPGRADES[schema](document)
-    return Reader(document, "$")
+    return document | {"schema": current}
 
 
 def _to_5(document: Document) -> Document:

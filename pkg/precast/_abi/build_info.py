@@ -7,11 +7,12 @@ It protects integrity, not authenticity.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Any
 
-from precast._abi._reader import ManifestError, NewerManifest, Reader, parse_object
+from precast._abi import _reader as read
+from precast._abi._reader import ManifestError, NewerManifest
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.settings import is_index_url
@@ -44,14 +45,6 @@ MAX_CONTENT_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
 # The size limit of a manifest. That of our largest wheel has 0.05 MB.
 MAX_MANIFEST_BYTES = 4 << 20
-
-_HEX = frozenset("0123456789abcdef")
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
-_WORD = _LETTERS | frozenset("0123456789_")
-_NAME = _WORD | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_FILE_NAME = _NAME | frozenset(".+-")
-_VERSION = r"[0-9]+(?:\.[0-9A-Za-z]+)*"
-_PYTHON = r"cp3[0-9]{1,2}t?"
 
 
 class BuildMode(str, Enum):
@@ -155,20 +148,9 @@ class BuildInfo:
 
     def to_json(self) -> str:
         """Canonical text. Raises ManifestError if :meth:`from_json` would not read the same value back."""
-        document = {
-            "schema": SCHEMA,
-            "readers": READERS,
-            "version": self.version,
-            "label": self.label.text or None,
-            "mode": self.mode.value,
-            "commit": self.commit,
-            "dirty": self.dirty,
-            "source_digest": self.source_digest,
-            "index_url": self.index_url,
-            "compilers": [{"name": name, "version": version} for name, version in self.compilers],
-            "host": [_host_document(file) for file in self.host],
-            "device": [_device_document(file) for file in self.device],
-        }
+        document = {"schema": SCHEMA, "readers": READERS, **_document(self), "label": self.label.text or None}
+        document["compilers"] = [{"name": name, "version": version} for name, version in self.compilers]
+        document |= {"host": list(map(_document, self.host)), "device": list(map(_document, self.device))}
         text = json.dumps(document, indent=2, sort_keys=True) + "\n"
         if BuildInfo.from_json(text) != self:
             raise ManifestError("$: this build info does not survive its own JSON form")
@@ -177,28 +159,14 @@ class BuildInfo:
     @classmethod
     def from_json(cls, text: str) -> BuildInfo:
         """Read a manifest. A ManifestError names the JSON path of the mistake."""
-        root = parse_object(text)
-        schema = root.integer("schema")
-        if schema != SCHEMA:
+        root = read.parse_object(text)
+        if root.get("schema") != SCHEMA:
             from precast._abi import _schemas  # most manifests are of this version
 
-            root = _schemas.upgraded(root, schema, SCHEMA)
-        if root.text("readers") != READERS:
-            raise ManifestError(f"$.readers: wanted {READERS!r} in schema {SCHEMA}")
-        label = root.optional("label", lambda key: root.parsed(key, Label.parse))
-        info = cls(
-            version=_checked(root, "version", _is_version, "a version without label, such as '1.0'"),
-            label=Label("") if label is None else label,
-            mode=root.parsed("mode", BuildMode),
-            commit=root.optional("commit", lambda key: _checked(root, key, is_git_version, "a commit in hexadecimal")),
-            dirty=root.boolean("dirty"),
-            source_digest=_sha256(root, "source_digest"),
-            compilers=root.objects("compilers", lambda reader: (reader.text("name"), reader.text("version"))),
-            host=root.objects("host", _read_host),
-            device=root.objects("device", _read_device),
-            index_url=root.optional("index_url", lambda key: _checked(root, key, is_index_url, "the URL of an index")),
-        )
-        root.finish()
+            root = _schemas.upgraded(root, SCHEMA)
+        known = read.fields(root, "$", _MANIFEST)
+        del known["schema"], known["readers"]
+        info = cls(**known)
         _check_whole(info)
         return info
 
@@ -230,156 +198,77 @@ def _suffix(target: GpuTarget) -> str:
     return "cubin" if target.kind is TargetKind.SASS else "ptx"
 
 
-def _host_document(file: HostFile) -> dict[str, object]:
-    return {
-        "path": file.path,
-        "sha256": file.sha256,
-        "bytes": file.bytes,
-        "abi": str(file.abi),
-        "machine": file.machine,
-        "python": file.python,
-        "cuda_major": file.cuda_major,
-        "needed": list(file.needed),
-        "glibc": str(file.glibc),
-        "glibcxx": file.glibcxx,
-        "cpu_levels": list(file.cpu_levels),
-        "families": list(file.families),
-        "debug": file.debug,
-        "kind": file.kind.value,
-    }
+def _document(file: BuildInfo | HostFile | DeviceFile) -> dict[str, object]:
+    return {name: _plain(content) for name, content in vars(file).items()}
 
 
-def _device_document(file: DeviceFile) -> dict[str, object]:
-    return {
-        "path": file.path,
-        "sha256": file.sha256,
-        "bytes": file.bytes,
-        "family": file.family,
-        "target": str(file.target),
-        "nvrtc": file.nvrtc,
-        "min_driver": str(file.min_driver),
-        "offset": file.offset,
-        "content_bytes": file.content_bytes,
-        "content_sha256": file.content_sha256,
-    }
+def _plain(content: object) -> object:
+    if isinstance(content, Enum):
+        return content.value
+    if isinstance(content, tuple):
+        return list(content)
+    return content if content is None or isinstance(content, (bool, int, str)) else str(content)
 
 
-def _read_host(reader: Reader) -> HostFile:
-    return HostFile(
-        path=_path(reader, "host"),
-        sha256=_sha256(reader, "sha256"),
-        bytes=_within(reader, "bytes", MAX_FILE_BYTES),
-        abi=reader.parsed("abi", parse_torch_abi),
-        machine=_checked(reader, "machine", _is_word, "a machine such as 'x86_64'"),
-        needed=reader.texts("needed"),
-        glibc=reader.parsed("glibc", Release.parse),
-        glibcxx=reader.parsed("glibcxx", _dotted_text),
-        cpu_levels=_words(reader, "cpu_levels"),
-        families=_names(reader, "families"),
-        python=_checked(reader, "python", _is_python, "'none', 'abi3' or one such as 'cp312'"),
-        cuda_major=reader.optional("cuda_major", reader.integer),
-        debug=reader.boolean("debug"),
-        kind=reader.parsed("kind", HostKind),
-    )
+def _min_driver(text: str) -> CudaVersion:
+    release = Release.parse(text)
+    return CudaVersion(release.major, release.minor)
 
 
-def _read_device(reader: Reader) -> DeviceFile:
-    file = DeviceFile(
-        path=_path(reader, "device"),
-        sha256=_sha256(reader, "sha256"),
-        bytes=_within(reader, "bytes", MAX_FILE_BYTES),
-        family=_checked(reader, "family", _is_name, "a family such as 'rms_norm'"),
-        target=reader.parsed("target", GpuTarget.parse),
-        nvrtc=reader.parsed("nvrtc", _dotted_text),
-        min_driver=CudaVersion(*_min_driver(reader)),
-        offset=_within(reader, "offset", MAX_CONTENT_BYTES),
-        content_bytes=_within(reader, "content_bytes", MAX_CONTENT_BYTES),
-        content_sha256=_sha256(reader, "content_sha256"),
-    )
-    if file.end > MAX_CONTENT_BYTES:
-        raise ManifestError(
-            f"{reader.at('offset')}: wanted an image within {MAX_CONTENT_BYTES} bytes, found {file.end}"
-        )
-    return file
-
-
-def _dotted_text(text: str) -> str:
-    """Return the text unchanged if it is a dotted version."""
-    dotted(text)
-    return text
-
-
-def _min_driver(reader: Reader) -> tuple[int, int]:
-    release = reader.parsed("min_driver", Release.parse)
-    return release.major, release.minor
-
-
-def _checked(reader: Reader, key: str, is_right: Callable[[str], bool], wanted: str) -> str:
-    text = reader.text(key)
-    if not is_right(text):
-        raise ManifestError(f"{reader.at(key)}: wanted {wanted}, found {text!r}")
-    return text
-
-
-def _is_version(text: str) -> bool:
-    return re.fullmatch(_VERSION, text) is not None
-
-
-def _is_python(text: str) -> bool:
-    return text in ("none", "abi3") or re.fullmatch(_PYTHON, text) is not None
-
-
-def _is_word(text: str) -> bool:
-    return text[0] in _LETTERS and _WORD.issuperset(text)
-
-
-def _is_name(text: str) -> bool:
-    """Whether this can name a family, or a module of another package such as ``_C``."""
-    return text[0] in _NAME and not text[0].isdigit() and _NAME.issuperset(text)
-
-
-def _is_sha256(text: str) -> bool:
-    return len(text) == 64 and _HEX.issuperset(text)
-
-
-def _sha256(reader: Reader, key: str) -> str:
-    return _checked(reader, key, _is_sha256, "64 lower-case hexadecimal digits")
-
-
-def _words(reader: Reader, key: str) -> tuple[str, ...]:
-    for word in (words := reader.texts(key)):
-        if not _is_word(word):
-            raise ManifestError(f"{reader.at(key)}: wanted lower-case words, found {word!r}")
-    return words
-
-
-def _names(reader: Reader, key: str) -> tuple[str, ...]:
-    for name in (names := reader.texts(key)):
-        if not _is_name(name):
-            raise ManifestError(f"{reader.at(key)}: wanted names of letters, digits and underscores, found {name!r}")
-    return names
-
-
-def _within(reader: Reader, key: str, most: int) -> int:
-    size = reader.integer(key)
-    if not 0 <= size <= most:
-        raise ManifestError(f"{reader.at(key)}: wanted 0 to {most}, found {size}")
-    return size
-
-
-def _path(reader: Reader, folder: str) -> str:
-    """A path directly inside the folder: one check refuses absolute paths, ``..``, backslashes and NUL."""
-    path = reader.text("path")
-    first, _, name = path.partition("/")
-    if first != folder or not name or name[0] in ".+-" or not _FILE_NAME.issuperset(name):
-        raise ManifestError(f"{reader.at('path')}: wanted '{folder}/<file name>', found {path!r}")
-    return path
+_VERSION = read.valid(dotted)
+_COMPILER: Mapping[str, read.Reader[Any]] = {"name": read.text, "version": read.text}
+_HOST: Mapping[str, read.Reader[Any]] = {
+    "path": read.path_in("host"),
+    "sha256": read.sha256,
+    "bytes": read.within(MAX_FILE_BYTES),
+    "abi": read.parsed(parse_torch_abi),
+    "machine": read.checked(read.is_word, "a machine such as 'x86_64'"),
+    "needed": read.texts(),
+    "glibc": read.parsed(Release.parse),
+    "glibcxx": _VERSION,
+    "cpu_levels": read.texts(read.is_word, "lower-case words"),
+    "families": read.texts(read.is_name, "names of letters, digits and underscores"),
+    "python": read.checked(read.is_python, "'none', 'abi3' or one such as 'cp312'"),
+    "cuda_major": read.optional(read.integer),
+    "debug": read.boolean,
+    "kind": read.parsed(HostKind),
+}
+_DEVICE: Mapping[str, read.Reader[Any]] = {
+    "path": read.path_in("device"),
+    "sha256": read.sha256,
+    "bytes": read.within(MAX_FILE_BYTES),
+    "family": read.checked(read.is_name, "a family such as 'rms_norm'"),
+    "target": read.parsed(GpuTarget.parse),
+    "nvrtc": _VERSION,
+    "min_driver": read.parsed(_min_driver),
+    "offset": read.within(MAX_CONTENT_BYTES),
+    "content_bytes": read.within(MAX_CONTENT_BYTES),
+    "content_sha256": read.sha256,
+}
+_MANIFEST: Mapping[str, read.Reader[Any]] = {
+    "schema": read.integer,
+    "readers": read.exactly(READERS, f"in schema {SCHEMA}"),
+    "version": read.checked(read.is_version, "a version without label, such as '1.0'"),
+    "label": read.optional(read.parsed(Label), Label("")),
+    "mode": read.parsed(BuildMode),
+    "commit": read.optional(read.checked(is_git_version, "a commit in hexadecimal")),
+    "dirty": read.boolean,
+    "source_digest": read.sha256,
+    "compilers": read.each(read.record(lambda name, version: (name, version), _COMPILER)),
+    "host": read.each(read.record(HostFile, _HOST)),
+    "device": read.each(read.record(DeviceFile, _DEVICE)),
+    "index_url": read.optional(read.checked(is_index_url, "the URL of an index")),
+}
 
 
 def _check_whole(info: BuildInfo) -> None:
     """Check the manifest as a whole: no duplicates, and no files that the mode or the label rules out."""
     _refuse_repeats("path", (file.path for file in info.host))
     _refuse_repeats("device code", (f"{file.family} {file.target}" for file in info.device))
+    for index, image in enumerate(info.device):
+        if image.end > MAX_CONTENT_BYTES:
+            where = f"$.device[{index}].offset"
+            raise ManifestError(f"{where}: wanted an image within {MAX_CONTENT_BYTES} bytes, found {image.end}")
     for images in by_file(info.device).values():
         _check_file(images)
     for file in info.host:
