@@ -10,6 +10,13 @@ namespace moe {
 
 constexpr u32 kAllLanes = 0xffffffffu;
 
+// The token of this row of threads.
+DEVICE u32 this_token() { return blockIdx.x * blockDim.y + threadIdx.y; }
+
+// Blocks along y share a row: the first unit of this thread in it, and the distance to the next.
+DEVICE u32 first_unit() { return blockIdx.y * blockDim.x + threadIdx.x; }
+DEVICE u32 unit_step() { return gridDim.y * blockDim.x; }
+
 // The expert of a pair; `experts` if it has none. Ids are int32 or int64.
 DEVICE u32 bucket_at(const char* ids, int id_bytes, int experts, u32 pair) {
   const u32* words = reinterpret_cast<const u32*>(ids);
