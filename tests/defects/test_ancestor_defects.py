@@ -18,8 +18,6 @@ from precast._abi.settings import Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion
 from precast._builder import cache, catalogue, device, flags, host, machine, nvrtc, sources, toolchain
 from precast._builder.cache import BuildKey, Cache
-from precast._builtin import table as builtin
-from precast._builtin.table import BUILTIN
 from precast._load import jit, loader, verdict
 from precast.errors import JitDisabled, KernelError, KernelIncompatible, KernelUnavailable
 from precast.extension import Extension
@@ -51,7 +49,7 @@ def test_defect_02_adam_on_the_cpu_needs_no_gpu_no_nvcc_and_not_this_processor(
 ) -> None:
     pretend(ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None), driver=None, gpu="", build_with=ex.builders(None)))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    extension = builtin.get("cpu_adam_x86")()
+    extension = CPUAdamLoader.extensions()[0]
     assert extension.is_available()
     extension.assert_compatible()
     tree = sources.Tree({"csrc": CSRC})
@@ -245,8 +243,7 @@ def test_defect_09_versions_and_targets_are_read_as_they_are_written(monkeypatch
 
 def test_defect_10_what_is_documented_exists_in_both_spellings() -> None:
     assert issubclass(Plain, base_extension._Extension)
-    for extension in BUILTIN:
-        made = extension()  # no abstract method is left open
+    for made in (extension for one in kernel_loader.loaders() for extension in one.extensions()):
         assert made.is_hardware_available() == made.is_available()
         assert callable(made.assert_hardware_compatible)
     page = (Path(__file__).resolve().parents[2] / "docs/reference/api.md").read_text()

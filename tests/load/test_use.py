@@ -148,8 +148,8 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
         import warnings
         warnings.simplefilter("ignore")  # of setuptools, about itself
         from setuptools import Distribution
-        from precast._builtin import table as builtin
-        made = builtin.get("cpu_adam_x86")().build_aot()
+        from precast.kernel_loader import CPUAdamLoader
+        made = CPUAdamLoader.extensions()[0].build_aot()
         assert made.name == "precast._C.cpu_adam_x86"
         command = Distribution({"ext_modules": [made]}).get_command_obj("build_ext")
         command.build_lib = command.build_temp = "aot"
@@ -167,7 +167,7 @@ def test_build_aot_gives_setuptools_an_extension_it_can_build(built: Site) -> No
 @pytest.mark.torch
 def test_build_aot_without_a_compiler_says_where_it_looked(bare: Site) -> None:
     said = bare.refusal(
-        "from precast._builtin import table; table.get('cpu_adam_x86')().build_aot()",
+        "from precast.kernel_loader import CPUAdamLoader; CPUAdamLoader.extensions()[0].build_aot()",
         env={"PATH": "/nonexistent"},
     )
     assert said.startswith("KernelUnavailable: precast._C.cpu_adam_x86 cannot be built")

@@ -10,14 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from precast.compat import functions, modules  # noqa: E402
 from precast.compat import op as op_layout  # noqa: E402
 from precast.compat.torch_utils.ops import bias_act as bias_act_module  # noqa: E402
 from precast.compat.torch_utils.ops import upfirdn2d as upfirdn2d_module  # noqa: E402
-from precast.ops.image.loaders import PLAIN  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
 CHANNELS, STYLE = 8, 6
+PLAIN = functions.image(modules.reference)
 
 
 def plain() -> SimpleNamespace:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from precast import jit
+from precast.compat import jit as compat
 
 pytestmark = pytest.mark.torch
 
@@ -50,5 +51,5 @@ def test_warming_up_scripts_each_once() -> None:
     jit.set_jit_fusion_options()
     jit.set_jit_fusion_options()
     jit.warmup_jit_fusion(2, 8, seq_length=4, vocab_size=16)
-    assert jit._script(jit._train) is jit._script(jit._train)
-    assert isinstance(jit._script(jit._bias_gelu), torch.jit.ScriptFunction)
+    assert compat._script(compat._train) is compat._script(compat._train)
+    assert isinstance(compat._script(compat._bias_gelu), torch.jit.ScriptFunction)

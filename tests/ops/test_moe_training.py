@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
 from precast._builder import catalogue  # noqa: E402
+from precast.compat import functions, modules  # noqa: E402
 from precast.ops import _folders  # noqa: E402
-from precast.ops.moe import loaders  # noqa: E402
 from tests.ops.tensors import made  # noqa: E402
 
 pytestmark = [
@@ -120,8 +120,8 @@ def test_a_transformer_trains_as_with_plain_torch(device: str) -> None:
             losses.append(float(loss.detach()))
         return losses, list(model.parameters())
 
-    losses, parameters = trained(loaders.KERNELS)
-    plain, others = trained(loaders.PLAIN)
+    losses, parameters = trained(functions.moe(modules.kernel))
+    plain, others = trained(functions.moe(modules.reference))
     assert losses[-1] < 0.8 * losses[0]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-4, atol=1e-4)
     for ours, theirs in zip(parameters, others, strict=True):

@@ -40,9 +40,10 @@ TORCH = (
     "_load/loader.py",
     "_cli/numbers.py",
 )
-TORCH_ROOMS = ("_builtin", "_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
-EAGER_TORCH_ROOMS = ("ops", "optim", "nn", "jit")
+TORCH_ROOMS = ("_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
+EAGER_TORCH_ROOMS = ("ops", "optim", "nn")
 EAGER_TORCH = (
+    "compat/jit.py",
     "_dispatch/formulas.py",
     "_dispatch/in_place.py",
     "_dispatch/routes.py",
@@ -62,8 +63,7 @@ BUILD_ONLY = {
     "_builder/commands.py": {"setuptools"},
     "build/command.py": {"setuptools"},
     "build/extensions.py": {"setuptools"},
-    "_builtin/families.py": {"setuptools"},
-    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "native")},
+    **{f"extension/{name}.py": {"setuptools"} for name in ("aot", "child", "cpp", "cubin", "families", "native")},
 }
 # Imported if installed; nothing is missing without it.
 IF_THERE = {"_cli/main.py": {"argcomplete"}}

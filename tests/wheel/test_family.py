@@ -22,11 +22,6 @@ public = ["halve", "quarter"]
 ours = "dtype of `x`"
 torch = "dtype of the input"
 
-[loader]
-name = "HalveLoader"
-about = "Halves of numbers: ``halve``."
-extensions = "halve"
-
 [family.halve]
 device = "halve/device.cu"
 host = ["halve/host.cpp"]
@@ -208,33 +203,20 @@ from precast.ops._folders import Examples
 
 EXAMPLES: Examples = {"halve": lambda some: (some(5, 33),)}
 """,
-    "pkg/precast/ops/halve/loaders.py": """
-'''What the loader of halves gets.'''
-
-from precast.ops._folders import Members
-from precast.ops.halve import halve, reference
-
-KERNELS: Members = {"halve": halve}
-PLAIN: Members = {"halve": reference.halve}
-""",
 }
 
 USE = """
 import json, torch
 import precast, precast.ops
-from precast.kernel_loader import HalveLoader
 
 x = torch.randn(3, 5, requires_grad=True)
 precast.ops.quarter(x).sum().backward()
-loaded = HalveLoader().load()
 devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 print(json.dumps({
     "names": "halve" in dir(precast.ops) and "quarter" in precast.ops.__all__,
     "right": all(torch.equal(precast.ops.halve(x.to(device)).cpu(), x / 2) for device in devices),
     "gradient": type(precast.ops.halve(x).grad_fn).__name__ == "_HalveBackward" and x.grad.eq(0.25).all().item(),
     "source": precast.load("halve").host.kind,
-    "loaders": [HalveLoader.__doc__, HalveLoader.names(), torch.equal(loaded.halve(x), x / 2)],
-    "plain": torch.equal(HalveLoader().load("halve_torch").halve(x), x / 2),
 }))
 """
 
@@ -264,27 +246,25 @@ def test_it_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         described = json.loads(archive.read("precast/_builder/families.json"))
-        stubs = archive.read("precast/ops/__init__.pyi").decode(), archive.read("precast/kernel_loader.pyi").decode()
+        stub = archive.read("precast/ops/__init__.pyi").decode()
     assert {f"precast/{name.removeprefix('pkg/precast/')}" for name in FILES if "toml" not in name} <= names
     assert not [name for name in names if name.endswith("family.toml")], "a wheel has them in one file"
     assert ["halve", "quarter"] in [folder["public"] for folder in described]
-    assert "import halve as halve" in stubs[0] and "class HalveLoader(KernelLoader): ..." in stubs[1]
+    assert "import halve as halve" in stub
 
 
-def test_it_is_in_the_package_the_loaders_and_the_command_line(wheel: Path, install: Install, run: Run) -> None:
+def test_it_is_in_the_package_and_the_command_line(wheel: Path, install: Install, run: Run) -> None:
     installed = install(wheel)
     said = json.loads(installed.python(USE))
-    offer = ["Halves of numbers: ``halve``.", ["halve_cuda", "halve_cpu", "halve_torch"], True]
-    assert said == {"names": True, "right": True, "gradient": True, "source": "jit", "loaders": offer, "plain": True}
+    assert said == {"names": True, "right": True, "gradient": True, "source": "jit"}
 
     def command(*words: str) -> str:
         return run(sys.executable, "-m", "precast", *words, PYTHONPATH=installed.site).stdout
 
     listed = command("list").splitlines()
     assert ["precast.ops.quarter", "halve"] in [line.split() for line in listed]
-    assert any(line.startswith("HalveLoader ") and line.endswith("halve") for line in listed)
     assert "halve on cpu: jit" in command("why", "quarter")
-    assert "halve" in command("doctor", "--verbose")
+    assert "halve_cpu" in command("doctor", "--verbose"), "without a loader it has extensions of its own name"
     checks = json.loads(command("doctor", "--deep", "--json", "halve"))
     assert checks["ok"] and "halve" in json.dumps(checks)
 
@@ -300,14 +280,14 @@ def test_the_tables_of_the_docs_have_it(grown: Path, run: Run) -> None:
 
 
 CHECKERS = """
-from precast.kernel_loader import HalveLoader
+from precast.kernel_loader import CPUAdamLoader
 from precast.ops import halve, quarter, rms_norm
 
-class Mine(HalveLoader): ...
+class Mine(CPUAdamLoader): ...
 
 reveal_type(halve)
 reveal_type(rms_norm)
-reveal_type(HalveLoader().load)
+reveal_type(CPUAdamLoader().load)
 """
 
 

@@ -45,24 +45,12 @@ class Family:
 
 
 @value(frozen=True)
-class Offer:
-    """The kernel loader for a folder's families; without ``extensions`` the folder joins another folder's loader."""
-
-    name: str
-    about: str = ""  # docstring of the loader
-    extensions: str = ""  # prefix of the extensions' names
-    machines: tuple[tuple[str, str], ...] = ()  # (suffix of an extension's name, machine that its CPU kernels are for)
-    aliases: tuple[tuple[str, str], ...] = ()  # former names of extensions
-
-
-@value(frozen=True)
 class Folder:
     """The families of one folder, in ``csrc`` and ``precast/ops``, and its functions in ``precast.ops``."""
 
     name: str
     public: tuple[str, ...]
     late: bool
-    loader: Offer | None
     families: tuple[Family, ...]
 
 
@@ -93,7 +81,6 @@ def folders_of(described: Iterable[Mapping[str, Any]]) -> tuple[Folder, ...]:
             folder["name"],
             tuple(folder["public"]),
             folder["late"],
-            None if folder["loader"] is None else Offer(**_frozen(folder["loader"])),
             tuple(Family(**_frozen(family)) for family in folder["families"]),
         )
         for folder in described

@@ -41,11 +41,10 @@ def _folder(path: Path) -> dict[str, Any]:
     public, late = table.texts("public"), table.maybe("late", bool) or False
     if late and path.parent.name in public:  # importing the module would hide the function
         raise MatrixError(f"{table.where}.public: a late folder cannot give a function of its own name")
-    offer = _offer(table.table("loader")) if "loader" in table.values else None
     families = table.table("family")
     described = [_family(name, families.table(name), path.parent.parent, late) for name in list(families.values)]
     table.finish()
-    return {"name": path.parent.name, "public": public, "late": late, "loader": offer, "families": described}
+    return {"name": path.parent.name, "public": public, "late": late, "families": described}
 
 
 def autocast(csrc: Path) -> list[tuple[tuple[str, ...], str, str]]:
@@ -98,14 +97,3 @@ def _family(name: str, table: Table, csrc: Path, late: bool) -> dict[str, Any]:
             raise MatrixError(f"{table.where}: there is no device {kind!r}; there are {', '.join(DEVICES)}")
     found = {"name": name, "device": device, "host": host, "cpu": cpu, "ops": ops}
     return found | {"devices": devices, "late": late, "twins": twins, "plain": plain}
-
-
-def _offer(table: Table) -> dict[str, Any]:
-    """The loader table; a folder that only joins a loader gives just its name."""
-    found: dict[str, Any] = {"name": table.take("name", str)}
-    if "extensions" in table.values:
-        found |= {"about": table.take("about", str), "extensions": table.take("extensions", str)}
-        for key in ("machines", "aliases"):
-            found[key] = list((table.maybe(key, dict) or {}).items())
-    table.finish()
-    return found

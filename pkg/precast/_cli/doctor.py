@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from precast._builder.catalogue import Family
-from precast._builtin import table as builtin
-from precast._builtin.families import FamilyExtension
 from precast._cli import deep, details, names, output, problem, screen, status
 from precast._load import probe, report, system
+from precast.compat import loaders
+from precast.extension.families import FamilyExtension
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs
@@ -54,7 +54,7 @@ def examine(kernels: Iterable[str] = (), *, deeply: bool = False) -> dict[str, A
     wanted = names.families(kernels)
     told = [
         _kernel(examination, cls(), family)
-        for cls in builtin.main_rows()
+        for cls in loaders.with_kernels()
         for family in cls.families
         if family in wanted
     ]

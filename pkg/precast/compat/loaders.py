@@ -1,37 +1,186 @@
-"""The older package's modules for the loaders: members for the families' loaders, and separate loaders.
-
-A separate loader is described in the same way as in a family, with the families whose kernels its members call.
-"""
+"""The loaders. Each has the extensions over the kernels of some families, with the members that its users expect."""
 
 from __future__ import annotations
 
-from precast._builder.catalogue import Offer
-from precast.compat import inference, lists, modules, moe, norms
-from precast.compat.modules import Find, Members
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
-_MEMBERS = {
-    "CPUAdamLoader": modules.adam,
-    "FusedOptimizerLoader": lists.members,
-    "InferenceOpsLoader": inference.members,
-    "LayerNormLoader": norms.members,
-    "MoeLoader": moe.members,
-    "RMSNormLoader": modules.norms,
-    "ScaledMaskedSoftmaxLoader": modules.masked_softmax,
-    "ScaledUpperTriangleMaskedSoftmaxLoader": modules.causal_softmax,
-}
-_SOFTMAX = ("softmax", "softmax_backward")
-
-# Their docstrings are in precast.kernel_loader.
-OFFERS: tuple[tuple[Offer, tuple[str, ...]], ...] = (
-    (Offer("ScaledMaskedSoftmaxLoader", extensions="scaled_masked_softmax"), _SOFTMAX),
-    (
-        Offer("ScaledUpperTriangleMaskedSoftmaxLoader", extensions="scaled_upper_triangle_masked_softmax"),
-        _SOFTMAX,
-    ),
-    (Offer("InferenceOpsLoader", extensions="inference_ops"), ("rms_norm", "activations")),
+from precast._builder.catalogue import FAMILIES
+from precast.compat import functions, inference, lists, modules, moe, norms
+from precast.compat.flash_attention import (
+    FlashAttentionDaoCudaExtension,
+    FlashAttentionNpuExtension,
+    FlashAttentionSdpaCudaExtension,
+    FlashAttentionTorchExtension,
 )
+from precast.compat.modules import Find, Members
+from precast.extension import families
+from precast.extension.families import FamilyExtension
+from precast.extension.loader import ExtensionClass, KernelLoader
 
 
-def members(loader: str, find: Find) -> Members:
-    """The older package's functions and classes for one loader, by name."""
-    return _MEMBERS[loader](find) if loader in _MEMBERS else {}
+def _over(
+    stem: str,
+    served: tuple[str, ...],
+    *groups: Callable[[Find], Members],
+    machines: Mapping[str, str] | None = None,
+) -> list[ExtensionClass]:
+    """The extensions over families. Each group of members is a function of :mod:`precast.compat`."""
+
+    def give(plain: bool) -> Members:
+        find = modules.reference if plain else modules.kernel
+        return {name: member for group in groups for name, member in group(find).items()}
+
+    return [*families.over(stem, served, give, machines)]
+
+
+class ActivationsLoader(KernelLoader):
+    """Gated activations, by their names in ``precast.ops``."""
+
+    REGISTRY = _over("activations", ("activations", "activations_backward"), functions.activations)
+
+
+class CPUAdamLoader(KernelLoader):
+    """Adam and AdamW on the CPU: ``CPUAdamOptimizer``."""
+
+    REGISTRY = _over("cpu_adam", ("cpu_adam", "cpu_optim"), modules.adam, machines={"x86": "x86_64", "arm": "aarch64"})
+
+
+class FlashAttentionDaoLoader(KernelLoader):
+    """Attention by flash-attn."""
+
+    REGISTRY: ClassVar[list[ExtensionClass]] = [FlashAttentionDaoCudaExtension]
+
+
+class FlashAttentionForFloatAndCustomMaskLoader(KernelLoader):
+    """Attention with a custom mask, in float32 as well."""
+
+    REGISTRY: ClassVar[list[ExtensionClass]] = [FlashAttentionSdpaCudaExtension, FlashAttentionTorchExtension]
+
+
+class FlashAttentionLoader(KernelLoader):
+    """Attention by the best available of flash-attn, torch_npu and torch."""
+
+    REGISTRY: ClassVar[list[ExtensionClass]] = [
+        FlashAttentionNpuExtension,
+        FlashAttentionDaoCudaExtension,
+        FlashAttentionSdpaCudaExtension,
+        FlashAttentionTorchExtension,
+    ]
+
+
+class FlashAttentionWithCustomMaskLoader(KernelLoader):
+    """Attention with a custom mask."""
+
+    REGISTRY: ClassVar[list[ExtensionClass]] = [
+        FlashAttentionNpuExtension,
+        FlashAttentionSdpaCudaExtension,
+        FlashAttentionTorchExtension,
+    ]
+
+
+class FusedOptimizerLoader(KernelLoader):
+    """Lists of GPU tensors.
+
+    ``multi_tensor_adam``, ``_sgd``, ``_adagrad``, ``_lamb``, ``_scale``, ``_axpby``, ``_l2norm``.
+    """
+
+    REGISTRY = _over("fused_optim", ("multi_tensor",), lists.members)
+    ALIASES: ClassVar[Mapping[str, str]] = {"fused_optim_triton": "fused_optim_torch"}
+
+
+class ImageOpsLoader(KernelLoader):
+    """Image generators.
+
+    ``bias_act``, ``fused_leaky_relu``, ``upfirdn2d``, ``filter2d``, ``upsample2d``, ``downsample2d``.
+    """
+
+    REGISTRY = _over("image_ops", ("bias_act", "upfirdn2d"), functions.image)
+    ALIASES: ClassVar[Mapping[str, str]] = {"image_ops_triton": "image_ops_torch"}
+
+
+class InferenceOpsLoader(KernelLoader):
+    """The inference kernels: RMS norms, ``silu_and_mul``, rotary embedding, paged caches, decode attention."""
+
+    REGISTRY = _over("inference_ops", ("rms_norm", "activations"), inference.members)
+
+
+class KVCacheLoader(KernelLoader):
+    """Paged caches: ``reshape_and_cache``, ``rotary_embedding_and_cache``."""
+
+    REGISTRY = _over("kv_cache", ("kv_cache", "decode_attention"), functions.caches)
+
+
+class LayerNormLoader(KernelLoader):
+    """Layer norm: ``layer_norm``, and apex's ``fused_layer_norm_cuda`` with ``forward_affine`` and others."""
+
+    REGISTRY = _over("layer_norm", ("layer_norm", "layer_norm_backward"), functions.layer_norm, norms.members)
+    ALIASES: ClassVar[Mapping[str, str]] = {"layernorm_cuda": "layer_norm_cuda"}
+
+
+class MoeLoader(KernelLoader):
+    """Mixture of experts: dispatch and combine by capacity, gating, alignment to blocks, permutation of rows."""
+
+    REGISTRY = _over("moe", ("moe_routing", "moe"), functions.moe, moe.members)
+
+
+class RMSNormLoader(KernelLoader):
+    """RMS norm, alone and fused with the addition of a residual: ``rms_layernorm``, ``fused_add_rms_layernorm``."""
+
+    REGISTRY = _over("rms_norm", ("rms_norm", "rms_norm_backward"), modules.norms)
+
+
+class RotaryLoader(KernelLoader):
+    """Rotary embedding: ``rotary_embedding``, ``rotary_embedding_``, ``get_cos_and_sin``."""
+
+    REGISTRY = _over("rotary", ("rotary",), functions.rotary)
+
+
+class ScaledMaskedSoftmaxLoader(KernelLoader):
+    """Softmax with a mask: ``forward``, ``backward``, ``get_batch_per_block``."""
+
+    REGISTRY = _over("scaled_masked_softmax", ("softmax", "softmax_backward"), modules.masked_softmax)
+
+
+class ScaledUpperTriangleMaskedSoftmaxLoader(KernelLoader):
+    """Causal softmax: ``forward``, ``backward``."""
+
+    REGISTRY = _over("scaled_upper_triangle_masked_softmax", ("softmax", "softmax_backward"), modules.causal_softmax)
+
+
+class SoftmaxLoader(KernelLoader):
+    """Softmax of scaled scores: plain, masked, causal, by their names in ``precast.ops``."""
+
+    REGISTRY = _over("softmax", ("softmax", "softmax_backward"), functions.softmax)
+
+
+# The extensions that each loader begins with; a registration changes only the loader's own list.
+_BUILT_IN = {one: tuple(one.REGISTRY) for one in KernelLoader.__subclasses__() if one.__module__ == __name__}
+_SAME_KERNELS = (InferenceOpsLoader, ScaledMaskedSoftmaxLoader, ScaledUpperTriangleMaskedSoftmaxLoader)
+
+
+def loaders() -> tuple[type[KernelLoader], ...]:
+    """The loaders of this package."""
+    return tuple(_BUILT_IN)
+
+
+def home_of(name: str) -> type[KernelLoader] | None:
+    """The loader that has a built-in extension with this name or former name."""
+    return next((loader for loader in _BUILT_IN if name in shipped_names(loader)), None)
+
+
+def shipped_names(loader: type[KernelLoader]) -> list[str]:
+    """The names, including former ones, of the built-in extensions of a loader."""
+    return [*(extension().name for extension in _BUILT_IN.get(loader, ())), *loader.ALIASES]
+
+
+def with_kernels() -> list[type[FamilyExtension]]:
+    """The extensions over kernels, so that each family appears once for a device, in the catalogue's order.
+
+    A family without a loader gets extensions of its own name.
+    """
+    own = [one for loader, made in _BUILT_IN.items() if loader not in _SAME_KERNELS for one in made]
+    served = {family for one in own for family in getattr(one, "families", ())}
+    alone = [one for family in FAMILIES if family not in served for one in families.over(family.name, (family.name,))]
+    found = [one for one in (*own, *alone) if isinstance(one, type) and issubclass(one, FamilyExtension)]
+    return sorted(found, key=lambda one: FAMILIES.index(one.families[0]))

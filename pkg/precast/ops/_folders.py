@@ -1,4 +1,4 @@
-"""The parts of a family's folder: references and examples by op name, and the members for a loader.
+"""The parts of a family's folder: references and examples by op name.
 
 ``precast doctor --deep`` and the tests use the references and examples to check kernels.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from precast._builder import catalogue
 
-Members = Mapping[str, Any]  # the attributes of a loaded module, by name
 Arguments = tuple[Any, ...]
 Some = Callable[..., Tensor]  # makes a normally distributed tensor of the given shape
 Examples = Mapping[str, Callable[[Some], Arguments] | None]  # by op; None if the op cannot be called on its own
@@ -43,15 +41,6 @@ def is_planned(op: str) -> bool:
 def reference(op: str) -> Callable[..., Any]:
     """The same computation in plain torch."""
     found: Callable[..., Any] = getattr(part(catalogue.folder_of(op).name, "reference"), op)
-    return found
-
-
-def members(folder: str, *, plain: bool) -> Members:
-    """The members for the loader of a folder's families, as kernels or in plain torch; empty without loaders.py."""
-    if importlib.util.find_spec(f"precast.ops.{folder}.loaders") is None:
-        return {}
-    offered = part(folder, "loaders")
-    found: Members = offered.PLAIN if plain else offered.KERNELS
     return found
 
 

@@ -19,11 +19,6 @@ public = ["halve"]
 ours = "dtype of `x`"
 torch = "float32"
 
-[loader]
-name = "HalfLoader"
-about = "Halves."
-extensions = "half"
-
 [family.half]
 host = ["half/host.cpp"]
 devices = ["cpu"]
@@ -42,8 +37,7 @@ def csrc(tmp_path: Path) -> Path:
 def test_a_description_becomes_a_folder(csrc: Path) -> None:
     (folder,) = catalogue.folders_of(descriptions.read(csrc))
     family = catalogue.Family("half", None, ("half/host.cpp",), (), ("halve(Tensor x) -> Tensor",), ("cpu",))
-    offer = catalogue.Offer("HalfLoader", "Halves.", "half")
-    assert folder == catalogue.Folder("half", ("halve",), False, offer, (family,))
+    assert folder == catalogue.Folder("half", ("halve",), False, (family,))
 
 
 def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
@@ -57,13 +51,13 @@ def test_a_wheel_has_the_same_in_one_file(checkout: Path) -> None:
         ("public", "late = 1\npublic", r"csrc/half/family\.toml\.late: wanted bool, found 1"),
         ("[autocast]", "order = 3\n[autocast]", r"csrc/half/family\.toml: nobody reads order"),
         ("ours", "mine", r"csrc/half/family\.toml\.autocast: ours is missing"),
-        ("[loader]", "[replaces.third]\n[loader]", r"csrc/half/family\.toml\.replaces: third is not public"),
+        ("[autocast]", "[replaces.third]\n[autocast]", r"csrc/half/family\.toml\.replaces: third is not public"),
         (
-            "[loader]",
-            "[replaces.halve]\ntf = 'x'\n[loader]",
+            "[autocast]",
+            "[replaces.halve]\ntf = 'x'\n[autocast]",
             r"csrc/half/family\.toml\.replaces\.halve: nobody reads tf",
         ),
-        ("about", "text", r"csrc/half/family\.toml\.loader: about is missing"),
+        ("[autocast]", "[loader]\n[autocast]", r"csrc/half/family\.toml: nobody reads loader"),
         ("host.cpp", "gone.cpp", r"csrc/half/family\.toml\.family\.half: there is no half/gone\.cpp in csrc"),
         ('"cpu"', '"gpu"', r"csrc/half/family\.toml\.family\.half: there is no device 'gpu'"),
         (

@@ -81,6 +81,7 @@ def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:
     code = """
         import json, sys
         import precast.kernel_loader as k
+        from precast.errors import KernelUnavailable
         before = "importlib.metadata" in sys.modules
         out = {"loaded": k.MoeLoader().load(), "names": k.MoeLoader.names(), "from": k.MoeLoader.origin("better")}
         out["once"] = k.MoeLoader().load() is k.MoeLoader().load(ext_name="better")
@@ -93,7 +94,7 @@ def test_an_installed_package_serves_a_loader_of_ours(site: Path) -> None:
         out["after"] = k.MoeLoader.names()
         try:
             k.RMSNormLoader().load(ext_name="broken")
-        except k.KernelUnavailable as error:
+        except KernelUnavailable as error:
             out["refusal"] = str(error)
         print(json.dumps(out))
         """

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from precast import base_extension, kernel_loader
-from precast._builtin import flash_attention
-from precast._builtin import table as builtin
+from precast.compat import flash_attention
 from precast.errors import KernelUnavailable
 from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, TritonExtension, backends
+from precast.extension.loader import _check_interface
 from precast.kernel_loader import CPUAdamLoader, KernelLoader, RMSNormLoader
 
 
@@ -220,19 +220,21 @@ def test_the_built_in_registries() -> None:
     for loader in kernel_loader.loaders():
         assert loader.REGISTRY, loader
         for cls in loader.REGISTRY:
-            kernel_loader._check_interface(KernelLoader, cls)
+            _check_interface(KernelLoader, cls)
+    public = {name for name in kernel_loader.__all__ if name.endswith("Loader")} - {"KernelLoader"}
+    assert public == {loader.__name__ for loader in kernel_loader.loaders()}, "every loader has its older import path"
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
     kinds = {"cubin": CubinExtension, "cpp": CppExtension, "triton": TritonExtension, "torch": TorchExtension}
-    for cls in builtin.BUILTIN:
-        made = cls()
-        assert isinstance(made, kinds.get(made.backend, Extension)), made
+    for made in (extension for loader in kernel_loader.loaders() for extension in loader.extensions()):
+        kind = Extension if isinstance(made, flash_attention.AttentionExtension) else kinds[made.backend]
+        assert isinstance(made, kind), made
         if isinstance(made, (CppExtension, CubinExtension)):
             assert made.support_aot and made.support_jit
             assert all(Path(source).is_file() for source in made.sources_files())
             assert all(Path(folder).is_dir() for folder in made.include_dirs())
-    assert builtin.get("cpu_adam_x86")().cxx_flags()  # type: ignore[union-attr]
+    assert CPUAdamLoader.extensions()[0].cxx_flags()  # type: ignore[attr-defined]
 
 
 @pytest.mark.torch
@@ -263,7 +265,7 @@ def test_accelerators_of_other_makers_get_no_cpu_kernels(monkeypatch: pytest.Mon
         "rms_norm_torch": "ready",
     }
     assert {one.state for one in CPUAdamLoader.candidates() if one.name == "cpu_adam_torch"} == {"ready"}
-    assert builtin.get("cpu_adam_x86")().is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
+    assert CPUAdamLoader.extensions()[0].is_available() == (platform.machine() == "x86_64"), "it is for the CPU anyway"
 
 
 def test_a_triton_extension_is_for_the_gpus_it_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ class AttentionExtension(Extension):
 
     extension_name: ClassVar[str]
     package: ClassVar[str] = "torch"
-    loaders: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__(self.extension_name, support_aot=False, support_jit=False, priority=self.priority)
@@ -76,7 +75,6 @@ class FlashAttentionNpuExtension(AttentionExtension):
     absent: ClassVar[str] = "torch_npu is not installed"
     extension_name = "flash_attention_npu"
     package = "torch_npu"
-    loaders = ("FlashAttentionLoader", "FlashAttentionWithCustomMaskLoader")
 
     def is_available(self) -> bool:
         """Whether torch_npu is installed; ``load`` checks for the function."""
@@ -120,7 +118,6 @@ class FlashAttentionDaoCudaExtension(AttentionExtension):
     absent: ClassVar[str] = "flash-attn is not installed, or there is no NVIDIA GPU"
     extension_name = "flash_attention_dao_cuda"
     package = "flash_attn"
-    loaders = ("FlashAttentionLoader", "FlashAttentionDaoLoader")
     priority = 10
 
     def is_available(self) -> bool:
@@ -170,11 +167,6 @@ class FlashAttentionSdpaCudaExtension(AttentionExtension):
     backend: ClassVar[str] = "torch"
     absent: ClassVar[str] = "torch sees no NVIDIA GPU"
     extension_name = "flash_attention_sdpa_cuda"
-    loaders = (
-        "FlashAttentionLoader",
-        "FlashAttentionWithCustomMaskLoader",
-        "FlashAttentionForFloatAndCustomMaskLoader",
-    )
 
     def function(self) -> Callable[..., Tensor]:
         """A function that calls ``scaled_dot_product_attention``."""
@@ -213,16 +205,3 @@ class FlashAttentionTorchExtension(FlashAttentionSdpaCudaExtension):
     def is_available(self) -> bool:
         """Whether torch is installed."""
         return backends.has_package("torch")
-
-
-ALL: tuple[type[AttentionExtension], ...] = (
-    FlashAttentionNpuExtension,
-    FlashAttentionDaoCudaExtension,
-    FlashAttentionSdpaCudaExtension,
-    FlashAttentionTorchExtension,
-)
-
-
-def of(loader: str) -> list[type[Extension]]:
-    """The extensions of a loader. Only the loader of flash-attn has no reference."""
-    return [cls for cls in ALL if loader in cls.loaders]

@@ -1,1 +1,0 @@
-"""The extensions that come with the package, which the loaders start with."""
