@@ -66,7 +66,7 @@ DEVICE float query_at(const Attention& a, const char* at, int column) {
   return a.dtype == 1 ? Float16::load(at + column * 2) : BFloat16::load(at + column * 2);
 }
 
-// A thread's share of its warp's four rows.
+// A thread's state for its warp's four rows.
 struct AnyRows {
   float sums[kAnyRows][kMostWidth / 32];
   float most[kAnyRows], total[kAnyRows];

@@ -1,4 +1,4 @@
-// The merge of a unit that the blocks of a cluster share.
+// Reduces the partial softmaxes of a cluster, whose blocks share the keys of one unit.
 #pragma once
 
 #include "stages.cuh"
@@ -8,8 +8,8 @@ namespace decode_attention {
 
 #if PRECAST_ARCH >= 800
 
-// A block's part of its unit, behind the warps' sums in shared memory: per row the sums, the maximum and the sum of
-// weights.
+// Where a block keeps its partial softmax, after the warps' sums in shared memory: per row the weighted sums of values,
+// the maximum score and the sum of weights.
 template <class Of>
 struct OwnPart {
   static constexpr int kPitch = Of::kWidth + 4, kBegin = Of::kWarps * kRows * (Of::kWidth + 8);  // floats
@@ -24,7 +24,7 @@ DEVICE void wait_for_cluster() {
 #endif
 }
 
-// Reads shared memory of a block of the cluster: four floats.
+// Reads four floats from the shared memory of block `rank` of the cluster.
 DEVICE float4 read_from(const float* p, int rank) {
 #if PRECAST_ARCH >= 900
   float4 v;
@@ -40,7 +40,7 @@ DEVICE float4 read_from(const float* p, int rank) {
 #endif
 }
 
-// Merges the parts of a cluster's blocks in their order. Warps have rows. All threads of the cluster call this.
+// Reduces the blocks' partial softmaxes in block order, one row per warp. All threads of the cluster call this.
 template <class Of>
 DEVICE void merge_cluster(const DecodeArgs& args, bool is_empty, float* room) {
   using Part = OwnPart<Of>;
@@ -61,7 +61,7 @@ DEVICE void merge_cluster(const DecodeArgs& args, bool is_empty, float* room) {
   const int rows = lesser(rows_of(a) - s.first_row, kRows);
   for (int row = rank * Of::kWarps + warp; row < rows; row += args.cluster * Of::kWarps) {
     const float* const part = own + row * Part::kPitch;
-    float4 stats = make_float4(-infinity(), 0.0f, 0.0f, 0.0f);  // of the block with the number of this lane
+    float4 stats = make_float4(-infinity(), 0.0f, 0.0f, 0.0f);  // maximum and sum of weights of block `lane`
     if (lane < args.cluster) stats = read_from(part + a.value_width, lane);
     float most = stats.x;
 #pragma unroll
@@ -88,7 +88,7 @@ DEVICE void merge_cluster(const DecodeArgs& args, bool is_empty, float* room) {
       float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int r = 0; r < kMostCluster; ++r) {
-        if (keep[r] == 0.0f) continue;  // such a part may have no sums
+        if (keep[r] == 0.0f) continue;  // a block without keys has written no sums
         v[0] += q[r].x * keep[r];
         v[1] += q[r].y * keep[r];
         v[2] += q[r].z * keep[r];
@@ -100,7 +100,7 @@ DEVICE void merge_cluster(const DecodeArgs& args, bool is_empty, float* room) {
     }
     if (lane == 0) a.lse[to] = closing.lse;
   }
-  wait_for_cluster();  // another block may still read this one's part
+  wait_for_cluster();  // another block may still read this one's shared memory
 }
 
 #endif

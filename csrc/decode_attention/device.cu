@@ -1,14 +1,14 @@
-// Attention over a paged cache on the GPU. host.cpp chooses the kernel, plan.cuh splits keys over blocks, and
-// matrix.cuh and any.cuh do a block's work.
+// Attention over a paged cache on the GPU. host.cpp chooses the kernel, plan.cuh assigns keys to blocks, and matrix.cuh
+// and any.cuh compute the partial softmax of a block.
 #include "entries.h"
 #include "matrix.cuh"
 
 namespace precast {
 namespace decode_attention {
 
-// One block per row of the result. host.cpp chooses the number of warps; each has a line of shared memory. Rows that
-// one block of the first kernel handled completely are already written. For the others, the parts are merged in order.
-// A row without keys is zero.
+// Reduces the partial softmaxes of a row of the result, one block per row, in the order of the first kernel's blocks.
+// host.cpp chooses the number of warps; each uses a line of shared memory. A row that one block of the first kernel
+// handled completely is already written. A row without keys becomes zero.
 DEVICE void merge(const DecodeArgs& args) {
   extern __shared__ __align__(16) char room[];
   float (*const lines)[kMergeLine] = reinterpret_cast<float (*)[kMergeLine]>(room);  // sums, maximum, sum of weights
@@ -16,7 +16,7 @@ DEVICE void merge(const DecodeArgs& args) {
   const int row = static_cast<int>(blockIdx.x), per_sequence = a.queries * a.heads;
   const int sequence = row / per_sequence, among = row - sequence * per_sequence;
   const int query = among / a.heads, head = among - query * a.heads, group = group_of(a), kv_head = head / group;
-  const int shared_row = query * group + head - kv_head * group;  // among those that share the key head
+  const int shared_row = query * group + head - kv_head * group;  // index among the rows that share the key head
   const int unit = kv_head * row_tiles_of(a) + shared_row / kRows;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int warps = static_cast<int>(blockDim.x) >> 5;
@@ -34,7 +34,7 @@ DEVICE void merge(const DecodeArgs& args) {
   float most = -infinity(), total = 0.0f, sum[kMostWidth / 32] = {};
 #pragma unroll 4
   for (int block = from + warp; block <= to; block += warps) {
-    // The part that starts with the unit is the second one of its block: see Segment::slot.
+    // If a unit starts within a block, its partial softmax is the block's second one: see Segment::slot.
     const float* p = part_sums(args, block * 2 + (block == from ? 1 : 0), shared_row & (kRows - 1));
     const float its_most = p[a.value_width], its_total = p[a.value_width + 1];
     float its_sum[kMostWidth / 32];

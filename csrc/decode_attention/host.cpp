@@ -16,12 +16,12 @@ namespace {
 //   the same with caches of 8 bits, heads of up to 128           decode_narrow_...
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
-// `Shape` has the numbers of each kernel. A unit of up to 16 rows, the query heads that share a key head, is one row of
-// blocks of the matrix instruction. A block takes 64 of its keys at a time. The grid is what is resident at once, and
-// every block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, is for rows whose
-// keys were split over several blocks, and for rows without keys. Both launches start early: their blocks become
-// resident and wait while the previous launch still runs. If the tables have room for few keys, a cluster of blocks
-// takes each unit and merges it itself, so the second launch is left out.
+// `Shape` describes each kernel. A unit is up to 16 rows, the query heads that share a key head: the 16 rows of a
+// matrix instruction. A block takes 64 of its keys at a time. The grid has as many blocks as are resident at once, and every
+// block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, reduces rows whose keys
+// were split over several blocks, and clears rows without keys. Both launches start early: their blocks become resident
+// and wait while the previous launch still runs. If the tables have room for few keys, the blocks of a cluster share
+// each unit and reduce it themselves, without the second launch.
 //
 // H100, bf16, 32 query heads of 128, as a share of the copy rate: 0.91 with 8 key heads and 0.85 with 4 at 64 sequences
 // of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. In two dependent
@@ -53,7 +53,7 @@ KernelFamily kernels = {"decode_attention", kEntries, entry::kCount};
 
 constexpr int64_t kTile = 64;  // keys per step of a block
 
-// A cluster of blocks has a unit by itself, without a second launch, if even full tables leave no block more tiles.
+// A cluster handles a unit, without a second launch, if even full tables give no block more tiles than this.
 constexpr int64_t kMostClusterTiles = 4;
 
 // The number of blocks in a cluster: a power of two. 0: the tiles of all units are split evenly.

@@ -15,8 +15,8 @@ namespace decode_attention {
 
 #if PRECAST_ARCH >= 800
 
-// Merges the warps' rows and writes them to the result or to a part. No copy to `room` (shared memory) may be in
-// flight.
+// Reduces the warps' softmaxes of a segment and writes the rows to the result, or as a partial softmax. No asynchronous
+// copy to `room` (shared memory) may be in flight.
 template <class Of>
 DEVICE void end_rows(const DecodeArgs& args, const Segment& s, float* room, float (*stats)[2][kRows], WarpRows<Of>& w) {
   constexpr int kWidth = Of::kWidth, kWarps = Of::kWarps, kPitch = kWidth + 8;

@@ -1,11 +1,11 @@
-// Assigns keys to blocks. It happens on the device, because lengths may change between replays of a CUDA graph.
+// Assigns keys to blocks, on the device, because lengths may change between replays of a CUDA graph.
 //
-// A tile is 64 keys of one sequence for one unit: a key head and up to 16 of the rows that share it. All tiles form one
-// line, ordered by sequence, then unit, then key. Every block takes a run of the line. All runs have one length, so the
-// work is balanced even if lengths differ. If a run ends inside a unit, the unit's rows have parts in several blocks,
-// and merge_parts merges them in the order of the blocks. Results are deterministic.
+// A unit is a key head and up to 16 of the rows that share it. A tile is 64 keys of one sequence for one unit. All
+// tiles form one line, ordered by sequence, then unit, then key. Every block takes a run of the line. All runs are
+// equally long, so the work is balanced even if sequence lengths differ. If a run ends inside a unit, several blocks
+// hold partial softmaxes of the unit's rows, and merge_parts reduces them in block order. Results are deterministic.
 //
-// Short sequences take one launch: a cluster of blocks shares each unit and merges it through shared memory.
+// Short sequences take one launch: the blocks of a cluster share each unit and reduce it through shared memory.
 #pragma once
 
 #include "../common/early.cuh"
@@ -107,7 +107,7 @@ DEVICE Start find_start(const DecodeArgs& args, i64* sums, Start* found) {
   return *found;
 }
 
-// The same if clusters have units: a block's run is its share of its unit's tiles.
+// The same if a cluster handles a unit: the blocks of the cluster divide the unit's tiles.
 DEVICE Start start_in_cluster(const DecodeArgs& args) {
   launch_before_has_ended();
   next_launch_may_start();
@@ -119,13 +119,13 @@ DEVICE Start start_in_cluster(const DecodeArgs& args) {
   return {first + from, first + lesser(from + each, tiles), 0, sequence};
 }
 
-// The tiles of a run that belong to one unit.
+// The tiles of a block's run that belong to one unit.
 struct Segment {
-  int sequence, kv_head, first_row, rows;  // rows of the tile, of those that share the head
+  int sequence, kv_head, first_row, rows;  // rows of the unit
   int length, oldest;
   int first_tile, tiles;
-  bool whole;  // all tiles of the unit are here: nothing is left to merge
-  int slot;    // of its part, if not whole
+  bool whole;  // the segment has all tiles of the unit, so there is nothing to merge
+  int slot;    // of its partial softmax, if not whole
 };
 
 // Calls body(segment) for each segment of the block's run. All threads follow the same path.
@@ -240,7 +240,7 @@ DEVICE void store_columns(const Attention& a, i64 row, int column, const float (
   *reinterpret_cast<uint2*>(a.out + (row * a.value_width + column) * 2) = make_uint2(first, second);
 }
 
-// Closes a row: adds its sink, if any, and returns the factor for its sums and the logarithm.
+// Finishes a row: adds its sink, if any. Returns the factor of its sums, and the log of the sum of exponentials.
 struct Closing {
   float factor, lse;
 };
@@ -257,7 +257,7 @@ DEVICE Closing close_row(const Attention& a, int kv_head, int head, float most, 
   return {factor, sum == 0.0f ? -infinity() : (most + log2_of(sum)) * kLn2};
 }
 
-// Parts: sums, then two numbers for each row.
+// A partial softmax of a row: weighted sums of values, the maximum, and the sum of weights.
 DEVICE float* part_sums(const DecodeArgs& args, int slot, int row) {
   return args.parts + (static_cast<i64>(slot) * kRows + row) * (args.call.value_width + 2);
 }

@@ -75,8 +75,8 @@ DEVICE int key_at(const Segment& s, int step, int warp) {
   return s.first_tile * kTile + (step * Of::kWarps + warp) * kWarpKeys;
 }
 
-// The place of a 16-byte chunk of a key or value in a stage. Each has a row, whose chunks are permuted so that a column
-// of eight rows covers all banks.
+// The offset of a 16-byte chunk of a key or value in a stage. Each key or value is a row, whose chunks are permuted so
+// that the same chunk of eight rows covers all banks.
 template <class Of>
 DEVICE u32 chunk_place(int row, int chunk) {
   return static_cast<u32>(row * Of::kRowBytes + ((chunk ^ (row & 7)) << 4));
@@ -105,7 +105,7 @@ DEVICE void begin_copies(const DecodeArgs& args, const Segment& s, int key, u32 
   const u32 value_stage = stage + kWarpKeys * Of::kRowBytes;
   const int chunk = lane % kPerRow;
   const bool pieces = a.key_piece_width != a.key_width;
-  if (pieces) {  // neighbours in memory are the same chunk of consecutive keys
+  if (pieces) {  // the same chunk of consecutive keys is adjacent in memory
     for (int c = lane >> 4; c < key_chunks; c += 2) {
       const u32 piece = quotient(static_cast<u32>(c), args.pieces);
       const int within = c - static_cast<int>(piece * args.pieces.divisor);

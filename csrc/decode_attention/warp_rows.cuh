@@ -8,7 +8,7 @@ namespace decode_attention {
 
 #if PRECAST_ARCH >= 800
 
-// A warp's rows. Each thread has two of the 16: `lane / 4` and the one eight rows below.
+// A warp's state for the 16 rows. Each thread holds elements of two rows: `lane / 4` and `lane / 4 + 8`.
 template <class Of>
 struct WarpRows {
   u32 query[Of::kSharedQuery ? 1 : Of::kWidth / 16][4];
@@ -35,8 +35,9 @@ DEVICE void share_queries(const Attention& a, const Segment& s, char* to) {
   __syncthreads();
 }
 
-// In 8 bits, a thread's share of 16 bytes of a key are four adjacent elements, where in 16 bits they are two pairs
-// eight elements apart. The order of a product's terms is free, so the query takes the order of the keys.
+// Of 16 elements of a key, a thread holds two pairs that are eight elements apart if they have 16 bits, and four
+// adjacent elements if they have 8. The order of a dot product's terms does not matter, so the query is loaded in the
+// order of the keys.
 template <class T, class Of>
 DEVICE void begin_rows(const Attention& a, const Segment& s, WarpRows<Of>& w) {
   constexpr int kWidth = Of::kWidth, kPair = Of::kNarrow ? 8 : 4, kNextPair = Of::kNarrow ? 4 : 16;  // bytes
@@ -71,7 +72,7 @@ DEVICE void begin_rows(const Attention& a, const Segment& s, WarpRows<Of>& w) {
   }
 }
 
-// A pair of float16, each the value of 8 bits, as a pair of T.
+// Converts a pair of float16, widened from 8 bits, to a pair of T.
 template <class T>
 DEVICE u32 from_halves(u32 pair);
 template <>
@@ -85,7 +86,7 @@ DEVICE u32 from_halves<BFloat16>(u32 pair) {
   return BFloat16::pack(v);
 }
 
-// Four adjacent elements of 8 bits as two pairs of T.
+// Widens four adjacent 8-bit elements to two pairs of T.
 template <class T>
 DEVICE void widen_four(u32 four, bool e5m2, u32& low, u32& high) {
 #if PRECAST_ARCH >= 900
@@ -111,7 +112,7 @@ DEVICE void widen_four(u32 four, bool e5m2, u32& low, u32& high) {
 #endif
 }
 
-// Adds the products of 16 keys of 8 bits with the warp's rows to `x`.
+// Adds the dot products of 16 8-bit keys with the warp's rows to `x`.
 template <class T, class Of>
 DEVICE void multiply_narrow_keys(const Attention& a, u32 stage, const WarpRows<Of>& w, float (&x)[2][4]) {
   const int lane = static_cast<int>(threadIdx.x) & 31, key_row = lane & 15, key_chunk = lane >> 4;
@@ -131,8 +132,8 @@ DEVICE void multiply_narrow_keys(const Attention& a, u32 stage, const WarpRows<O
   }
 }
 
-// Adds 16 values of 8 bits with their weights to the warp's sums. Of each 16 columns, the even ones come first in
-// `sums`, then the odd ones: a transposed load moves two adjacent columns at once.
+// Adds 16 8-bit values times their weights to the warp's sums. Of each 16 columns, `sums` holds the even ones first,
+// then the odd ones, because a transposed load moves two adjacent columns at once.
 template <class T, class Of>
 DEVICE void add_narrow_values(const Attention& a, u32 values, const u32 (&weights)[4], WarpRows<Of>& w) {
   const int lane = static_cast<int>(threadIdx.x) & 31, value_row = lane & 15, value_chunk = lane >> 4;
@@ -156,7 +157,7 @@ DEVICE void add_narrow_values(const Attention& a, u32 values, const u32 (&weight
   }
 }
 
-// One step of a warp, for the 16 keys in `stage`.
+// One step of a warp's online softmax, over the 16 keys in `stage`.
 template <class T, class Of>
 DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scoring, int key, u32 stage, u32 present,
                       u32 shared_query, WarpRows<Of>& w) {
@@ -181,7 +182,7 @@ DEVICE void take_keys(const Attention& a, const Segment& s, const Scoring& scori
       }
     }
   }
-  // The scores, and which of them count. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
+  // The scores; those of keys that a query must not see become -inf. Rows: i / 2; columns: 8 n + 2 (lane % 4) + i % 2.
   const int newest = s.length - a.queries;  // the newest key that the first query sees
   const bool all =
       present == 0xffffu && key + kWarpKeys - 1 <= newest && (a.window == 0 || key > s.length - 1 - a.window);

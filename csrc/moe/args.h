@@ -6,18 +6,18 @@
 namespace precast {
 namespace moe {
 
-// Most experts, and so most values per lane of a warp that has a token.
+// The maximum number of experts. A warp gates a token, so a lane handles at most 32 of them.
 constexpr int kMostExperts = 1024;
 
-// Most threads that share a token's row.
+// The maximum number of threads that share a token's row.
 constexpr int kRowThreads = 512;
 
-// Pairs that a block looks at for slots with several, and its threads.
+// The threads of a block of `repeat`, each of which checks one pair.
 constexpr int kRepeatThreads = 128;
 
 enum GatingFlags : int { kSigmoid = 1, kRenormalize = 2, kTopTwo = 4 };
 
-// Rows of logits; a warp has a row. A row of weights and indices has `k` elements.
+// Gating: a warp handles one row of logits and writes `k` weights and `k` indices.
 struct GatingArgs {
   const char* logits;
   const float* bias;  // null: none
@@ -51,18 +51,18 @@ struct GatingBackwardArgs {
   int unused;
 };
 
-// Pairs of a token and an expert, numbered token by token. Block b of `blocks` has `chunk` of them, from b * chunk on.
-// Null for what a call does not need.
+// A stable sort of pairs by expert. A pair is a token and one of its experts, numbered token by token. Block b sorts
+// the `chunk` pairs from b * chunk on. Results that a call does not need are null.
 struct SortArgs {
   const char* ids;
-  int* sorted;     // slot -> pair; `pairs` in a slot without one
+  int* sorted;     // slot -> pair; `pairs` for an empty slot
   int* expert_of;  // block of slots -> expert; 0 after the last, as in vLLM
-  int* total;      // one number: slots in use, with those that fill blocks up
+  int* total;      // one number: slots in use, padding included
   int* positions;  // pair -> slot; ~slot for a pair without an expert, whose slots come last
   int* ends;       // expert -> end of its slots
-  int* counts;     // [block][bucket], between the launches of many blocks: pairs, then places
-  int* starts;     // [bucket], between these launches: first slot, of one bucket more than there are experts
-  int* totals;     // [bucket], between these launches: pairs
+  int* counts;     // [block][bucket], scratch: pairs, then the block's offset in the bucket
+  int* starts;     // [bucket], scratch: first slot; the last bucket is for pairs without an expert
+  int* totals;     // [bucket], scratch: pairs
   Division block_size;
   int pairs;
   int experts;
@@ -73,7 +73,7 @@ struct SortArgs {
   int unused;
 };
 
-// Rows of `units` units of 16, 4 or 2 bytes go to the places of a token, of which it has `k`.
+// Copies the row of each token to its `k` slots, in units of 16, 4 or 2 bytes.
 struct PermuteArgs {
   const char* rows;
   char* result;
@@ -89,10 +89,10 @@ struct PermuteArgs {
   unsigned int prefetch;  // prefetch the row this many tokens ahead into L2; 0: none
 };
 
-// Most pairs of few tokens, whose places every block finds by itself.
+// The maximum number of pairs of `permute_few`, whose blocks each compute the slots themselves.
 constexpr int kFewPairs = 1024;
 
-// Few tokens: their places and their rows. Block (t, part) has token t.
+// Sorts the pairs of few tokens and copies their rows, in one launch. Block (t, i) copies the i-th part of token t.
 struct PermuteFewArgs {
   const char* rows;
   char* result;
@@ -109,7 +109,7 @@ struct PermuteFewArgs {
   unsigned int unit_bytes;
 };
 
-// The weighted sum of a token's rows; `weights` may be null.
+// Sums the rows of each token, times their weights. `weights` may be null.
 struct CombineArgs {
   const char* rows;
   char* result;
@@ -124,7 +124,7 @@ struct CombineArgs {
   int dtype;
 };
 
-// Its gradients: for the rows, weights times grad; for each weight, the product of grad and its row.
+// The gradients of that sum. For a row: its weight times grad. For a weight: the dot product of grad and its row.
 struct CombineBackwardArgs {
   const char* grad;
   const char* rows;
@@ -144,17 +144,17 @@ struct CombineBackwardArgs {
   int unused;
 };
 
-// Memory that becomes zero. Each slot gets a number of one of its pairs as its owner.
+// Clears the result, and records one pair of each slot as its owner.
 struct ZeroArgs {
   char* data;
   long long bytes;
   const int* positions;
-  int* owners;  // slot -> pair; a slot without a pair keeps what was there
+  int* owners;  // slot -> pair; not written for a slot without a pair
   long long slots;
   long long pairs;
 };
 
-// Makes the row of each slot that has several pairs the sum of their rows, times their weights, which may be null.
+// Recomputes each slot with several pairs as the sum of the pairs' rows, times their weights. `weights` may be null.
 struct RepeatArgs {
   const char* rows;  // of the tokens
   char* result;

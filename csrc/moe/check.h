@@ -8,13 +8,13 @@ namespace precast::moe {
 
 constexpr int64_t kMostPairs = int64_t{1} << 31;
 
-// Whether a tensor's numbers are int32 or int64; 4 or 8 bytes, else 0.
+// The bytes of an element: 4 for int32, 8 for int64, 0 for any other dtype.
 inline int id_bytes(const Tensor& tensor) {
   if (tensor.dtype_code() == aoti_torch_dtype_int32()) return 4;
   return tensor.dtype_code() == aoti_torch_dtype_int64() ? 8 : 0;
 }
 
-// float32 numbers, one for each place of each token.
+// Weights are float32, one per pair.
 inline void check_weights(const char* op, const Named& weights, const Named& like) {
   PRECAST_CHECK(weights.tensor.dtype_code() == float32_code(), "%s: %s is %s; needed float32", op, weights.name,
                 dtype_name(weights.tensor.dtype_code()));
@@ -22,7 +22,7 @@ inline void check_weights(const char* op, const Named& weights, const Named& lik
   check_shape(op, weights, like.tensor, like.name);
 }
 
-// x with the name that it has in the schema.
+// `x` is named as in the schema.
 inline Norm check_rows_of(const char* op, const Named& x) {
   Norm rows;
   rows.dtype_code = x.tensor.dtype_code();

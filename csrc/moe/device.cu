@@ -1,4 +1,4 @@
-// The movement of rows to experts and back. A position that a tensor does not have is skipped.
+// Moves rows to experts and back. Positions outside of a tensor are skipped.
 #include "entries.h"
 #include "permute.cuh"
 #include "unpermute.cuh"

@@ -1,4 +1,4 @@
-// The choice of experts for tokens: a warp has a token.
+// Chooses the experts of tokens, a warp per token.
 #pragma once
 
 #include "moe.cuh"

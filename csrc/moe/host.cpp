@@ -1,4 +1,4 @@
-// The movement of rows to experts and back: checks, the CPU implementation, and the choice of kernels.
+// Moves rows to experts and back: the ops, their CPU implementation, and the choice of kernels.
 #include <algorithm>
 
 #include "launches.h"
@@ -12,14 +12,14 @@ namespace {
 
 // ---- how the kernels are launched ----
 //
-//   permute            threads for a token; each loads units of its row once and stores them at all of its places
-//   permute_few        the same and the places, for up to kFewPairs pairs: blocks for a token, of which each sorts all
-//   combine_<dtype>    threads for a token; each adds up vectors of 16 bytes of its rows
-//   combine_few_*      the same for fewer tokens than multiprocessors: blocks for a token, a vector for a thread
+//   permute            a row of threads per token; a thread loads its units once and stores them to all k slots
+//   permute_few        the same for up to kFewPairs pairs, in the launch that sorts them: every block sorts all pairs
+//   combine_<dtype>    a row of threads per token; a thread sums 16-byte vectors of the token's rows
+//   combine_few_*      the same for fewer tokens than multiprocessors: several blocks per token, a vector per thread
 //   combine_any        the same, element by element
-//   combine_backward_* a block for a token, which has the products with all of its rows to add up
-//   zero               memory that not every row of is written by permute or combine_backward; finds slots' owners
-//   repeat             the rows of slots that several pairs of a token and a place have
+//   combine_backward_* a block per token, which reduces the dot products of grad with the token's rows
+//   zero               clears a result of which not every row is written, and records an owner of each slot
+//   repeat             sums the rows of slots that several pairs name
 
 // ---- to the experts ----
 
@@ -47,8 +47,8 @@ void permute_rows_cuda(const Permute& call) {
   args.units = static_cast<unsigned>(row_bytes / unit);
   args.unit_bytes = static_cast<unsigned>(unit);
   args.whole = call.places.whole;
-  // If each row is written once, half of the memory's time is reading, and it gains from more threads and from rows on
-  // their way ahead. With more places, both only disturb the writes.
+  // If each row is written once, half of the traffic is reads, which more threads and prefetching speed up. With
+  // several slots per row, both only slow down the writes.
   const bool once = args.k == 1;
   args.prefetch = once && unit == 16 && row_bytes < (int64_t{1} << 31) ? rows_ahead(row_bytes) : 0;
   void* arguments[] = {&args};
@@ -210,7 +210,8 @@ void combine_cuda(const char*, const Combine& call) {
       vectors_of(misalignment(work.rows, args.stride) | misalignment(work.result, row_bytes), row_bytes);
   args.units = static_cast<unsigned>(vectors > 0 ? vectors : work.width);
   args.dtype = static_cast<int>(call.rows.dtype);
-  // A thread's loads of rows wait for each other unless there are few tokens, and then there are no others to wait for.
+  // A thread loads one row after the other. With few tokens no other threads hide that latency, so all loads start at
+  // once.
   constexpr int64_t kFewThreads = 64;
   const bool fewer = call.places.tokens < multiprocessors(call.rows.device);
   const bool few = fewer && work.k > 1 && vectors > 0 && vectors <= 65535 * kFewThreads;
@@ -326,7 +327,7 @@ void backward_cpu(const char* op, const Backward& call) {
   Owners owners(call.work.positions, call.places);
   const CombineBackwardFunction backward = PRECAST_AT_CPU_LEVEL(moe, combine_backward);
   if (owners.repeated()) {
-    backward(call.work, 0, call.places.tokens);  // on one thread, because pairs write the same rows
+    backward(call.work, 0, call.places.tokens);  // on one thread, because several pairs write one row
     const CombineRows rows = {call.work.grad,  nullptr, nullptr,        call.work.weights, call.work.grad_stride, 0,
                               call.work.width, 0,       call.work.dtype};
     return owners.add_up(rows, grad_rows, row_bytes);

@@ -1,5 +1,4 @@
-// The launches of the kernels that move rows: how threads share a row, and what precedes and follows them when a slot
-// may have several pairs.
+// Launch shapes of the kernels that move rows, and the two launches around them if a slot can have several pairs.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +17,13 @@ inline int64_t unit_of(uint64_t misaligned, int64_t row_bytes, int64_t element_b
   return (bits & 15) == 0 ? 16 : (bits & 3) == 0 ? 4 : element_bytes;
 }
 
-// Threads for a row of `units` that has `each` of them per thread, and rows in a block.
+// The threads of a row of `units`, `each` per thread, and the rows of a block. The caller names the kernel.
 inline RowKernel rows_of_threads(int64_t units, int64_t each = 2) {
   const int64_t threads = std::min<int64_t>(kRowThreads, warps_for((std::max<int64_t>(units, 1) + each - 1) / each));
   return {kNoEntry, static_cast<uint32_t>(threads), static_cast<uint32_t>(threads < 128 ? 128 / threads : 1), 0};
 }
 
-// The blocks of 128 threads that share a row of `units` if there are this many rows: about two for each multiprocessor.
+// How many blocks of 128 threads share a row of `units`, so that all rows make about two blocks per multiprocessor.
 constexpr int64_t kSharedThreads = 128;
 
 inline int64_t parts_of_row(int device, int64_t rows, int64_t units) {
@@ -32,14 +31,14 @@ inline int64_t parts_of_row(int device, int64_t rows, int64_t units) {
   return std::min(std::max<int64_t>((units + kSharedThreads - 1) / kSharedThreads, 1), most);
 }
 
-// Makes a launch that leaves half of the multiprocessors without a block one of more and smaller blocks.
+// Splits rows over more, smaller blocks if at least half of the multiprocessors would have no block.
 inline void share_rows(LaunchShape& shape, int device, int64_t units) {
   if (shape.threads_y > 1 || 2 * int64_t{shape.blocks_x} > multiprocessors(device)) return;
   shape.threads_x = kSharedThreads;
   shape.blocks_y = static_cast<uint32_t>(parts_of_row(device, shape.blocks_x, units));
 }
 
-// Rows of slots that any number of pairs may have: zero() before they are written, add_up() afterwards.
+// Slots that can have any number of pairs: call zero() before the rows are written, and add_up() afterwards.
 class AnyPairs {
  public:
   AnyPairs(const Tensor& like, const Norm& rows, const Places& places, const int32_t* positions, char* result)
@@ -59,7 +58,7 @@ class AnyPairs {
     launch(kernels, rows_.device, entry::moe_zero, {static_cast<uint32_t>(blocks), 1, 256, 1, 0}, arguments);
   }
 
-  // `rows`: of the tokens, `stride` bytes apart.
+  // `rows`: one per token, `stride` bytes apart.
   void add_up(const void* rows, int64_t stride, const float* weights) const {
     const int64_t pairs = places_.tokens * places_.k;
     if (places_.slots * row_bytes_ == 0 || pairs < 2) return;

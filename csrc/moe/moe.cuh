@@ -10,10 +10,10 @@ namespace moe {
 
 constexpr u32 kAllLanes = 0xffffffffu;
 
-// The token of this row of threads.
+// The token that this row of threads handles.
 DEVICE u32 this_token() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
-// Blocks along y share a row: the first unit of this thread in it, and the distance to the next.
+// Blocks along y share a row. The thread's first unit in it, and the distance to its next unit.
 DEVICE u32 first_unit() { return blockIdx.y * blockDim.x + threadIdx.x; }
 DEVICE u32 unit_step() { return gridDim.y * blockDim.x; }
 
@@ -26,7 +26,7 @@ DEVICE u32 bucket_at(const char* ids, int id_bytes, int experts, u32 pair) {
   return high == 0 && low < static_cast<u32>(experts) ? low : static_cast<u32>(experts);
 }
 
-// The greatest and the least number of a warp.
+// The maximum and the minimum over a warp.
 DEVICE u32 warp_greatest(u32 v) {
 #if PRECAST_ARCH >= 800
   return __reduce_max_sync(kAllLanes, v);

@@ -1,5 +1,5 @@
-// The positions of pairs, where a pair is a token and one of its k places: checks, and the pairs of each slot on the
-// CPU.
+// Positions: the slot of each pair of a token and one of its k experts. Their checks, and on the CPU the pairs of each
+// slot.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ inline void check_width(const char* op, const Norm& rows) {
                 printable(rows.hidden));
 }
 
-// On the CPU, a position that does not exist is refused before anything is written.
+// The CPU kernels refuse a position without a slot before they write anything.
 inline void check_values(const char* op, const int32_t* positions, const Places& places) {
   for (int64_t pair = 0; pair < places.tokens * places.k; ++pair) {
     const int64_t slot = positions[pair] < 0 ? (places.whole ? ~positions[pair] : 0) : positions[pair];
@@ -54,7 +54,7 @@ inline void check_values(const char* op, const int32_t* positions, const Places&
   }
 }
 
-// A position may be any number, so a slot has any number of pairs of a token and a place.
+// The pairs of each slot. Callers may pass any positions, so several pairs can name one slot.
 class Owners {
  public:
   Owners(const int32_t* positions, const Places& places) : places_(places), positions_(positions), ends_(places.slots) {
@@ -64,18 +64,18 @@ class Owners {
     }
   }
 
-  // True if a slot has several pairs, so that what they give to its row must be added up.
+  // True if a slot has several pairs, whose rows must then be summed.
   bool repeated() const { return repeated_; }
 
-  // Makes the rows without a pair zero. Call it before add_up().
+  // Clears the rows of slots without a pair. Call it before add_up().
   void clear_others(char* result, int64_t row_bytes) const {
     for (int64_t slot = 0; slot < places_.slots; ++slot) {
       if (ends_[slot] == 0) memset(result + slot * row_bytes, 0, static_cast<size_t>(row_bytes));
     }
   }
 
-  // Makes each row of `result` the sum of its pairs' rows, in their order, times their weights. `rows` has one for each
-  // token.
+  // Writes to each slot the sum of its pairs' rows times their weights, in the order of the pairs. `rows` holds one row
+  // per token.
   void add_up(const CombineRows& rows, char* result, int64_t row_bytes) {
     const int64_t pairs = places_.tokens * places_.k;
     Array<int32_t> tokens(pairs);
@@ -106,7 +106,7 @@ class Owners {
  private:
   const Places places_;
   const int32_t* positions_;
-  Array<int32_t> ends_;  // at first, how many pairs each slot has
+  Array<int32_t> ends_;  // pairs per slot; in add_up(), where they end and then begin
   bool repeated_ = false;
 };
 

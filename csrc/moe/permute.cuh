@@ -1,4 +1,4 @@
-// The movement of rows to experts.
+// Moves rows to their experts.
 #pragma once
 
 #include "moe.cuh"
@@ -69,7 +69,7 @@ DEVICE void permute(const PermuteArgs& a) {
 
 // ---- few tokens: their places and their rows in one launch ----
 
-// How many pairs come before `pair` in the order of experts, if it has this bucket. All lanes of a warp count.
+// The rank of `pair`, which is in `bucket`, in the order of experts. The lanes of a warp share the count.
 DEVICE int pairs_before(const int* buckets, int pairs, int pair, int bucket) {
   float before = 0.0f;
 #pragma unroll 4
@@ -79,8 +79,8 @@ DEVICE int pairs_before(const int* buckets, int pairs, int pair, int bucket) {
   return static_cast<int>(warp_sum(before));
 }
 
-// Every block reads all ids and finds the slots of its token. The row is on its way meanwhile. The blocks share the
-// ends of the experts.
+// Every block reads all ids and computes the slots of its token, while the loads of the row are in flight. The blocks
+// divide the ends of the experts among them.
 template <class Unit>
 DEVICE void permute_few_rows(const PermuteFewArgs& a) {
   __shared__ int buckets[kFewPairs], places[kFewPairs];
@@ -112,7 +112,7 @@ DEVICE void permute_few_rows(const PermuteFewArgs& a) {
   const auto write = [&](char* to, u32 at, bool placed, const Unit& from) {
     if (at < a.units) write_unit(to + static_cast<i64>(at) * sizeof(Unit), placed ? from : Unit{});
   };
-  if (step >= a.units) {  // a unit for a thread
+  if (step >= a.units) {  // at most one unit per thread
 #pragma unroll 4
     for (int j = 0; j < a.k; ++j) write(place_of(j), first_unit(), places[j] >= 0, unit[0]);
   } else {

@@ -1,4 +1,5 @@
-// The choice of experts and the places of their tokens: checks, the CPU implementation, and the choice of kernels.
+// Chooses the experts of tokens and sorts pairs by expert: the ops, their CPU implementation, and the choice of
+// kernels.
 #include <algorithm>
 
 #include "../common/cpu_level.h"
@@ -14,10 +15,10 @@ namespace {
 
 // ---- how the kernels are launched ----
 //
-//   gate            a warp has a token, and the choice is made among registers
-//   gate_backward   a warp has a token
-//   sort_place      a block has a chunk of pairs, its warps parts of it. If one block has them all, this launch is the
-//                   only one; else sort_count counts the pairs of each chunk and sort_scan adds up the counts
+//   gate            a warp per token, which chooses the experts in registers
+//   gate_backward   a warp per token
+//   sort_place      a block per chunk of pairs, divided among its warps. A single block needs no other launch; else
+//                   sort_count counts the pairs of each chunk first, and sort_scan sums the counts
 
 constexpr int kSharedBytes = 48 * 1024, kGateSharedBytes = 48 * 1024;
 
@@ -93,7 +94,7 @@ void gate_cuda(const Gating& gating, const ReadRows& logits, const float* bias, 
       (gating.sigmoid ? kSigmoid : 0) | (gating.renormalize ? kRenormalize : 0) | (gating.top_two ? kTopTwo : 0);
   args.dtype = static_cast<int>(gating.rows.dtype);
   args.scale = gating.scale;
-  // Two words for each expert and one more for each 32, two for each group and for each chosen expert.
+  // Two words per expert, a word of padding per 32 experts, and two words per group and per chosen expert.
   args.shared_words = 2 * args.experts + args.experts / 32 + 1 + 2 * (args.groups + args.k);
   void* arguments[] = {&args};
   for (int64_t begin = 0; begin < gating.rows.rows; begin += kLaunchRows) {
@@ -101,7 +102,7 @@ void gate_cuda(const Gating& gating, const ReadRows& logits, const float* bias, 
     args.logits = logits.data() + begin * args.stride;
     args.weights = weights + begin * gating.k;
     args.indices = indices + begin * gating.k;
-    // A token alone in its block starts at once. Many tokens share blocks, so that there are fewer of these.
+    // One-warp blocks start soonest. Many tokens share blocks, to launch fewer.
     const bool alone = args.rows <= 1024 || args.shared_words * 4 * kWarpsPerBlock > kGateSharedBytes;
     const int64_t warps = alone ? 1 : kWarpsPerBlock;
     const LaunchShape shape = {static_cast<uint32_t>((args.rows + warps - 1) / warps), 1, 32,
@@ -231,10 +232,12 @@ Tensor gating_backward_op(const Tensor& grad, const Tensor& logits, const Tensor
 
 // ---- places ----
 
-constexpr int64_t kAlonePairs = 4096;                     // that one block sorts alone
-constexpr int64_t kBlockPairs = 1024, kMostBlocks = 128;  // per block, and blocks before they get more
+constexpr int64_t kAlonePairs = 4096;  // sorted by a single block
+constexpr int64_t kBlockPairs = 1024;  // per block, unless that makes more than kMostBlocks
+constexpr int64_t kMostBlocks = 128;
 
-// Threads of the kernels that keep a number per warp and expert: as many warps as there is memory for, and use.
+// Threads of the sorting kernels, which keep a count per warp and bucket: as many warps as shared memory allows and the
+// chunk needs.
 int64_t sort_threads(const SortArgs& args) {
   const int64_t warps = (kSharedBytes / 4 - 32) / (args.experts + 1) - 2, wanted = rounded(args.chunk, 32) / 32;
   return 32 * std::min<int64_t>(32, std::max<int64_t>(8, std::min(warps, wanted)));
@@ -246,7 +249,7 @@ void sort_cuda(SortArgs args, const Tensor& ids) {
   args.chunk = static_cast<int>(rounded((args.pairs + blocks - 1) / blocks, 32));
   const int device = ids.device_index();
   const int64_t buckets = args.experts + 1, threads = sort_threads(args);
-  // A number per warp and bucket, the pairs and the first slot of each bucket, and a word per warp for their sum.
+  // A count per warp and bucket, the pairs and the first slot of each bucket, and a word per warp to scan them.
   const uint32_t shared = static_cast<uint32_t>(((threads / 32 + 2) * buckets + 32) * 4);
   const int64_t words = blocks > 1 ? (blocks + 2) * buckets : 1;
   const Tensor between = empty(&words, 1, aoti_torch_dtype_int32(), ids);

@@ -1,4 +1,4 @@
-// The places of pairs of a token and an expert.
+// Sorts pairs of a token and an expert by expert.
 #pragma once
 
 #include "moe.cuh"
@@ -38,7 +38,7 @@ DEVICE void for_pairs(const SortArgs& a, const Body& body) {
   }
 }
 
-// The lanes below this one.
+// A mask of the lanes below this one.
 DEVICE u32 lanes_below() { return (1u << (threadIdx.x % 32)) - 1; }
 
 // Counts the block's pairs by warp and bucket.
@@ -55,7 +55,7 @@ DEVICE void count_pairs(const SortArgs& a, u32* memory) {
   __syncthreads();
 }
 
-// Every slot without a pair. `sorted` begins at a multiple of 16 bytes.
+// Marks every slot as empty. `sorted` is aligned to 16 bytes.
 DEVICE void fill_slots(const SortArgs& a) {
   if (a.sorted == nullptr) return;
   const u32 stride = gridDim.x * blockDim.x, slots = static_cast<u32>(a.slots), none = static_cast<u32>(a.pairs);
@@ -67,8 +67,8 @@ DEVICE void fill_slots(const SortArgs& a) {
   if (first < slots % 4) a.sorted[slots - 1 - first] = a.pairs;
 }
 
-// The first slot of each bucket, from the pairs of each: blocks of experts are filled up, and what has no expert comes
-// after the last. Called by all threads of a block; `sums` has a word per warp.
+// Computes the first slot of each bucket from the number of its pairs: an expert's slots are padded to whole blocks,
+// and pairs without an expert come last. All threads of a block call this; `sums` holds a word per warp.
 DEVICE void find_starts(const SortArgs& a, const int* totals, int* starts, u32* sums) {
   const u32 buckets = static_cast<u32>(a.experts) + 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 each = (buckets + blockDim.x - 1) / blockDim.x, size = a.block_size.divisor;
@@ -98,7 +98,7 @@ DEVICE void find_starts(const SortArgs& a, const int* totals, int* starts, u32* 
   __syncthreads();
 }
 
-// What depends on the starts alone, for the threads of one block.
+// Writes the results that depend on the starts alone. One block calls this.
 DEVICE void write_ends(const SortArgs& a, const int* starts) {
 #pragma unroll 1
   for (int expert = static_cast<int>(threadIdx.x); expert < a.experts; expert += static_cast<int>(blockDim.x)) {
@@ -107,7 +107,7 @@ DEVICE void write_ends(const SortArgs& a, const int* starts) {
   if (a.total != nullptr && threadIdx.x == 0) *a.total = starts[a.experts];
 }
 
-// The expert of each block of slots: the last whose start is not after it.
+// The expert of each block of slots: the last one that starts at or before it.
 DEVICE void write_experts(const SortArgs& a, const int* starts) {
   if (a.expert_of == nullptr) return;
   const u32 stride = gridDim.x * blockDim.x, blocks = static_cast<u32>(a.slot_blocks);
@@ -128,7 +128,7 @@ DEVICE void write_experts(const SortArgs& a, const int* starts) {
   }
 }
 
-// The first of three launches: the pairs of each block and bucket.
+// The first of three launches: counts the pairs of each block by bucket.
 DEVICE void sort_count(const SortArgs& a) {
   extern __shared__ u32 sort_memory[];
   const u32 buckets = static_cast<u32>(a.experts) + 1, warps = blockDim.x / 32;
@@ -143,7 +143,7 @@ DEVICE void sort_count(const SortArgs& a) {
   }
 }
 
-// The second, of one block: counts become places within each bucket.
+// The second launch, of one block: turns counts into offsets within each bucket.
 DEVICE void sort_scan(const SortArgs& a) {
   __shared__ u32 sums[32];
   const u32 buckets = static_cast<u32>(a.experts) + 1;
@@ -170,7 +170,7 @@ DEVICE void sort_scan(const SortArgs& a) {
   write_ends(a, a.starts);
 }
 
-// The third, or the only one.
+// The third launch, or the only one: writes the slots.
 DEVICE void sort_place(const SortArgs& a) {
   extern __shared__ u32 place_memory[];
   const u32 buckets = static_cast<u32>(a.experts) + 1, warps = blockDim.x / 32;

@@ -1,4 +1,4 @@
-// Pairs of a token and an expert on the host, for both families: checks, and their places on the CPU.
+// The sort of pairs by expert, for both families: its checks, and the CPU implementation.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ inline SortArgs check_ids(const char* op, const Tensor& ids, int64_t experts) {
   return args;
 }
 
-// On the CPU, an expert that does not exist is refused before anything is written.
+// The CPU kernels refuse an expert that does not exist before they write anything.
 inline void check_values(const char* op, const SortArgs& args) {
   for (int64_t pair = 0; pair < args.pairs; ++pair) {
     PRECAST_CHECK(id_at(args, pair) < args.experts,

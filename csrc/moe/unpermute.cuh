@@ -1,4 +1,4 @@
-// The movement of rows back to their tokens (combine), and its gradients.
+// Moves rows back to their tokens and sums them (combine), and the gradients.
 #pragma once
 
 #include "moe.cuh"
@@ -50,8 +50,8 @@ DEVICE void combine_row(const CombineArgs& a) {
   }
 }
 
-// The same for few tokens, whose rows are shared by blocks of which each thread has one vector: all places are loaded
-// before the first is used, and so are the rows at eight of them.
+// The same for few tokens: several blocks share a row, with one vector per thread. All positions are loaded before the
+// first is used, and so are eight rows at a time.
 template <class T>
 DEVICE void combine_few(const CombineArgs& a) {
   constexpr int kAhead = 8;
@@ -86,7 +86,7 @@ DEVICE void combine_few(const CombineArgs& a) {
         combine<T>(none, none, [&](int e, float, float) { return sum[e]; }));
 }
 
-// Elements of a dtype that only the launch knows.
+// Elements whose dtype is an argument of the launch.
 DEVICE float get(const char* p, int dtype) {
   return dtype == 0 ? Float32::load(p) : dtype == 1 ? Float16::load(p) : BFloat16::load(p);
 }
@@ -120,8 +120,8 @@ DEVICE void combine_any(const CombineArgs& a) {
 
 // ---- slots with several pairs ----
 
-// Pairs that do not own their slot are rare: only callers with positions of their own have them. Each adds up all pairs
-// of its slot, in their order, so that all of a slot write the same numbers.
+// Only positions that a caller made itself can name a slot several times, so this is rare. Every pair that does not own
+// its slot sums all pairs of the slot in order, so all of them write the same bits.
 DEVICE void repeat(const RepeatArgs& a) {
   __shared__ int found[kRepeatThreads];
   const i64 pair = static_cast<i64>(blockIdx.x) * kRepeatThreads + threadIdx.x;
@@ -165,8 +165,9 @@ DEVICE float product(const Vector& x, const Vector& y) {
   return sum;
 }
 
-// Calls body(row, grad_row, inside, weight) for each place of this block's token; the row of a place that is left out
-// becomes zero. `body` returns what this thread has of the product. The warps meet once for several places.
+// Calls body(row, grad_row, inside, weight) for each of the k slots of this block's token; if not `inside`, the
+// gradient of the row is zero. `body` returns this thread's part of the dot product. The warps synchronise once per
+// eight slots.
 template <class Body>
 DEVICE void for_places(const CombineBackwardArgs& a, const Body& body) {
   constexpr int kTogether = 8;
@@ -200,7 +201,7 @@ DEVICE void for_places(const CombineBackwardArgs& a, const Body& body) {
   }
 }
 
-// The gradient is loaded once for all places if the block's registers hold a row of it.
+// The gradient is loaded once for all k slots if the block's registers can hold a row of it.
 template <class T>
 DEVICE void combine_backward(const CombineBackwardArgs& a) {
   const char* grad = a.grad + blockIdx.x * a.grad_stride;
