@@ -17,11 +17,11 @@ namespace {
 //   anything else                                                decode_any   32 keys at a time, in float32
 //
 // `Shape` describes each kernel. A unit is up to 16 rows, the query heads that share a key head: the 16 rows of a
-// matrix instruction. A block takes 64 of its keys at a time. The grid has as many blocks as are resident at once, and every
-// block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, reduces rows whose keys
-// were split over several blocks, and clears rows without keys. Both launches start early: their blocks become resident
-// and wait while the previous launch still runs. If the tables have room for few keys, the blocks of a cluster share
-// each unit and reduce it themselves, without the second launch.
+// matrix instruction. A block takes 64 of its keys at a time. The grid has as many blocks as are resident at once, and
+// every block gets the same number of tiles of 64 keys (plan.cuh). The second launch, merge_parts, reduces rows whose
+// keys were split over several blocks, and clears rows without keys. Both launches start early: their blocks become
+// resident and wait while the previous launch still runs. If the tables have room for few keys, the blocks of a cluster
+// share each unit and reduce it themselves, without the second launch.
 //
 // H100, bf16, 32 query heads of 128, as a share of the copy rate: 0.91 with 8 key heads and 0.85 with 4 at 64 sequences
 // of 4096 keys; 0.89 and 0.88 at 16 of 16384; 0.89 and 0.81 at one of 131072. In two dependent
