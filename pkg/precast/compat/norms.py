@@ -11,190 +11,199 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from precast.compat.modules import Find, Members
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Shape: TypeAlias = "Sequence[int]"
+
 _CAST_ONCE = 0  # the ops' casting mode with a single rounding at the end
 
 
 def members(find: Find) -> Members:
     """The functions, each by its name."""
-    return {**_layer_norm(find), **_layer_norm_backward(find), **_rms_norm(find), **_rms_norm_backward(find)}
+    return {**_layer_norm(_LayerNorm(find)), **_rms_norm(_RMSNorm(find))}
 
 
-def _layer_norm(find: Find) -> Members:
-    def norm(x: Tensor, shape: Sequence[int], gamma: Tensor | None, beta: Tensor | None, eps: float) -> list[Tensor]:
+class _LayerNorm:
+    """Layer norm over rows: its ops, and its statistics, a mean and an inverse standard deviation for each row."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+
+    def forward(
+        self, rows: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None
+    ) -> list[Tensor]:
         import torch
 
-        rows = _rows(x, shape, gamma, beta)
-        with torch.no_grad():
-            y = find("layer_norm")(rows, _flat(gamma), _flat(beta), eps)
-            variance, mean = torch.var_mean(rows.float(), -1, correction=0)
-        return [y.reshape(x.shape), mean, (variance + eps).rsqrt()]
+        y = self._find("layer_norm")(rows, gamma, beta, eps)
+        variance, mean = torch.var_mean(rows.float(), -1, correction=0)
+        return [y, mean, (variance + eps).rsqrt()]
 
-    def forward(input: Tensor, normalized_shape: Sequence[int], eps: float) -> list[Tensor]:  # noqa: A002 - a name to keep
-        """The norm without parameters, and for each row the mean and the inverse standard deviation."""
-        return norm(input, normalized_shape, None, None, eps)
+    def backward(self, grad: Tensor, rows: Tensor, eps: float, gamma: Tensor | None = None) -> Sequence[Tensor]:
+        affine = gamma is not None
+        grads: Sequence[Tensor] = self._find("layer_norm_backward")(grad, rows, gamma, eps, affine, affine)
+        return grads
 
-    def forward_affine(
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
-        gamma: Tensor,
-        beta: Tensor,
-        eps: float,
+
+class _RMSNorm(_LayerNorm):
+    """RMS norm over rows: its ops, and its statistic, the inverse root of the mean square of each row."""
+
+    def forward(
+        self, rows: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None
     ) -> list[Tensor]:
+        y = self._find("rms_norm")(rows, _weight(rows, gamma), eps, _CAST_ONCE)
+        return [y, (rows.float().square().mean(-1) + eps).rsqrt()]
+
+    def backward(self, grad: Tensor, rows: Tensor, eps: float, gamma: Tensor | None = None) -> Sequence[Tensor]:
+        grads: Sequence[Tensor] = self._find("rms_norm_backward")(grad, rows, _weight(rows, gamma), eps, _CAST_ONCE)
+        return grads
+
+
+def _weight(rows: Tensor, gamma: Tensor | None) -> Tensor:
+    return rows.new_ones(rows.shape[1]) if gamma is None else gamma
+
+
+def _forward(norm: _LayerNorm, x: Tensor, shape: Shape, eps: float, *parameters: Tensor) -> list[Tensor]:
+    """The norm of ``x``, and its statistics."""
+    import torch
+
+    rows = _rows(x, shape, *parameters)
+    with torch.no_grad():
+        y, *statistics = norm.forward(rows, eps, *(one.reshape(-1) for one in parameters))
+    return [y.reshape(x.shape), *statistics]
+
+
+def _mixed(norm: _LayerNorm, x: Tensor, shape: Shape, eps: float, *parameters: Tensor) -> list[Tensor]:
+    """The same for parameters of any dtype; the norm has that of ``gamma``, the first."""
+    alike, *given = _alike(x, *parameters)
+    y, *statistics = _forward(norm, alike, shape, eps, *given)
+    return [y.to(parameters[0].dtype), *statistics]
+
+
+def _backward(
+    norm: _LayerNorm,
+    dout: Tensor,
+    invvar: Tensor,
+    x: Tensor,
+    shape: Shape,
+    eps: float,
+    memory_efficient: bool,
+    *parameters: Tensor,
+) -> list[Tensor]:
+    """The gradients for ``x`` and for the parameters."""
+    import torch
+
+    rows = _rows(x, shape, *parameters)
+    with torch.no_grad():
+        given = _restored(rows, invvar, eps, *parameters) if memory_efficient else rows
+        grad, given, *weight = _for_backward(
+            dout.reshape(rows.shape), given, *(one.reshape(-1) for one in parameters[:1])
+        )
+        grads = norm.backward(grad, given, eps, *weight)
+    wanted = (x, *parameters)
+    return [grad.reshape(one.shape).to(one.dtype) for grad, one in zip(grads[: len(wanted)], wanted, strict=True)]
+
+
+def _layer_norm(norm: _LayerNorm) -> Members:
+    def forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002 - a name to keep
+        """The norm without parameters, and for each row the mean and the inverse standard deviation."""
+        return _forward(norm, input, normalized_shape, eps)
+
+    def forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
         """The norm, and for each row the mean and the inverse standard deviation."""
-        return norm(input, normalized_shape, gamma, beta, eps)
+        return _forward(norm, input, normalized_shape, eps, gamma, beta)
 
     def forward_affine_mixed_dtypes(
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         gamma: Tensor,
         beta: Tensor,
         eps: float,
     ) -> list[Tensor]:
         """The same, with a norm of the dtype of ``gamma``."""
-        x, weight, bias = _alike(input, gamma, beta)
-        y, *statistics = norm(x, normalized_shape, weight, bias, eps)
-        return [y.to(gamma.dtype), *statistics]
+        return _mixed(norm, input, normalized_shape, eps, gamma, beta)
 
-    return {
-        "forward": forward,
-        "forward_affine": forward_affine,
-        "forward_affine_mixed_dtypes": forward_affine_mixed_dtypes,
-    }
-
-
-def _layer_norm_backward(find: Find) -> Members:
     def backward(
         dout: Tensor,
         mean: Tensor | None,
         invvar: Tensor,
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         eps: float,
         memory_efficient: bool = False,
     ) -> Tensor:
         """The gradient for ``input`` of a norm without parameters."""
-        import torch
-
-        rows = _rows(input, normalized_shape)
-        with torch.no_grad():
-            grad, x = _alike(dout.reshape(rows.shape), _restored(rows, invvar, eps) if memory_efficient else rows)
-            found: Tensor = find("layer_norm_backward")(grad, x, None, eps, False, False)[0]
-        return found.reshape(input.shape).to(input.dtype)
+        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
 
     def backward_affine(
         dout: Tensor,
         mean: Tensor | None,
         invvar: Tensor,
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         gamma: Tensor,
         beta: Tensor,
         eps: float,
         memory_efficient: bool = False,
     ) -> list[Tensor]:
         """The gradients for ``input``, ``gamma`` and ``beta``."""
-        import torch
+        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma, beta)
 
-        rows = _rows(input, normalized_shape, gamma, beta)
-        with torch.no_grad():
-            x = _restored(rows, invvar, eps, gamma, beta) if memory_efficient else rows
-            grad, x, weight = _for_backward(dout.reshape(rows.shape), x, gamma.reshape(-1))
-            grads = find("layer_norm_backward")(grad, x, weight, eps, True, True)
-        return _shaped(grads, (input, gamma, beta))
-
-    return {"backward": backward, "backward_affine": backward_affine}
+    return {
+        one.__name__: one for one in (forward, forward_affine, forward_affine_mixed_dtypes, backward, backward_affine)
+    }
 
 
-def _rms_norm(find: Find) -> Members:
-    def norm(x: Tensor, shape: Sequence[int], gamma: Tensor | None, eps: float) -> list[Tensor]:
-        import torch
-
-        rows = _rows(x, shape, gamma)
-        with torch.no_grad():
-            weight = rows.new_ones(rows.shape[1]) if gamma is None else gamma.reshape(-1)
-            y = find("rms_norm")(rows, weight, eps, _CAST_ONCE)
-            inverse = (rows.float().square().mean(-1) + eps).rsqrt()
-        return [y.reshape(x.shape), inverse]
-
-    def rms_forward(input: Tensor, normalized_shape: Sequence[int], eps: float) -> list[Tensor]:  # noqa: A002
+def _rms_norm(norm: _RMSNorm) -> Members:
+    def rms_forward(input: Tensor, normalized_shape: Shape, eps: float) -> list[Tensor]:  # noqa: A002
         """The RMS norm without a weight, and the inverse root of the mean square of each row."""
-        return norm(input, normalized_shape, None, eps)
+        return _forward(norm, input, normalized_shape, eps)
 
-    def rms_forward_affine(
-        input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
-        gamma: Tensor,
-        eps: float,
-    ) -> list[Tensor]:
+    def rms_forward_affine(input: Tensor, normalized_shape: Shape, gamma: Tensor, eps: float) -> list[Tensor]:  # noqa: A002
         """The RMS norm, and the inverse root of the mean square of each row."""
-        return norm(input, normalized_shape, gamma, eps)
+        return _forward(norm, input, normalized_shape, eps, gamma)
 
     def rms_forward_affine_mixed_dtypes(
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         gamma: Tensor,
         eps: float,
     ) -> list[Tensor]:
         """The same, with a norm of the dtype of ``gamma``."""
-        x, weight = _alike(input, gamma)
-        y, inverse = norm(x, normalized_shape, weight, eps)
-        return [y.to(gamma.dtype), inverse]
+        return _mixed(norm, input, normalized_shape, eps, gamma)
 
-    return {
-        "rms_forward": rms_forward,
-        "rms_forward_affine": rms_forward_affine,
-        "rms_forward_affine_mixed_dtypes": rms_forward_affine_mixed_dtypes,
-    }
-
-
-def _rms_norm_backward(find: Find) -> Members:
     def rms_backward(
         dout: Tensor,
         invvar: Tensor,
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         eps: float,
         memory_efficient: bool = False,
     ) -> Tensor:
         """The gradient for ``input`` of a norm without a weight."""
-        import torch
-
-        rows = _rows(input, normalized_shape)
-        with torch.no_grad():
-            grad, x = _alike(dout.reshape(rows.shape), _restored(rows, invvar, eps) if memory_efficient else rows)
-            found: Tensor = find("rms_norm_backward")(grad, x, x.new_ones(x.shape[1]), eps, _CAST_ONCE)[0]
-        return found.reshape(input.shape).to(input.dtype)
+        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient)[0]
 
     def rms_backward_affine(
         dout: Tensor,
         invvar: Tensor,
         input: Tensor,  # noqa: A002 - a name to keep
-        normalized_shape: Sequence[int],
+        normalized_shape: Shape,
         gamma: Tensor,
         eps: float,
         memory_efficient: bool = False,
     ) -> list[Tensor]:
         """The gradients for ``input`` and ``gamma``."""
-        import torch
+        return _backward(norm, dout, invvar, input, normalized_shape, eps, memory_efficient, gamma)
 
-        rows = _rows(input, normalized_shape, gamma)
-        with torch.no_grad():
-            x = _restored(rows, invvar, eps, gamma) if memory_efficient else rows
-            grad, x, weight = _for_backward(dout.reshape(rows.shape), x, gamma.reshape(-1))
-            grads = find("rms_norm_backward")(grad, x, weight, eps, _CAST_ONCE)
-        return _shaped(grads, (input, gamma))
-
-    return {"rms_backward": rms_backward, "rms_backward_affine": rms_backward_affine}
+    named = (rms_forward, rms_forward_affine, rms_forward_affine_mixed_dtypes, rms_backward, rms_backward_affine)
+    return {one.__name__: one for one in named}
 
 
-def _rows(x: Tensor, shape: Sequence[int], gamma: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
+def _rows(x: Tensor, shape: Shape, gamma: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
     """``x`` with the normalized dimensions flattened into one."""
     wanted = tuple(shape)
     given = {name: one for name, one in (("gamma", gamma), ("beta", beta)) if one is not None}
@@ -206,10 +215,6 @@ def _rows(x: Tensor, shape: Sequence[int], gamma: Tensor | None = None, beta: Te
     return x.reshape(-1, math.prod(wanted))
 
 
-def _flat(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.reshape(-1)
-
-
 def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in one dtype that holds the values of all."""
     import torch
@@ -218,12 +223,12 @@ def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-def _for_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def _for_backward(grad: Tensor, x: Tensor, *weight: Tensor) -> tuple[Tensor, ...]:
     """The same, except for a float32 weight of narrower rows: the kernels take it as it is."""
     import torch
 
-    fits = grad.dtype == x.dtype and weight.dtype in (x.dtype, torch.float32)
-    return (grad, x, weight) if fits else _alike(grad, x, weight)
+    fits = grad.dtype == x.dtype and all(one.dtype in (x.dtype, torch.float32) for one in weight)
+    return (grad, x, *weight) if fits else _alike(grad, x, *weight)
 
 
 def _restored(y: Tensor, invvar: Tensor, eps: float, gamma: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
@@ -237,7 +242,3 @@ def _restored(y: Tensor, invvar: Tensor, eps: float, gamma: Tensor | None = None
         weight = gamma.reshape(-1).float()
         x = x / torch.where(weight < 0, weight.clamp(max=-eps), weight.clamp(min=eps))
     return x / invvar.reshape(-1, 1).float()
-
-
-def _shaped(grads: Sequence[Any], like: Sequence[Tensor]) -> list[Tensor]:
-    return [grad.reshape(one.shape).to(one.dtype) for grad, one in zip(grads, like, strict=True)]
