@@ -292,6 +292,11 @@ LaunchConfig config_of(const LaunchShape& shape, CuHandle stream, LaunchAttribut
 }  // namespace
 
 void launch(KernelFamily& family, int device, int entry, const LaunchShape& shape, void** arguments) {
+  PRECAST_CHECK(
+      entry >= 0 && entry < family.entry_count,
+      "precast: %s on cuda:%d: found entry point %d; needed 0 to %d. The op chose a kernel that does not exist "
+      "for this dtype, which is a bug of precast",
+      family.name, device, entry, family.entry_count - 1);
   const Loaded& loaded = ready(family, device);
   const Driver& cuda = driver();
   const ContextGuard guard(cuda, loaded.context, family.name, device);

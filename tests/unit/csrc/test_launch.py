@@ -203,6 +203,8 @@ MESSAGES = {
         "setting('missing_kernel', 1)\nimage(0)\nout = launch()",
         "probe on cuda:0: probe_any failed: CUDA_ERROR_NOT_FOUND (the driver's words)",
     ),
+    "no entry": ("image(0)\nout = launch(0, -1)", "probe on cuda:0: found entry point -1; needed 0 to 1. The op chose"),
+    "entry behind the last": ("image(0)\nout = launch(0, 2)", "probe on cuda:0: found entry point 2; needed 0 to 1"),
     "launch": (
         "setting('launch_result', 700)\nimage(0)\nout = launch()",
         "probe on cuda:0: probe_v4 failed: CUDA_ERROR_ILLEGAL_ADDRESS (the driver's words)",
