@@ -31,7 +31,7 @@ Give: TypeAlias = Callable[[bool], Members]  # the members of a loader: with ker
 
 
 class FamilyExtension(Extension):
-    """Families on a device type, as given by a row of the table. ``load`` loads the first, a call loads the others."""
+    """Families on a device type. ``load`` loads the first; a call loads the others."""
 
     extension_name: ClassVar[str]
     families: ClassVar[tuple[catalogue.Family, ...]] = ()

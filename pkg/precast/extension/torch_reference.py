@@ -16,7 +16,7 @@ LOWEST = -100
 
 
 class TorchExtension(Extension):
-    """A subclass, or a row of the table, defines the functions: ``members``. Nothing is built, and nothing is fast.
+    """A subclass defines the functions: ``members``. Nothing is built, and nothing is fast.
 
     It serves cases without a kernel: other devices (ROCm, XPU, MPS), or a machine where nothing can be built. A loader
     chooses it last and reports that. Under ``PRECAST_JIT=aot`` and ``jit``, which ask for a kernel, it loads only by

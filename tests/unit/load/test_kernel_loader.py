@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from precast import base_extension, kernel_loader
-from precast.compat import flash_attention
+from precast._builder import catalogue
+from precast.compat import flash_attention, loaders
 from precast.errors import KernelUnavailable
 from precast.extension import CppExtension, CubinExtension, Extension, TorchExtension, TritonExtension, backends
 from precast.extension.loader import _check_interface
@@ -223,6 +224,17 @@ def test_the_built_in_registries() -> None:
             _check_interface(KernelLoader, cls)
     public = {name for name in kernel_loader.__all__ if name.endswith("Loader")} - {"KernelLoader"}
     assert public == {loader.__name__ for loader in kernel_loader.loaders()}, "every loader has its older import path"
+
+
+def test_each_family_is_examined_once_for_a_device_with_and_without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examined() -> list[tuple[str, str, str | None]]:
+        return [(family.name, one.device, one.machine) for one in loaders.with_kernels() for family in one.families]
+
+    wanted = {(family.name, device) for family in catalogue.FAMILIES for device in family.devices}
+    assert {given[:2] for given in examined()} == wanted and len(set(examined())) == len(examined())
+    monkeypatch.delitem(loaders._BUILT_IN, loaders.SoftmaxLoader)
+    assert {given[:2] for given in examined()} == wanted and len(set(examined())) == len(examined())
+    assert "softmax_backward_cuda" in {one.extension_name for one in loaders.with_kernels()}
 
 
 def test_everything_built_in_is_made_of_the_public_classes() -> None:
