@@ -65,7 +65,7 @@ DEVICE void cluster_barrier() {
 // The copies of a row whose addresses are computed at once. For 10.x and 11.x the compiler has no registers for all.
 constexpr int kCopiesAtOnce = PRECAST_ARCH / 100 == 10 || PRECAST_ARCH / 100 == 11 ? 2 : 8;
 
-// Writes a number to this place in the shared memory of block `rank` of the cluster.
+// Writes a number to the same address in the shared memory of block `rank` of the cluster.
 DEVICE void store_in_cluster(float* p, u32 rank, float v) {
 #if PRECAST_ARCH >= 900
   u32 there;
@@ -117,13 +117,13 @@ struct ClusterWalk {
   }
 };
 
-// Where the blocks of a cluster put the numbers of each warp: lines of kMostClusterWarps, at the start of shared
+// Where the blocks of a cluster exchange their warps' numbers: lines of kMostClusterWarps, at the start of shared
 // memory.
 using Exchange = float[kMostClusterWarps];
 DEVICE Exchange* exchange_lines() { return reinterpret_cast<Exchange*>(ring_memory); }
 
-// Gives every block of the cluster the numbers of each warp. `shared` holds them: N lines with one number per warp of
-// the cluster. Contains a barrier of the cluster.
+// Broadcasts each warp's numbers to every block of the cluster. `shared` holds them: N lines with one number per warp
+// of the cluster. Contains a barrier of the cluster.
 template <int N>
 DEVICE void share_in_cluster(const float (&v)[N], Exchange* shared) {
   const u32 lane = threadIdx.x & 31, warp = cluster_rank() * (blockDim.x >> 5) + (threadIdx.x >> 5);
@@ -152,7 +152,7 @@ DEVICE void cluster_sums(float (&v)[N], Exchange* shared) {
   }
 }
 
-// Adds up numbers that all threads of a block have alike, over the blocks of the cluster. `room` has N lines of one
+// Sums N numbers, each equal in all threads of a block, over the blocks of the cluster. `room` has N lines of one
 // number per block, and must not be written again before another barrier of the cluster.
 template <int N>
 DEVICE void add_blocks(float (&v)[N], float (*room)[8]) {

@@ -5,8 +5,8 @@
 namespace precast {
 namespace image {
 
-// The ops' numbers. The first three are straight lines on each side of zero ("leaky"): their slope follows from the
-// sign of their result.
+// The `act` argument of the ops. The first three are piecewise linear ("leaky"): the sign of the result determines the
+// slope.
 enum Activation : int {
   kLinear = 0,
   kRelu = 1,
@@ -25,12 +25,12 @@ enum Number : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat64 = 3 };
 // Units of a row that a thread loads before it uses the first.
 constexpr int kUnits = 2;
 
-// Threads in a block of the kernels of bias_act, and lines that a block of the sums has at a time.
+// Threads per block of the bias_act kernels, and lines that a block of the sums reads at a time.
 constexpr int kThreads = 256;
 constexpr int kSumThreads = 1024;
 
-// The tensor as rows without gaps. In planes, each row has one channel: row % channels. In columns, each column has
-// one. A unit is a vector of 16 bytes or one element.
+// The tensor as contiguous rows. In planes, all elements of a row belong to the channel row % channels; in columns, all
+// elements of a column belong to one channel. A unit is a vector of 16 bytes or one element.
 struct BiasActArgs {
   const char* x;      // or the gradient of y
   const char* saved;  // backward: y or x; null: the slope is `gain` everywhere
@@ -47,7 +47,7 @@ struct BiasActArgs {
   int dtype;
   int bias_dtype;
   int of_output;   // `saved` is y
-  int by_columns;  // one channel for each column; read by `any`
+  int by_columns;  // the layout is columns; read by `any`
 };
 
 // result[c] = round(sum of parts[i][c] over i).
@@ -59,7 +59,7 @@ struct SumArgs {
   int dtype;
 };
 
-// What a thread of the kernels with strips has of each row of y.
+// The bytes of each row of y that a thread of a strip kernel computes.
 constexpr int kColumnBytes = 8;
 
 // One axis of upfirdn2d. Sizes are below 2^30 in all steps.
@@ -81,11 +81,11 @@ struct UpfirdnArgs {
   int flip;  // 0: the filter is read backwards, as a convolution does
   int dtype;
   int wide_filter;
-  int channels_last;  // for `general`: neighbouring threads have neighbouring channels
-  int strips;         // of rows in a plane; one thread has a few columns of one strip
+  int channels_last;  // for `general`: adjacent threads compute adjacent channels
+  int strips;         // of rows in a plane; a thread computes a few columns of one strip
   int strip_rows;     // even
-  int whole;          // rows of y hold a multiple of a thread's columns
-  int pairs;          // rows of x begin and end at multiples of four bytes, with two pixels in each
+  int whole;          // the width of y is a multiple of a thread's columns
+  int pairs;          // rows of x begin and end at multiples of four bytes, which hold two pixels
   int unused;
 };
 

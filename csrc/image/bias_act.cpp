@@ -19,7 +19,7 @@ namespace {
 // tensor is one row, whose end is a launch of its own.
 
 PRECAST_ENTRIES(BIAS_ACT_KERNELS)
-// The most lines of sums that blocks of `columns` write. More make the blocks smaller and the second sum longer.
+// The maximum number of lines of partial sums in columns. More lines mean smaller blocks and a longer second sum.
 constexpr int64_t kMostLines = 4096;
 
 KernelFamily kernels = {"bias_act", kEntries, entry::kCount};
@@ -29,8 +29,8 @@ struct Call {
   const char* op;
   int number, bias_number;  // dtypes, as in args.h
   int32_t device;
-  bool last;     // memory in the order of channels_last
-  bool columns;  // one channel for each column
+  bool last;     // channels_last
+  bool columns;  // the layout is columns
   int64_t rows, columns_count, channels;
   Activation activation;
   double alpha, gain, clamp;
@@ -68,7 +68,7 @@ Call check(const char* op, const Tensor& x, const Tensor* bias, int64_t dim, int
   return call;
 }
 
-// The clamp as a result has it. NaN stays NaN.
+// The limit, rounded to the dtype of the result. NaN stays NaN.
 double rounded(double clamp, int number) {
   if (number == kFloat64 || std::isnan(clamp)) return clamp;
   const double single = static_cast<double>(static_cast<float>(clamp));
@@ -79,7 +79,7 @@ double rounded(double clamp, int number) {
   return number == kFloat16 && nearest > 65504.0 ? INFINITY : nearest;
 }
 
-// Divides the tensor into rows. `biased`: its channels matter.
+// Chooses the layout: planes or columns. `biased`: the op depends on the channels.
 void arrange(Call* call, const Tensor& x, int64_t dim, bool biased) {
   const int64_t elements = x.numel();
   call->channels = biased ? x.sizes()[dim] : 1;
@@ -102,7 +102,7 @@ uint32_t power_of_two(int64_t least) {
   return power;
 }
 
-// The sums of `lines` lines, in the dtype of the bias.
+// Sums `lines` lines of partial sums into the gradient of the bias.
 void sum_lines(const Call& call, const void* parts, int64_t lines) {
   SumArgs args = {parts, static_cast<char*>(call.bias_grad), call.channels, lines, call.bias_number};
   void* arguments[] = {&args};
@@ -118,7 +118,7 @@ int kernel_for(const Call& call, bool vectors) {
   return kernel[static_cast<DType>(call.number)];
 }
 
-// One launch over rows of `units` units, and that of the sums of `bias_grad` if these are wanted.
+// Launches the kernel over rows of `units` units, and the sum of `bias_grad` if it is wanted.
 void launch_units(const Call& call, bool vectors, int64_t first, int64_t units, const Tensor& like) {
   const int64_t bytes = bytes_of(call.number);
   BiasActArgs args = {};

@@ -1,7 +1,7 @@
 // Bias and activation in one pass on the CPU, and their gradients. Compiled once per CPU level.
 //
-// Activations of straight lines are computed in the precision of the GPU's kernels, by loops that compilers vectorize.
-// The curved ones are computed in float64 one by one and rounded once.
+// Piecewise linear activations are computed in the precision of the GPU kernels, by loops that compilers vectorize. The
+// others are computed in float64, one element at a time, and rounded once.
 #include <math.h>
 
 #include "cpu.h"
@@ -21,7 +21,7 @@ PRECAST_INLINE double log_plus_1(double x) { return log1p(x); }
 namespace precast::image::PRECAST_CPU_LEVEL {
 namespace {
 
-// Elements that are processed at a time, in buffers of the first cache.
+// Elements per step, so that the buffers stay in the L1 cache.
 constexpr int64_t kChunk = 512;
 
 // One buffer of elements: x or the gradient, what was saved, and the bias of each element or of all.

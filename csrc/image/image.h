@@ -1,5 +1,4 @@
-// What the host files of the image ops share: dtypes with float64, and memory in the order of channels. No check
-// writes anything.
+// Shared by the host files of the image ops: dtypes including float64, and channels_last. No check writes anything.
 #pragma once
 
 #include "../common/launch.h"
@@ -24,8 +23,8 @@ inline int check_number(const char* op, const Tensor& x) {
   return number;
 }
 
-// Whether dimension 1 is the innermost in memory and the others have their order, as in torch.channels_last. A tensor
-// that is contiguous as well counts as contiguous.
+// True for torch.channels_last: dimension 1 is innermost in memory, and the others keep their order. A tensor that is
+// contiguous as well counts as contiguous.
 inline bool is_channels_last(const Tensor& t) {
   const int64_t dim = t.dim(), *sizes = t.sizes(), *strides = t.strides();
   if ((dim != 4 && dim != 5) || t.is_contiguous()) return false;
@@ -54,7 +53,7 @@ inline Tensor empty_ordered(const int64_t* sizes, int64_t dim, bool last, const 
   return empty_strided(dim, sizes, strides, like.dtype_code(), like.device_type(), like.device_index());
 }
 
-// The tensor itself if its memory has the order, else a copy that has.
+// The tensor itself if it has that memory order, else a copy in it.
 inline Tensor ordered(const Tensor& tensor, bool last) {
   if (!last) return contiguous(tensor);
   if (is_channels_last(tensor)) return another(tensor);

@@ -12,13 +12,13 @@ namespace {
 //   everything else, float64, and channels_last             general: one result for each thread
 
 PRECAST_ENTRIES(UPFIRDN2D_KERNELS)
-constexpr int kMostTaps = 4;  // on an axis, of the kernels that are not general
+constexpr int kMostTaps = 4;  // per axis, in the strip kernels
 constexpr int kStripThreads = 128, kGeneralThreads = 256;
 
 KernelFamily kernels = {"upfirdn2d", kEntries, entry::kCount};
 
 constexpr const char* kOp = "upfirdn2d";
-// What sizes, steps and padding may be at most. Then every place in an upsampled image is an int.
+// The limit of sizes, steps and padding, so that an int holds every index of an upsampled image.
 constexpr int64_t kMost = int64_t{1} << 30;
 
 Axis check_axis(const char* name, int64_t in, int64_t taps, int64_t up, int64_t down, int64_t pad0, int64_t pad1) {
@@ -58,7 +58,7 @@ void strides_of(int64_t channels, int64_t height, int64_t width, bool last, long
 
 // ---- the two devices ----
 
-// More rows in a strip: fewer pixels are read twice. More strips: more threads.
+// Longer strips read fewer pixels twice; more strips give more threads.
 int64_t strip_rows_of(int64_t groups_of_all_rows, int32_t device) {
   constexpr int64_t kResident = 768, kWaves = 4;
   int64_t rows = 64;
@@ -66,7 +66,7 @@ int64_t strip_rows_of(int64_t groups_of_all_rows, int32_t device) {
   return rows;
 }
 
-// Launches over groups of images, or of planes of all images, so that 32 bits count the work of one.
+// Splits images, or the planes of all images, into launches whose work 32 bits can count.
 template <class Body>
 void for_groups(int64_t total, int64_t each, const Body& body) {
   constexpr int64_t kMostWork = (int64_t{1} << 31) - 1;
@@ -113,7 +113,7 @@ void run_cuda(const Call& call, const Tensor& x, const Tensor& filter, const Ten
                 rows = strip_rows_of(groups * images * channels * height, call.device);
   args.strip_rows = static_cast<int>(rows);
   args.strips = static_cast<int>((height + rows - 1) / rows);
-  // Planes are alike, whatever image they are of; with channels_last an image is one block of memory.
+  // Planes of all images are treated alike; with channels_last, an image is the unit of memory.
   const int64_t total = call.last ? images : images * channels, step = call.last ? 0 : 1;
   const int64_t outputs = strips ? groups * args.strips : (call.last ? channels : 1) * height * width;
   const int threads = strips ? kStripThreads : kGeneralThreads;

@@ -14,14 +14,15 @@ namespace image {
 
 // ---- any steps, any filter, any strides: one result for each thread ----
 
-// The taps that meet pixels on one axis: tap, tap + up, ...; the first meets `pixel`, each next one the next pixel.
+// The taps of one axis that fall on pixels: tap, tap + up, ... The first falls on `pixel`, and each next one on the
+// next pixel.
 struct Meeting {
   int tap, pixel;
 };
 
 DEVICE Meeting first_meeting(const Axis& axis, int output) {
   const int start = output * axis.down - axis.pad;
-  if (start < 0) {  // the taps before pixel 0 meet nothing
+  if (start < 0) {  // skips the taps before pixel 0
     return {-start, 0};
   }
   const int pixel = (start + axis.up - 1) / axis.up;
@@ -87,14 +88,14 @@ DEVICE void general(const UpfirdnArgs& a) {
 }
 
 // ---- filters of up to 4 x 4 taps, up and down 1 or 2 on both axes, planes without gaps between columns ----
-// A thread has neighbouring columns of a strip of rows, kColumnBytes in all. It walks down the strip, with the pixels
-// or sums that the next rows need in registers, so each pixel is read from memory once, and a few times from the first
+// A thread computes kColumnBytes of adjacent columns of a strip of rows. It walks down the strip and keeps the pixels
+// or sums that the next rows need in registers. So each pixel is read from memory once, and a few times from the L1
 // cache.
 
 constexpr int kTaps = 4;
 
-// What a thread reads of each row of x: kPixels from `first` on. Those outside the image are zero. While they are on
-// their way, pixels of 16 bits are two in a word if rows begin at multiples of four bytes, and end there (kPairs).
+// The pixels of a row of x that a thread reads: kPixels from `first` on, with zeros outside of the image. While the
+// loads are in flight, a register holds two 16-bit pixels if rows begin and end at multiples of four bytes (kPairs).
 template <class T, int kPixels_, bool kPairs>
 struct Source {
   static constexpr int kPixels = kPixels_, kHeld = kPairs ? (kPixels + 2) / 2 : kPixels;
@@ -151,7 +152,7 @@ struct Source {
   }
 };
 
-// Where a thread writes its columns: all of them at once, or the first `count` one by one.
+// Writes a thread's columns of y: all of them at once, or the first `count` one by one.
 template <class T>
 struct Target {
   static constexpr int kColumns = kColumnBytes / T::kBytes;
@@ -181,9 +182,9 @@ struct Target {
   }
 };
 
-// The filter as it is applied to the pixels in order, times the gain, in the memory of a block. All threads call it.
-// Returns whether it is a column times a row, by the column and the row through its middle. Most filters of image
-// generators are; then a row of x is summed once for all rows of y. Products that differ by rounding count as equal.
+// Loads the filter, times the gain, into shared memory, in the order in which it is applied to pixels. All threads call
+// this. Returns whether the filter is separable, judged by its middle column and row, up to rounding. The filters of
+// most image generators are; a row of x is then summed once for all rows of y.
 DEVICE bool load_filter(const UpfirdnArgs& a, float (&tap)[kTaps][kTaps]) {
   const int height = a.vertical.taps, width = a.horizontal.taps, y = threadIdx.x / kTaps, x = threadIdx.x % kTaps;
   if (threadIdx.x < kTaps * kTaps) {
@@ -200,8 +201,8 @@ DEVICE bool load_filter(const UpfirdnArgs& a, float (&tap)[kTaps][kTaps]) {
   return __syncthreads_and(fits) != 0;
 }
 
-// Rows of `kNew` pixels or sums each step, of which the last `kKept` are needed again. The rows of the next kSteps
-// steps are on their way while those of a step are used. The first kKept rows are loaded by steps that are not taken.
+// Walks down rows: each step loads `kNew` of them and reuses the last `kKept`. The loads of the next kSteps steps are
+// in flight while a step computes. The first kKept rows are loaded by steps whose body is skipped.
 template <int kValues, int kNew, int kKept, int kSteps, class From, class Reduce, class Step>
 DEVICE void walk(const From& source, int row, int steps, const Reduce& reduce, const Step& step) {
   constexpr int kRows = kSteps * kNew, kBefore = (kKept + kRows - 1) / kRows;  // rounds
@@ -245,8 +246,8 @@ struct Kept {
   }
 };
 
-// Of a column, on their way in a thread: 32 bytes, in words of one or two pixels. Compilers for 11.x and 12.x have no
-// registers for the wide rows of two steps.
+// The pixels in flight per thread: 32 bytes, in words of one or two pixels. Compilers for 11.x and 12.x have too few
+// registers for two steps of wide rows.
 template <bool kPairs, int kDown>
 constexpr int kPixelsAhead = kPairs && !(kDown == 2 && PRECAST_ARCH >= 1100) ? 16 : 8;
 
@@ -285,7 +286,7 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
     });
     return;
   }
-  // Other filters read each row once for each tap, which takes few registers.
+  // A filter that is not separable reads each row once per row of taps, which takes few registers.
 #pragma unroll 1
   for (int at = 0; at < rows; ++at) {
     float y[kColumns] = {};
@@ -305,8 +306,8 @@ DEVICE void filtered(const UpfirdnArgs& a, const char* plane, int column, int ro
   }
 }
 
-// Upsampling by 2. Of each row of x come two rows of y. A result meets two taps on each axis: 0 and 2, or 1 and 3.
-// The even results begin at the first pixel that they meet; an odd one begins there too, or at the next.
+// Upsampling by 2: a row of x yields two rows of y. On each axis, a result uses two taps: 0 and 2, or 1 and 3. Even
+// results start at the window's first pixel, odd ones there or at the next.
 template <class T, bool kPairs>
 DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int row, int rows, Target<T> target,
                       const float (&tap)[kTaps][kTaps]) {
@@ -315,8 +316,8 @@ DEVICE void upsampled(const UpfirdnArgs& a, const char* plane, int column, int r
   const int odd_x = sx & 1, odd_y = sy & 1;  // column and row are even
   const int first = (sy + 1) >> 1;
   const Source<T, kPixels, kPairs> source(a, plane, (sx + 1) >> 1, first, (rows + 1) / 2 + 2);
-  // of[p][q][i][j]: the tap of row p and column q of two by two results that meets row i and column j of its two by two
-  // pixels
+  // of[p][q][i][j]: for the result in row p and column q of a two by two block, the tap of the pixel in row i and
+  // column j of its two by two pixels
   float of[2][2][2][2];
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
@@ -382,7 +383,7 @@ DEVICE void strips(const UpfirdnArgs& a) {
   strip<T, kUp, kDown, false>(a, from, column, row, rows, target, tap, is_product);
 }
 
-// Compilers for 10.x need more registers to keep the pixels on their way.
+// Compilers for 10.x need more registers for the loads in flight.
 #if PRECAST_ARCH / 100 == 10
 #define STRIPS_RESIDENT 512
 #else

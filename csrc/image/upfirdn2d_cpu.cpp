@@ -1,7 +1,7 @@
 // Upsample, filter and downsample images on the CPU. Compiled once per CPU level.
 //
-// A row of y is computed in parts, tap after tap: the pixels that a tap meets, and the results that it adds to, are
-// each a fixed number of elements apart. Without steps both are neighbours, and the loop is vectorized.
+// A row of y is computed in chunks, tap after tap. The pixels that a tap reads, and the results that it adds to, are a
+// fixed stride apart. Without upsampling and downsampling both strides are one, and the loop is vectorized.
 #include "cpu.h"
 #include "numbers.h"
 
@@ -12,11 +12,11 @@ constexpr int kPart = 512;  // results at a time
 
 PRECAST_INLINE int divided_up(int a, int b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
 
-// Adds one tap to the results [begin, end) of a row. Result o meets upsampled pixel o down - pad + tap.
+// Adds one tap to the results [begin, end) of a row. Result o uses upsampled pixel o down - pad + tap.
 template <class T, class Real>
 PRECAST_INLINE void add_tap(const Axis& axis, int tap, Real factor, const T* row, int begin, int end, Real* sums) {
   const int offset = tap - axis.pad;
-  // The first result from `begin` on that meets a pixel of x, and the distances to the next.
+  // The first result from `begin` on that uses a pixel of x, and the strides to the next.
   int step = axis.up;
   while (step > 1 && !(axis.up % step == 0 && axis.down % step == 0)) --step;  // the greatest common divisor
   const int results = axis.up / step, pixels = axis.down / step;
@@ -24,7 +24,7 @@ PRECAST_INLINE void add_tap(const Axis& axis, int tap, Real factor, const T* row
   if (first < begin) first = begin;
   int tries = 0;
   while (tries < results && (first * static_cast<int64_t>(axis.down) + offset) % axis.up != 0) ++first, ++tries;
-  if (tries == results) return;  // this tap meets only zeros
+  if (tries == results) return;  // this tap falls on zeros only
   const int64_t pixel = (first * static_cast<int64_t>(axis.down) + offset) / axis.up;
   if (first >= end || pixel >= axis.in) return;
   int64_t count = (end - first + results - 1) / results;

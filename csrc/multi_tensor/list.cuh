@@ -1,4 +1,4 @@
-// Finds a block's piece of a list of tensors, and accesses four elements of any dtype per thread.
+// Finds the tensor and the chunk that a block handles, and moves four elements of any dtype per thread.
 #pragma once
 
 #include "../common/device.cuh"
@@ -7,9 +7,9 @@
 namespace precast {
 namespace multi_tensor {
 
-// Finds the block's tensor, and which of its chunks the block has: the last tensor that begins at or before the block.
-// A warp looks at 32 entries at once. It starts where the block would be if all tensors had the same size, which needs
-// only one load if that is nearly so. Otherwise each load narrows the search by a factor of 32.
+// Finds the block's tensor, the last one that begins at or before the block, and the block's chunk of it. A warp reads
+// 32 entries at once. It starts where the block would be if all tensors had the same size, so one load is enough if
+// they nearly do. Otherwise each load narrows the search by a factor of 32.
 DEVICE void find(const u32* first, u32 count, u32& tensor, u32& chunk) {
   const u32 lane = threadIdx.x & 31u;
   const u32 middle = static_cast<u32>(static_cast<float>(blockIdx.x) * (static_cast<float>(count) / gridDim.x));
@@ -47,7 +47,7 @@ DEVICE Struct read(const Struct* from) {
 
 // The four elements of a thread: adjacent if everything is aligned and none is past the end, else 128 apart.
 struct Place {
-  i64 index;  // of the first
+  i64 index;  // of the first element
   i64 n;
   bool together;
   DEVICE Place(const Row& row, u32 chunk) : n(row.n) {
