@@ -13,6 +13,7 @@ pytestmark = pytest.mark.torch
 Snapshot = Callable[[str, str], None]
 
 PARTS = ("ops", "optim", "nn", "extension", "build", "errors")
+OLDER = ("base_extension", "jit", "kernel_loader", "compat.deepspeed", "compat.op", "compat.vllm")
 
 
 def signature(value: Any) -> str:
@@ -22,7 +23,7 @@ def signature(value: Any) -> str:
 
 
 def lines() -> Iterator[str]:
-    for name in ("precast", *(f"precast.{part}" for part in PARTS)):
+    for name in ("precast", *(f"precast.{part}" for part in (*PARTS, *OLDER))):
         module = importlib.import_module(name)
         public = getattr(module, "__all__", [key for key in vars(module) if key[0].isupper()])
         for key in sorted(public):
@@ -31,6 +32,10 @@ def lines() -> Iterator[str]:
     for loader in kernel_loader.loaders():
         for extension in loader.extensions():
             yield f"{loader.__name__}: {extension.name}, priority {extension.priority}, {extension.backend}"
+        members = {tuple(sorted(one.members)) for one in loader.extensions() if getattr(one, "families", ())}
+        yield from (
+            f"{loader.__name__}: gives {', '.join(names)}" for names in sorted(members)
+        )  # one line if all agree
         for former, name in loader.ALIASES.items():
             yield f"{loader.__name__}: {former} is {name}"
 
