@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from precast.ops import cpu_optim  # noqa: E402
 from precast.ops.cpu_optim import optimize, optimize_again  # noqa: E402
-from precast.optim import CPUSGD, CPUAdam, cpu_plan  # noqa: E402
+from precast.optim import CPUSGD, CPUAdam  # noqa: E402
 from tests.ops.cpu_run import Run, with_copies, with_some_copies  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -31,8 +32,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("nothing" if done else "refused")
         return done
 
-    monkeypatch.setattr(cpu_plan, "optimize", spy)
-    monkeypatch.setattr(cpu_plan, "optimize_again", spy_again)
+    monkeypatch.setattr(cpu_optim, "optimize", spy)
+    monkeypatch.setattr(cpu_optim, "optimize_again", spy_again)
     return seen
 
 

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from precast import ops  # noqa: E402
-from precast.optim import CPUSGD, FusedSGD, cpu_plan  # noqa: E402
+from precast.ops import cpu_optim  # noqa: E402
+from precast.optim import CPUSGD, FusedSGD  # noqa: E402
 from tests.ops import histories  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -211,8 +212,8 @@ def test_a_transform_is_refused_by_every_step() -> None:
 )
 def test_plain_gradients_still_cost_little(kind: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[bool] = []
-    again: Callable[..., bool] = cpu_plan.optimize_again
-    monkeypatch.setattr(cpu_plan, "optimize_again", lambda *args: done.append(again(*args)) or done[-1])
+    again: Callable[..., bool] = cpu_optim.optimize_again
+    monkeypatch.setattr(cpu_optim, "optimize_again", lambda *args: done.append(again(*args)) or done[-1])
     param = torch.nn.Parameter(torch.zeros(5, 7))
     optimizer = CPUSGD([param], lr=1.0)
     for number in range(3):

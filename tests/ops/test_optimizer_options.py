@@ -127,7 +127,8 @@ def test_hooks_of_a_state_dict_have_the_last_word(make: Any) -> None:
     optimizer.register_state_dict_post_hook(lambda _, result: {**result, "seen": set(result["param_groups"][0])})
     result = optimizer.state_dict()
     assert result["more"] == 1 and result["seen"] == set(result["param_groups"][0])
-    assert set(result["param_groups"][0]) >= set(make.torchs([torch.ones(1)]).defaults if make.torchs else ())
+    torchs = make.rule.torchs
+    assert set(result["param_groups"][0]) >= set(torchs([torch.ones(1)]).defaults if torchs else ())
 
 
 @pytest.mark.parametrize("make", CLASSES)

@@ -65,9 +65,13 @@ def _follow(module: str, name: str, seen: set[tuple[str, str]]) -> set[str]:
     if definition is None:
         return _follow(*known.imports[name], seen) if name in known.imports else set()
     found = set(_strings(definition)) & _OPS.keys()
+    within = {id(node.value) for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
     for node in ast.walk(definition):
         if isinstance(node, ast.Name) and node.id != name:
             found |= _follow(module, node.id, seen)
+            whole = ".".join(known.imports.get(node.id, ("", "")))
+            if id(node) not in within and _file(whole) is not None:  # a module that is a value: all that it has
+                found |= {op for one in _read(whole).definitions for op in _follow(whole, one, seen)}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             whole = ".".join(known.imports.get(node.value.id, ("", "")))
             if _file(whole) is not None:  # an imported module, so the attribute is a name in it

@@ -14,6 +14,7 @@ from precast._dispatch.in_place import refuse_inference
 from precast.ops._shards import is_dtensor, local_like, local_of
 from precast.ops._written import is_short
 from precast.ops.multi_tensor import on_gpu
+from precast.optim._rules import State
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 NEEDED_TYPES = "float32, float16 or bfloat16; torch.optim has float64"
@@ -23,7 +24,7 @@ class Signature(NamedTuple):
     """The properties that all parameters of a launch share."""
 
     flags: int
-    names: tuple[str, ...]
+    states: tuple[State | None, ...]
     masters: bool
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -13,6 +12,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer, optimizer
 
+from precast.optim import _saved
+from precast.optim._rules import Kernel, Rule, State, state_dtype
 from precast.optim._watched import Params, Seen, States, is_watched
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ def light(step: _Function) -> _Function:
     return cast("_Function", call)
 
 
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure of a step returns, with its gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 # Options that torch's classes lack, with their defaults.
 OURS = {"bias_correction": True, "state_dtype": torch.float32, "master_weights": False}
 _NONE = object()
@@ -56,15 +65,16 @@ _NONE = object()
 class TorchsKeys(Optimizer):
     """An optimizer whose ``state_dict`` has the keys of torch's class, and whose groups have only its own options."""
 
-    torchs: ClassVar[Any] = None  # torch's class of the same rule
+    rule: ClassVar[Rule]
+    _reads_rate: ClassVar[bool] = True  # a learning rate on the GPU too
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self.check_options(defaults)  # as torch does, before the parameters of a generator are used up
         super().__init__(params, defaults)
 
-    @abstractmethod
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError on numbers out of range."""
+        self.rule.check_options(options, self._reads_rate)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
@@ -84,12 +94,24 @@ class TorchsKeys(Optimizer):
         finally:
             handle.remove()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this class, of ours for another device, or of torch's optimizer with the same rule."""
+        for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
+            for name, value in saved.items():
+                dtype = self._loaded_dtype(name, group, param)
+                if dtype is not None and isinstance(value, Tensor):
+                    self.state[param][name] = value.to(param.device, dtype, copy=True)
+
+    def _loaded_dtype(self, name: str, group: dict[str, Any], param: Tensor) -> torch.dtype | None:
+        """The dtype of a loaded entry; None for what torch has loaded as it has to be."""
+        return state_dtype(group, param) if name in self.rule.saved else None
+
     def _state_as_torchs(self, state: Any) -> Any:
         """A state as torch's class has it; None if it has none."""
         return dict(state) if isinstance(state, dict) else state
 
     def _as_torchs(self, group: dict[str, Any]) -> dict[str, Any]:
-        theirs = _defaults(self.torchs)
+        theirs = _defaults(self.rule.torchs)
         ours = {key: value for key, value in group.items() if key in theirs or OURS.get(key, _NONE) != value}
         return {**theirs, **ours}
 
@@ -98,7 +120,7 @@ class TorchsKeys(Optimizer):
         # torch adds this option of its own optimizers, which would become one of every group.
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
-            for name in _defaults(self.torchs).keys() - self.defaults.keys():
+            for name in _defaults(self.rule.torchs).keys() - self.defaults.keys():
                 group.pop(name, None)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -107,12 +129,21 @@ class TorchsKeys(Optimizer):
 class PlannedOptimizer(TorchsKeys):
     """An optimizer whose containers report changes; ``_drop`` then discards the plan."""
 
+    device: ClassVar[str]  # whose kernel of the rule makes the steps
+    kernel: ClassVar[Kernel]
+    ops: ClassVar[Any]  # the functions that the kernel is
     _owner: tuple[str, list[int]] | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._changed = _dropper(self)
         self._moved: dict[Tensor, Tensor] = {}  # redistributed gradients of the current step, by parameter
         super().__init__(params, defaults)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "rule" in vars(cls):
+            cls.kernel = cls.rule.kernels[cls.device]
+            cls.ops = cls.ops if cls.kernel.ops is None else cls.kernel.ops
 
     def work_for(self, name: str, places: list[int]) -> None:
         """Name another optimizer, and the indices there of this one's parameters, in errors."""
@@ -128,6 +159,16 @@ class PlannedOptimizer(TorchsKeys):
 
     def _drop(self) -> None:
         raise NotImplementedError
+
+    def _states(self, group: dict[str, Any], param: Tensor) -> tuple[State | None, ...]:
+        """The states that a parameter has, in the order of the op's lists."""
+        found = self.kernel.states(group)
+        return tuple(s if s is not None and s.exists(param) else None for s in found) if self.kernel.shaped else found
+
+    def _missing(self, group: dict[str, Any], param: Tensor, entries: Mapping[str, Any]) -> list[State]:
+        """The states that a parameter has to have, and has not yet."""
+        found = self._states(group, param)
+        return [s for s in found if s is not None and s.saved and entries.get(s.name) is None]
 
     def _look(self) -> None:
         """Remember the current parameters and states."""
@@ -164,20 +205,6 @@ class PlannedOptimizer(TorchsKeys):
         super().__setstate__(state)
         self._watch()
         self._drop()
-
-
-def check_betas(betas: Any) -> None:
-    """Raise ValueError unless these are two numbers from 0 up to but not including 1, or two tensors of such."""
-    kinds = {isinstance(beta, Tensor) for beta in betas}
-    fit = len(betas) == 2 and all(0 <= float(beta) < 1 for beta in betas if not _is_list(beta))
-    if not fit or len(kinds) > 1 or any(map(_is_list, betas)):
-        raise ValueError(
-            f"betas is {betas!r}; needed two numbers from 0 up to but not including 1, or two tensors with one each"
-        )
-
-
-def _is_list(beta: Any) -> bool:
-    return isinstance(beta, Tensor) and beta.numel() != 1
 
 
 @functools.cache

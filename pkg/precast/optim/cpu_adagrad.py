@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from precast.ops.cpu_optim import ADAGRAD
-from precast.optim.cpu_base import CPUOptimizer, check_numbers
-from precast.optim.cpu_plan import Group, Row
+from precast.optim import _rules
+from precast.optim.cpu_base import CPUOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -43,11 +41,7 @@ class CPUAdagrad(CPUOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    rule = ADAGRAD
-    torchs = torch.optim.Adagrad
-    counts_steps = True
-    takes_sparse = True
-    state_names = (None, "sum", None)
+    rule = _rules.ADAGRAD
 
     def __init__(
         self,
@@ -67,18 +61,3 @@ class CPUAdagrad(CPUOptimizer):
         for group in self.param_groups:  # as in torch, whose step needs the states to exist
             for param in group["params"]:
                 self.state[param] = self._new_state(group, param, {})
-
-    def _first_value(self, group: Group) -> float:
-        return float(group["initial_accumulator_value"])
-
-    def _names(self, group: Group) -> tuple[str | None, ...]:
-        return self.state_names
-
-    def _row(self, group: Group, fresh: bool) -> Row:
-        eps, decay, lr_decay = float(group["eps"]), float(group["weight_decay"]), float(group["lr_decay"])
-        rate = float(group["lr"])
-        return Row(rate, eps=eps, weight_decay=decay, extra=lr_decay, maximize=group["maximize"])
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        check_numbers(options, "lr_decay", "initial_accumulator_value", "eps")

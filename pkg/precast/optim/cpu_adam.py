@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from precast.compat.modules import CPUAdamOptimizer
-from precast.ops.cpu_optim import ADAM
-from precast.optim._planned import check_betas
-from precast.optim.cpu_base import CPUOptimizer, check_numbers
-from precast.optim.cpu_plan import Group, Row
+from precast.optim import _rules
+from precast.optim.cpu_base import CPUOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -53,10 +50,7 @@ class CPUAdam(CPUOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    rule = ADAM
-    torchs = torch.optim.AdamW
-    counts_steps = True
-    state_names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    rule = _rules.ADAMW
 
     def __init__(
         self,
@@ -86,18 +80,3 @@ class CPUAdam(CPUOptimizer):
             if "decoupled_weight_decay" in group:
                 group.setdefault("decoupled", group["decoupled_weight_decay"])
         super().__setstate__(state)
-
-    def _names(self, group: Group) -> tuple[str | None, ...]:
-        return self.state_names if group["amsgrad"] else ("exp_avg", "exp_avg_sq", None)
-
-    def _row(self, group: Group, fresh: bool) -> Row:
-        beta1, beta2 = group["betas"]
-        eps, decay = float(group["eps"]), float(group["weight_decay"])
-        numbers = (float(group["lr"]), float(beta1), float(beta2), eps, decay)
-        extra = not group["bias_correction"]
-        return Row(*numbers, extra=extra, flag=group["decoupled"], maximize=group["maximize"])
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        check_numbers(options, "eps")
-        check_betas(options["betas"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, ClassVar, TypeAlias
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor
 
 from precast._dispatch.in_place import mark_written
+from precast.ops import cpu_optim
 from precast.ops._shards import is_dtensor, local_like, local_of, local_param, still_have
-from precast.optim import _saved
 from precast.optim._gathered import FLOAT_TYPES, NEEDED_TYPES
-from precast.optim._planned import PlannedOptimizer, light, outside_dynamo
+from precast.optim._planned import PlannedOptimizer, light, loss_of, outside_dynamo
+from precast.optim._rules import Group
 from precast.optim._watched import State, is_watched
-from precast.optim.cpu_plan import Group, Item, Known, Plan, Row, same
+from precast.optim.cpu_plan import Item, Known, Plan, same
 
 # One tensor per parameter, in group order, or a mapping from parameter to tensor; None skips a parameter.
 PerParameter: TypeAlias = "Sequence[Tensor | None] | Mapping[Tensor, Tensor]"
@@ -27,17 +27,14 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class CPUOptimizer(PlannedOptimizer):
-    """An optimizer for float32, float16 or bfloat16 parameters in CPU memory; subclasses define the rule.
+    """An optimizer for float32, float16 or bfloat16 parameters in CPU memory; a subclass has a rule and its options.
 
     One parallel region updates all parameters of all groups in one pass over memory. The arithmetic is in float32 for
     every dtype. The states are float32, or have the dtype of their parameter with ``state_dtype=None``.
     """
 
-    rule: ClassVar[int]
-    counts_steps: ClassVar[bool]
-    state_names: ClassVar[tuple[str | None, str | None, str | None]]
-    takes_sparse: ClassVar[bool] = False  # gradients in COO layout: only their elements are updated
-
+    device: ClassVar[str] = "cpu"
+    ops: ClassVar[Any] = cpu_optim
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
 
@@ -77,10 +74,7 @@ class CPUOptimizer(PlannedOptimizer):
             ValueError: ``grads`` or ``copies`` do not match the parameters, or a number is out of range.
             precast.errors.KernelError: no kernel can be loaded or built here.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         scaler = getattr(self, "grad_scale", None)
         warn_of_late_copies(self._called, scaler)
         for found in (found_inf, getattr(self, "found_inf", None)):
@@ -116,12 +110,12 @@ class CPUOptimizer(PlannedOptimizer):
         if not same(self._given("copies", copies, params, sharded), known.copies):
             return False
         try:
-            if grads is None and known.plan.run_again(self._row, scale, unscale, known.idle):
+            if grads is None and known.plan.run_again(scale, unscale, known.idle):
                 return True
             given = self._given("grads", grads, params, sharded)
             if [grad is None for grad in given] != known.missing:
                 return False
-            known.plan.run(self.rule, self._row, given, scale)
+            known.plan.run(given, scale)
         except RuntimeError:  # a tensor has changed: the first step handles it, or raises a precise error
             return False
         _unscale(self._listed("grads", grads, params), unscale)
@@ -140,8 +134,8 @@ class CPUOptimizer(PlannedOptimizer):
         items = list(self._items(params, given, targets))
         if not items:
             return None
-        plan = Plan(items)
-        plan.run(self.rule, self._row, [item.grad for item in items], scale)
+        plan = Plan(self.ops, self.kernel, items)
+        plan.run([item.grad for item in items], scale)
         _unscale(self._listed("grads", grads, params), unscale)
         for item in items:
             if item.fresh or (item.state and not is_watched(item.state, self._changed)):
@@ -160,7 +154,7 @@ class CPUOptimizer(PlannedOptimizer):
             if grad is None:
                 continue
             local = local_param(param)
-            sparse = self.takes_sparse and grad.is_sparse
+            sparse = self.kernel.sparse and grad.is_sparse
             for tensor in (local, grad) if copy is None else (local, grad, copy):
                 dense = tensor.layout is torch.strided or (sparse and tensor is grad)
                 if not (tensor.is_cpu and dense and tensor.dtype in FLOAT_TYPES):
@@ -169,12 +163,11 @@ class CPUOptimizer(PlannedOptimizer):
                     self._refuse(index, local, grad, copy)
             if copy is not None and copy.dtype is torch.float32:
                 self._refuse(index, local, grad, copy)
-            names = self._names(group)
             state = self.state.get(param) or {}
-            fresh = any(name is not None and state.get(name) is None for name in names)
-            if fresh:
-                state = {**state, **self._new_state(group, param, state)}
-            if self.counts_steps and not isinstance(state["step"], Tensor):
+            new = self._new_state(group, param, state)
+            fresh = bool(new)
+            state = {**state, **new} if fresh else state
+            if self.kernel.counts and not isinstance(state["step"], Tensor):
                 state = {**state, "step": torch.tensor(float(state["step"]))}
                 fresh = True
             rows = None
@@ -183,17 +176,12 @@ class CPUOptimizer(PlannedOptimizer):
                 self._check_rows(index, grad._indices(), local.shape)  # coalesce crashes on a wrong one
                 coalesced = grad.coalesce()  # an index that is there twice would be updated twice
                 rows, grad = tuple(coalesced.indices()), coalesced.values()
-            yield Item(index, group, param, local, grad, copy, names, state, fresh, rows)
+            yield Item(index, group, param, local, grad, copy, self._states(group, param), state, fresh, rows)
 
     def _new_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The missing entries of a parameter's state."""
-        made: dict[str, Any] = {}
-        if self.counts_steps and "step" not in state:
-            made["step"] = torch.zeros((), dtype=torch.float32)
-        for name in filter(None, self._names(group)):
-            if state.get(name) is None:
-                made[name] = torch.full_like(param, self._first_value(group), dtype=_state_dtype(group, param))
-        return made
+        count = {"step": torch.zeros((), dtype=torch.float32)} if self.kernel.counts and "step" not in state else {}
+        return count | {one.name: one.new(param, group) for one in self._missing(group, param, state)}
 
     def _check_sparse(self, index: int, group: Group) -> None:
         """Raise RuntimeError if the options need the elements that a sparse gradient lacks."""
@@ -223,25 +211,6 @@ class CPUOptimizer(PlannedOptimizer):
             given = self._given("grads", grads, params, any(map(is_dtensor, params)))
             list(self._items(params, given, []))
 
-    def _first_value(self, group: Group) -> float:
-        return 0.0
-
-    @abstractmethod
-    def _names(self, group: Group) -> tuple[str | None, ...]:
-        """The names of the states of this group's parameters."""
-
-    @abstractmethod
-    def _row(self, group: Group, fresh: bool) -> Row:
-        """The group's numbers, in the form that the op accepts."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class or of torch's optimizer with the same rule."""
-        names = set(filter(None, self.state_names))
-        for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
-            for name in names & saved.keys():
-                if saved[name] is not None:
-                    self.state[param][name] = saved[name].to(param.device, _state_dtype(group, param), copy=True)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
@@ -250,9 +219,9 @@ class CPUOptimizer(PlannedOptimizer):
                 if "step" in values:  # old checkpoints have a number, capturable optimizers a GPU tensor
                     values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device="cpu").clone()
 
-    def _kinds(self) -> list[tuple[str | None, ...]]:
-        """The state names of each group."""
-        return [self._names(group) for group in self.param_groups]
+    def _kinds(self) -> list[object]:
+        """The states of each group."""
+        return [self.kernel.states(group) for group in self.param_groups]
 
     def _given(
         self, name: str, values: PerParameter | None, params: Sequence[Tensor], sharded: bool
@@ -285,13 +254,13 @@ class CPUOptimizer(PlannedOptimizer):
     def _refuse(self, index: int, param: Tensor, grad: Tensor, copy: Tensor | None) -> None:
         """Raise for the first problem of one parameter, its gradient or its copy."""
         tensors = {"it": param, "its gradient": grad, **({} if copy is None else {"its copy": copy})}
-        sparse = "" if self.takes_sparse or not grad.is_sparse else "; precast.optim.CPUAdagrad takes sparse gradients"
+        sparse = "" if self.kernel.sparse or not grad.is_sparse else "; precast.optim.CPUAdagrad takes sparse gradients"
         for name, tensor in tensors.items():
             dtype, layout = (str(x).removeprefix("torch.") for x in (tensor.dtype, tensor.layout))
             wrong = {
                 f"is on {tensor.device}; needed the CPU": not tensor.is_cpu,
                 f"has layout {layout}; needed a dense tensor{sparse}": tensor.layout is not torch.strided
-                and not (self.takes_sparse and tensor is grad and tensor.is_sparse),
+                and not (self.kernel.sparse and tensor is grad and tensor.is_sparse),
                 f"is {dtype}; needed {NEEDED_TYPES}": tensor.dtype not in FLOAT_TYPES,
                 "is float32; needed float16 or bfloat16": tensor is copy and tensor.dtype == torch.float32,
                 f"has shape {tuple(tensor.shape)}; needed {tuple(param.shape)}": tensor.shape != param.shape,
@@ -300,22 +269,6 @@ class CPUOptimizer(PlannedOptimizer):
                 if is_wrong:
                     where = f"{self._called}.step: parameter {self._place(index)}"
                     raise RuntimeError(f"{where}: {name} {what}; nothing was updated")
-
-
-def check_numbers(options: Mapping[str, Any], *names: str) -> None:
-    """Raise ValueError unless the named options are 0 or more and ``state_dtype`` is supported."""
-    lr = options["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-    for name in ("lr", "weight_decay", *names):
-        if not float(options[name]) >= 0:
-            raise ValueError(f"{name} is {float(options[name])}; needed 0 or more")
-    if options["state_dtype"] not in (torch.float32, None):
-        raise ValueError(f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter")
-
-
-def _state_dtype(group: Mapping[str, Any], param: Tensor) -> torch.dtype:
-    return param.dtype if group["state_dtype"] is None else torch.float32
 
 
 def warn_of_late_copies(name: str, scale: Any) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from precast.ops.cpu_optim import LION
-from precast.optim._planned import check_betas
-from precast.optim.cpu_base import CPUOptimizer, check_numbers
-from precast.optim.cpu_plan import Group, Row
+from precast.optim import _rules
+from precast.optim.cpu_base import CPUOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -41,9 +38,7 @@ class CPULion(CPUOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    rule = LION
-    counts_steps = False
-    state_names = ("exp_avg", None, None)
+    rule = _rules.LION
 
     def __init__(
         self,
@@ -57,16 +52,3 @@ class CPULion(CPUOptimizer):
     ) -> None:
         options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(params, {**options, "maximize": maximize, "state_dtype": state_dtype})
-
-    def _names(self, group: Group) -> tuple[str | None, ...]:
-        return self.state_names
-
-    def _row(self, group: Group, fresh: bool) -> Row:
-        beta1, beta2 = group["betas"]
-        decay = float(group["weight_decay"])
-        return Row(float(group["lr"]), float(beta1), float(beta2), 0.0, decay, flag=True, maximize=group["maximize"])
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        check_numbers(options)
-        check_betas(options["betas"])

@@ -9,42 +9,28 @@ that it still holds the same tensors (``_planned.py``).
 from __future__ import annotations
 
 import weakref
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from struct import Struct
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from precast._dispatch.formulas import are_bare
 from precast._dispatch.in_place import mark_written, refuse_inference
-from precast.ops._shards import local_like, shards_of
+from precast.ops._shards import shards_of
 from precast.ops._written import refuse_expanded
-from precast.ops.cpu_optim import COLUMNS, NO_NUMBERS, forget, optimize, optimize_again
+from precast.ops.cpu_optim import NO_NUMBERS
+from precast.optim._rules import Group, Kernel, State
 
-Group: TypeAlias = "dict[str, Any]"
 _transform_active = torch._C._are_functorch_transforms_active
-STATES = 3  # at most: two moments, and the maximum of the second
-
-
-class Row(NamedTuple):
-    """The numbers of a group, in the order of the op's table. A rule omits the numbers that it does not use."""
-
-    lr: float
-    beta1: float = 0.0  # SGD: the momentum
-    beta2: float = 0.0
-    eps: float = 0.0
-    weight_decay: float = 0.0
-    extra: float = 0.0  # SGD: the dampening; Adagrad: the decay of the learning rate; Adam: no bias correction
-    flag: float = 0.0  # Adam: the decay is decoupled; SGD: Nesterov
-    maximize: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One parameter with a gradient. ``names`` has the keys of its states; None for a state that the rule lacks."""
+    """One parameter with a gradient. ``states`` are the op's lists; None for a state that the parameter lacks."""
 
     position: int  # index among all parameters of the optimizer
     group: Group
@@ -52,7 +38,7 @@ class Item:
     local: Tensor  # its local shard, or the parameter itself
     grad: Tensor  # local, as is the copy
     copy: Tensor | None
-    names: tuple[str | None, ...]
+    states: tuple[State | None, ...]
     state: dict[str, Any]
     fresh: bool  # this step created the state
     rows: tuple[Tensor, ...] | None  # indices of what is updated; None: everything
@@ -71,9 +57,12 @@ class Plan:
         "__weakref__",
         "_alone",
         "_inference",
+        "_kernel",
         "_known",
         "_number",
         "_numbers",
+        "_ops",
+        "_row",
         "_rows",
         "_values",
         "_written",
@@ -85,7 +74,8 @@ class Plan:
         "shards",
     )
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, ops: Any, kernel: Kernel, items: Sequence[Item]) -> None:
+        self._ops, self._kernel = ops, kernel
         self.positions = [item.position for item in items]
         self.rows = _rows(items)
         # Tensors that cannot be updated in place, each with the dense copy that is updated instead: of all of it, or of
@@ -98,17 +88,24 @@ class Plan:
             item.local if item.rows is None and _in_place(item.local) else self._pass(item.local, rows=item.rows)
             for item in items
         ]
-        states = [[_state(item, item.names[index]) for item in items] for index in range(STATES)]
+        states = [[_state(item, index) for item in items] for index in range(len(kernel.lists))]
         copies = [self._copy(item) for item in items]
         steps = [item.state["step"] for item in items if "step" in item.state]
-        first, second, third, targets = (self._like(params, tensors) for tensors in (*states, copies))
-        self.lists = (params, first, second, third, steps, targets)
+        shaped = (state is not None and state.shape is not None for state in kernel.lists)
+        lists = [
+            self._like([_NONE] * len(items) if own else params, tensors)
+            for own, tensors in zip(shaped, states, strict=True)
+        ]
+        self.lists = (params, *lists, steps, self._like(params, copies))
         self._written = [tensor for tensors in self.lists for tensor in tensors if tensor is not _NONE]
         self._written += [item.copy for item in items if item.copy is not None and item.rows is not None]
-        self._values = array("d", bytes(8 * COLUMNS * len(self.rows)))
+        # The learning rate, the numbers and the count of parameters.
+        self._row = Struct(f"{len(kernel.numbers) + 2}d")
+        self._values = bytearray(self._row.size * len(self.rows))
         self._numbers = torch.frombuffer(self._values, dtype=torch.float64)
         # The kernel uses these tensors again, so they must be the real ones, not wrappers around them.
-        self.kept = not self.passing and are_bare(self._written)
+        keeps = hasattr(ops, "optimize_again")
+        self.kept = keeps and not self.passing and are_bare(self._written)
         self._number = torch.zeros(1 if self.kept else 0, dtype=torch.int64)
         self._known = False
         # Inference tensors have no version counter. A local shard has no gradient: its DTensor has one.
@@ -117,13 +114,13 @@ class Plan:
         self._written += sharded
 
     def _like(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors in the layouts of their parameters; an empty list if all are placeholders."""
+        """The tensors in the layouts of their parameters, or dense; an empty list if all are placeholders."""
         if all(tensor is _NONE for tensor in tensors):
             return []
         return [
             tensor
-            if tensor is _NONE or (rows is None and _alike(tensor, param))
-            else self._pass(tensor, param, rows=rows)
+            if tensor is _NONE or (rows is None and (_in_place(tensor) if param is _NONE else _alike(tensor, param)))
+            else self._pass(tensor, None if param is _NONE else param, rows=rows)
             for param, tensor, rows in zip(params, tensors, self._rows, strict=True)
         ]
 
@@ -146,17 +143,18 @@ class Plan:
         self.passing.append((tensor, dense, rows))
         return dense
 
-    def run(self, rule: int, row: Callable[[Group, bool], Row], given: Sequence[Any], scale: float) -> None:
+    def run(self, given: Sequence[Any], scale: float) -> None:
         """Run one step with the gradients in ``given``, multiplied by ``scale``."""
         refuse_inference("step", self._inference)
-        self._fill(row)
+        self._fill()
         grads = given if len(given) == len(self.positions) else [given[i] for i in self.positions]
-        optimize(grads, None if self._known else self.lists, self._number, self._numbers, scale, rule)
+        lists = None if self._known else self.lists
+        self._ops.optimize(grads, lists, self._number, self._numbers, scale, self._kernel.number)
         if not self._known:
             self.rows = [(group, False, count) for group, _, count in self.rows]
             self._known = self.kept
             if self.kept:
-                weakref.finalize(self, forget, self._number).atexit = False
+                weakref.finalize(self, self._ops.forget, self._number).atexit = False
         mark_written(self._written)
         for tensor, dense, rows in self.passing:
             if rows is None:
@@ -164,9 +162,7 @@ class Plan:
             else:
                 tensor[rows] = dense
 
-    def run_again(
-        self, row: Callable[[Group, bool], Row], scale: float, unscale: float, idle: Iterable[Tensor]
-    ) -> bool:
+    def run_again(self, scale: float, unscale: float, idle: Iterable[Tensor]) -> bool:
         """Run one step with the parameters' own gradients, and raise the version counters of the written tensors.
 
         Multiply the gradients by ``unscale`` in place, unless it is 0. Return False, and change nothing, if the plan
@@ -175,20 +171,20 @@ class Plan:
         # The op for plans has no rule for torch.func transforms.
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
-        self._fill(row)
-        return optimize_again(self._number, self._numbers, scale, unscale)
+        self._fill()
+        return self._ops.optimize_again(self._number, self._numbers, scale, unscale)  # type: ignore[no-any-return]
 
     def is_current(self, idle: Iterable[Tensor]) -> bool:
         """Whether ``run_again`` would run."""
         if not self._alone or any(param.grad is not None for param in idle) or _transform_active():
             return False
-        return optimize_again(self._number, NO_NUMBERS, 1.0, 0.0)
+        return self._ops.optimize_again(self._number, NO_NUMBERS, 1.0, 0.0)  # type: ignore[no-any-return]
 
-    def _fill(self, row: Callable[[Group, bool], Row]) -> None:
-        values, at = self._values, 0
+    def _fill(self) -> None:
+        row, at = self._row, 0
         for group, fresh, count in self.rows:
-            values[at : at + COLUMNS] = array("d", (*row(group, fresh), count))
-            at += COLUMNS
+            row.pack_into(self._values, at, group["lr"], *self._kernel.values(group, fresh), count)
+            at += row.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +199,9 @@ class Known:
     kinds: Sequence[object]  # per group: decides which states exist
 
 
-def _state(item: Item, name: str | None) -> Tensor:
-    return _NONE if name is None else local_like(item.state[name], item.param, f"its {name}")
+def _state(item: Item, index: int) -> Tensor:
+    state = item.states[index]
+    return _NONE if state is None else state.of(item.param, item.state)
 
 
 def _rows(items: Iterable[Item]) -> list[tuple[Group, bool, int]]:

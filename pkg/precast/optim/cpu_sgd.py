@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from precast.ops.cpu_optim import SGD
-from precast.optim.cpu_base import CPUOptimizer, check_numbers
-from precast.optim.cpu_plan import Group, Row
+from precast.optim import _rules
+from precast.optim.cpu_base import CPUOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -42,10 +40,7 @@ class CPUSGD(CPUOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    rule = SGD
-    torchs = torch.optim.SGD
-    counts_steps = False
-    state_names = ("momentum_buffer", None, None)
+    rule = _rules.SGD
 
     def __init__(
         self,
@@ -61,23 +56,3 @@ class CPUSGD(CPUOptimizer):
     ) -> None:
         options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, {**options, "nesterov": nesterov, "maximize": maximize, "state_dtype": state_dtype})
-
-    def _names(self, group: Group) -> tuple[str | None, ...]:
-        return self.state_names if group["momentum"] != 0 else (None, None, None)
-
-    def _row(self, group: Group, fresh: bool) -> Row:
-        return Row(
-            float(group["lr"]),
-            float(group["momentum"]),
-            weight_decay=float(group["weight_decay"]),
-            extra=0.0 if fresh else float(group["dampening"]),  # a new buffer is the gradient itself
-            flag=group["nesterov"],
-            maximize=group["maximize"],
-        )
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        check_numbers(options, "momentum")
-        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
-            found = f"momentum {options['momentum']} and dampening {options['dampening']}"
-            raise ValueError(f"nesterov with {found}; needed a momentum above 0 and no dampening")

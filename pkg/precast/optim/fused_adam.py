@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from precast.ops.multi_tensor import ADAM, DECOUPLED, MAXIMIZE, UNCORRECTED
-from precast.optim.fused_base import FusedOptimizer, Numbers
+from precast.optim import _rules
+from precast.optim.fused_base import FusedOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -47,8 +47,7 @@ class FusedAdam(FusedOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    kind: ClassVar[int] = ADAM
-    torchs: ClassVar[Any] = torch.optim.Adam
+    rule: ClassVar[_rules.Rule] = _rules.ADAM
 
     def __init__(
         self,
@@ -72,21 +71,6 @@ class FusedAdam(FusedOptimizer):
         options |= {"maximize": maximize, "capturable": capturable, "decoupled_weight_decay": decoupled}
         options |= {"bias_correction": bias_correction, "master_weights": master_weights, "state_dtype": state_dtype}
         super().__init__(params, options, max_grad_norm)
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Two moments, and with amsgrad the largest second moment."""
-        moments = ("exp_avg", "exp_avg_sq")
-        return (*moments, "max_exp_avg_sq") if group["amsgrad"] else moments
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The numbers that Adam reads."""
-        beta1, beta2 = group["betas"]
-        return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
-
-    def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize, whether the decay is decoupled, and whether to leave the moments uncorrected."""
-        more = UNCORRECTED * (not group["bias_correction"])
-        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED * bool(group["decoupled_weight_decay"]) + more
 
 
 class FusedAdamW(FusedAdam):
@@ -114,6 +98,8 @@ class FusedAdamW(FusedAdam):
         optimizer = precast.optim.FusedAdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
         optimizer.step()  # after backward(), as with torch.optim
     """
+
+    rule = _rules.ADAMW
 
     def __init__(
         self,
@@ -146,8 +132,6 @@ class FusedAdamW(FusedAdam):
             state_dtype=state_dtype,
             max_grad_norm=max_grad_norm,
         )
-
-    torchs = torch.optim.AdamW
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

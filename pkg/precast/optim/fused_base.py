@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -21,27 +21,19 @@ from torch import Tensor
 from precast._dispatch.formulas import are_bare
 from precast._dispatch.in_place import mark_written, show_written
 from precast.ops import multi_tensor
-from precast.ops._shards import is_dtensor, local_like, local_of, local_param, shards_of, still_have, summed
-from precast.ops.multi_tensor import LAMB, LAMB_APPLY, STALE, UNCOUNTED
-from precast.optim import _gathered, _saved
+from precast.ops._shards import is_dtensor, local_of, local_param, shards_of, still_have, summed
+from precast.ops.multi_tensor import STALE, UNCOUNTED
+from precast.optim import _gathered
 from precast.optim._gathered import Signature, Work, check_memory, gather, local_grads
-from precast.optim._planned import PlannedOptimizer, check_betas, light, outside_dynamo
+from precast.optim._planned import PlannedOptimizer, light, loss_of, outside_dynamo
 from precast.optim._watched import State, is_watched
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
+    from precast.optim._rules import State as Listed
+
 _group_params = operator.itemgetter("params")
-
-
-class Numbers(NamedTuple):
-    """The numbers of a group that the kernels read, besides the learning rate. A rule omits those it does not use."""
-
-    beta1: float = 0.0  # SGD: the dampening
-    beta2: float = 0.0
-    eps: float = 0.0
-    weight_decay: float = 0.0
-    extra: float = 0.0  # SGD: the momentum; Adagrad: the decay of the learning rate
 
 
 @dataclass(frozen=True, eq=False)  # no slots: a weak reference tells when a plan is unused
@@ -58,9 +50,11 @@ class Plan:
 
 
 class FusedOptimizer(PlannedOptimizer):
-    """An optimizer on the GPU; a subclass defines its states and the numbers of its rule."""
+    """An optimizer on the GPU; a subclass has a rule and its options."""
 
-    kind: ClassVar[int]
+    device: ClassVar[str] = "gpu"
+    ops: ClassVar[Any] = multi_tensor
+    _reads_rate: ClassVar[bool] = False  # it would wait for the GPU
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _norm: Tensor | None = None  # of the current step's gradients, over all shards
 
@@ -74,24 +68,6 @@ class FusedOptimizer(PlannedOptimizer):
         self._kept: list[Plan] = []  # plans that CUDA graphs have captured
         self._numbers: tuple[Any, Tensor] = (None, torch.empty(0))
         super().__init__(params, defaults)
-
-    # ---- for subclasses ----
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The names of the states with the parameter's shape, in the kernel's order."""
-        raise NotImplementedError
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The group's numbers, by the kernels' names for them."""
-        raise NotImplementedError
-
-    def flags(self, group: dict[str, Any]) -> int:
-        """Bits of ``Flag`` in args.h."""
-        return int(group["maximize"])
-
-    def initial(self, group: dict[str, Any]) -> float:
-        """The initial value of new states."""
-        return 0.0
 
     # ---- the step ----
 
@@ -111,10 +87,7 @@ class FusedOptimizer(PlannedOptimizer):
             ValueError: ``max_grad_norm`` is set, and the parameter groups need more than one launch.
             precast.errors.KernelError: no kernel can be loaded or built here.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         try:
             self._run_all()
         finally:
@@ -147,20 +120,23 @@ class FusedOptimizer(PlannedOptimizer):
             if found is None or not still_have(plan.shards):  # last, so that every rank has redistributed the same
                 return False
             grads = found
-        norm = self._norm_of_shards(plan, grads) if plan.shards and self.max_grad_norm else None
-        sums = torch.zeros(2 * len(grads), device=grads[0].device) if plan.shards and self.kind == LAMB else None
+        kernel, sharded = self.kernel, bool(plan.shards)
+        norm = self._norm_of_shards(plan, grads) if sharded and self.max_grad_norm else None
+        sums = None
+        if sharded and kernel.apply is not None:
+            sums = torch.zeros(2 * len(grads), device=grads[0].device)
         groups, rates = self._group_numbers()
         steps = cast("Tensor", self._steps)
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         most, flags = self.max_grad_norm or 0.0, plan.signature.flags
         numbers = (steps, groups, rates, found_inf, scale, most)
         show_written(chain(plan.written, (cast("Tensor", param.grad) for param in plan.written if scale is not None)))
-        outcome = multi_tensor.step_(plan.number, grads, *numbers, self.kind, flags, norm, sums)
+        outcome = self.ops.step_(plan.number, grads, *numbers, kernel.number, flags, norm, sums)
         if outcome == STALE:
             return False
         if sums is not None:
             total = summed(sums.view(-1, 2), plan.written).flatten()
-            multi_tensor.step_(plan.number, grads, *numbers, LAMB_APPLY, flags, norm, total)
+            self.ops.step_(plan.number, grads, *numbers, kernel.apply, flags, norm, total)
         if outcome == UNCOUNTED:
             mark_written(plan.written)
             if scale is not None:
@@ -195,7 +171,7 @@ class FusedOptimizer(PlannedOptimizer):
         rates = [group["lr"] for group in self.param_groups]
         on_gpu = any(isinstance(rate, Tensor) and multi_tensor.on_gpu(rate) for rate in rates)
         key = [
-            (0.0 if on_gpu else float(rate), *self.numbers(group))
+            (0.0 if on_gpu else float(rate), *map(float, self.kernel.values(group)))
             for rate, group in zip(rates, self.param_groups, strict=True)
         ]
         if key != self._numbers[0]:
@@ -219,7 +195,8 @@ class FusedOptimizer(PlannedOptimizer):
         return self._replan()
 
     def _signature_of(self, group: dict[str, Any]) -> Signature:
-        return Signature(self.flags(group), self.state_names(group), bool(group.get("master_weights", False)))
+        kernel = self.kernel
+        return Signature(kernel.bits(group), kernel.states(group), bool(group.get("master_weights", False)))
 
     def _replan(self) -> list[Plan]:
         """Make a plan for each signature, over the parameters that have a gradient now, and create missing states."""
@@ -246,19 +223,15 @@ class FusedOptimizer(PlannedOptimizer):
         for param, group, slot in zip(work.params, work.groups, work.slots, strict=True):
             self._complete(param, self.param_groups[group], slot)
         states = [self.state[param] for param in work.params]
-        lists = [
-            [local_like(self.state[param][entry], param, f"its {entry}") for param in work.params]
-            for entry in signature.names
-        ]
-        lists += [[] for _ in range(3 - len(lists))]
-        if self.kind == LAMB:  # the direction of the step, between its two launches
-            lists[2] = [torch.empty_like(param, dtype=torch.float32) for param in params]
+        lists = [self._list(state, work.params, params) for state in signature.states]
         masters = [local_of(state["master_param"]) for state in states] if work.masters else []
         named = {"parameter": params, "master_param of parameter": masters}
-        named |= {f"{entry} of parameter": tensors for entry, tensors in zip(signature.names, lists, strict=False)}
+        named |= {
+            f"{s.name} of parameter": own for s, own in zip(signature.states, lists, strict=True) if s is not None
+        }
         for what, tensors in named.items():
             check_memory(self._called, what, tensors)
-        number = multi_tensor.plan(
+        number = self.ops.plan(
             masters or params,
             work.grads,
             *lists,
@@ -270,15 +243,22 @@ class FusedOptimizer(PlannedOptimizer):
         held = (*params, *masters, *chain(*lists))
         plan = Plan(number, signature, tuple(work.params), work.listed, tuple(idle), shards, held)
         # Releases the C++ side's data, however the optimizer ends.
-        weakref.finalize(plan, multi_tensor.forget, number, self._steps).atexit = False
+        weakref.finalize(plan, self.ops.forget, number, self._steps).atexit = False
         return plan
+
+    def _list(self, state: Listed | None, params: list[Tensor], local: list[Tensor]) -> list[Tensor]:
+        """One of the op's lists: the local states, or new memory for what a step alone needs."""
+        if state is None:
+            return []
+        if not state.saved:
+            return [state.new(param, {}) for param in local]
+        none = torch.empty(0, device=local[0].device)  # of a parameter whose shape has no such state
+        return [state.of(param, self.state[param]) if state.exists(param) else none for param in params]
 
     def _complete(self, param: Tensor, group: dict[str, Any], slot: int) -> None:
         """Create the missing states of one parameter; its step count is a view into one tensor for all parameters."""
         state = self.state[param]
-        names = self.state_names(group)
-        dtype = param.dtype if group.get("state_dtype", torch.float32) is None else torch.float32
-        missing = [name for name in names if state.get(name) is None]
+        missing = self._missing(group, param, state)
         master = group.get("master_weights", False) and param.dtype != torch.float32
         if missing or (master and "master_param" not in state):
             if _gathered.capturing():
@@ -286,14 +266,14 @@ class FusedOptimizer(PlannedOptimizer):
                     f"{self._called}.step: a graph is captured, and the states of a parameter do not exist yet: "
                     "each replay would start anew; needed: one step before the capture"
                 )
-            for name in missing:
-                state[name] = torch.full_like(param, self.initial(group), dtype=dtype)
+            state.update({one.name: one.new(param, group) for one in missing})
             if master and "master_param" not in state:
                 state["master_param"] = param.detach().float()
         view = self._views[slot]
         if state.get("step") is not view:
             # torch's SGD keeps no step count; an existing momentum buffer means that there was a step.
-            before = state.get("step", float(bool(names) and not missing))
+            had = not missing and any(self._states(group, param))
+            before = state.get("step", float(had))
             view.copy_(torch.as_tensor(before, dtype=torch.float32))
             state["step"] = view
         if not is_watched(state, self._changed):
@@ -311,38 +291,15 @@ class FusedOptimizer(PlannedOptimizer):
 
     # ---- the interface of torch.optim ----
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        lr = options["lr"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr is a tensor of shape {tuple(lr.shape)}; needed one element")
-        numbers = (
-            {} if isinstance(lr, Tensor) and multi_tensor.on_gpu(lr) else {"lr": lr}
-        )  # reading it would synchronize
-        for name in ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value"):
-            if name in options:
-                numbers[name] = options[name]
-        for name, value in numbers.items():
-            if not float(value) >= 0:
-                raise ValueError(f"{name} is {float(value)}; needed 0 or more")
-        if "betas" in options:
-            check_betas(options["betas"])
-        if options.get("state_dtype") not in (torch.float32, None):
-            raise ValueError(
-                f"state_dtype is {options['state_dtype']}; needed torch.float32, or None: as the parameter"
-            )
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class or of the ``torch.optim`` class that it replaces."""
-        entries = _saved.load(self, super().load_state_dict, state_dict)
+        super().load_state_dict(state_dict)
         self._drop()
-        for group, param, saved in entries:
-            for name in saved.keys() & {*self.state_names(group), "master_param"}:
-                value = saved[name]
-                if isinstance(value, Tensor) and param.dtype != torch.float32:
-                    as_param = name != "master_param" and group.get("state_dtype", torch.float32) is None
-                    dtype = param.dtype if as_param else torch.float32
-                    self.state[param][name] = value.to(param.device, dtype, copy=True)
+
+    def _loaded_dtype(self, name: str, group: dict[str, Any], param: Tensor) -> torch.dtype | None:
+        if param.dtype == torch.float32:
+            return None
+        return torch.float32 if name == "master_param" else super()._loaded_dtype(name, group, param)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from precast.ops.multi_tensor import (
-    ADAGRAD,
-    ALWAYS_ADAPT,
-    DECOUPLED,
-    LAMB,
-    LION,
-    MAXIMIZE,
-    NESTEROV,
-    SGD,
-    UNCORRECTED,
-)
-from precast.optim.fused_base import FusedOptimizer, Numbers
+from precast.optim import _rules
+from precast.optim.fused_base import FusedOptimizer
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -49,8 +38,7 @@ class FusedSGD(FusedOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    kind: ClassVar[int] = SGD
-    torchs = torch.optim.SGD
+    rule = _rules.SGD
 
     def __init__(
         self,
@@ -69,28 +57,6 @@ class FusedSGD(FusedOptimizer):
         options: dict[str, Any] = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         options |= {"nesterov": nesterov, "maximize": maximize, "master_weights": master_weights}
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Also check that nesterov has a momentum above 0 and no dampening."""
-        super().check_options(options)
-        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
-            raise ValueError(
-                f"nesterov with momentum {options['momentum']} and dampening {options['dampening']}; needed a positive "
-                "momentum and no dampening"
-            )
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The momentum buffer, if the momentum is not 0."""
-        return ("momentum_buffer",) if group["momentum"] != 0 else ()
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The numbers that SGD reads."""
-        decay = float(group["weight_decay"])
-        return Numbers(float(group["dampening"]), weight_decay=decay, extra=float(group["momentum"]))
-
-    def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize, and whether to use Nesterov momentum."""
-        return MAXIMIZE * bool(group["maximize"]) + NESTEROV * bool(group["nesterov"])
 
     def _state_as_torchs(self, state: Any) -> Any:
         """Torch counts no steps: a buffer means that there was one."""
@@ -124,8 +90,7 @@ class FusedAdagrad(FusedOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    kind: ClassVar[int] = ADAGRAD
-    torchs = torch.optim.Adagrad
+    rule = _rules.ADAGRAD
 
     def __init__(
         self,
@@ -145,19 +110,6 @@ class FusedAdagrad(FusedOptimizer):
         options |= {"maximize": maximize}
         options |= {"initial_accumulator_value": initial_accumulator_value, "master_weights": master_weights}
         super().__init__(params, {**options, "state_dtype": state_dtype}, max_grad_norm)
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The sum of squares."""
-        return ("sum",)
-
-    def initial(self, group: dict[str, Any]) -> float:
-        """The initial value of the sums."""
-        return float(group["initial_accumulator_value"])
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The numbers that Adagrad reads."""
-        decay, lr_decay = float(group["weight_decay"]), float(group["lr_decay"])
-        return Numbers(eps=float(group["eps"]), weight_decay=decay, extra=lr_decay)
 
 
 class FusedLion(FusedOptimizer):
@@ -182,7 +134,7 @@ class FusedLion(FusedOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    kind: ClassVar[int] = LION
+    rule = _rules.LION
 
     def __init__(
         self,
@@ -199,19 +151,6 @@ class FusedLion(FusedOptimizer):
         options: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         options |= {"master_weights": master_weights, "state_dtype": state_dtype}
         super().__init__(params, options, max_grad_norm)
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The momentum."""
-        return ("exp_avg",)
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The numbers that Lion reads."""
-        beta1, beta2 = group["betas"]
-        return Numbers(float(beta1), float(beta2), weight_decay=float(group["weight_decay"]))
-
-    def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize; the decay is decoupled."""
-        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED
 
 
 class FusedLAMB(FusedOptimizer):
@@ -242,7 +181,7 @@ class FusedLAMB(FusedOptimizer):
         optimizer.step()  # after backward(), as with torch.optim
     """
 
-    kind: ClassVar[int] = LAMB
+    rule = _rules.LAMB
 
     def __init__(
         self,
@@ -262,17 +201,3 @@ class FusedLAMB(FusedOptimizer):
         options |= {"maximize": maximize, "always_adapt": always_adapt, "master_weights": master_weights}
         options["bias_correction"] = bias_correction
         super().__init__(params, options, max_grad_norm)
-
-    def state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The two moments."""
-        return ("exp_avg", "exp_avg_sq")
-
-    def numbers(self, group: dict[str, Any]) -> Numbers:
-        """The numbers that LAMB reads."""
-        beta1, beta2 = group["betas"]
-        return Numbers(float(beta1), float(beta2), float(group["eps"]), float(group["weight_decay"]))
-
-    def flags(self, group: dict[str, Any]) -> int:
-        """Whether to maximize, to always adapt and to leave the moments uncorrected; the decay is part of the step."""
-        more = UNCORRECTED * (not group["bias_correction"])
-        return MAXIMIZE * bool(group["maximize"]) + DECOUPLED + ALWAYS_ADAPT * bool(group["always_adapt"]) + more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from precast.ops import multi_tensor
 from precast.ops._shards import is_dtensor
-from precast.optim import _gathered, _saved
-from precast.optim._planned import TorchsKeys, check_betas, light, outside_dynamo
+from precast.optim import _gathered, _rules
+from precast.optim._planned import TorchsKeys, light, loss_of, outside_dynamo
 from precast.optim._watched import Seen
 from precast.optim.cpu_adam import CPUAdam
-from precast.optim.cpu_base import check_numbers, warn_of_late_copies
+from precast.optim.cpu_base import warn_of_late_copies
 from precast.optim.fused_adam import FusedAdam
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _STEP_ON_GPU: Callable[..., Any] = cast("Any", FusedAdam.step).__wrapped__
 _STEP_ON_CPU: Callable[..., Any] = cast("Any", CPUAdam.step).__wrapped__
 _device: Callable[[Tensor], int] = torch._C.TensorBase.get_device  # -1 on the CPU; comparing torch.device is slow
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class HybridAdam(TorchsKeys):
@@ -61,7 +60,7 @@ class HybridAdam(TorchsKeys):
         optimizer.step()
     """
 
-    torchs: ClassVar[Any] = torch.optim.AdamW
+    rule: ClassVar[_rules.Rule] = _rules.ADAMW
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
 
     def __init__(
@@ -103,10 +102,7 @@ class HybridAdam(TorchsKeys):
             RuntimeError: a tensor cannot be used, or a CUDA graph would capture a step on the CPU.
             precast.errors.KernelError: no kernel can be loaded or built here.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         sides = self._current()
         scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of GradScaler
         scaled = scaling["grad_scale"] is not None
@@ -198,11 +194,12 @@ class HybridAdam(TorchsKeys):
     def offloaded(self) -> list[Tensor]:
         """The GPU parameters whose states do not fit into ``gpu_bytes``."""
         left = float("inf") if self.gpu_bytes is None else self.gpu_bytes
+        kept = self.rule.kernels["gpu"]
         found = []
         for group in self.param_groups:
             for param in filter(multi_tensor.on_gpu, group["params"]):
                 width = 4 if group["state_dtype"] is not None else param.element_size()
-                needed = param.numel() * width * (3 if group["amsgrad"] else 2)
+                needed = param.numel() * width * sum(state is not None for state in kept.states(group))
                 if needed > left:
                     found.append(param)
                 else:
@@ -215,19 +212,6 @@ class HybridAdam(TorchsKeys):
         """Add a group; missing options come from the constructor. Raises ValueError on values out of range."""
         super().add_param_group(param_group)
         self._sides = None
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError on numbers out of range."""
-        check_numbers(options, "eps")
-        check_betas(options["betas"])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, of :class:`FusedAdam` or :class:`CPUAdam`, or of torch's Adam and AdamW."""
-        for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
-            dtype = param.dtype if group["state_dtype"] is None else torch.float32
-            for name in saved.keys() & set(_MOMENTS):
-                if saved[name] is not None:
-                    self.state[param][name] = saved[name].to(param.device, dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

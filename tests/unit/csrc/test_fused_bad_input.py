@@ -83,7 +83,7 @@ def test_no_gradients_is_no_work() -> None:
         (FusedLion, {"betas": (0.9, 1.0)}, r"betas is \(0.9, 1.0\); needed two numbers from 0"),
         (FusedAdam, {"state_dtype": torch.float16}, "state_dtype is torch.float16; needed torch.float32, or None"),
         (FusedSGD, {"momentum": -0.1}, "momentum is -0.1; needed 0 or more"),
-        (FusedSGD, {"nesterov": True}, "nesterov with momentum 0.0 and dampening 0.0; needed a positive momentum"),
+        (FusedSGD, {"nesterov": True}, "nesterov with momentum 0.0 and dampening 0.0; needed a momentum above 0"),
         (
             FusedSGD,
             {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
