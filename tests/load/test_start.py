@@ -17,6 +17,7 @@ NOT_NEEDED = {
     "precast._load.jit",
     "precast._load.progress",
     "precast._load.report",
+    "precast._load.unopened",
     "precast._load.verdict",
     "precast.extension",
     "precast.kernel_loader",
@@ -38,6 +39,50 @@ FIRST_CALL = """
     named = {value.__name__ for module in ours for value in vars(module).values() if isinstance(value, type(sys))}
     print(*brought, "|", *sorted(named))
 """
+
+# A room is a module of ours that runs between the call of an op and its result, as it is imported or called. A return
+# is a call that enters a room which was entered before and left. A call from one place counts once, so that a loop is
+# walked through once; what modules do as they are imported counts for the rooms alone, and making a value for neither.
+ROOMS, RETURNS = 25, 40
+WALK = """
+    import os, sys, torch
+    import precast.ops
+    home = os.path.dirname(precast.__file__) + os.sep
+    importing, seen, rooms, entered = 0, set(), set(), []
+
+    def walk(frame, event, _):
+        global importing
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if event not in ("call", "return") or not file.startswith(home) or file.endswith("_abi/value.py"):
+            return
+        rooms.add(file)
+        if name == "<module>":
+            importing += 1 if event == "call" else -1
+        elif event == "call" and not importing:
+            caller = frame.f_back
+            while caller is not None and not caller.f_code.co_filename.startswith(home):
+                caller = caller.f_back
+            place = (file, name, caller and (caller.f_code.co_filename, caller.f_lineno))
+            if place not in seen:
+                seen.add(place)
+                entered.append(file)
+
+    tensors = [[torch.ones(4)] for _ in range(4)]
+    numbers = dict(lr=0.1, beta1=0.9, beta2=0.9, eps=1e-8, weight_decay=0.0, bias_correction1=1.0, bias_correction2=1.0)
+    sys.setprofile(walk)
+    precast.ops.adam_(*tensors, **numbers)
+    sys.setprofile(None)
+    walked = [here for here, before in zip(entered, [None, *entered]) if here != before]
+    print(len(rooms), len(walked) - len(set(walked)), int(torch.__version__.split(".")[1]))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_a_first_call_is_a_short_walk(wheel: Site) -> None:
+    rooms, returns, torch_minor = map(int, wheel.ok(WALK).split())
+    assert 15 < rooms <= ROOMS
+    assert returns > 15 and (returns <= RETURNS or torch_minor < 10), "an adapter is one more thing to choose"
 
 
 @pytest.mark.torch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, ManifestError, host_path
-from precast._abi.torch_abi import Exact
+from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
 from precast._builder import headers, sources
 from precast._builder.files import DIGEST
@@ -91,7 +91,7 @@ def _host_claims(file: HostFile, facts: LibraryFacts, info: BuildInfo) -> Iterat
     yield from same("python", file.path, ("none", None), (file.python, file.cuda_major))
     yield from same("compiler", file.path, dict(info.compilers).get("g++", facts.compiler), facts.compiler)
     yield from same("name", file.path, host_path(file.abi, file.machine), file.path)
-    yield from same("kind", file.path, "adapter" if isinstance(file.abi, Exact) else "library", file.kind.value)
+    yield from same("kind", file.path, "adapter" if file.abi.kind is AbiKind.EXACT else "library", file.kind.value)
 
 
 def _sources(a: Audited) -> Iterator[Violation]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from precast._abi.build_info import HostKind
 from precast._abi.torch_abi import Exact, TorchAbi
 from precast._abi.violation import Violation
 from tools.guards.subject import Audited
@@ -30,7 +31,7 @@ def check_symbols(a: Audited) -> Iterator[Violation]:
         if facts is None:
             continue  # the manifest guard reports it
         asked = asked_of_torch(facts)
-        if isinstance(file.abi, Exact):
+        if file.kind is HostKind.ADAPTER and isinstance(file.abi, Exact):
             yield from _adapter(file.path, file.abi, asked, a.asked.torch_lists)
         else:
             for symbol in asked:

@@ -85,14 +85,6 @@ def boolean(value: object, where: str) -> bool:
     return value
 
 
-def sha256(value: object, where: str) -> str:
-    """A checksum in hexadecimal."""
-    digest = text(value, where)
-    if len(digest) != 64 or not _HEX.issuperset(digest):
-        raise ManifestError(f"{where}: wanted 64 lower-case hexadecimal digits, found {digest!r}")
-    return digest
-
-
 def optional(read: Reader[T], default: T | None = None) -> Reader[T | None]:
     """The default for null, otherwise what ``read`` gives."""
     return lambda value, where: default if value is None else read(value, where)
@@ -137,6 +129,22 @@ def checked(is_right: Callable[[str], bool], wanted: str) -> Reader[str]:
 def exactly(wanted: str, where_from: str) -> Reader[str]:
     """One text alone."""
     return checked(lambda found: found == wanted, f"{wanted!r} {where_from}")
+
+
+def hexadecimal(least: int, most: int, wanted: str) -> Reader[str]:
+    """So many lower-case hexadecimal digits."""
+    return checked(lambda found: least <= len(found) <= most and _HEX.issuperset(found), wanted)
+
+
+def pair(first: str, second: str) -> Reader[tuple[str, str]]:
+    """An object with two texts."""
+    readers: Mapping[str, Reader[Any]] = {first: text, second: text}
+
+    def read(value: object, where: str) -> tuple[str, str]:
+        known = fields(value, where, readers)
+        return known[first], known[second]
+
+    return read
 
 
 def within(most: int) -> Reader[int]:

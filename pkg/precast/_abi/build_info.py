@@ -16,7 +16,7 @@ from precast._abi._reader import ManifestError, NewerManifest
 from precast._abi.capability import GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.settings import is_index_url
-from precast._abi.torch_abi import AnyTorch, Exact, TorchAbi, is_git_version, parse_torch_abi
+from precast._abi.torch_abi import AbiKind, TorchAbi, parse_torch_abi
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, Release, dotted
 
@@ -85,11 +85,6 @@ class HostFile:
     def name(self) -> str:
         """The name in decisions and messages: the path, as the library has a file of its own."""
         return self.path
-
-    @property
-    def needs_binding(self) -> bool:
-        """Whether this calls torch through a table of functions; otherwise it is linked against torch."""
-        return isinstance(self.abi, AnyTorch)
 
 
 @value(frozen=True)
@@ -181,7 +176,7 @@ def by_file(device: Iterable[DeviceFile]) -> dict[str, list[DeviceFile]]:
 
 def host_path(abi: TorchAbi, machine: str) -> str:
     """The path in a wheel, relative to ``precast/_C``: of the library for any torch, or of the adapter to one."""
-    return f"host/kernels-{machine}.so" if isinstance(abi, AnyTorch) else f"host/{abi}.so"
+    return f"host/kernels-{machine}.so" if abi.kind is AbiKind.TABLE else f"host/{abi}.so"
 
 
 def image_name(family: str, target: GpuTarget) -> str:
@@ -216,10 +211,10 @@ def _min_driver(text: str) -> CudaVersion:
 
 
 _VERSION = read.valid(dotted)
-_COMPILER: Mapping[str, read.Reader[Any]] = {"name": read.text, "version": read.text}
+_SHA256 = read.hexadecimal(64, 64, "64 lower-case hexadecimal digits")
 _HOST: Mapping[str, read.Reader[Any]] = {
     "path": read.path_in("host"),
-    "sha256": read.sha256,
+    "sha256": _SHA256,
     "bytes": read.within(MAX_FILE_BYTES),
     "abi": read.parsed(parse_torch_abi),
     "machine": read.checked(read.is_word, "a machine such as 'x86_64'"),
@@ -235,7 +230,7 @@ _HOST: Mapping[str, read.Reader[Any]] = {
 }
 _DEVICE: Mapping[str, read.Reader[Any]] = {
     "path": read.path_in("device"),
-    "sha256": read.sha256,
+    "sha256": _SHA256,
     "bytes": read.within(MAX_FILE_BYTES),
     "family": read.checked(read.is_name, "a family such as 'rms_norm'"),
     "target": read.parsed(GpuTarget.parse),
@@ -243,7 +238,7 @@ _DEVICE: Mapping[str, read.Reader[Any]] = {
     "min_driver": read.parsed(_min_driver),
     "offset": read.within(MAX_CONTENT_BYTES),
     "content_bytes": read.within(MAX_CONTENT_BYTES),
-    "content_sha256": read.sha256,
+    "content_sha256": _SHA256,
 }
 _MANIFEST: Mapping[str, read.Reader[Any]] = {
     "schema": read.integer,
@@ -251,10 +246,10 @@ _MANIFEST: Mapping[str, read.Reader[Any]] = {
     "version": read.checked(read.is_version, "a version without label, such as '1.0'"),
     "label": read.optional(read.parsed(Label), Label("")),
     "mode": read.parsed(BuildMode),
-    "commit": read.optional(read.checked(is_git_version, "a commit in hexadecimal")),
+    "commit": read.optional(read.hexadecimal(7, 64, "a commit in hexadecimal")),
     "dirty": read.boolean,
-    "source_digest": read.sha256,
-    "compilers": read.each(read.record(lambda name, version: (name, version), _COMPILER)),
+    "source_digest": _SHA256,
+    "compilers": read.each(read.pair("name", "version")),
     "host": read.each(read.record(HostFile, _HOST)),
     "device": read.each(read.record(DeviceFile, _DEVICE)),
     "index_url": read.optional(read.checked(is_index_url, "the URL of an index")),
@@ -272,7 +267,7 @@ def _check_whole(info: BuildInfo) -> None:
     for images in by_file(info.device).values():
         _check_file(images)
     for file in info.host:
-        if file.kind is HostKind.ADAPTER and not isinstance(file.abi, Exact):
+        if file.kind is HostKind.ADAPTER and file.abi.kind is not AbiKind.EXACT:
             raise ManifestError(f"$.host: {file.path!r} is an adapter for {file.abi}, wanted one torch")
     if info.mode is BuildMode.PURE and (info.host or info.device):
         raise ManifestError("$.mode: a pure build lists no files")

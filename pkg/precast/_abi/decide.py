@@ -38,7 +38,7 @@ from precast._abi.decision import (
 )
 from precast._abi.host import Gpu, Host, TorchInfo, named_level
 from precast._abi.settings import JitMode, Settings
-from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, Exact
+from precast._abi.torch_abi import CLASSIC_FLOOR, STABLE_FLOOR, AbiKind, Exact
 from precast._abi.value import value
 from precast._abi.version import CudaVersion, dotted
 
@@ -80,7 +80,7 @@ def decide(
         return Refuse(hopeless)
     case = Case(host, host.torch, build_info, settings, need, bad)
     library = choose_library(case)
-    bound = isinstance(library.chosen, HostFile) and not library.chosen.needs_binding
+    bound = isinstance(library.chosen, HostFile) and library.chosen.abi.kind is not AbiKind.TABLE
     binding: Pick[Binding] = Pick(None, ()) if bound else choose_binding(case)
     picks = [(gpu.index, choose_image(case, gpu)) for gpu in (host.gpus if need.device == "cuda" else ())]
     images = tuple((index, pick.chosen) for index, pick in picks if pick.chosen is not None)
@@ -179,7 +179,7 @@ def choose_library(case: Case) -> Pick[HostFile | BuildHost]:
     """Prefers a library for exactly this torch to one for many, and any to a build."""
     best, rejections = _best_host_file(case, HostKind.LIBRARY)
     if best is not None:
-        unread = f"the level of libstdc++ could not be read; {best.name} needs GLIBCXX_{best.glibcxx}"
+        unread = f"the level of libstdc++ could not be read; {best.path} needs GLIBCXX_{best.glibcxx}"
         return Pick(best, rejections, (unread,) if case.host.glibcxx is None else ())
     refusals = tuple(Rejection(LIBRARY, JIT_CANDIDATE, *why) for why in _no_compile(case))
     return Pick(None if refusals else BuildHost(), (*rejections, *refusals))
@@ -193,7 +193,7 @@ def choose_binding(case: Case) -> Pick[Binding]:
     rejections: tuple[Rejection, ...] = ()
     if case.torch.version.release >= STABLE_FLOOR:
         if OWN_FUNCTIONS not in case.bad:
-            return Pick(OwnFunctions(prove=case.torch.version.is_prerelease), ())
+            return Pick(OwnFunctions(prove=case.torch.version.pre is not None), ())
         wanted = f"the functions of torch {STABLE_FLOOR}"
         found = str(case.bad[OWN_FUNCTIONS])
         rejections = (Rejection(BINDING, OWN_FUNCTIONS, Reason.TORCH_ABI, wanted, found),)
@@ -218,7 +218,7 @@ def _best_host_file(case: Case, kind: HostKind) -> tuple[HostFile | None, tuple[
         if file.kind is kind:
             why = next(_unmet_by_host(file, case), None)
             if why is not None:
-                rejections.append(Rejection(piece, file.name, *why))
+                rejections.append(Rejection(piece, file.path, *why))
             elif best is None or _host_rank(file, case) > _host_rank(best, case):
                 best = file
     return best, tuple(rejections)
@@ -240,7 +240,7 @@ def _nothing_prebuilt(case: Case, piece: str) -> Why | None:
 
 def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
     """The requirements of a library or an adapter that this process does not meet."""
-    host, torch, defect = case.host, case.torch, case.bad.get(file.name)
+    host, torch, defect = case.host, case.torch, case.bad.get(file.path)
     if isinstance(defect, Unopened):
         yield Reason.UNOPENED, defect.wanted, defect.found
     elif defect is not None:
@@ -264,7 +264,7 @@ def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
         yield Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}"
 
 
-def _host_rank(file: HostFile, case: Case) -> tuple[int, bool, tuple[int, int]]:
+def _host_rank(file: HostFile, case: Case) -> tuple[tuple[int, bool], bool, tuple[int, int]]:
     """A library that is linked against torch comes before one that has yet to be bound to it."""
     return torch_abi.closeness(file.abi), file.debug == case.settings.debug, torch_abi.floor(file.abi)
 

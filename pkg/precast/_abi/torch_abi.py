@@ -7,6 +7,8 @@ nonsense. Code on torch's stable ABI works with every torch from its floor on.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from precast._abi.value import value
 from precast._abi.version import Release, TorchVersion
 
@@ -19,10 +21,19 @@ STABLE_FLOOR = Release(2, 10)
 CLASSIC_FLOOR = Release(2, 4)
 
 
+class AbiKind(Enum):
+    """How a file is tied to torch, from the loosest to the closest; the order of preference among files that fit."""
+
+    TABLE = 0
+    STABLE = 1
+    EXACT = 2
+
+
 @value(frozen=True)
 class Exact:
     """One torch minor with one C++ library ABI; with ``git``, exactly one commit of torch."""
 
+    kind = AbiKind.EXACT
     release: Release
     cxx11: bool
     git: str | None = None
@@ -40,6 +51,7 @@ class Exact:
 class Stable:
     """Torch's stable ABI, for every torch from ``floor`` on."""
 
+    kind = AbiKind.STABLE
     floor: Release
 
     def __str__(self) -> str:
@@ -50,6 +62,7 @@ class Stable:
 class AnyTorch:
     """Any torch, through this version of the table of its functions (csrc/common/torch_table.h)."""
 
+    kind = AbiKind.TABLE
     table: int
 
     def __str__(self) -> str:
@@ -82,11 +95,9 @@ def is_git_version(text: str | None) -> bool:
     return text is not None and 7 <= len(text) <= 64 and _HEX.issuperset(text)
 
 
-def closeness(abi: TorchAbi) -> int:
+def closeness(abi: TorchAbi) -> tuple[int, bool]:
     """How closely a file is made for one torch; greater is better."""
-    if isinstance(abi, Exact):
-        return 2 if abi.git is None else 3
-    return int(isinstance(abi, Stable))
+    return abi.kind.value, isinstance(abi, Exact) and abi.git is not None
 
 
 def floor(abi: TorchAbi) -> tuple[int, int]:

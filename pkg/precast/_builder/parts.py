@@ -25,7 +25,7 @@ from precast._abi.build_info import (
 )
 from precast._abi.label import Label
 from precast._abi.settings import Settings
-from precast._abi.torch_abi import AnyTorch, TorchAbi
+from precast._abi.torch_abi import AbiKind, TorchAbi
 from precast._abi.version import Release
 from precast._builder import catalogue, provenance, sources
 from precast._builder.binaries import Binary, Made, joined, manifest, selected
@@ -50,7 +50,7 @@ def device_name(spec: LabelSpec) -> str:
 
 def host_name(abi: TorchAbi, machine: str) -> str:
     """The folder of the host library, or of one adapter."""
-    return f"host-kernels-{machine}" if isinstance(abi, AnyTorch) else f"adapter-{abi}-{machine}"
+    return f"host-kernels-{machine}" if abi.kind is AbiKind.TABLE else f"adapter-{abi}-{machine}"
 
 
 def write(made: Made, label: Label, root: Path, folder: Path) -> bool:
@@ -115,7 +115,7 @@ def _take_device(folder: Path, spec: LabelSpec, root: Path) -> Made:
 def _take_host(folder: Path, abi: TorchAbi, machine: str, root: Path) -> Made:
     again = f"python -m tools host --abi {abi} --arch {machine} --out {folder.parent}"
     info = _read(folder, Label(""), root, again)
-    families = tuple(family.name for family in catalogue.FAMILIES) if isinstance(abi, AnyTorch) else ()
+    families = tuple(family.name for family in catalogue.FAMILIES) if abi.kind is AbiKind.TABLE else ()
     wanted = [(host_path(abi, machine), machine, families, False)]
     found = [(file.path, file.machine, file.families, file.debug) for file in info.host]
     if wanted != found or info.device:

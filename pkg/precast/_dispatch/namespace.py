@@ -71,11 +71,12 @@ def family(name: str, package: str = "") -> Iterator[None]:
     """
     known = catalogue.get(name)
     owner = library()
-    _packages.update(dict.fromkeys(known.op_names, package))
+    ops = known.op_names
+    _packages.update(dict.fromkeys(ops, package))
     with _refusing_others():
         _define(owner, known)
     yield
-    handover.give(name, handover.Formulas(owner, _stand_ins(known, package), _binder(known)))
+    handover.give(name, handover.Formulas(owner, _stand_ins(known, package), _binder(ops), ops))
 
 
 def reference(op: str) -> Callable[..., Any]:
@@ -107,9 +108,9 @@ def twin(op: str) -> Callable[..., Any]:
     return twins().kernel(op)
 
 
-def _binder(family: catalogue.Family) -> Callable[[HostLibrary, str], None]:
+def _binder(ops: Iterable[str]) -> Callable[[HostLibrary, str], None]:
     def bind(library: HostLibrary, key: str) -> None:
-        for op in family.op_names:
+        for op in ops:
             for binding in BINDINGS.get(op, ()):
                 binding(library, key)
 

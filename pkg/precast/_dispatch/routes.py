@@ -143,6 +143,8 @@ class Route:
         if count is None:
             return
         self._registered[library] = self._registered.get(library, 0) | _DEVICES[key]
+        record = self._record if self._function is None else _apply(self._function)
+        now = _word(count)
         make = functools.partial(
             library.direct,
             op=self.op._opname,
@@ -155,11 +157,10 @@ class Route:
             excluded=key_bits("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", *_AUTOCAST),
             autograd=key_bits("AutogradFunctionality"),
             registered=count,
-            expected=_word(count),
+            expected=now,
             dispatched=self.otherwise,
         )
         below = make(record=None, first=None, otherwise=self._below)
-        record = self._record if self._function is None else _apply(self._function)
         found = make(record=record, first=below, otherwise=self.below)
         if found is not None:
             self.call = found

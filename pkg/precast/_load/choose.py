@@ -13,8 +13,8 @@ from precast._abi.decision import Decision, Need, Refuse, Unopened, needs_builde
 from precast._abi.host import Builders, Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._builder import catalogue
-from precast._load import prebuilt, probe, unopened
+from precast._builder import catalogue, files
+from precast._load import prebuilt, probe
 
 if TYPE_CHECKING:
     from precast._abi.twin import Twin
@@ -90,8 +90,10 @@ def _decide(
 ) -> tuple[Decision, Twin | None]:
     """The decision and, after a refusal, the twin. A twin that cannot stand in adds its reasons to the refusal."""
     decision = decide(host, info, settings, need, bad)
+    if not isinstance(decision, Refuse):
+        return decision, None
     family = catalogue.get(need.family)
-    if not isinstance(decision, Refuse) or need.device not in (*family.twins, *family.plain):
+    if need.device not in (*family.twins, *family.plain):
         return decision, None
     from precast._abi import twin  # imported here because most calls are served without a twin
 
@@ -99,30 +101,29 @@ def _decide(
     return Refuse((*decision.rejections, *found.rejections)), found.chosen
 
 
-def shipped(decision: Decision) -> Iterator[HostFile | DeviceFile]:
-    """The prebuilt files a decision uses."""
+def _shipped(decision: Decision) -> Iterator[tuple[str, HostFile | DeviceFile]]:
+    """The prebuilt files a decision uses, with the names that they have in decisions."""
     if isinstance(decision, Refuse):
         return
     for file in (decision.host, decision.binding):
         if isinstance(file, HostFile):
-            yield file
+            yield file.path, file
     for _, image in decision.images:
         if isinstance(image, DeviceFile):
-            yield image
+            yield image.name, image
 
 
 def _verify(decision: Decision) -> tuple[dict[str, bytes], dict[str, str | Unopened]]:
     contents: dict[str, bytes] = {}
     damaged: dict[str, str | Unopened] = {}
-    for file in shipped(decision):
-        if file.name in contents:
-            continue
+    for name, file in dict(_shipped(decision)).items():
         try:
-            contents[file.name] = prebuilt.verified_bytes(file)
+            contents[name] = prebuilt.verified_bytes(file)
         except prebuilt.Damaged as error:
-            damaged[file.name] = str(error)
+            damaged[name] = str(error)
             continue
-        reason = unopened.noexec(prebuilt.C_DIR / file.path) if isinstance(file, HostFile) else None
-        if reason is not None:
-            damaged[file.name] = reason
+        if isinstance(file, HostFile) and files.is_noexec(prebuilt.C_DIR / file.path):
+            from precast._load import unopened  # an intact file that cannot be opened is rare
+
+            damaged[name] = unopened.noexec(prebuilt.C_DIR / file.path)
     return contents, damaged

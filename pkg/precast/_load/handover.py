@@ -5,7 +5,7 @@ Otherwise gradients would be silently missing: the dispatcher does not see formu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class Twins:
 
 @value(frozen=True)
 class Formulas:
-    """The library that owns one family's ops, and a function that imports what stands in for kernels, if anything does.
+    """The library that owns one family's ops, their names, and what imports the stand-ins for their kernels, if any.
 
     ``bind`` is called each time kernels of the family are registered, with the host library and the device.
     """
@@ -41,6 +41,7 @@ class Formulas:
     library: torch.library.Library
     twins: Callable[[], Twins] | None
     bind: Callable[[HostLibrary, str], None]
+    ops: tuple[str, ...]
 
 
 _given: dict[str, Formulas] = {}
@@ -63,11 +64,11 @@ def formulas_of(family: Family) -> Formulas:
     return _given[family.name]
 
 
-def refuse_foreign_kernels(family: Family, key: str) -> None:
-    """Raise if something else has registered kernels for this family: torch silently keeps the last of two."""
+def refuse_foreign_kernels(ops: Iterable[str], key: str) -> None:
+    """Raise if something else has registered kernels for one of these ops: torch silently keeps the last of two."""
     import torch
 
-    for op in family.op_names:
+    for op in ops:
         name = f"{NAMESPACE}::{op}"
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
             raise KernelIncompatible(

@@ -32,7 +32,7 @@ from precast._abi.decision import (
     all_rejections,
 )
 from precast._builder import catalogue
-from precast._load import handover, prebuilt, probe, unopened
+from precast._load import handover, prebuilt, probe
 from precast._load.choose import Choice, choose, need_of
 from precast._load.handover import Define
 from precast._load.library import CannotAttach, CannotOpen, HostLibrary, adapter_table
@@ -203,6 +203,8 @@ def _pass_over(
         bad[OWN_FUNCTIONS] = str(error)
         return
     assert source is not None  # every other piece is a file
+    from precast._load import unopened
+
     reason = unopened.why(source.path, str(error)) if isinstance(error, CannotOpen) else None
     if reason is not None and reason.passing:
         raise unopened.passing(source.path, reason) from error
@@ -300,7 +302,7 @@ def _set_images(
 def _register(library: HostLibrary, family: catalogue.Family, key: str, *, built: bool) -> None:
     """Register the kernels. A library built here is checked for misspelt names; a wheel was checked at its build."""
     formulas = handover.formulas_of(family)
-    handover.refuse_foreign_kernels(family, key)
+    handover.refuse_foreign_kernels(formulas.ops, key)
     if not built:
         library.register(family.name, key)
     else:

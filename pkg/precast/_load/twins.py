@@ -21,10 +21,10 @@ def load(family: Family, device: str, choice: Choice, twin: Twin) -> Loaded:
     """Register the twin's kernels of all ops of the family for the device type, and warn why they stand in."""
     started = time.perf_counter()
     formulas = handover.formulas_of(family)
-    handover.refuse_foreign_kernels(family, device.upper())
+    handover.refuse_foreign_kernels(formulas.ops, device.upper())
     assert formulas.twins is not None, f"{family.name} promises a twin and hands none over"
     twins = formulas.twins()
-    kernels = {name: twins.kernel(name) for name in family.op_names}
+    kernels = {name: twins.kernel(name) for name in formulas.ops}
     library: Any = formulas.library
     for name, kernel in kernels.items():
         library.impl(name, kernel, device.upper())

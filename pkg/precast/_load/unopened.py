@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from pathlib import Path
 
 from precast._abi.decision import Unopened
@@ -18,12 +19,8 @@ from precast.errors import KernelUnavailable
 _NOT_MAPPED = ("failed to map segment", "cannot map zero-fill pages", "cannot create shared object descriptor")
 
 
-def noexec(path: Path) -> Unopened | None:
-    """The reason if a file, or a folder, is on a file system that is mounted noexec; one system call if it is not."""
-    if not files.is_noexec(path):
-        return None
-    import shlex  # imported for errors alone
-
+def noexec(path: Path) -> Unopened:
+    """The reason for a file, or a folder, on a file system that is mounted noexec."""
     mount = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_mount())
     found = f"{mount} is mounted noexec, which forbids to load code from it"
     return Unopened("a file system without noexec", found, f"mount -o remount,exec {shlex.quote(str(mount))}")
@@ -31,9 +28,8 @@ def noexec(path: Path) -> Unopened | None:
 
 def why(path: Path, said: str) -> Unopened | None:
     """The reason that lies in this machine; None if the linker's own text ``said`` must do."""
-    reason = noexec(path)
-    if reason is not None:
-        return reason
+    if files.is_noexec(path):
+        return noexec(path)
     number = _mapping_fails(path)
     if number is None and any(text in said for text in (*_NOT_MAPPED, os.strerror(errno.ENOMEM))):
         number = errno.ENOMEM  # the file alone can be mapped, but not all that comes with it
@@ -65,9 +61,8 @@ def passing(path: Path, reason: Unopened) -> KernelUnavailable:
 
 def refuse_noexec(folder: Path) -> None:
     """Raise KernelUnavailable if libraries that are built into this folder could not be loaded from it."""
-    reason = noexec(folder)
-    if reason is not None:
-        raise of_cache(folder, reason)
+    if files.is_noexec(folder):
+        raise of_cache(folder, noexec(folder))
 
 
 def of_cache(path: Path, reason: Unopened) -> KernelUnavailable:

@@ -18,7 +18,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, by_file
-from precast._abi.torch_abi import Exact
+from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
 from precast._builder import archives, elf, packing
 from precast._load import prebuilt
@@ -198,7 +198,7 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
             yield Violation(what, file.path, f"{wanted}, as its bytes say", str(found))
     if bound.torch_cuda and file.cuda_major is None:
         yield Violation("CUDA runtime", file.path, "the CUDA major of torch's own libraries", "none")
-    if bound.classic and not isinstance(file.abi, Exact):
+    if bound.classic and file.abi.kind is not AbiKind.EXACT:
         yield Violation("torch ABI", file.path, "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}")
     name = file.families[0] if file.families else ""
     if facts.needs_python(name, info, bound) != (file.python != "none"):

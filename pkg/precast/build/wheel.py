@@ -9,7 +9,7 @@ from typing import Any
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile
 from precast._abi.host import TorchInfo
 from precast._abi.label import Label
-from precast._abi.torch_abi import Exact
+from precast._abi.torch_abi import AbiKind
 from precast._abi.version import CudaVersion
 from precast._builder import sources
 
@@ -39,7 +39,7 @@ def label_of(hosts: Sequence[HostFile], images: Sequence[DeviceFile], torch: Tor
     if images:
         cuda = CudaVersion.parse(images[0].nvrtc)
         return Label(f"cu{cuda.major}{cuda.minor}")
-    return Label("cpu" if any(isinstance(file.abi, Exact) for file in hosts) else "")
+    return Label("cpu" if any(file.abi.kind is AbiKind.EXACT for file in hosts) else "")
 
 
 def tag_of(infos: Iterable[BuildInfo]) -> tuple[str, str]:

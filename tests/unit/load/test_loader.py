@@ -29,8 +29,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "calls"))
     monkeypatch.delenv("PRECAST_JIT", raising=False)
     monkeypatch.setattr(loader, "_state", loader._State())
-    monkeypatch.setattr(handover, "formulas_of", lambda family: SimpleNamespace(bind=lambda library, key: None))
-    monkeypatch.setattr(handover, "refuse_foreign_kernels", lambda family, key: None)
+    monkeypatch.setattr(handover, "formulas_of", lambda family: SimpleNamespace(bind=lambda library, key: None, ops=()))
+    monkeypatch.setattr(handover, "refuse_foreign_kernels", lambda ops, key: None)
     return tmp_path / "calls"
 
 

@@ -160,13 +160,13 @@ from precast.errors import KernelIncompatible
 for family in (catalogue.get("rms_norm"), catalogue.get("cpu_adam")):
     with namespace.family(family.name):
         pass
-handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CPU")
+handover.refuse_foreign_kernels(catalogue.get("rms_norm").op_names, "CPU")
 theirs = torch.library.Library("precast", "IMPL")
 theirs.impl("rms_norm", lambda x, *_: x, "CPU")
-handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CUDA")
-handover.refuse_foreign_kernels(catalogue.get("cpu_adam"), "CPU")
+handover.refuse_foreign_kernels(catalogue.get("rms_norm").op_names, "CUDA")
+handover.refuse_foreign_kernels(catalogue.get("cpu_adam").op_names, "CPU")
 try:
-    handover.refuse_foreign_kernels(catalogue.get("rms_norm"), "CPU")
+    handover.refuse_foreign_kernels(catalogue.get("rms_norm").op_names, "CPU")
 except KernelIncompatible as error:
     print(error)
 """

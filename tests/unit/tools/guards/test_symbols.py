@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from precast._abi.torch_abi import ANY_TORCH, Exact
+from precast._abi.build_info import HostKind
+from precast._abi.torch_abi import ANY_TORCH, Exact, TorchAbi
 from precast._abi.version import Release
 from tools.guards.symbols import _adapter, _of_the_system, check_symbols, exported_by
 from tools.shared.binaries import Undefined
@@ -29,11 +30,12 @@ def test_what_the_system_defines_has_a_version(symbol: Undefined, of_the_system:
     assert _of_the_system(symbol) is of_the_system
 
 
-def test_a_library_asks_for_the_runtime_alone() -> None:
-    """Even of what every torch has: the table gives it that."""
+@pytest.mark.parametrize("abi", [ANY_TORCH, Exact(Release(2, 9), True)])
+def test_a_library_asks_for_the_runtime_alone(abi: TorchAbi) -> None:
+    """Even of what every torch has: the table gives it that. Its kind makes it one, whatever ABI it claims."""
     asked = (Undefined("memcpy", "GLIBC_2.14", False), Undefined("aoti_torch_get_dim", None, False))
     facts = SimpleNamespace(undefined=asked)
-    library = SimpleNamespace(path="host/x.so", abi=ANY_TORCH)
+    library = SimpleNamespace(path="host/x.so", abi=abi, kind=HostKind.LIBRARY)
     audited = SimpleNamespace(info=SimpleNamespace(host=[library]), libraries={"host/x.so": facts})
     (violation,) = check_symbols(audited)  # type: ignore[arg-type]
     assert (violation.where, violation.found) == ("host/x.so", "aoti_torch_get_dim")
