@@ -16,7 +16,7 @@ from torch.optim.optimizer import (  # noqa: E402
     register_optimizer_step_pre_hook,
 )
 
-from precast.optim import CPUSGD, CPUAdagrad, CPUAdam, CPULion  # noqa: E402
+from precast.optim import CPUSGD, CPUAdagrad, CPUAdam, CPULion, HybridAdam  # noqa: E402
 from tests.ops.plain_optimizers import Lion  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -300,3 +300,16 @@ def test_a_hook_is_called_as_long_as_it_is_registered(which: str) -> None:
     handle.remove()
     steps(optimizer, params, 1)
     assert len(seen) == 2 and all(one is optimizer for one in seen)
+
+
+def test_a_torch_for_cuda_without_a_driver_is_not_asked_about_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> bool:
+        raise RuntimeError("CUDA error: CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", ask)
+    param = torch.ones(3, requires_grad=True)
+    param.grad = torch.ones(3)
+    HybridAdam([param], lr=0.5).step()
+    torch.testing.assert_close(param.detach(), torch.full((3,), 0.5))

@@ -23,7 +23,7 @@ def saved(optimizer: Any) -> Any:
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    optimizer.load_state_dict(torch.load(file))
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
     return optimizer
 
 

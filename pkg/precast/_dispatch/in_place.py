@@ -54,6 +54,8 @@ def register(library: Any, op: torch._ops.OpOverload) -> Kernel | None:
 
 def written_arguments(op: torch._ops.OpOverload) -> tuple[int, ...]:
     """The positions of the arguments that an op writes."""
+    if not op._schema.is_mutable:
+        return ()
     infos = [argument.alias_info for argument in op._schema.arguments]
     return tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
 

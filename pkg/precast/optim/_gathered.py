@@ -133,8 +133,8 @@ def _may_write(param: Tensor) -> bool:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+    """Whether a CUDA graph is being captured. Without a driver, a torch built for CUDA raises if it is asked."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _check(name: str, index: int, param: Tensor, grad: Tensor, first: Tensor, place: Callable[[int], int]) -> None:
