@@ -125,7 +125,8 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 
 def made(seed: int, dtype: Any = torch.float32) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    turned = torch.randn(7, 6, generator=generator).to(dtype).t()  # its states have a layout of their own
+    return [*(torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES), turned]
 
 
 def give(params: list[Any], seed: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer, optimizer
 
-from precast.optim import _saved
 from precast.optim._rules import Kernel, Rule, State, state_dtype
 from precast.optim._watched import Params, Seen, States, is_watched
 
@@ -96,8 +96,18 @@ class TorchsKeys(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this class, of ours for another device, or of torch's optimizer with the same rule."""
-        for group, param, saved in _saved.load(self, super().load_state_dict, state_dict):
-            for name, value in saved.items():
+        seen: dict[str, Any] = {}  # before torch casts the states to the parameters' dtype, which loses precision
+        # The hook that is registered last sees the changes of all others.
+        handle = self.register_load_state_dict_pre_hook(lambda _, loaded: seen.update(loaded))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        ids = chain.from_iterable(group["params"] for group in seen["param_groups"])
+        params = ((group, param) for group in self.param_groups for param in group["params"])
+        for key, (group, param) in zip(ids, params, strict=True):
+            saved = seen["state"].get(key)
+            for name, value in saved.items() if isinstance(saved, dict) else ():
                 dtype = self._loaded_dtype(name, group, param)
                 if dtype is not None and isinstance(value, Tensor):
                     self.state[param][name] = value.to(param.device, dtype, copy=True)
