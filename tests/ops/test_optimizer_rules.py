@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precast.ops import multi_tensor  # noqa: E402
+from precast.ops import cpu_optim, multi_tensor  # noqa: E402
 from precast.optim import _gathered, _rules  # noqa: E402
 from precast.optim._rules import Kernel, Rule, State, option  # noqa: E402
 from precast.optim.cpu_base import CPUOptimizer  # noqa: E402
@@ -219,3 +219,11 @@ def test_a_dtensor_is_refused_whose_state_has_another_shape(monkeypatch: pytest.
 def test_options_are_checked_by_the_table() -> None:
     with pytest.raises(ValueError, match=r"d is -1\.0; needed 0 or more"):
         CPUFactored([torch.ones(2)], d=-1.0)
+
+
+def test_functions_of_one_rule_are_not_those_of_another() -> None:
+    class Again(CPUFactored):
+        rule = _rules.SGD
+
+    assert CPUFactored.ops is FACTORED.kernels["cpu"].ops
+    assert Again.ops is cpu_optim and Again.kernel is _rules.SGD.kernels["cpu"]

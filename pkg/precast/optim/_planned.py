@@ -141,7 +141,8 @@ class PlannedOptimizer(TorchsKeys):
 
     device: ClassVar[str]  # whose kernel of the rule makes the steps
     kernel: ClassVar[Kernel]
-    ops: ClassVar[Any]  # the functions that the kernel is
+    ops: ClassVar[Any]  # the functions that the kernel is: its own, or those over lists
+    _over_lists: ClassVar[Any]
     _owner: tuple[str, list[int]] | None = None
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -153,7 +154,7 @@ class PlannedOptimizer(TorchsKeys):
         super().__init_subclass__(**options)
         if "rule" in vars(cls):
             cls.kernel = cls.rule.kernels[cls.device]
-            cls.ops = cls.ops if cls.kernel.ops is None else cls.kernel.ops
+            cls.ops = cls._over_lists if cls.kernel.ops is None else cls.kernel.ops
 
     def work_for(self, name: str, places: list[int]) -> None:
         """Name another optimizer, and the indices there of this one's parameters, in errors."""

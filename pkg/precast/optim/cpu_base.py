@@ -34,7 +34,7 @@ class CPUOptimizer(PlannedOptimizer):
     """
 
     device: ClassVar[str] = "cpu"
-    ops: ClassVar[Any] = cpu_optim
+    _over_lists: ClassVar[Any] = cpu_optim
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _known: Known | None = None
 

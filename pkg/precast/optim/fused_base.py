@@ -53,7 +53,7 @@ class FusedOptimizer(PlannedOptimizer):
     """An optimizer on the GPU; a subclass has a rule and its options."""
 
     device: ClassVar[str] = "gpu"
-    ops: ClassVar[Any] = multi_tensor
+    _over_lists: ClassVar[Any] = multi_tensor
     _reads_rate: ClassVar[bool] = False  # it would wait for the GPU
     _step_supports_amp_scaling: ClassVar[bool] = True  # makes GradScaler.step set grad_scale and found_inf
     _norm: Tensor | None = None  # of the current step's gradients, over all shards
