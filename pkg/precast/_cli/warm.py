@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precast._abi import toolkits
+from precast._abi import remedy, toolkits
 from precast._abi.capability import ComputeCapability, GpuTarget, parse_arch_list
 from precast._abi.decision import BuildAdapter, BuildHost, BuildImage, Refuse
 from precast._abi.host import Builders
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         settings = replace(settings, max_jobs=options.jobs)
     families = names.families(options.kernels)
     examination = report.Examination(settings)
-    builders = None if options.arch is None else _require_nvrtc(settings, options.arch)
+    builders = None if options.arch is None else _require_nvrtc(examination, options.arch)
     failed = [family for family in families if not _warm_family(examination, family, visible=options.arch is None)]
     if builders is not None:
         _warm_targets(examination, families, options.arch, builders)
@@ -85,12 +85,12 @@ def _warm_family(examination: report.Examination, family: Family, *, visible: bo
     return ready
 
 
-def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builders:
+def _require_nvrtc(examination: report.Examination, targets: tuple[GpuTarget, ...]) -> Builders:
     """Return the builders with an NVRTC that knows every target; raise before anything is built if there is none.
 
     A target that no GPU has is reported first, because no NVRTC would help.
     """
-    builders = probe.probe_builders(settings)
+    builders = probe.probe_builders(examination.settings)
     found = builders.nvrtc
     known = {*_GPUS, *(found.targets if found is not None else ())}
     strange = [target for target in targets if target.capability not in known or target.capability < _GPUS[0]]
@@ -107,7 +107,7 @@ def _require_nvrtc(settings: Settings, targets: tuple[GpuTarget, ...]) -> Builde
             f"device code for {' '.join(map(str, targets))} cannot be built\n"
             f"  found   {looked_at}\n"
             f"  needed  an NVRTC\n"
-            f'  fix     1) pip install "nvidia-cuda-nvrtc==13.*"'
+            f"  fix     1) {remedy.install_nvrtc(examination.host)}"
         )
     unknown = [target for target in targets if target.capability not in found.targets]
     if unknown:

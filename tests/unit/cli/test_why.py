@@ -166,6 +166,11 @@ def test_warm_refuses_what_nvrtc_cannot_before_it_builds(
     assert status == 3 and said in err and built == []
 
 
+def test_warm_offers_the_nvrtc_of_this_torch(precast: Precast, pretend: Pretend) -> None:
+    pretend(ex.host(gpu="", torch=ex.torch_info(cuda="12.8"), build_with=ex.builders(None)))
+    assert "fix     1) pip install nvidia-cuda-nvrtc-cu12\n" in precast("warm", "--arch", "sm_90")[2]
+
+
 def test_a_gpu_that_only_its_nvrtc_knows_is_built_for(
     precast: Precast, pretend: Pretend, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
