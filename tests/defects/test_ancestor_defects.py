@@ -74,7 +74,8 @@ def test_defect_03_an_undefined_symbol_is_not_swallowed(
     monkeypatch.setenv("PRECAST_JIT", "aot")
     with pytest.raises(JitDisabled, match=r"undefined symbol: .*nowhere") as refused:
         loader.ensure("cpu_adam", "cpu")
-    assert "(damaged)" in str(refused.value) and looked == [], "the error comes out, and nothing is compiled instead"
+    assert "(damaged)" in str(refused.value), "the error comes out, and nothing is compiled instead"
+    assert looked == ["builders"], "only for the fix: allowing a build would not help without a compiler"
 
     tried: list[str] = []
 
