@@ -315,3 +315,34 @@ def test_what_is_not_in_a_wheel_is_found() -> None:
 def test_relative_imports_are_refused() -> None:
     with pytest.raises(AssertionError, match="absolute"):
         list(imports("from . import cache"))
+
+
+NAMED = re.compile(r"`([\w<>]+(?:/[\w<>]+)+\.py)`((?:\s+`\w+`(?=\W))?)")
+
+
+def named_functions(text: str) -> list[tuple[Path, str]]:
+    """The files that "the house in ten minutes" names, each with the function behind it, or an empty text."""
+    section = text.partition("## The house in ten minutes")[2].partition("\n## ")[0]
+    found = [(file, name.strip().strip("`")) for file, name in NAMED.findall(section)]
+    return [(CHECKOUT / file if file.startswith("tools/") else PACKAGE / file, name) for file, name in found]
+
+
+def missing_functions(named: list[tuple[Path, str]]) -> list[str]:
+    """Those that are not where the text says."""
+    lost = []
+    for file, name in named:
+        source = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if not source or (name and not re.search(rf"^ *(?:def|class) {name}\b", source, re.MULTILINE)):
+            lost.append(f"{file.name} {name}")
+    return lost
+
+
+def test_the_walks_name_what_is_there() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = named_functions(text)
+    assert len(named) > 15
+    assert missing_functions(named) == []
+    moved = text.replace("`_load/loader.py` `ensure`", "`_load/loader.py` `secure`").replace(
+        "`_abi/decide.py`", "`_abi/rule.py`"
+    )
+    assert missing_functions(named_functions(moved)) == ["loader.py secure", "rule.py decide"]
