@@ -328,6 +328,12 @@ def _families(name: str) -> tuple[str, ...]:
     return tuple(own) if calls()[name].raw else public.families_of(name.partition("#")[0])
 
 
+def _apart(given: Any) -> Any:
+    """Arguments whose tensors share no memory; one that is given twice stays one, as its gradient does."""
+    clones: dict[int, Tensor] = {}
+    return mapped(given, lambda t: clones.setdefault(id(t), t.clone(memory_format=torch.contiguous_format)))
+
+
 def _judge_result(case: Case, device: str, ours: tuple[Any, list[Any], dict[str, Any]], before: Any) -> str:
     """Compares results, gradients and arguments with those in plain torch, in float64 or else as torch would do it."""
     found: list[tuple[Broken, Any]] = []
@@ -335,7 +341,7 @@ def _judge_result(case: Case, device: str, ours: tuple[Any, list[Any], dict[str,
         try:
             given, change = made(case, device, guarded=False)
             if change.aliases:
-                given = mapped(given, lambda t: t.clone(memory_format=torch.contiguous_format))
+                given = _apart(given)
             watched = [Before.of(t) for t in tensors(given)]
             with Plain(wide=wide):
                 right = _run(case, given, plain=True)

@@ -16,6 +16,11 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 require: Callable[[object, Callable[[], str]], None] = torch._check
 
 
+def in_one_line(value: object) -> str:
+    """A value as an error shows it: an array of numpy is printed in several lines."""
+    return " ".join(str(value).split())
+
+
 def rows(op: str, x: Tensor) -> None:
     require(
         x.dtype in FLOAT_TYPES,

@@ -111,7 +111,7 @@ def arguments(
     if b is not None:
         if not -x.dim() <= dim < x.dim():
             raise ValueError(f"dim is {dim} and x has {x.dim()} dimensions")
-        dim %= x.dim()
+        dim = dim % x.dim()  # %= would write into a caller's tensor
     kind = ACTIVATIONS[act]
     return (
         x,

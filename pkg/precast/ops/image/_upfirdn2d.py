@@ -96,7 +96,7 @@ def setup_filter(
             taps = taps / taps.sum()
         if flip_filter:
             taps = taps.flip(list(range(taps.dim())))
-        factor = math.sqrt(gain) if taps.dim() == 1 else gain
+        factor = math.sqrt(gain) if taps.dim() == 1 else float(gain)
         return (taps * factor).to(device=device).contiguous()
     except _checks.CONFUSED:
         _checks.explain(setup_filter, locals())
@@ -335,7 +335,7 @@ def _pair(name: str, steps: Steps) -> tuple[int, int]:
         return steps, steps
     found = _whole(name, steps)
     if len(found) not in (1, 2):
-        raise ValueError(f"{name} is {steps}; needed a number, or two: x and y")
+        raise ValueError(f"{name} is {_checks.in_one_line(steps)}; needed a number, or two: x and y")
     return found[0], found[-1]
 
 
@@ -345,7 +345,7 @@ def _whole(name: str, steps: Steps) -> list[int]:
         given: Any = steps
         return [operator.index(one) for one in (given if isinstance(given, (list, tuple)) else (given,))]
     except TypeError:
-        raise ValueError(f"{name} is {steps}; needed whole numbers") from None
+        raise ValueError(f"{name} is {_checks.in_one_line(steps)}; needed whole numbers") from None
 
 
 def spread_padding(padding: Steps) -> tuple[int, int, int, int]:

@@ -357,8 +357,9 @@ class _Combine(torch.autograd.Function):
         whole: bool,
     ) -> Tensor:
         ctx.save_for_backward(positions, *(() if weights is None else (weights, rows)))
+        result = compute(rows, positions, weights, whole)
         ctx.slots, ctx.whole = rows.shape[0], whole
-        return compute(rows, positions, weights, whole)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -116,6 +116,7 @@ def get_cos_and_sin(
         ``(cos, sin)``, a row for each token.
 
     Raises:
+        TypeError: a table is not of a floating-point dtype.
         IndexError: a sequence is longer than the tables.
 
     Example::
@@ -133,6 +134,11 @@ def get_cos_and_sin(
             positions = torch.arange(total, device=lengths.device) - starts
         else:
             positions = lengths - 1
+        for name, table in (("cos_table", cos_table), ("sin_table", sin_table)):
+            if not table.is_floating_point():
+                raise TypeError(
+                    f"get_cos_and_sin: {name} is {_checks.dtype_name(table)}; needed a floating-point dtype"
+                )
         return cos_table[positions], sin_table[positions]
     except _checks.CONFUSED:
         _checks.explain(get_cos_and_sin, locals())
