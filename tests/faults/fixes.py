@@ -437,10 +437,10 @@ def old_torch(machine: Machine) -> str:
     return with_torch(machine, "2.3.0", OTHER_TORCH.format(version="2.3.0", git="a" * 40))
 
 
-@state("pre-release", "torch is a pre-release of unknown origin", "served")
+@state("pre-release", "torch is a pre-release of 2.9 of unknown origin", "served")
 def pre_release(machine: Machine) -> str:
     _asks_the_loader(machine)
-    return with_torch(machine, "2.10.0a0", OTHER_TORCH.format(version="2.10.0a0", git="Unknown"))
+    return with_torch(machine, "2.9.0a0", OTHER_TORCH.format(version="2.9.0a0", git="Unknown"))
 
 
 @state("broken-torch", "torch cannot be imported", "served")
