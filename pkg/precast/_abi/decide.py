@@ -51,14 +51,20 @@ Why = tuple[Reason, str, str]
 
 @value(frozen=True)
 class Case:
-    """What the choice of each piece depends on, once it is known that there is a torch."""
+    """What the choice of each piece depends on. Device code runs without torch; library and binding need one."""
 
     host: Host
-    torch: TorchInfo
     info: BuildInfo | None
     settings: Settings
     need: Need
     bad: Mapping[str, str | Unopened] = _NOTHING_BAD
+
+    @property
+    def torch(self) -> TorchInfo:
+        """The torch of the host, which the caller has looked for."""
+        if self.host.torch is None:
+            raise AssertionError(f"a library of {self.need.family} was to be chosen without torch")
+        return self.host.torch
 
 
 def decide(
@@ -78,7 +84,7 @@ def decide(
     hopeless = tuple(_hopeless(host, settings, need))
     if hopeless or host.torch is None:
         return Refuse(hopeless)
-    case = Case(host, host.torch, build_info, settings, need, bad)
+    case = Case(host, build_info, settings, need, bad)
     library = choose_library(case)
     bound = isinstance(library.chosen, HostFile) and library.chosen.abi.kind is not AbiKind.TABLE
     binding: Pick[Binding] = Pick(None, ()) if bound else choose_binding(case)

@@ -19,7 +19,7 @@ from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, NewerManife
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import Case, choose_image, choose_library
 from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
-from precast._abi.host import Host, TorchInfo
+from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
 from precast._load import dangling, prebuilt, probe, unopened
@@ -94,13 +94,12 @@ def images(package: str, name: str) -> Mapping[int, Image]:
     wheel = _wheel_of(package)
     settings = _settings()
     host = probe.probe_host(settings, gpus=True)
-    torch = _torch_of(host, f"{package}.{name}")
     found: dict[int, Image] = {}
     refused: list[Rejection] = []
     bad: dict[str, str] = {}
     for gpu in host.gpus:
         while gpu.index not in found:  # ends: each turn adds a file to `bad`
-            pick = choose_image(Case(host, torch, wheel.info, settings, Need(name, "cuda"), bad), gpu)
+            pick = choose_image(Case(host, wheel.info, settings, Need(name, "cuda"), bad), gpu)
             if not isinstance(pick.chosen, DeviceFile):
                 refused += pick.rejections
                 break
@@ -132,7 +131,11 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
     settings = _settings()
     host = probe.probe_host(settings, gpus=False)
     what = f"{wheel.package}.{name}"
-    pick = choose_library(Case(host, _torch_of(host, what), wheel.info, settings, Need(name, "cpu")))
+    if host.torch is None:
+        raise PrebuiltRefused(
+            f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
+        )
+    pick = choose_library(Case(host, wheel.info, settings, Need(name, "cpu")))
     if not isinstance(pick.chosen, HostFile):
         own = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, own)
@@ -144,14 +147,6 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
     # An exported function's name stands between two NUL bytes in the ELF string table.
     return _Fitting(wheel.folder / pick.chosen.path, f"\0PyInit_{name}\0".encode() in content)
-
-
-def _torch_of(host: Host, what: str) -> TorchInfo:
-    if host.torch is None:
-        raise PrebuiltRefused(
-            f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
-        )
-    return host.torch
 
 
 def _wheel_of(package: str) -> _Wheel:
