@@ -57,7 +57,7 @@ class Case:
     info: BuildInfo | None
     settings: Settings
     need: Need
-    bad: Mapping[str, str | Unopened] = _NOTHING_BAD
+    bad: Mapping[str, str | Unopened]
 
     @property
     def torch(self) -> TorchInfo:

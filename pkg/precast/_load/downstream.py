@@ -135,7 +135,7 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         raise PrebuiltRefused(
             f"{what} needs torch\n  found   {host.torch_error or 'none'}\n  fix     1) pip install torch"
         )
-    pick = choose_library(Case(host, wheel.info, settings, Need(name, "cpu")))
+    pick = choose_library(Case(host, wheel.info, settings, Need(name, "cpu"), {}))
     if not isinstance(pick.chosen, HostFile):
         own = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, own)
