@@ -35,11 +35,11 @@ class Minutes:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """No letter for what goes well."""
-        if self.total < MANY or report.failed or hasattr(report, "wasxfail"):
+        """No letters: what fails has a line of its own."""
+        if self.total < MANY or hasattr(report, "wasxfail"):
             return None
-        if report.when == "call" and report.passed:
-            return "passed", "", "PASSED"
+        if report.when == "call" and (report.passed or report.failed):
+            return ("passed", "", "PASSED") if report.passed else ("failed", "", "FAILED")
         if report.skipped:
             return "skipped", "", "SKIPPED"
         return None
