@@ -172,7 +172,7 @@ def path_in(folder: str) -> Reader[str]:
     return read
 
 
-def texts(is_right: Callable[[str], bool] | None = None, wanted: str = "") -> Reader[tuple[str, ...]]:
+def texts(is_right: Callable[[str], bool] = bool, wanted: str = "text") -> Reader[tuple[str, ...]]:
     """A list of non-empty printable strings without duplicates, for each of which ``is_right`` holds."""
     read_items = each(text)
 
@@ -180,8 +180,8 @@ def texts(is_right: Callable[[str], bool] | None = None, wanted: str = "") -> Re
         found = read_items(value, where)
         if len(set(found)) != len(found):
             raise ManifestError(f"{where}: holds an item twice: {list(found)}")
-        for one in found if is_right is not None else ():
-            if is_right is not None and not is_right(one):
+        for one in found:
+            if not is_right(one):
                 raise ManifestError(f"{where}: wanted {wanted}, found {one!r}")
         return found
 

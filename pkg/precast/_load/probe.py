@@ -20,7 +20,7 @@ from types import ModuleType
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Builders, Gpu, Host, Installer, TorchInfo
 from precast._abi.settings import Settings
-from precast._abi.version import CudaVersion, Release, TorchVersion
+from precast._abi.version import CudaVersion, Release, TorchVersion, dotted
 from precast.errors import KernelError
 
 _GLIBCXX = rb"\0GLIBCXX_(3\.4(?:\.\d+)?)(?=\0)"
@@ -125,8 +125,7 @@ def _cpu_levels() -> tuple[str, ...]:
 def _glibc() -> Release | None:
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"; unknown to musl and to other systems
-        major, minor = map(int, (text or "").removeprefix("glibc ").split(".")[:2])
-        return Release(major, minor)
+        return Release(*dotted((text or "").removeprefix("glibc "))[:2])
     except (ValueError, OSError, AttributeError):
         return None
 
@@ -144,11 +143,7 @@ def _glibcxx() -> str | None:
             versions = re.compile(_GLIBCXX).findall(content, *_dynamic_names(content))
     except (OSError, ValueError, struct.error):  # the file was emptied or replaced by a shorter one after the mapping
         return None
-    return max(map(bytes.decode, versions), key=_numbers, default=None)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+    return max(map(bytes.decode, versions), key=dotted, default=None)
 
 
 def _mapped_from(soname: str) -> Path | None:
