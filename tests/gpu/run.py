@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TWO_GPUS = {
+    "second_device": "cuda:1 while cuda:0 is current",
+    "two_graphs": "graphs on both",
+    "one_refused": "one of two refused",
+}
 BEHAVIOUR = ("cold_capture", "fresh_thread", "autograd_thread", "side_stream", "huge")
 
 
@@ -154,7 +159,7 @@ def last_line(text: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="+", type=Path)
-    parser.add_argument("--two-gpus", action="store_true", help="run the scenario that needs two GPUs, and only it")
+    parser.add_argument("--two-gpus", action="store_true", help="run the scenarios that need two GPUs, and only them")
     parser.add_argument("--json", type=Path, help="write everything that was witnessed to this file")
     options = parser.parse_args(argv)
     import torch
@@ -167,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
             installed = Path(folder) / "installed"
             install(wheel.resolve(), installed)
             listed = (
-                [Case("cuda:1 while cuda:0 is current", "second_device")]
+                [Case(name, scenario) for scenario, name in TWO_GPUS.items()]
                 if options.two_gpus
                 else list(cases(major * 10 + minor))
             )

@@ -206,6 +206,68 @@ def second_device() -> dict[str, object]:
     return {"binary": [attributes("rms_norm", i)["rms_norm_bf16_v4"]["binary"] for i in (0, 1)], "mixed": refusal}
 
 
+def two_graphs() -> dict[str, object]:
+    """A captured norm and a captured optimizer step on each GPU, replayed in turns while the other one is current."""
+    import precast.ops
+    from precast.optim import FusedAdamW
+
+    graphs = []
+    for index in (0, 1):
+        x, weight = inputs(f"cuda:{index}")
+        torch.manual_seed(index)
+        start = torch.randn(300, 33, device=x.device)
+        params = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer = FusedAdamW(params, lr=0.1, weight_decay=0.1)
+        torch.cuda.set_device(index)
+        optimizer.step()
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            y = precast.ops.rms_norm(x, weight)
+            optimizer.step()
+        graphs.append((graph, x, weight, y, params, start))
+    for turn in range(3):
+        for index, (graph, x, weight, y, _, _) in enumerate(graphs):
+            torch.cuda.set_device(1 - index)
+            x.mul_(2 if turn else 1)
+            graph.replay()
+            torch.cuda.synchronize(index)
+            assert_close(y, x, weight)
+    for _, _, _, _, params, start in graphs:
+        for param in params:
+            twin = torch.nn.Parameter(start.clone())
+            twin.grad = param.grad
+            torch_step = torch.optim.AdamW([twin], lr=0.1, weight_decay=0.1).step
+            for _ in range(4):
+                torch_step()
+            torch.testing.assert_close(param, twin, rtol=1e-5, atol=1e-6)
+    return {"replays": 6, "steps": 4}
+
+
+def one_refused() -> dict[str, object]:
+    """One GPU of two is refused before its first launch: its calls say why, and the other one serves."""
+    import precast.ops
+
+    pairs = [inputs("cuda:0"), inputs("cuda:1")]
+    precast.ops.layer_norm(*pairs[0])  # the family is loaded, with an image for each GPU
+    (path,) = [path for path in host_libraries() if "layer_norm" in families(path)]
+    ctypes.CDLL(path).precast_refuse(b"layer_norm", 1, b"layer_norm cannot run on cuda:1: refused by this scenario")
+    said = []
+    for index in (1, 0, 1):
+        x, weight = pairs[index]
+        try:
+            y = precast.ops.layer_norm(x, weight)
+        except RuntimeError as error:
+            if index == 0:
+                raise
+            said.append(str(error).splitlines()[0])
+            continue
+        assert index == 0, "a refused GPU was used"
+        torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, x.shape[-1:], weight), rtol=2e-2, atol=2e-2)
+    assert len(said) == 2 and all("cuda:1" in text for text in said), said
+    return {"said": said[0]}
+
+
 def huge() -> dict[str, object]:
     """More than 2^31 elements: the last rows are checked, where a 32-bit offset would have wrapped."""
     import precast.ops
@@ -221,7 +283,18 @@ def huge() -> dict[str, object]:
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, object]]] = {
-    f.__name__: f for f in (first_call, cold_capture, fresh_thread, autograd_thread, side_stream, second_device, huge)
+    f.__name__: f
+    for f in (
+        first_call,
+        cold_capture,
+        fresh_thread,
+        autograd_thread,
+        side_stream,
+        second_device,
+        two_graphs,
+        one_refused,
+        huge,
+    )
 }
 
 if __name__ == "__main__":
