@@ -222,7 +222,8 @@ def two_graphs() -> dict[str, object]:
         optimizer = FusedAdamW(params, lr=0.1, weight_decay=0.1)
         torch.cuda.set_device(index)
         optimizer.step()
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        # torch's own stream for captures stays on the GPU that was current when it was made.
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(index)):
             y = precast.ops.rms_norm(x, weight)
             optimizer.step()
         graphs.append((graph, x, weight, y, params, start))

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
-from precast._load import probe
+from precast._load import prebuilt, probe
 
-os.environ["PRECAST_JIT"] = "jit"
 _probe_builders = probe.probe_builders
 
 
@@ -19,4 +17,9 @@ def _without_nvrtc(settings: Any) -> Any:
     return dataclasses.replace(_probe_builders(settings), nvrtc=None)
 
 
+def _nothing_prebuilt(folder: Any = None) -> None:
+    """As in an installation from source."""
+
+
 probe.probe_builders = _without_nvrtc
+prebuilt.load_build_info = _nothing_prebuilt

@@ -14,11 +14,11 @@ using Kernel = void (*)(precast::rms_norm::ForwardArgs);
 Kernel kernel_for(torch::ScalarType dtype) {
   switch (dtype) {
     case torch::kFloat:
-      return rms_norm_f32_v4;
+      return precast::rms_norm::rms_norm_f32_v4;
     case torch::kHalf:
-      return rms_norm_f16_v4;
+      return precast::rms_norm::rms_norm_f16_v4;
     case torch::kBFloat16:
-      return rms_norm_bf16_v4;
+      return precast::rms_norm::rms_norm_bf16_v4;
     default:
       TORCH_CHECK(false, "float32, float16 or bfloat16, not ", dtype);
   }
