@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from precast import base_extension, errors, extension, jit, kernel_loader, nn, ops, optim
+    from precast._adopt.run import adopt, undo_adopt
     from precast._load.source import Loaded
     from precast._loading import load, prebuild
 
@@ -31,11 +32,16 @@ if any("\udc80" <= letter <= "\udcff" for letter in __file__):  # bytes that Pyt
 
 # What each lazy attribute is: a submodule, or a name inside one (PEP 562).
 _SUBMODULES = ("base_extension", "errors", "extension", "jit", "kernel_loader", "nn", "ops", "optim")
-_MEMBERS = {"load": "precast._loading", "Loaded": "precast._load.source", "prebuild": "precast._loading"}
+_MEMBERS = {
+    **dict.fromkeys(("adopt", "undo_adopt"), "precast._adopt.run"),
+    **dict.fromkeys(("load", "prebuild"), "precast._loading"),
+    "Loaded": "precast._load.source",
+}
 
 __all__ = [
     "Loaded",
     "__version__",
+    "adopt",
     "base_extension",
     "errors",
     "extension",
@@ -46,6 +52,7 @@ __all__ = [
     "ops",
     "optim",
     "prebuild",
+    "undo_adopt",
 ]
 
 

@@ -40,8 +40,8 @@ TORCH = (
     "_load/loader.py",
     "_cli/numbers.py",
 )
-TORCH_ROOMS = ("_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
-EAGER_TORCH_ROOMS = ("ops", "optim", "nn")
+TORCH_ROOMS = ("_adopt", "_cubin", "_dispatch", "compat", "extension", "ops", "optim", "nn")
+EAGER_TORCH_ROOMS = ("_adopt", "ops", "optim", "nn")
 EAGER_TORCH = (
     "compat/jit.py",
     "_dispatch/formulas.py",

@@ -1,0 +1,137 @@
+"""What replaces a ``forward``: functions that are bound to an instance by ``functools.partial``.
+
+A partial is pickled and copied with its module, and ``torch.compile`` traces through it. Each function calls the kernel
+for the calls that the probe has proved, and the module's own forward for all others: another device or dtype than the
+parameters have, autocast to 16 bits, tensor subclasses, views that are not contiguous. While ``torch.compile`` or
+``torch.export`` traces, the own forward is traced, because Inductor fuses it with its neighbours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from precast.ops._checks import FLOAT_TYPES
+from precast.ops.activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from precast.ops.layer_norm import layer_norm as _layer_norm
+from precast.ops.rms_norm import Casting
+from precast.ops.rms_norm import rms_norm as _rms_norm
+from precast.ops.softmax import scaled_softmax
+
+GATES: dict[str, Callable[..., Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+}
+# A partial cannot be told apart from those of others, except by its function.
+_OURS: list[Callable[..., Any]] = []
+_is_compiling = torch.compiler.is_compiling
+
+
+def is_ours(forward: object) -> bool:
+    """Whether an instance's ``forward`` is one of this file."""
+    return isinstance(forward, functools.partial) and forward.func in _OURS
+
+
+def _ours(function: Callable[..., Any]) -> Callable[..., Any]:
+    _OURS.append(function)
+    return function
+
+
+def own(module: Module, *given: Any, **named: Any) -> Any:
+    """The module's own forward."""
+    return type(module).forward(module, *given, **named)
+
+
+def _served(x: Any, like: Tensor | None, device: str) -> bool:
+    """Whether the kernel does with ``x`` what the own forward does. Autocast casts 16-bit inputs of some functions."""
+    return (
+        not _is_compiling()
+        and type(x) is Tensor
+        and x.device.type == device
+        and x.dtype in FLOAT_TYPES
+        and (like is None or like.dtype == x.dtype)
+        and not x.is_nested
+        and (x.dtype == torch.float32 or not torch.is_autocast_enabled(device))
+    )
+
+
+def eps_of(module: Module, name: str) -> float:
+    """The number in an attribute; None is what it means in ``torch.nn.RMSNorm``."""
+    value = getattr(module, name)
+    return torch.finfo(torch.float32).eps if value is None else value
+
+
+@_ours
+def rms_norm(module: Module, casting: Casting, eps: str, device: str, /, *given: Any, **named: Any) -> Any:
+    """An RMS norm; ``eps`` is the name of the attribute."""
+    weight = module._parameters.get("weight")
+    if len(given) == 1 and not named and _served(given[0], weight, device) and given[0].is_contiguous():
+        return _rms_norm(given[0], weight, eps_of(module, eps), casting=casting)
+    return own(module, *given, **named)
+
+
+@_ours
+def layer_norm(module: Module, device: str, channels: bool, /, *given: Any, **named: Any) -> Any:
+    """A layer norm over the last dimension or, with ``channels``, over the second of four."""
+    weight = module._parameters.get("weight")
+    if len(given) == 1 and not named and _served(given[0], weight, device):
+        x = given[0].permute(0, 2, 3, 1) if channels else given[0]
+        y = _layer_norm(x, weight, module._parameters.get("bias"), module.eps)  # type: ignore[arg-type]
+        return y.permute(0, 3, 1, 2) if channels else y
+    return own(module, *given, **named)
+
+
+@_ours
+def softmax(module: Module, device: str, /, *given: Any, **named: Any) -> Any:
+    """A softmax over the last dimension."""
+    if len(given) == 1 and not named and _served(given[0], None, device) and given[0].is_contiguous():
+        return scaled_softmax(given[0], 1.0)
+    return own(module, *given, **named)
+
+
+@_ours
+def gated(
+    module: Module, gate: str, names: tuple[str, str, str, str], device: str, /, *given: Any, **named: Any
+) -> Any:
+    """A gated MLP; ``names`` are those of the activation and of the projections of gates, factors and result."""
+    act, *projections = (module._modules[name] for name in names)
+    if len(given) != 1 or named or _is_compiling() or act is None or has_hooks(act):
+        return own(module, *given, **named)
+    of_gates, of_factors, of_result = projections
+    gates, factors = of_gates(given[0]), of_factors(given[0])  # type: ignore[misc]
+    # No autocast casts an activation or a product.
+    if _plain(gates, device) and _plain(factors, device) and gates.dtype == factors.dtype:
+        return of_result(GATES[gate](gates, factors))  # type: ignore[misc]
+    return of_result(act(gates) * factors)  # type: ignore[misc]
+
+
+@_ours
+def packed_gated(
+    module: Module, gate: str, names: tuple[str, str, str], device: str, /, *given: Any, **named: Any
+) -> Any:
+    """A gated MLP with one projection of gates and factors."""
+    act, projection, of_result = (module._modules[name] for name in names)
+    if len(given) != 1 or named or _is_compiling() or act is None or has_hooks(act):
+        return own(module, *given, **named)
+    both = projection(given[0])  # type: ignore[misc]
+    if _plain(both, device):
+        return of_result(GATES[gate](both))  # type: ignore[misc]
+    gates, factors = both.chunk(2, dim=-1)
+    return of_result(factors * act(gates))  # type: ignore[misc]
+
+
+def _plain(x: Any, device: str) -> bool:
+    return type(x) is Tensor and x.device.type == device and x.dtype in FLOAT_TYPES and x.is_contiguous()
+
+
+def has_hooks(module: Module) -> bool:
+    """A fused activation would not call them."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

@@ -1,0 +1,173 @@
+"""Which modules of a model a rule may replace, and the reason for each other one. Nothing is changed here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import Module
+
+from precast._adopt import forwards
+from precast._adopt.probe import Trials, decide
+from precast._adopt.rules import Bound, Rule
+from precast._adopt.source import Unreadable, fingerprint, owner
+from precast.errors import KernelError
+
+# The packages whose sources have been read: the oldest version that counts, and the first that does not.
+PACKAGES = {
+    "torch": ((2, 4), (3, 0)),
+    "transformers": ((4, 57), (6, 0)),
+    "timm": ((1, 0), (2, 0)),
+    "diffusers": ((0, 35), (1, 0)),
+}
+DEVICES = ("cpu", "cuda")
+# Rotary embeddings are functions of a module, not methods, so there is no instance to patch.
+_CAUSAL = re.compile(r"(ForCausalLM|LMHeadModel)$")
+_ROTARY = re.compile(r"^_?apply_rotary")
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A proved replacement: the forward for a module, one line for the report, and the trials that proved it."""
+
+    bind: Callable[[Module], Bound]
+    note: str
+    trials: Trials
+    device: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """One module and its fate."""
+
+    name: str
+    module: Module
+    kind: str
+    fingerprint: str
+    fate: Exact | str
+
+
+def examine(model: Module, rules: tuple[Rule, ...]) -> Iterator[Found]:
+    """Every module that a rule knows, or that a reader would expect to see."""
+    proofs: dict[object, Exact | str] = {}
+    device, gathered = _device_of(model), in_fsdp(model)
+    for name, module in model.named_modules():
+        cls = type(module)
+        try:
+            digest = fingerprint(cls)
+        except Unreadable as error:
+            digest = ""
+            unreadable = str(error)
+        else:
+            unreadable = ""
+        rule = next((one for one in rules if digest in one.known), None)
+        if rule is None:
+            bases = [base.__name__ for base in cls.__mro__]
+            named = next((one for one in rules if any(re.search(one.named, base) for base in bases)), None)
+            if named is not None and not forwards.is_ours(module.__dict__.get("forward")):
+                reason = unreadable or "no rule knows what its forward does"
+                yield Found(name, module, named.kind, digest, reason)
+            elif hasattr(module, "loss_function") and _CAUSAL.search(cls.__name__):
+                yield Found(name, module, "loss", digest, _LOSS_REASON)
+            elif any(_ROTARY.match(word) for word in _globals_used(cls)):
+                yield Found(name, module, "rotary", digest, _ROTARY_REASON)
+            continue
+        here = next((p.device.type for p in module.parameters()), device)
+        reason = _refusal(module, here, id(module) in gathered)
+        if reason:
+            yield Found(name, module, rule.kind, digest, reason)
+            continue
+        names = rule.known[digest]
+        key = (cls, here, rule.key(module, names))
+        if key not in proofs:
+            proofs[key] = _prove(rule, module, digest, here)
+        yield Found(name, module, rule.kind, digest, proofs[key])
+
+
+_LOSS_REASON = "no kernel of this package computes its loss"
+_ROTARY_REASON = (
+    "its rotary embedding is a function of the module, which is not ours to patch, and rounds each product to 16 bits"
+)
+
+
+def _prove(rule: Rule, module: Module, digest: str, device: str) -> Exact | str:
+    names = rule.known[digest]
+    try:
+        trials = rule.trials(module, names, device)
+        if isinstance(trials, str):
+            return trials
+        winner, reason = decide(trials, device)
+    except KernelError as error:
+        return f"no kernel here: {str(error).splitlines()[0]}"
+    if winner is None:
+        return reason
+    note = f"{rule.op.format(winner)}: {reason}"
+    return Exact(lambda one: rule.bind(one, names, winner, device), note, trials, device)
+
+
+def _refusal(module: Module, device: str, gathered: bool) -> str:
+    """Why a module of a known forward must stay as it is, or nothing."""
+    forward = module.__dict__.get("forward")
+    if forward is not None:
+        mine = forwards.is_ours(forward)
+        return "it is adopted already" if mine else f"its forward was replaced before, by {_module_of(forward)}"
+    if type(module).__call__ is not Module.__call__:
+        return "its class replaces __call__"
+    package = owner(type(module)).__module__.partition(".")[0]
+    if package not in PACKAGES:
+        return f"its forward is defined in {package}, which is not a known package"
+    version = version_of(package)
+    low, high = PACKAGES[package]
+    if not low <= _release(version) < high:
+        return f"{package} {version} is not known; needed {_dotted(low)} or newer, and below {_dotted(high)}"
+    if device not in DEVICES:
+        return f"it is on {device}; needed {' or '.join(DEVICES)}"
+    if is_sharded(module) and not gathered:
+        return "its parameters are DTensors of no FSDP unit (tensor or sequence parallelism)"
+    return ""
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package."""
+    return torch.__version__ if package == "torch" else importlib.metadata.version(package)
+
+
+def in_fsdp(model: Module) -> set[int]:
+    """The modules whose parameters FSDP2 gathers before a forward, so that they are plain tensors in it."""
+    units = [one for one in model.modules() if any(base.__name__ == "FSDPModule" for base in type(one).__mro__)]
+    return {id(module) for unit in units for module in unit.modules()}
+
+
+def is_sharded(module: Module, *, recurse: bool = False) -> bool:
+    """Whether a parameter is a DTensor."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and any(
+        isinstance(p, distributed.DTensor) for p in module.parameters(recurse=recurse)
+    )
+
+
+def _device_of(model: Module) -> str:
+    return next((p.device.type for p in model.parameters()), "cpu")
+
+
+def _module_of(forward: object) -> str:
+    function = getattr(forward, "__func__", getattr(forward, "func", forward))
+    return str(getattr(function, "__module__", type(forward).__name__))
+
+
+def _globals_used(cls: type[Module]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))

@@ -1,0 +1,124 @@
+"""The certificate as data: what was replaced and how it was proved, what was left and why, how outputs compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules of one class that had one fate. ``note`` is the proof, or the reason for leaving them alone."""
+
+    kind: str
+    cls: str
+    fingerprint: str
+    modules: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The largest difference of one output between the untouched and the adopted model, and the model's own noise.
+
+    The noise is the largest difference that the untouched model shows if its batch is turned round or its dtype is
+    wider, and at least the resolution of the dtype at the largest element. Two results that are each within the noise
+    of the exact one may be two noises apart, so that is what a difference may be.
+    """
+
+    output: str
+    difference: float
+    noise: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is within two noises; NaN is not."""
+        return self.difference <= 2 * self.noise
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`precast.adopt` did. ``print(report)`` shows it on one screen; ``report.json()`` is for keeping.
+
+    ``undone`` says why everything was put back, or is empty.
+    """
+
+    model: str
+    replaced: tuple[Group, ...]
+    left: tuple[Group, ...]
+    compared: tuple[Comparison, ...]
+    not_compared: tuple[str, ...]
+    undone: str
+    versions: tuple[tuple[str, str], ...]
+    device: str
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the adopted model is in place and every comparison holds."""
+        return not self.undone and all(one.holds for one in self.compared)
+
+    def json(self) -> str:
+        """The certificate as JSON with sorted keys. Later versions of the package only add keys."""
+        facts = dataclasses.asdict(self) | {"schema": SCHEMA, "ok": self.ok}
+        for key in ("difference", "noise"):  # JSON has no NaN
+            facts["compared"] = [c | {key: c[key] if math.isfinite(c[key]) else None} for c in facts["compared"]]
+        return json.dumps(facts | {"versions": dict(self.versions)}, indent=1, sort_keys=True)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} on {self.device}: {'adopted' if not self.undone else 'left as it was'}"]
+        if self.undone:
+            lines.append(f"  undone: {self.undone}")
+        lines += _groups("replaced", self.replaced) + _groups("left alone", self.left)
+        if self.compared:
+            lines.append("compared with the untouched model: largest difference, own noise")
+            width = max(len(one.output) for one in self.compared)
+            lines += [
+                f"  {one.output:{width}}  {one.difference:.2g}  {one.noise:.2g}  {'holds' if one.holds else 'FAILS'}"
+                for one in self.compared
+            ]
+        lines += [f"not compared: {reason}" for reason in self.not_compared]
+        lines.append(", ".join(f"{name} {version}" for name, version in self.versions) + f"; {self.seconds:.1f} s")
+        return "\n".join(lines)
+
+
+def parse(text: str) -> Report:
+    """The report that :meth:`Report.json` wrote.
+
+    Raises:
+        ValueError: the text is not such a report.
+    """
+    try:
+        facts: Mapping[str, Any] = json.loads(text)
+        groups = {
+            key: tuple(Group(**{**group, "modules": tuple(group["modules"])}) for group in facts[key])
+            for key in ("replaced", "left")
+        }
+        compared: list[Any] = [{k: math.nan if v is None else v for k, v in one.items()} for one in facts["compared"]]
+        return Report(
+            model=str(facts["model"]),
+            **groups,
+            compared=tuple(Comparison(**one) for one in compared),
+            not_compared=tuple(facts["not_compared"]),
+            undone=str(facts["undone"]),
+            versions=tuple(sorted(facts["versions"].items())),
+            device=str(facts["device"]),
+            seconds=float(facts["seconds"]),
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not a report of precast.adopt: {type(error).__name__}: {error}") from error
+
+
+def _groups(title: str, groups: tuple[Group, ...]) -> list[str]:
+    if not groups:
+        return [f"{title}: nothing"]
+    lines = [f"{title}: {sum(len(group.modules) for group in groups)} modules"]
+    for group in groups:
+        lines.append(f"  {len(group.modules)} x {group.cls.rpartition('.')[2]}: {group.note}")
+    return lines

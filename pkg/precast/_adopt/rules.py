@@ -1,0 +1,254 @@
+"""What is recognised, as data, and the trial of each kind of module.
+
+A rule has the fingerprints of the forwards that it knows, each with the names that the forward uses. To add a source
+that does the same under other names is to add a line. A new kind of module is a new rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from precast._adopt import forwards
+from precast._adopt.probe import StandIn, Trial, Trials, twin_of
+from precast._adopt.source import Unreadable, fingerprint
+from precast.ops.layer_norm import layer_norm
+from precast.ops.rms_norm import CASTINGS, rms_norm
+from precast.ops.softmax import scaled_softmax
+
+Bound = functools.partial[Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of module.
+
+    ``known`` maps a fingerprint to the names that its forward uses. ``trials`` makes the probe's inputs for a module,
+    or says why it cannot be replaced. ``bind`` makes the forward for the candidate that the probe found, and ``op``
+    names it in the report. Modules with equal ``key`` share one probe. ``named`` matches the names of classes that a
+    reader of the report expects to see, known or not.
+    """
+
+    kind: str
+    known: Mapping[str, Any]
+    trials: Callable[[Module, Any, str], Trials | str]
+    bind: Callable[[Module, Any, str, str], Bound]
+    op: str
+    key: Callable[[Module, Any], object]
+    named: str
+
+
+# The activations of gated MLPs. The probe says which one it is; this says which sources it may be asked about.
+_ACTIVATIONS = {
+    "2965b2158fe00ac0",  # torch.nn.SiLU
+    "67002e7b590e0c56",  # transformers SiLUActivation
+    "365ddf5ae0e259bc",  # transformers GELUActivation, GELUTanh
+}
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
+    """Drawn on the CPU, so that a probe has the same inputs on every device."""
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def _rms_trials(module: Module, eps: str, device: str) -> Trials | str:
+    weight = module._parameters.get("weight")
+    if weight is not None and weight.dim() != 1:
+        return f"its weight has {weight.dim()} dimensions; needed 1"
+    if module._parameters.get("bias") is not None:
+        return "it has a bias, and the kernel has none"
+    if weight is None and getattr(module, "with_scale", False):
+        return "its weight is no parameter"
+    small = forwards.eps_of(module, eps)
+    width = 256 if weight is None else len(weight)
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        x = _random((max(4, 8192 // width), width), dtype, device, generator) * 3
+        scale = None if weight is None else _random((width,), dtype, device, generator)
+        normal = x.double() / torch.sqrt(x.double().square().mean(-1, keepdim=True) + small)
+        factor = torch.ones((), dtype=torch.float64, device=device) if scale is None else scale.double()
+        return Trial(
+            twin_of(module, {} if scale is None else {"weight": scale}),
+            x,
+            {name: rms_norm(x, scale, small, casting=name) for name in (CASTINGS if scale is not None else ("none",))},  # type: ignore[arg-type]
+            lambda error: {
+                "none": normal * error * factor,
+                "llama": (normal * error).to(dtype).double() * factor,
+                "gemma": normal * error * (1 + factor),
+            },
+        )
+
+    return trials
+
+
+def _layer_trials(module: Any, channels: bool, device: str) -> Trials | str:
+    shape = tuple(module.normalized_shape)
+    if len(shape) != 1:
+        return f"it normalises {len(shape)} dimensions; needed 1"
+    if getattr(module, "_fast_norm", False):
+        return "its fast norm is on, which casts under autocast"
+    here = [name for name, parameter in module._parameters.items() if parameter is not None]
+
+    eps = float(module.eps)
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        rows = _random((max(4, 8192 // shape[0]), *shape), dtype, device, generator) * 3 + 1
+        given = {name: _random(shape, dtype, device, generator) for name in here}
+        weight, bias = given.get("weight"), given.get("bias")
+        wide = rows.double()
+        spread = torch.sqrt(wide.var(-1, keepdim=True, unbiased=False) + eps)
+        scaled = (wide - wide.mean(-1, keepdim=True)) / spread * (1.0 if weight is None else weight.double())
+        shift = torch.zeros((), dtype=torch.float64, device=device) if bias is None else bias.double()
+        # A difference and a sum cancel digits: the error is relative to what went into them.
+        size = scaled.abs() + shift.abs() + 1
+        shown: Callable[[Tensor], Tensor] = _as_image if channels else _as_it_is
+        return Trial(
+            twin_of(module, given),
+            shown(rows),
+            {"layer_norm": shown(layer_norm(rows, weight, bias, eps))},
+            lambda error: {"layer_norm": shown(scaled + shift + size * (error - 1))},
+        )
+
+    return trials
+
+
+def _as_image(rows: Tensor) -> Tensor:
+    return rows.T.reshape(1, rows.shape[1], 1, rows.shape[0])
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _softmax_trials(module: Any, _: object, device: str) -> Trials | str:
+    if module.dim != -1:
+        return f"its dimension is {module.dim}; needed -1"
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        x = _random((64, 128), dtype, device, generator) * 3
+        exact = torch.softmax(x.double(), -1)
+        return Trial(
+            twin_of(module, {}), x, {"softmax": scaled_softmax(x, 1.0)}, lambda error: {"softmax": exact * error}
+        )
+
+    return trials
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+_EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
+def _gated_trials(module: Module, names: tuple[str, ...], device: str) -> Trials | str:
+    act = module._modules.get(names[0])
+    if act is None or not _is_activation(act):
+        return f"its activation {type(act).__name__} is not known"
+    if forwards.has_hooks(act):
+        return "its activation has hooks, which a fused one would not call"
+
+    def trials(dtype: torch.dtype, generator: torch.Generator) -> Trial:
+        # Torch's GELUs on the CPU lose digits below -2.
+        gates = _random((64, 256), dtype, device, generator).clamp(min=-2)
+        factors = _random((64, 256), dtype, device, generator)
+        values = [gates, factors] if len(names) == 4 else [torch.cat([gates, factors], -1)]
+        children = dict(zip(names[1:], [*map(StandIn, values), StandIn(None)], strict=True))
+        return Trial(
+            twin_of(module, children),
+            gates,
+            {name: op(gates, factors) for name, op in forwards.GATES.items()},
+            lambda error: {
+                name: (function(gates.double()) * error).to(dtype).double() * factors.double()
+                for name, function in _EXACT.items()
+            },
+        )
+
+    return trials
+
+
+def _is_activation(act: Module) -> bool:
+    try:
+        return "forward" not in act.__dict__ and fingerprint(type(act)) in _ACTIVATIONS
+    except Unreadable:
+        return False
+
+
+def _bind_gated(module: Module, names: tuple[str, ...], gate: str, device: str) -> Bound:
+    function = forwards.gated if len(names) == 4 else forwards.packed_gated
+    return functools.partial(function, module, gate, names, device)
+
+
+RULES = (
+    Rule(
+        "rms_norm",
+        {  # the name of eps
+            "3e93015547c42d78": "variance_epsilon",  # transformers Llama, Qwen3, Phi 3 and 139 others
+            "47f6d854cc964015": "variance_epsilon",  # transformers gpt-oss and 11 others
+            "3ea4ebe76d5f2571": "variance_epsilon",  # transformers Helium, Nemotron-H
+            "6710578659c8f923": "eps",  # transformers Gemma, Gemma 2, Gemma 3 and 10 others
+            "fff1385592236d8c": "eps",  # transformers Gemma 3n, Gemma 4
+            "d14f89a5dec47c27": "eps",  # transformers Moshi
+            "4ef4d2e73c3f674c": "eps",  # transformers Llama 4
+            "3f95bfb133feadbd": "eps",  # transformers nanochat, which has no weight
+            "203df5a7d1358212": "variance_epsilon",  # transformers T5
+            "d836bb5e3be9772a": "eps",  # torch.nn.RMSNorm
+            "8d26a207b8d56f83": "eps",  # timm RmsNorm
+            "ea046c3679032190": "eps",  # diffusers RMSNorm
+        },
+        _rms_trials,
+        lambda module, eps, casting, device: functools.partial(forwards.rms_norm, module, casting, eps, device),
+        'rms_norm, casting="{}"',
+        lambda module, eps: (
+            getattr(module, eps),
+            *(None if p is None else p.shape for p in module._parameters.values()),
+        ),
+        r"RMSNorm|RmsNorm|T5LayerNorm",
+    ),
+    Rule(
+        "layer_norm",
+        {  # whether it normalises the channels of images
+            "38f4355525d94bc9": False,  # torch.nn.LayerNorm
+            "124ed65586dc4fa1": False,  # timm LayerNorm
+            "c2aca63ba79ac0be": True,  # timm LayerNorm2d
+        },
+        _layer_trials,
+        lambda module, channels, _, device: functools.partial(forwards.layer_norm, module, device, channels),
+        "{}",
+        lambda module, _: (module.eps, module.normalized_shape, *(p is None for p in module._parameters.values())),
+        r"LayerNorm",
+    ),
+    Rule(
+        "gated_mlp",
+        {  # the activation, the projections
+            "ce0c7c8222d853c3": ("act_fn", "gate_proj", "up_proj", "down_proj"),  # transformers Llama and 130 others
+            "4addcb194760d1cf": ("act_fn", "gate_proj", "up_proj", "down_proj"),  # transformers Idefics 2
+            "1664e30a1efa3a11": ("activation_fn", "gate_up_proj", "down_proj"),  # transformers GLM, Phi 3
+        },
+        _gated_trials,
+        _bind_gated,
+        "{}_and_mul",
+        lambda module, names: type(module._modules.get(names[0])),
+        r"MLP$|SwiGLU|GEGLU|GluMlp|Experts$",
+    ),
+    Rule(
+        "softmax",
+        {"fe0b7e85f35b1e59": None},  # torch.nn.Softmax
+        _softmax_trials,
+        lambda module, _, __, device: functools.partial(forwards.softmax, module, device),
+        "scaled_{}",
+        lambda module, _: module.dim,
+        r"^Softmax$",
+    ),
+)

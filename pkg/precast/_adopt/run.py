@@ -1,0 +1,174 @@
+"""``precast.adopt``: examine, replace, compare, and put everything back if a comparison fails."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from precast._adopt import compare, forwards, recognise, samples
+from precast._adopt.probe import recheck
+from precast._adopt.recognise import Exact
+from precast._adopt.report import Comparison, Group, Report
+from precast._adopt.rules import RULES, Rule
+from precast._version import __version__
+
+
+def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report:
+    """Replace what the kernels of this package compute exactly, inside any model, and certify the result.
+
+    Only instances are patched: names, ``state_dict``, hooks, pickling and copies of the model stay as they are, and
+    :func:`precast.undo_adopt` puts every instance back. A module is replaced if the source of its forward is known and
+    its kernel is **exact**: the same steps are rounded, proved bit for bit by a probe of random inputs in bfloat16,
+    float16 and float32. What remains is the order of sums, which is what the noise below measures. All other modules
+    stay, and the report says why. Calls that the probe does not cover, such as 16-bit inputs of a norm under autocast,
+    run the module's own forward, and so does ``torch.compile``, because Inductor fuses these modules with others.
+
+    Then the outputs and gradients of a sample batch are compared with the untouched model's: with a padding mask, from
+    a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If one differs by
+    more than two noises of the untouched model, everything is put back. The noise is what the untouched model shows
+    with its batch in another order and in a wider dtype, for which the model is copied once.
+
+    Args:
+        model: the model, with its weights, on a CPU or an NVIDIA GPU. Adopt it after it has its device and before
+            ``torch.compile``; with FSDP2, on all ranks.
+        sample: keyword arguments of a call of the model as a mapping, or positional arguments. By default made from the
+            configuration of models of transformers, timm and diffusers; for others nothing is compared without it.
+        dry_run: put everything back in the end.
+
+    Returns:
+        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether the
+        model is adopted and all comparisons hold.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+
+    Example::
+
+        norm = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.LayerNorm(64))
+        report = precast.adopt(norm, torch.randn(4, 8))
+        print(report)
+        precast.undo_adopt(norm)
+    """
+    return adopt_by(RULES, model, sample, dry_run=dry_run)
+
+
+def undo_adopt(model: Module) -> int:
+    """Give every module that :func:`precast.adopt` replaced its own forward again.
+
+    Args:
+        model: the model, or a copy of it.
+
+    Returns:
+        The number of modules that changed.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+
+    Example::
+
+        model = torch.nn.Sequential(torch.nn.LayerNorm(64))
+        precast.adopt(model, torch.randn(4, 64))
+        assert precast.undo_adopt(model) == 1
+    """
+    _require_module("undo_adopt", model)
+    mine = [module for module in model.modules() if forwards.is_ours(module.__dict__.get("forward"))]
+    for module in mine:
+        del module.__dict__["forward"]
+    return len(mine)
+
+
+def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_run: bool = False) -> Report:
+    """:func:`adopt` by these rules."""
+    _require_module("adopt", model)
+    started = time.perf_counter()
+    found = list(recognise.examine(model, rules))
+    exact = [(one, one.fate) for one in found if isinstance(one.fate, Exact)]
+    bare = getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
+    batch = samples.sample(bare) if sample is None else samples.named(bare, sample)
+    missing: list[str] = []
+    if batch is None:
+        missing.append("no outputs: precast.adopt(model, sample) takes the arguments of a call")
+    classes = {type(module): dict(vars(type(module))) for module in model.modules()}
+    untouched = None if batch is None or not exact else compare.measure(bare, batch)
+    noises: list[compare.Measured] = []
+    if batch is not None and untouched is not None:
+        noises, reason = compare.noises(bare, batch, untouched)
+        missing += [*untouched.missing, *([reason] if reason else [])]
+    for one, fate in exact:
+        one.module.forward = fate.bind(one.module)
+    compared: tuple[Comparison, ...] = ()
+    if batch is not None and untouched is not None:
+        compared = compare.compare(untouched, compare.measure(bare, batch), noises)
+    undone = _verdict(exact, compared, [cls for cls, before in classes.items() if dict(vars(cls)) != before])
+    if dry_run and not undone:
+        undone = "a dry run"
+    if undone:
+        for one, _ in exact:
+            one.module.__dict__.pop("forward", None)
+    return Report(
+        model=_name(type(bare)),
+        replaced=_groups(one for one in found if isinstance(one.fate, Exact)),
+        left=_groups(one for one in found if not isinstance(one.fate, Exact)),
+        compared=compared,
+        not_compared=tuple(missing),
+        undone=undone,
+        versions=versions(type(module) for module in model.modules()),
+        device=device_name(model),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def versions(classes: Iterable[type[Any]]) -> tuple[tuple[str, str], ...]:
+    """Those of this package, torch, and the known packages that define the classes."""
+    packages = {base.__module__.partition(".")[0] for cls in classes for base in cls.__mro__}
+    known = sorted((packages & recognise.PACKAGES.keys()) | {"torch"})
+    return (("precast", __version__), *((name, recognise.version_of(name)) for name in known))
+
+
+def device_name(model: Module) -> str:
+    """The name of the GPU of the first parameter, or ``cpu``."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _verdict(
+    exact: list[tuple[recognise.Found, Exact]], compared: tuple[Comparison, ...], changed: list[type[Module]]
+) -> str:
+    """Why everything must be put back, or nothing."""
+    if changed:
+        return f"the class {changed[0].__qualname__} was changed, and so were all its instances"
+    for one, fate in {id(fate): (one, fate) for one, fate in exact}.values():
+        bound: Any = one.module.forward
+        wrong = recheck(fate.trials, bound, fate.device)
+        if wrong:
+            return f"{one.name} rounds in another order: {wrong}"
+    failed = next((one for one in compared if not one.holds), None)
+    if failed is None:
+        return ""
+    return f"{failed.output} differs by {failed.difference:.2g}, and the model's own noise is {failed.noise:.2g}"
+
+
+def _groups(found: Iterable[recognise.Found]) -> tuple[Group, ...]:
+    def key(one: recognise.Found) -> tuple[str, str, str, str]:
+        note = one.fate.note if isinstance(one.fate, Exact) else one.fate
+        return one.kind, _name(type(one.module)), one.fingerprint, note
+
+    ordered = sorted(found, key=key)
+    return tuple(
+        Group(kind, cls, digest, tuple(one.name for one in members), note)
+        for (kind, cls, digest, note), members in itertools.groupby(ordered, key)
+    )
+
+
+def _name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _require_module(function: str, model: object) -> None:
+    if not isinstance(model, Module):
+        raise TypeError(f"{function}: model is a {type(model).__name__}; needed a torch.nn.Module")

@@ -1,0 +1,107 @@
+"""What a module's ``forward`` does, as a fingerprint: a digest of its source in a form that names do not change.
+
+Annotations, decorators, docstrings and the names of arguments and variables do not count. A global name counts as what
+it refers to, so ``F.silu`` and ``torch.nn.functional.silu`` are one, and a function of the same name elsewhere is not.
+Methods that ``forward`` calls on ``self`` belong to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import hashlib
+import inspect
+import textwrap
+import types
+from typing import Any
+
+import torch
+
+from precast.errors import KernelError
+
+
+class Unreadable(KernelError):
+    """The source of a forward cannot be read, or does not say what a call does."""
+
+
+def fingerprint(cls: type[torch.nn.Module]) -> str:
+    """16 hexadecimal digits for what ``cls.forward`` does.
+
+    Raises:
+        Unreadable: with the reason: no source, a decorator that wraps the function, a closure.
+    """
+    asked: Any = cls  # modules are not hashable to mypy
+    return _fingerprint(asked)
+
+
+@functools.cache
+def _fingerprint(cls: Any) -> str:
+    texts: dict[str, str] = {}
+    _collect(cls, "forward", texts)
+    return hashlib.sha256("\n".join(texts.values()).encode()).hexdigest()[:16]
+
+
+def owner(cls: type[torch.nn.Module]) -> type[Any]:
+    """The class of the MRO that defines ``forward``."""
+    return next(base for base in cls.__mro__ if "forward" in vars(base))
+
+
+def _collect(cls: type[Any], name: str, texts: dict[str, str]) -> None:
+    """Add the method's text, then those of the methods that it calls."""
+    function = inspect.getattr_static(cls, name)
+    if not isinstance(function, types.FunctionType):
+        raise Unreadable(f"{name} is a {type(function).__name__}, not a function")
+    if hasattr(function, "__wrapped__") or function.__closure__:
+        raise Unreadable(f"{name} is wrapped by a decorator or a closure")
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError) as error:
+        raise Unreadable(f"the source of {name} cannot be read: {error}") from error
+    if not isinstance(tree, ast.FunctionDef) or tree.name != function.__name__:
+        raise Unreadable(f"the source file of {name} has changed since it was imported")
+    plain = _Plain(function)
+    texts[name] = ast.unparse(ast.fix_missing_locations(plain.visit(tree)))
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_self(node.value)}
+    for method in sorted(own - texts.keys()):
+        if isinstance(inspect.getattr_static(cls, method, None), types.FunctionType):
+            _collect(cls, method, texts)
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "v0"
+
+
+class _Plain(ast.NodeTransformer):
+    """Renames the variables in order of appearance and spells globals as what they are."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._globals = function.__globals__
+        self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
+        self._names: dict[str, str] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.decorator_list, node.returns = [], None
+        if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant) and node.body[1:]:
+            node.body = node.body[1:]
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation, node.arg = None, self._renamed(node.arg)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        known = self._globals.get(node.id, getattr(builtins, node.id, None))
+        node.id = self._renamed(node.id) if node.id in self._locals else _meaning(node.id, known)
+        return node
+
+    def _renamed(self, name: str) -> str:
+        return self._names.setdefault(name, f"v{len(self._names)}")
+
+
+def _meaning(name: str, value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{name}:{type(value).__name__}"
