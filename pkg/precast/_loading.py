@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 def load(op: str, device: str | TorchDevice | None = None) -> Loaded:
-    """Loads the kernels of an op ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
+    """Loads the kernels of a function ahead of its first call, and for a GPU makes them ready for CUDA graph capture.
 
     Args:
-        op: a name such as ``"rms_norm"`` or ``"precast::rms_norm"``.
-        device: ``"cpu"`` (the default), ``"cuda"`` (the current GPU), ``"cuda:1"`` or a ``torch.device``.
+        op: a public name such as ``"silu_and_mul"`` or ``"FusedAdamW"``, or an op such as ``"precast::rms_norm"``. A
+            public name that is no op loads the kernels of its gradient too.
+        device: ``"cpu"`` (the default where there are CPU kernels), ``"cuda"`` (the current GPU), ``"cuda:1"`` or a
+            ``torch.device``.
 
     Returns:
-        Where the kernels came from.
+        Where the kernels came from; for several families, those of the first.
 
     Raises:
         precast.errors.KernelError: no kernel can be loaded or built here; the message has every reason.
@@ -76,7 +78,9 @@ def prebuild(
 def _families(ops: Iterable[str] | None, kind: str) -> list[str]:
     if ops is None:
         return [family.name for family in catalogue.FAMILIES if kind in family.devices]
-    return list(dict.fromkeys(loader.family_of(op).name for op in ops))
+    asked = [loader.families_of(op) for op in ops]
+    able = [[family for family in families if kind in family.devices] or families[:1] for families in asked]
+    return list(dict.fromkeys(family.name for families in able for family in families))
 
 
 def _load_all(names: list[str], device: str | TorchDevice | None) -> tuple[tuple[Loaded, ...], KernelError | None]:

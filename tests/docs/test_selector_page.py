@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,9 +39,18 @@ EVERYTHING = """(() => {
     count += 1;
     const arch = radios("arch").find((one) => one.checked).value;
     const [command, note] = ["command", "note"].map((id) => document.getElementById(`sel-${id}`).textContent);
-    found.add(JSON.stringify([arch, command, note]));
+    if (document.getElementById("sel-conflict").hidden) found.add(JSON.stringify([arch, command, note]));
   };
-  each("arch", () => each("torch", () => each("build", () => each("driver", () => {
+  const driver = document.getElementById("sel-driver");
+  const drivers = (inner) => {
+    for (const value of driver.disabled ? [""] : ["", "525", "535.104", "12.4", "12.6", "12.8", "575", "13.0", "595"]) {
+      driver.value = value;
+      driver.dispatchEvent(new Event("input"));
+      if (document.getElementById("sel-driver-why").textContent.includes("nvidia-smi")) throw Error(value);
+      inner();
+    }
+  };
+  each("arch", () => each("torch", () => each("build", () => drivers(() => {
     if (gpu.disabled) return answer();
     for (const option of gpu.options) {
       if (option.disabled) continue;
@@ -60,6 +72,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = [str(work / "house"), "--out", str(work / "site"), "--version", "1.0"]
     assert index.main(arguments) == 0
     return work / "site"
+
+
+@pytest.fixture(scope="module")
+def house(site: Path) -> tuple[Path, str]:
+    """The folder of the wheels, and uv."""
+    program = shutil.which("uv", path=str(Path(sys.executable).parent))
+    assert program is not None, "uv is among the tools that make installs"
+    return site.parent / "house", program
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +112,8 @@ def test_every_combination_names_a_wheel_of_the_index(tab: Page, site: Path, add
     wanted = set()
     for arch, command, note in map(json.loads, answers):
         theirs, ours = command.splitlines()
-        assert theirs.startswith("pip install torch==") and note.startswith("On this machine: "), command
+        assert theirs.startswith(("pip install torch==", "# torch for Jetson")), command
+        assert note.startswith("On this machine: "), command
         words = ours.split()
         assert words[:2] == ["pip", "install"] and words[3] == "--extra-index-url"
         label = words[2].removeprefix("precast==1.0+")
@@ -121,12 +142,60 @@ def test_a_choice_that_cannot_be_is_greyed_with_its_reason(tab: Page) -> None:
     assert tab.evaluate("document.getElementById('sel-gpu').disabled") and "precast==1.0+cpu" in tab.evaluate(COMMAND)
 
 
+def test_a_choice_in_conflict_stays_and_the_nearest_answer_is_a_button(tab: Page, address: str) -> None:
+    def chosen(name: str) -> str:
+        return str(tab.evaluate(f"document.querySelector('input[name={name}]:checked').value"))
+
+    gpu, text = "document.getElementById('sel-gpu').value", "document.getElementById('sel-conflict-text').textContent"
+    tab.open(f"{address}/index.html#torch=2.15.0&driver=535&gpu=V100")
+    kept = tab.evaluate("location.hash")
+    assert kept == "#torch=2.15.0&driver=535&gpu=V100", "a link is not rewritten"
+    assert (chosen("torch"), tab.evaluate(gpu)) == ("2.15.0", "V100")
+    assert tab.evaluate("document.getElementById('sel-driver').value") == "535"
+    assert "V100: torch 2.15.0" in tab.evaluate(text) and "for CUDA 12.2" in tab.evaluate(text)
+    assert "pip install" not in tab.evaluate(COMMAND)
+    nearest = "document.getElementById('sel-nearest')"
+    assert tab.evaluate(f"{nearest}.textContent").startswith("Take ")
+    tab.evaluate(f"{nearest}.click()")
+    assert tab.evaluate("document.getElementById('sel-conflict').hidden")
+    assert (tab.evaluate(gpu), "driver=535" in tab.evaluate("location.hash")) == ("V100", True), "the machine stays"
+    assert "precast==1.0+cu129" in tab.evaluate(COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        ("535.104.05", "CUDA 12.2"),
+        ("CUDA 12.2", "CUDA 12.2"),
+        ("999", "CUDA 13.2"),
+        ("470", "CUDA 11.8"),
+        ("new", "nvidia-smi"),
+    ],
+)
+def test_a_driver_or_its_cuda_is_understood_and_rounded_down(tab: Page, driver: str, said: str) -> None:
+    tab.evaluate(f"{radio('torch', '2.13.0')}.click(); {radio('build', 'cu126')}.click()")
+    field = "document.getElementById('sel-driver')"
+    tab.evaluate(f"{field}.value = {driver!r}; {field}.dispatchEvent(new Event('input'))")
+    assert said in tab.evaluate("document.getElementById('sel-driver-why').textContent")
+    label = "cu132" if said == "CUDA 13.2" else "cu129"
+    assert ("precast==1.0+" + label in tab.evaluate(COMMAND)) == (said != "CUDA 11.8")
+
+
+def test_jetson_orin_is_told_where_its_torch_comes_from(tab: Page) -> None:
+    tab.evaluate(f"{radio('arch', 'aarch64')}.click()")
+    gpu = "document.getElementById('sel-gpu')"
+    tab.evaluate(f"{gpu}.value = 'Jetson Orin'; {gpu}.dispatchEvent(new Event('change'))")
+    text = tab.evaluate(COMMAND)
+    assert selector.JETSON["url"] in text and "torch==" not in text and "precast==1.0+" in text
+
+
 def test_the_address_keeps_the_choice(tab: Page, address: str) -> None:
     tab.open(f"{address}/index.html#arch=x86_64&torch=2.5.1&build=cu124&gpu=V100&tool=uv")
     assert "uv pip install precast==1.0+cu129" in tab.evaluate(COMMAND) and "torch==2.5.1" in tab.evaluate(COMMAND)
     assert tab.evaluate(NOTE) == "On this machine: machine code for compute capability 7.0. Nothing is compiled."
-    tab.evaluate(f"{radio('driver', '12.1')}.click()")
-    assert "driver=12.1" in tab.evaluate("location.hash")
+    tab.evaluate("document.getElementById('sel-driver').value = '12.4'")
+    tab.evaluate("document.getElementById('sel-driver').dispatchEvent(new Event('input'))")
+    assert "driver=12.4" in tab.evaluate("location.hash")
     kept = tab.evaluate("location.href"), tab.evaluate(COMMAND)
     tab.open(kept[0])
     assert (tab.evaluate("location.href"), tab.evaluate(COMMAND)) == kept
@@ -144,6 +213,55 @@ def test_torch_comes_first_in_every_form(tab: Page, tool: str) -> None:
     assert "https://download.pytorch.org/whl/cu126" in text and "/cu129/" in text
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The public index: torch and ninja as made-up wheels, and no precast."""
+    folder = tmp_path_factory.mktemp("public")
+    for name, version in (("torch", "2.13.0"), ("ninja", "1.13.0")):
+        wheel = make_wheel(folder / name, name=name, version=version, tag="py3-none-any")
+        (folder / name / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    with served(folder) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize("index", ["served", "none"])
+@pytest.mark.parametrize("tool", ["pip", "uv", "requirements.txt", "Dockerfile", "pyproject.toml (uv)"])
+def test_each_form_runs_as_pasted(
+    tab: Page, tmp_path: Path, house: tuple[Path, str], public: str, tool: str, index: str
+) -> None:
+    release = next(one for one in KNOWN.releases if one.version == "2.13.0")
+    build = radio("build", release.pypi["x86_64"])
+    tab.evaluate(f"{radio('torch', '2.13.0')}.click(); {build}.click(); {radio('tool', tool)}.click()")
+    if index == "none":
+        field = "document.getElementById('sel-index')"
+        tab.evaluate(f"{field}.value = ''; {field}.dispatchEvent(new Event('input'))")
+    text = tab.evaluate(COMMAND)
+    wheels, program = house
+    (tmp_path / "dist").symlink_to(wheels)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "VIRTUAL_ENV"))}
+    env = {**clean, "PIP_INDEX_URL": f"{public}/", "UV_INDEX_URL": f"{public}/", "PIP_CONFIG_FILE": os.devnull}
+    env |= {"UV_NO_CACHE": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    python = tmp_path / "environment"
+    subprocess.run([program, "venv", "-q", "--python", sys.executable, python], env=env, check=True)
+    env |= {
+        "VIRTUAL_ENV": str(python),
+        "PATH": f"{Path(program).parent}:{env['PATH']}",
+        "PIP_PYTHON": f"{python}/bin/python",
+    }
+    if tool == "requirements.txt":
+        (tmp_path / tool).write_text(text)
+        text = "pip install -r requirements.txt"
+    elif tool == "Dockerfile":
+        text = "\n".join(re.findall(r"^RUN (.*)$", text, re.MULTILINE))
+    elif tool == "pyproject.toml (uv)":
+        (tmp_path / "pyproject.toml").write_text(text)
+        text = f"uv sync -q --python {python}/bin/python && ln -s .venv/lib found"
+    done = subprocess.run(["bash", "-ec", text], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {path.name for path in tmp_path.rglob("*.dist-info")}
+    assert {"precast-1.0+cu132.dist-info", "torch-2.13.0.dist-info"} <= found
+
+
 def test_the_keyboard_is_enough_and_the_focus_stays(tab: Page) -> None:
     focus = "document.activeElement.name + ' ' + document.activeElement.value"
     tab.press("Tab")
@@ -158,7 +276,7 @@ def test_the_keyboard_is_enough_and_the_focus_stays(tab: Page) -> None:
     for _ in range(6):
         tab.press("Tab")
         order.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
-    assert order == ["build", "driver", "sel-gpu", "tool", "sel-command", "sel-copy"]
+    assert order == ["build", "sel-driver", "sel-gpu", "tool", "sel-index", "sel-command"]
 
 
 def test_copy_works_without_https(tab: Page, address: str) -> None:

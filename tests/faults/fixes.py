@@ -294,10 +294,10 @@ def no_compiler_named(machine: Machine) -> str:
     return "export CXX=/opt/nowhere/g++"
 
 
-@state("jit-off", "`PRECAST_JIT=off`")
+@state("jit-off", "`PRECAST_JIT=none`")
 def jit_off(machine: Machine) -> str:
     machine.install(machine.shop.wheel("cpu"))
-    return "export PRECAST_JIT=off"
+    return "export PRECAST_JIT=none"
 
 
 @state("aot-index", "`PRECAST_JIT=aot`, nothing prebuilt, `PRECAST_INDEX_URL` is set")

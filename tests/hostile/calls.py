@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import precast
+from precast._builder import public
 from precast._builder.catalogue import FAMILIES
-from precast._cli import public
 from precast.compat import modules
 from precast.ops import _folders
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from precast._builder import public
 from precast._builder.catalogue import FAMILIES
-from precast._cli import public
 from precast.compat import modules
 from precast.errors import KernelError
 from precast.ops import _folders

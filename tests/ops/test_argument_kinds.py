@@ -39,6 +39,31 @@ def test_a_wrong_kind_is_named(call: Callable[[], Any], text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: ops.silu_and_mul(torch.ones(2, 7)), "silu_and_mul"),
+        (lambda: ops.silu_and_mul(torch.ones(2, 8), torch.ones(2, 7)), "silu_and_mul"),
+        (lambda: ops.swigluoai_and_mul(torch.ones(2, 8), limit=-1), "swigluoai_and_mul"),
+        (lambda: ops.gelu_new(torch.ones(2, dtype=torch.int64)), "gelu_new"),
+        (lambda: ops.gelu_quick(3), "gelu_quick"),
+        (lambda: ops.topk_softmax(torch.ones(4, 8), 99), "topk_softmax"),
+        (lambda: ops.topk_sigmoid(torch.ones(4, 8), 2, bias=torch.ones(3)), "topk_sigmoid"),
+        (lambda: ops.moe_permute(torch.ones(2, 8), torch.ones(3, 1, dtype=torch.int32), 4), "moe_permute"),
+        (lambda: ops.moe_permute(torch.ones(2, 8), torch.ones(2, 1), 4), "moe_permute"),
+        (lambda: ops.moe_unpermute(torch.ones(2, 8), torch.ones(2)), "moe_unpermute"),
+        (lambda: ops.filter2d(torch.ones(2, 8), torch.ones(3)), "filter2d"),
+        (lambda: ops.upsample2d(IMAGE, FILTER, padding=-9), "upsample2d"),
+        (lambda: ops.downsample2d("x", FILTER), "downsample2d"),
+        (lambda: ops.fused_leaky_relu(IMAGE, torch.ones(9)), "fused_leaky_relu"),
+    ],
+)
+def test_an_error_begins_with_the_name_that_was_called(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+        call()
+    assert str(error.value).startswith((f"{name}: ", f"{name}() "))
+
+
 def test_whole_numbers_of_numpy_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     found = ops.upfirdn2d(IMAGE, FILTER, up=numpy.int64(2), padding=(numpy.int32(1), 1))

@@ -107,7 +107,7 @@ def test_a_file_found_damaged_is_not_chosen_again(host: Host, info: BuildInfo, s
         bad[min(used)] = "damaged"
     else:
         raise AssertionError("more files were chosen than there are")
-    if isinstance(decision, Refuse) and settings.jit is not JitMode.OFF and bad:
+    if isinstance(decision, Refuse) and settings.jit is not JitMode.NONE and bad:
         assert Reason.DAMAGED in {rejection.reason for rejection in decision.rejections}
 
 
@@ -124,7 +124,7 @@ def test_what_is_chosen_fits(host: Host, info: BuildInfo, settings: Settings) ->
         decision = decide(host, info, settings, need)
         if isinstance(decision, Refuse):
             continue
-        assert host.torch is not None and host.system == "Linux" and settings.jit is not JitMode.OFF
+        assert host.torch is not None and host.system == "Linux" and settings.jit is not JitMode.NONE
         if isinstance(decision.host, HostFile):
             assert fits(decision.host.abi, host.torch.version, host.torch.cxx11) is None
             assert decision.host.machine == host.machine

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from precast._cli import public
+from precast._builder import public
 
 NAMES = [f"{room}.{name}" for name, room in public.rooms().items()]
 METHODS = [

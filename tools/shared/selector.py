@@ -21,7 +21,7 @@ from tools.shared.dists import PROJECT, Dist
 from tools.shared.published import in_order
 from tools.shared.served import TorchCell
 
-SCHEMA = 2
+SCHEMA = 3
 # Well-known GPUs of each compute capability (NVIDIA, "CUDA GPU Compute Capability").
 GPUS = {
     "7.0": ("V100", "TITAN V"),
@@ -41,6 +41,16 @@ GPUS = {
 ARM_ONLY = ("8.7", "11.0", "12.1")
 # The first driver that supports the older ones is older than any that a label needs.
 OLDEST_DRIVER = CudaVersion(12, 0)
+# The first branch of Linux drivers for each CUDA (NVIDIA, release notes of the CUDA toolkit).
+BRANCHES = {
+    525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3", 550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7", 570: "12.8",
+    575: "12.9", 580: "13.0", 590: "13.1", 595: "13.2",
+}  # fmt: skip
+# Torch for Jetson Orin is on no index of torch.
+JETSON = {
+    "capability": "8.7",
+    "url": "https://docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform/",
+}
 # The device code of an answer: for this GPU, for its major version, PTX for the driver, or none, so it must be built.
 SASS, SAME_MAJOR, PTX, JIT = "exact", "same major", "PTX", "built at first use"
 _RANK = (SASS, SAME_MAJOR, PTX, JIT)
@@ -90,6 +100,8 @@ def of_labels(matrix: Matrix, version: str | None, there: Mapping[str, frozenset
         "machines": list(matrix.machines),
         "builds": names,
         "drivers": [str(driver) for driver in drivers],
+        "branches": [list(pair) for pair in BRANCHES.items()],
+        "jetson": JETSON,
         "driver_of": {name: str(driver) for name, driver in driver_of.items()},
         "gpus": [
             {
@@ -130,7 +142,7 @@ def without_code(matrix: Matrix, build: Label) -> list[str]:
     spec = matrix.label(matrix.without_label.get(build.text, build))
     gpus = [ComputeCapability.parse(text) for text in GPUS]
     able = {gpu for gpu in gpus for target in spec.targets if target.kind is TargetKind.SASS and target.runs_on(gpu)}
-    return [str(gpu) for gpu in gpus if gpu not in able and str(gpu) != "8.7"]
+    return [str(gpu) for gpu in gpus if gpu not in able and str(gpu) != JETSON["capability"]]
 
 
 def _choices(

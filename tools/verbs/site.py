@@ -94,9 +94,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "docs", metavar="DIR", help="the folder to write")
     parser.add_argument(
         "--index",
-        default="$INDEX",
+        default="",
         metavar="URL",
-        help="the index that the commands name, as seen from the site ($INDEX)",
+        help="the index that the selector's commands name, as seen from the site (none: wheels built from a checkout)",
     )
     options = parser.parse_args(arguments)
     try:

@@ -137,9 +137,9 @@ def _hopeless(host: Host, settings: Settings, need: Need) -> Iterator[Rejection]
     if host.system != "Linux":
         yield Rejection("host", EVERYTHING, Reason.SYSTEM, "Linux", host.system)
         return
-    if settings.jit is JitMode.OFF:
+    if settings.jit is JitMode.NONE:
         wanted = "PRECAST_JIT to be auto, aot or jit"
-        yield Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=off")
+        yield Rejection("host", EVERYTHING, Reason.JIT_OFF, wanted, "PRECAST_JIT=none")
     torch = host.torch
     if torch is None:
         found = f"a torch that fails to import: {host.torch_error}" if host.torch_error else NO_TORCH

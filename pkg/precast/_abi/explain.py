@@ -64,7 +64,7 @@ _BRIEF = {
     Reason.HIP: "torch is a ROCm build",
     Reason.NO_GPU: "no visible GPU",
     Reason.DRIVER: "NVIDIA driver too old",
-    Reason.JIT_OFF: "PRECAST_JIT=off",
+    Reason.JIT_OFF: "PRECAST_JIT=none",
     Reason.CPU_LEVEL: "no such CPU level",
     Reason.NO_PREBUILT: "installed from source",
     Reason.STALE: "prebuilt files out of date",

@@ -18,7 +18,11 @@ class JitMode(str, Enum):
     AUTO = "auto"
     AOT = "aot"
     JIT = "jit"
-    OFF = "off"
+    NONE = "none"
+
+
+# Former names, still accepted with a warning. "off" was taken for "no compiling", which is "aot".
+FORMER_MODES = {"off": JitMode.NONE}
 
 
 @value(frozen=True)
@@ -37,8 +41,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PRECAST_JIT",
         "jit",
         "`auto`",
-        "`auto`: prebuilt if it fits, else build what is missing; `aot`: prebuilt only; `jit`: always build; `off`: "
-        "load no kernel",
+        "`auto`: prebuilt if it fits, else build what is missing; `aot`: prebuilt only, compile nothing; `jit`: always "
+        "build; `none`: load no kernel (`off` means the same, with a warning)",
         "run",
     ),
     Variable(
@@ -313,7 +317,7 @@ def _mode(env: Mapping[str, str]) -> JitMode:
     if not value:
         return JitMode.AUTO
     try:
-        return JitMode(value.lower())
+        return FORMER_MODES.get(value.lower()) or JitMode(value.lower())
     except ValueError:
         raise _bad("PRECAST_JIT", value, "one of " + ", ".join(mode.value for mode in JitMode)) from None
 

@@ -20,7 +20,9 @@ _LOADABLE = status.LOADABLE
 
 
 def add(verbs: Verbs) -> None:
-    parser = verbs.add_parser("doctor", help="say whether all kernels for this machine are ready, or what is wrong")
+    parser = verbs.add_parser(
+        "doctor", help="say whether all kernels for this machine are ready, which would be built, or what is wrong"
+    )
     parser.add_argument(
         "kernels", nargs="*", type=names.kernel("doctor"), metavar="KERNEL", help="only these; by default all"
     )

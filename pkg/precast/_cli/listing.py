@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from precast._builder import public
 from precast._builder.catalogue import Family
-from precast._cli import output, public, status
+from precast._cli import output, status
 
 if TYPE_CHECKING:
     from precast._cli.names import Verbs

@@ -1,4 +1,4 @@
-"""The kernel names that the command line accepts: public names, families, ops, extensions and loaders."""
+"""The kernel names that the command line accepts: public names, families, their folders, ops, extensions, loaders."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from precast._builder.catalogue import FAMILIES, Family
-from precast._cli import public
+from precast._builder import public
+from precast._builder.catalogue import FAMILIES, FOLDERS, Family
 from precast._load import loader
 from precast.errors import KernelUnavailable
 
@@ -57,12 +57,13 @@ def kernel(verb: str) -> Callable[[str], str]:
 
 
 def known() -> tuple[str, ...]:
-    """Every accepted kernel name: public names, families, ops, loaders and their extensions."""
+    """Every accepted kernel name: public names, families, their folders, ops, loaders and their extensions."""
     from precast import kernel_loader
 
     ops = [op for family in FAMILIES for op in family.op_names]
     of_loaders = [name for one in kernel_loader.loaders() for name in (one.__name__, *sorted(_known(one)))]
-    return tuple(dict.fromkeys((*public.rooms(), *(family.name for family in FAMILIES), *ops, *of_loaders)))
+    kernels = [*(folder.name for folder in FOLDERS), *(family.name for family in FAMILIES), *ops]
+    return tuple(dict.fromkeys((*public.rooms(), *kernels, *of_loaders)))
 
 
 def _short(text: str) -> str:
@@ -93,11 +94,12 @@ def _named(name: str) -> tuple[Family, ...]:
         if any(candidate.name == name for candidate in one.broken()):
             return ()
     try:
-        return (loader.family_of(name),)
+        return loader.families_of(name)
     except KernelUnavailable:
-        if name not in public.rooms():
-            raise
-    return tuple(family for family in FAMILIES if family.name in public.families_of(name))
+        for folder in FOLDERS:  # the rows of the doctor
+            if folder.name == name:
+                return folder.families
+        raise
 
 
 def _families_of(extension: object) -> tuple[Family, ...]:

@@ -1,9 +1,10 @@
-"""The doctor on one screen: the verdict, then the machine in a few lines, then one line for each public family."""
+"""The doctor on one screen: the verdict, then the machine in a few lines, then one line for each group of kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from precast._builder import catalogue
 from precast._builder.catalogue import FAMILIES
 from precast._cli import output, problem
 from precast._cli.problem import Problem
@@ -12,6 +13,8 @@ Json = dict[str, Any]
 
 READY = "OK: all kernels for this machine are ready"
 ASKED_FOR = "OK: the kernels that were asked for are ready"
+# Seconds to build a family with an empty cache: two cores, g++ 12.2; on a GPU, NVRTC too.
+_BUILD_S = {"cpu": 2, "cuda": 5}
 _PROBLEM_LINES = 10  # limit for the first problem; --verbose shows all
 _WIDTH = 110  # columns for the line of settings
 
@@ -22,6 +25,7 @@ _CELLS = {
     "torch": ("plain torch", "yellow"),
     "triton": ("Triton", "yellow"),
     "jit": ("at first use", "yellow"),
+    "cached": ("cached", "green"),
     "prebuilt": ("prebuilt", "green"),
     "not-here": ("-", ""),
 }
@@ -55,8 +59,25 @@ def _good(facts: Json) -> str:
     """The verdict if there is no problem."""
     checks = facts["deep"]
     every = {kernel["family"] for kernel in facts["kernels"]} == {family.name for family in FAMILIES}
+    missing = [kernel for kernel in facts["kernels"] if kernel["expected"] and _state(kernel) == "jit"]
+    if missing and not checks:  # a deep check has built what was missing
+        return _unbuilt(missing, every=every)
     ready = READY if every else ASKED_FOR
     return f"{ready}, and {len(checks)} of {len(checks)} results are right" if checks else ready
+
+
+def _unbuilt(missing: list[Json], *, every: bool) -> str:
+    """The verdict if a first call would compile, with the command that compiles now."""
+    families = list(dict.fromkeys(kernel["family"] for kernel in missing))
+    command = " ".join(("precast warm", *([] if every else families)))
+    seconds = sum(_BUILD_S[kernel["device"]] for kernel in missing)
+    what = output.count(len(families), "kernel family", "kernel families")
+    return f"OK, but {what} will be built at first use (about {seconds} s): {command}"
+
+
+def _state(kernel: Json) -> str:
+    """The verdict, or ``cached`` if the build cache has all that would be built."""
+    return "cached" if kernel["verdict"] == "jit" and kernel["cached"] else str(kernel["verdict"])
 
 
 def _body(one: Problem, limit: int) -> list[str]:
@@ -69,7 +90,6 @@ def _body(one: Problem, limit: int) -> list[str]:
 
 def _facts(facts: Json) -> list[str]:
     """The machine and the installation: at most eleven lines."""
-    built = any(kernel["expected"] and kernel["verdict"] == "jit" for kernel in facts["kernels"])
     build, host, cache = facts["build"], facts["host"], facts["host"]["cache"]
     label = f"+{build['label']}" if build["label"] else ""
     hosts, devices = len(build["host_files"]), len(build["device_files"])
@@ -87,7 +107,6 @@ def _facts(facts: Json) -> list[str]:
         ("build", _builders(host)),
         ("cache", _cache(cache)),
         ("set", _short(", ".join(f"{name}={value}" for name, value in facts["variables"].items()))),
-        ("note", f"precast warm builds now what is marked {_CELLS['jit'][0]!r}" if built else ""),
     ]
     return [f"  {name:<8}{text}" for name, text in rows if text]
 
@@ -137,20 +156,16 @@ def _short(text: str) -> str:
 
 
 def _rows(kernels: list[Json], paint: output.Paint) -> list[str]:
-    """One row per extension: it may serve several families, such as forward and backward."""
-    together: dict[str, list[str]] = {}
+    """One row per folder of families, which share their public functions: forward and backward, for example."""
+    cells: dict[str, dict[str, str]] = {}
     for kernel in kernels:
-        together.setdefault(kernel["extension"], []).append(kernel["family"])
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for kernel in kernels:
-        row = cells.setdefault(tuple(together[kernel["extension"]]), {})
+        row = cells.setdefault(catalogue.folder_of(kernel["family"]).name, {})
         before = row.get(kernel["device"], "not-here")
-        row[kernel["device"]] = min(before, kernel["verdict"], key=list(_CELLS).index)
-    names = [families[0] for families in cells]
-    width = max(len(name) for name in ("kernels", *names)) + 2
+        row[kernel["device"]] = min(before, _state(kernel), key=list(_CELLS).index)
+    width = max(len(name) for name in ("kernels", *cells)) + 2
     column = max(len(text) for text, _ in _CELLS.values()) + 2
     lines = [f"  {'kernels':<{width}}{'CPU':<{column}}GPU"]
-    for name, row in zip(names, cells.values(), strict=True):
+    for name, row in cells.items():
         shown = [_CELLS[row.get(device, "not-here")] for device in ("cpu", "cuda")]
         (cpu, cpu_colour), (gpu, gpu_colour) = shown
         lines.append(f"  {name:<{width}}{paint(cpu, cpu_colour)}{' ' * (column - len(cpu))}{paint(gpu, gpu_colour)}")

@@ -37,7 +37,7 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Build the kernels; return 1 if one of them cannot be built here."""
     settings = probe.read_settings()
-    if settings.jit in (JitMode.AOT, JitMode.OFF):
+    if settings.jit in (JitMode.AOT, JitMode.NONE):
         raise JitDisabled(
             f"nothing can be built ahead of its use\n  found   PRECAST_JIT={settings.jit.value}\n"
             f"  needed  auto or jit\n  fix     1) PRECAST_JIT=auto precast warm"

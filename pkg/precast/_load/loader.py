@@ -118,8 +118,21 @@ def _replaced(error: ImportError) -> Exception:
 
 def load(op: str, device: str | TorchDevice | None = None, define: Define = _defined) -> Loaded:
     """``precast.load``; ``define`` defines the ops of a family."""
-    family = family_of(op)
+    families = families_of(op)
     kind, index = _split_device(device)
+    if device is None and not any("cpu" in family.devices for family in families):
+        kind = families[0].devices[0]
+    able = [family for family in families if kind in (*family.devices, *family.twins, *family.plain)]
+    try:
+        first, *_ = [_load_one(family, kind, index, define) for family in able or families[:1]]
+    except KernelUnavailable as error:  # the error of a family gets the name that was asked for
+        name = next((family.name for family in families if str(error).startswith(f"{family.name} ")), "")
+        error.args = (f"{op}{str(error).removeprefix(name)}",) if name else error.args
+        raise
+    return first
+
+
+def _load_one(family: catalogue.Family, kind: str, index: int | None, define: Define) -> Loaded:
     if kind == "cuda" and "cuda" in family.devices:
         index = probe.current_gpu() if index is None else index
     loaded = ensure(family.name, kind, define)
@@ -130,16 +143,27 @@ def load(op: str, device: str | TorchDevice | None = None, define: Define = _def
 
 
 def family_of(op: str) -> catalogue.Family:
-    """The family of an op ("rms_norm", "precast::rms_norm") or of a family name. A typo's error lists the names."""
-    name = op.removeprefix(f"{handover.NAMESPACE}::")
-    names: list[str] = []
+    """The first of :func:`families_of`."""
+    return families_of(op)[0]
+
+
+def families_of(name: str) -> tuple[catalogue.Family, ...]:
+    """The families of an op ("rms_norm", "precast::rms_norm"), a family, or a public name ("FusedAdamW").
+
+    An op and a family are one family; a public name has those of its gradient too. A typo's error lists the names.
+    """
+    short = name.removeprefix(f"{handover.NAMESPACE}::")
     for family in catalogue.FAMILIES:
-        if name == family.name or name in family.op_names:
-            return family
-        names += family.op_names
+        if short == family.name or short in family.op_names:
+            return (family,)
+    from precast._builder import public
+
+    room, _, last = short.rpartition(".")
+    if last in public.rooms() and room in ("", public.rooms()[last]):
+        return tuple(family for family in catalogue.FAMILIES if family.name in public.families_of(last))
     from precast._load import verdict
 
-    raise verdict.unknown_op(op, name, names)
+    raise verdict.unknown_op(name, short, tuple(public.rooms()))
 
 
 def _split_device(device: str | TorchDevice | None) -> tuple[str, int | None]:

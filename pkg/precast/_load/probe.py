@@ -13,13 +13,14 @@ import platform
 import re
 import struct
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Builders, Gpu, Host, Installer, TorchInfo
-from precast._abi.settings import Settings
+from precast._abi.settings import FORMER_MODES, Settings
 from precast._abi.version import CudaVersion, Release, TorchVersion, dotted
 from precast.errors import KernelError
 
@@ -41,9 +42,20 @@ class _LinkMap(ctypes.Structure):
 
 
 def read_settings(environ: Mapping[str, str] | None = None, *, building: bool = False) -> Settings:
-    """The settings of this process; a bad value is an error that names it. Only ``building`` reads build settings."""
+    """The settings of this process; only ``building`` reads build settings.
+
+    A bad value is an error that names it. A former value is a FutureWarning with its name of today.
+    """
+    env = os.environ if environ is None else environ
+    former = env.get("PRECAST_JIT", "").lower()
+    if former in FORMER_MODES:
+        text = (
+            f"PRECAST_JIT={former} is now called PRECAST_JIT={FORMER_MODES[former].value}: no kernel is loaded, "
+            f"prebuilt or not. To forbid compiling only, set PRECAST_JIT=aot"
+        )
+        warnings.warn(text, FutureWarning, stacklevel=2)
     try:
-        return Settings.from_env(os.environ if environ is None else environ, at_run=not building)
+        return Settings.from_env(env, at_run=not building)
     except ValueError as error:
         raise KernelError(str(error)) from error
 

@@ -38,7 +38,7 @@ from precast.errors import KernelError, KernelUnavailable
 Json = dict[str, Any]
 
 # The answer for a kernel of another kind of machine.
-NOT_HERE: Json = {"verdict": "not-here", "pieces": [], "rejections": [], "notes": [], "error": None}
+NOT_HERE: Json = {"verdict": "not-here", "cached": None, "pieces": [], "rejections": [], "notes": [], "error": None}
 # The least space that a build takes, in bytes: the objects and the library of rms_norm are 316 kB.
 _LEAST = 256 << 10
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -195,51 +195,54 @@ def describe_kernel(examination: Examination, family: Family, device: str) -> Js
     """The source of each piece, every rejected candidate, and the error that a call would raise, if any."""
     choice = examination.choice(family, device)
     if isinstance(choice, str):
-        return {"verdict": "refused", "pieces": [], "rejections": [], "notes": [], "error": choice}
+        return {**NOT_HERE, "verdict": "refused", "error": choice}
     decision = choice.decision
     fix = verdict.fixer(choice)
-    rejections = [_describe_rejection(rejection, fix(rejection)) for rejection in all_rejections(decision)]
+    facts = {**NOT_HERE, "rejections": [_describe_rejection(one, fix(one)) for one in all_rejections(decision)]}
     if choice.twin is not None:
         kind, notes = choice.twin.kind, [stand_in_note(choice.twin)]
         pieces = [{"piece": device, "source": kind, "what": str(choice.twin)}]
-        return {"verdict": kind, "pieces": pieces, "rejections": rejections, "notes": notes, "error": None}
+        return {**facts, "verdict": kind, "pieces": pieces, "notes": notes}
     if isinstance(decision, Refuse):
-        error = str(verdict.refusal(choice))
-        return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": error}
+        return {**facts, "verdict": "refused", "error": str(verdict.refusal(choice))}
     pieces = [_describe_piece("host", decision.host)]
     if decision.binding is not None:
         pieces.append(_describe_piece("torch", decision.binding))
     pieces += [_describe_piece(f"cuda:{index}", image) for index, image in decision.images]
-    error_text = "\n".join(verdict.gpu_refusal(choice, index, why) for index, why in decision.refused) or None
-    word = "partly" if decision.refused else "jit" if any(p["source"] == "jit" for p in pieces) else "prebuilt"
-    if word == "jit" and (problem := _cannot_build(examination, family, choice)) is not None:
-        return {"verdict": "refused", "pieces": [], "rejections": rejections, "notes": [], "error": problem}
-    notes = list(decision.notes)
-    return {"verdict": word, "pieces": pieces, "rejections": rejections, "notes": notes, "error": error_text}
+    facts |= {"pieces": pieces, "notes": list(decision.notes)}
+    if decision.refused:
+        refusals = (verdict.gpu_refusal(choice, index, why) for index, why in decision.refused)
+        return {**facts, "verdict": "partly", "error": "\n".join(map(str, refusals))}
+    if all(piece["source"] != "jit" for piece in pieces):
+        return {**facts, "verdict": "prebuilt"}
+    return {**facts, **_describe_build(examination, family, choice)}
 
 
-def _cannot_build(examination: Examination, family: Family, choice: Choice) -> str | None:
-    """The error of a build that would fail because sources or a cache are missing; None if no obstacle is known."""
+def _describe_build(examination: Examination, family: Family, choice: Choice) -> Json:
+    """What a build at the first use would find: the pieces in the cache, or the problem that stops it."""
     from precast._builder import roots, sources, trust
     from precast._load import cached
 
+    refused: Json = {"verdict": "refused", "pieces": [], "notes": []}
     try:
         sources.csrc_dir()
         root = roots.planned_root(examination.settings)
         if root is None:  # the first build creates and checks the last resort
-            return None
+            return {"verdict": "jit", "cached": False}
         trust.require_own(root)
     except KernelError as error:
-        return str(error)
-    why = _why_not_written(root)
-    if why is None or all(piece["state"] == "hit" for piece in cached.describe(family, choice)):
-        return None
-    return (
+        return {**refused, "error": str(error)}
+    complete = all(piece["state"] == "hit" for piece in cached.describe(family, choice))
+    why = None if complete else _why_not_written(root)
+    if why is None:
+        return {"verdict": "jit", "cached": complete}
+    message = (
         f"{family.name}: the build cache cannot be written\n"
         f"  found   {root}: {why}\n"
         f"  needed  a folder this user can write, with space left\n"
         f"  fix     1) {trust.another(root)}"
     )
+    return {**refused, "error": message}
 
 
 def _why_not_written(root: Path) -> str | None:

@@ -122,7 +122,7 @@ def unknown_op(asked: str, name: str, names: Sequence[str]) -> KernelUnavailable
 
     close = difflib.get_close_matches(name, names, n=1)
     fix = f"\n  fix     1) precast.load({close[0]!r})" if close else ""
-    return KernelUnavailable(f"there is no op {asked!r}\n  needed  one of {', '.join(names)}{fix}")
+    return KernelUnavailable(f"there is no function or class {asked!r}\n  needed  one of {', '.join(names)}{fix}")
 
 
 def cannot_build(what: str, wanted: str, places: Sequence[str]) -> KernelUnavailable:

@@ -63,7 +63,7 @@ class CppExtension(Places, Extension):
     def assert_compatible(self) -> None:
         """Raises if it cannot be loaded. Build tools are only required if there is no module from install time."""
         settings = probe.read_settings()
-        if settings.jit is JitMode.OFF:
+        if settings.jit is JitMode.NONE:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
         if settings.jit is JitMode.JIT or not self.prebuilt_file() is not None:
             if settings.jit is JitMode.AOT:
@@ -93,7 +93,7 @@ class CppExtension(Places, Extension):
     def load(self) -> KernelModule:
         """The module that was built at install time, or a run-time build if that is missing or does not fit."""
         settings = probe.read_settings()
-        if settings.jit is JitMode.OFF:
+        if settings.jit is JitMode.NONE:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
         if settings.jit is JitMode.JIT:
             return self._build("PRECAST_JIT=jit")

@@ -157,7 +157,7 @@ class CubinExtension(Places, Extension):
 
     def _choose(self, settings: Settings, *, certain: bool, prebuilt: bool = True) -> list[Chosen]:
         """For each visible GPU, the images that were built at install time, or the target to build."""
-        if settings.jit is JitMode.OFF:
+        if settings.jit is JitMode.NONE:
             raise forbidden(self.name, self.prebuilt_import_path, "load a kernel", settings.jit)
         host = probe.probe_host(settings, gpus=True, certain=certain)
         if host.driver is None or not host.gpus:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from precast._builder import catalogue
+
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # Raises RuntimeError with the text. In a trace with unknown sizes it becomes a runtime check in the graph.
@@ -149,26 +151,47 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise a TypeError that names the first argument of another type than the function's signature says, if any is.
+# How an error begins: with the name of an op or a family, as a schema has it or with torch's namespace before it.
+_BEGINNING = re.compile(r"(?:precast::)?(\w+)(?=[:(]| cannot | has no )")
 
-    Called where an error is handled; one that names the argument stays.
+# What torch's dispatcher says of a wrong type, in several lines with the schema of the op.
+_DISPATCHERS = re.compile(r"\w+::\w+\(\) Expected a value of type")
+
+
+def explain(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Give the error that is being handled the name of the public function instead of that of an op below it.
+
+    Raise a TypeError that names the first argument of another type than the function's signature says, if any is,
+    unless the error names it already.
     """
     import inspect  # for the error alone: calls do without it
 
-    said = str(sys.exc_info()[1])
+    error = sys.exc_info()[1]
+    said = str(error)
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
         for alias, meaning in _ALIASES.items():
             kind = kind.replace(alias, meaning)
         if name in given and not any(_is_a(one.strip(), given[name]) for one in kind.split(" | ")):
-            if re.search(rf"\b{name}\b", said):
-                return
+            if re.search(rf"\b{name}\b", said) and not _DISPATCHERS.match(said):
+                break
             value = given[name]
             found = (
                 repr(value) if isinstance(value, int | float | complex | str | None) else f"a {type(value).__name__}"
             )
             raise TypeError(f"{function.__name__}: {name} is {found}; needed {kind}") from None
+    begins = _BEGINNING.match(said)
+    if error is not None and begins is not None and _is_ours(begins[1]):
+        rest = said[begins.end() :]
+        error.args = (f"{function.__name__}{rest.splitlines()[0] if _DISPATCHERS.match(said) else rest}",)
+
+
+def _is_ours(name: str) -> bool:
+    try:
+        catalogue.folder_of(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _is_a(kind: str, value: Any) -> bool:

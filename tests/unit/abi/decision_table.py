@@ -17,7 +17,7 @@ COLUMNS = {
     "library": ("fits", "no adapter", "does not"),  # its library and this libc, machine; its adapters and this torch
     "gpu": ("SASS", "PTX", "none"),  # what of its device code serves the GPU
     "builders": ("yes", "no"),  # a compiler, ninja and NVRTC
-    "mode": ("auto", "aot", "jit", "off"),  # PRECAST_JIT
+    "mode": ("auto", "aot", "jit", "none"),  # PRECAST_JIT
 }
 ANY = "any"
 
@@ -100,7 +100,7 @@ ROWS = (
         ANY,
         ANY,
         ANY,
-        "off",
+        "none",
         "refuse",
         "jit-off",
         "JitDisabled",

@@ -376,7 +376,7 @@ def test_another_system_is_refused_in_one_sentence() -> None:
 
 def test_every_reason_is_shown_refusing_somewhere_here() -> None:
     pure = BuildInfo("1.0", ex.build_info().label, BuildMode.PURE, None, False, "0" * 64)
-    off, aot, jit = (replace(AUTO, jit=mode) for mode in (JitMode.OFF, JitMode.AOT, JitMode.JIT))
+    off, aot, jit = (replace(AUTO, jit=mode) for mode in (JitMode.NONE, JitMode.AOT, JitMode.JIT))
     none = ex.builders(None, compiler=False, ninja=False)
     unfit = tuple(file for file, _, reason, _, _ in UNFIT if reason is not Reason.TORCH_ABI)
     files = tuple(replace(file, path=f"host/{i}.so") for i, file in enumerate(unfit))

@@ -57,7 +57,7 @@ def test_every_combination_is_decided_as_its_row_says(case: tuple[str, ...]) -> 
     assert set(row.reasons.split()) <= {rejection.reason.value for rejection in rejections}
     assert all(rejection.wanted and rejection.found for rejection in rejections)
     assert bool(rejections) or row.outcome == "prebuilt"
-    if row.mode in ("auto, aot", "aot", "off"):
+    if row.mode in ("auto, aot", "aot", "none"):
         assert not looked, "no compiler is looked for"
     notes = () if isinstance(decision, Refuse) else decision.notes
     ptx_is_used = case[2] == "PTX" and "code" not in row.outcome and row.outcome != "refuse"
@@ -132,9 +132,9 @@ def test_off_leaves_the_extensions_that_have_no_kernels_of_ours(monkeypatch: pyt
     class Loader(CPUAdamLoader):
         pass
 
-    monkeypatch.setenv("PRECAST_JIT", "off")
+    monkeypatch.setenv("PRECAST_JIT", "none")
     assert Loader().load().source.kind == "torch"
-    with pytest.raises(KernelUnavailable, match="PRECAST_JIT=off"):
+    with pytest.raises(KernelUnavailable, match="PRECAST_JIT=none"):
         Loader().load(ext_name="cpu_adam_x86")
     Loader.register_extension(extension("plain torch", 0))
     assert Loader().load() == "plain torch"

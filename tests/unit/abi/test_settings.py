@@ -84,7 +84,7 @@ def test_empty_counts_as_unset_except_for_visible_devices() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
-        ("PRECAST_JIT", "never", "auto, aot, jit, off"),
+        ("PRECAST_JIT", "never", "auto, aot, jit, none"),
         ("PRECAST_DEBUG", "maybe", "1 or 0"),
         ("CUDA_EXT", "2", "1 or 0"),
         ("PRECAST_JIT_WAIT", "-1", "whole number of seconds"),

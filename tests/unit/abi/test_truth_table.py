@@ -322,8 +322,8 @@ WHOLE = [
     Whole("a CPU build of torch beside a GPU", ex.host(torch=ex.torch_info("2.13.0+cpu", cuda=None)), "torch-cpu"),
     Whole("a CUDA torch without a driver", ex.host(driver=None, gpu=""), "driver"),
     Whole("a driver without a GPU", ex.host(gpu=""), "no-gpu"),
-    Whole("off", ex.host(), "jit-off", CUDA, JitMode.OFF),
-    Whole("off and no torch", ex.host(torch=None), "jit-off torch-missing", CPU, JitMode.OFF),
+    Whole("none", ex.host(), "jit-off", CUDA, JitMode.NONE),
+    Whole("off and no torch", ex.host(torch=None), "jit-off torch-missing", CPU, JitMode.NONE),
 ]
 
 

@@ -81,7 +81,7 @@ def test_what_is_missing_for_it_is_one_more_rejection(
         (ex.host(torch=ex.torch_info(cuda=None), build_with=BARE), CUDA, AUTO),
         (ex.host(driver=None, gpu="", build_with=BARE), CUDA, AUTO),
         (ex.host(gpu="", build_with=BARE), CUDA, AUTO),
-        (ROCM, CUDA, replace(AUTO, jit=JitMode.OFF)),
+        (ROCM, CUDA, replace(AUTO, jit=JitMode.NONE)),
         (ex.host(gpu="9.0", build_with=BARE), CUDA, replace(AUTO, jit=JitMode.AOT)),
         (ex.host(build_with=BARE), CPU, AUTO),
     ],

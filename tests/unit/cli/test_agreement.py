@@ -73,7 +73,7 @@ STATES = {
     ),
     "the CPU label on a GPU": State("refused", installed={"label": "cpu"}, host=built_with(GPU), device="cuda"),
     "another CPU": State("jit", installed=WHEEL, host=dataclasses.replace(CPU, machine="aarch64")),
-    "JIT off": State("refused", installed=WHEEL, env={"PRECAST_JIT": "off"}),
+    "JIT off": State("refused", installed=WHEEL, env={"PRECAST_JIT": "none"}),
     "aot with nothing prebuilt": State("refused", env={"PRECAST_JIT": "aot"}),
     "aot with a wheel": State("prebuilt", installed=WHEEL, host=NO_TOOLS, env={"PRECAST_JIT": "aot"}),
     "jit with a damaged wheel": State("jit", installed=WHEEL, damaged="manifest", env={"PRECAST_JIT": "jit"}, ok=False),
@@ -132,7 +132,9 @@ def test_the_doctor_says_what_loading_does(name: str, look: Callable[[State], di
     if state.device == "cpu" or state.verdict == "refused":
         assert facts["ok"] == (state.verdict != "refused" if state.ok is None else state.ok)
     first = doctor.to_text(facts).splitlines()[0]
-    assert first.startswith("OK: " if facts["ok"] else "PROBLEM")
+    assert first.startswith(("OK: ", "OK, but ") if facts["ok"] else "PROBLEM")
+    if facts["ok"]:
+        assert first.startswith("OK, but ") == (state.verdict == "jit" and not kernel["cached"])
 
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

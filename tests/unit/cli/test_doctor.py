@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -24,8 +25,7 @@ from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-FAMILIES = 8  # public ones: forward and backward are one, and so are Adam and the other optimizers on the CPU
-SCREEN = 12 + 12 + FAMILIES + 2  # the first problem, the machine, a line for each family, and two empty ones
+SCREEN = 12 + 12 + len(catalogue.FOLDERS) + 2  # the first problem, the machine, a line for each group, two empty ones
 DEEP = [{"op": "adam_", "device": "cpu", "ok": False, "wrong": "result 0: 3 of 33 values are wrong, by up to 0.1"}]
 
 
@@ -176,11 +176,11 @@ def test_another_system_is_one_reason(examine: Any) -> None:
 
 
 def test_settings_that_change_the_outcome_are_shown(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRECAST_JIT", "off")
+    monkeypatch.setenv("PRECAST_JIT", "none")
     facts = examine(ex.host())
-    assert facts["settings"]["jit"] == "off" and not facts["ok"]
-    assert facts["variables"]["PRECAST_JIT"] == "off" and "PRECAST_JIT=off" in doctor.to_text(facts)
-    assert "  variable  PRECAST_JIT=off\n" in doctor.to_text(facts, verbose=True)
+    assert facts["settings"]["jit"] == "none" and not facts["ok"]
+    assert facts["variables"]["PRECAST_JIT"] == "none" and "PRECAST_JIT=none" in doctor.to_text(facts)
+    assert "  variable  PRECAST_JIT=none\n" in doctor.to_text(facts, verbose=True)
     assert not {"HOME", "XDG_CACHE_HOME"} & set(facts["variables"])
     assert reasons(facts, "cpu_adam_x86") == {"jit-off"}
 
@@ -232,17 +232,41 @@ def test_the_size_of_the_cache_and_who_builds_into_it_are_told(
     assert examine(ex.host())["host"]["cache"]["locks"] == [], "a lock file alone is no lock"
 
 
-def test_the_document_describes_every_key(examine: Any) -> None:
-    facts = examine(ex.host())
+def keys_of(value: Any) -> dict[str, Any]:
+    """The keys of an object, or of the objects of a list, each with those below it."""
+    objects = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+    found: dict[str, Any] = {}
+    for one in objects:
+        for key, below in one.items():
+            found.setdefault(key, {}).update(keys_of(below))
+    return found
+
+
+def keys_in(lines: list[tuple[int, str]]) -> dict[str, Any]:
+    """The keys of a nested list, given as the indent and the key of each line."""
+    found: dict[str, Any] = {}
+    for number, (indent, key) in enumerate(lines):
+        if indent == lines[0][0]:
+            below = itertools.takewhile(lambda line: line[0] > lines[0][0], lines[number + 1 :])
+            found[key] = keys_in(list(below))
+    return found
+
+
+def test_the_document_has_every_key_in_its_place(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "examine", lambda kernels: DEEP)
+    examine(ex.host())
+    facts = doctor.examine(deeply=True)
+    facts["host"]["cache"]["locks"] = [{"name": "", "holder": ""}]
+    for name in ("settings", "variables"):  # their keys are those of another page
+        facts[name] = {}
+    facts["build"] |= {name: {} for name in ("compilers", "device_paths")}
     text = (CHECKOUT / "docs/reference/doctor.md").read_text()
-    described = set(re.findall(r"^\* `(\w+)`:", text, re.MULTILINE))
-    kernel = facts["kernels"][0]
-    keys = {*facts, *facts["host"], *facts["host"]["torch"], *facts["host"]["gpus"][0], *facts["host"]["cache"]}
-    keys |= {*facts["host"]["compiler"], *facts["host"]["nvrtc"], *facts["build"], *kernel, *kernel["rejections"][0]}
-    keys |= {*kernel["pieces"][0], *DEEP[0], "holder"}
-    verdicts = {"prebuilt", "jit", "partly", "refused", "not-here"}
-    assert verdicts <= set(re.findall(r"^\* `([\w-]+)`:", text, re.MULTILINE))
-    assert described - verdicts == keys
+    lines = [(len(spaces), key) for spaces, key in re.findall(r"^( *)\* `(\w+)`:", text, re.MULTILINE)]
+    assert keys_in(lines) == keys_of(facts)
+    told = re.search(r"`verdict`: ([^*]+)", text)
+    assert told and {"prebuilt", "jit", "triton", "torch", "partly", "refused", "not-here"} <= {
+        *re.findall(r"`([\w-]+)`", told[1])
+    }
 
 
 def test_wrong_numbers_fail_the_report(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from precast._abi.build_info import BuildMode
 from precast._abi.capability import ComputeCapability
 from precast._abi.host import Gpu, Host
 from precast._abi.settings import Settings
 from precast._builder import catalogue
-from precast._cli import doctor, output, screen
+from precast._cli import doctor, names, output, screen
 from precast._cli.problem import Problem
-from precast._load import gpus, probe
+from precast._load import cached, gpus, probe
 from precast._version import __version__
 from tests.unit.abi import examples as ex
 from tests.unit.load import fakes
@@ -68,14 +70,16 @@ def damage(c_dir: Path) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("state", ["healthy", "damaged", "without a GPU"])
+@pytest.mark.parametrize("state", ["from source", "damaged"])
 def test_the_screens_in_the_docs_are_what_is_printed(
     state: str, say: Screen, c_dir: Path, toy_library: Path, checkout: Path, pytestconfig: pytest.Config
 ) -> None:
-    install(c_dir, toy_library)
     if state == "damaged":
+        install(c_dir, toy_library)
         damage(c_dir)
-    printed = say(NO_GPU if state == "without a GPU" else HEALTHY)
+    else:
+        fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
+    printed = say(HEALTHY)
     page = checkout / PAGE
     before, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {state} -->\n")
     shown, end, after = rest.partition("<!-- end -->\n")
@@ -91,8 +95,37 @@ def test_the_screens_in_the_docs_are_what_is_printed(
 def test_a_healthy_machine_is_one_line_and_what_it_is(say: Screen, c_dir: Path, toy_library: Path) -> None:
     install(c_dir, toy_library)
     lines = say(HEALTHY).splitlines()
-    assert lines[0] == screen.READY and len(lines) <= 1 + 12 + 8 + 2
+    assert lines[0] == screen.READY and len(lines) <= 1 + 12 + len(catalogue.FOLDERS) + 2
     assert not any("jit" in line or "first use" in line for line in lines)
+
+
+@pytest.mark.compiler
+def test_each_group_of_public_functions_has_a_row(say: Screen, c_dir: Path, toy_library: Path) -> None:
+    install(c_dir, toy_library)
+    _, rows = say(HEALTHY).split("  kernels ")
+    assert sorted(row.split()[0] for row in rows.splitlines()[1:]) == sorted(f.name for f in catalogue.FOLDERS)
+    assert all(names.families([folder.name]) for folder in catalogue.FOLDERS), "each is a name for a command"
+
+
+def test_what_a_first_call_would_compile_is_said_and_the_command_works(say: Screen, c_dir: Path) -> None:
+    fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
+    families = len([family for family in catalogue.FAMILIES if "cpu" in family.devices])
+    assert re.fullmatch(
+        rf"OK, but {families} kernel families will be built at first use \(about \d+ s\): precast warm",
+        say(NO_GPU).splitlines()[0],
+    )
+    part = doctor.to_text(doctor.examine(["silu_and_mul"])).splitlines()[0]
+    assert part.endswith(": precast warm activations activations_backward")
+
+
+def test_what_the_cache_has_is_ready(say: Screen, c_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
+    states = iter(["hit", "miss"])
+    monkeypatch.setattr(cached, "describe", lambda family, choice: [{"state": next(states, "hit")}])
+    assert "OK, but 1 kernel family will be built" in say(NO_GPU)
+    text = say(NO_GPU)
+    assert text.splitlines()[0] == screen.READY and "at first use" not in text
+    assert re.search(r"^  rms_norm +cached +-$", text, re.MULTILINE)
 
 
 @pytest.mark.compiler

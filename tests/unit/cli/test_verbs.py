@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from precast import kernel_loader
-from precast._builder import catalogue
+from precast._builder import catalogue, public
 from precast._builder.cache import BuildKey, Cache
-from precast._cli import doctor, names, output, public, report
+from precast._cli import doctor, names, output, report
 from tests.unit.cli.conftest import Precast
 
 

@@ -179,7 +179,7 @@ def test_a_gpu_that_only_its_nvrtc_knows_is_built_for(
     assert precast("warm", "softmax", "--arch", "sm_140")[0] == 0 and built[-1] == "softmax sm_140"
 
 
-@pytest.mark.parametrize("mode", ["aot", "off"])
+@pytest.mark.parametrize("mode", ["aot", "none"])
 def test_warm_respects_that_nothing_may_be_built(
     precast: Precast, pretend: Pretend, built: list[str], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

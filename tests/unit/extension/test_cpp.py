@@ -93,7 +93,7 @@ def test_what_is_broken_is_not_swallowed(package: ModuleType, tmp_path: Path, br
 
 def test_the_modes(warm: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     extension = warm.NumberExtension()
-    for mode, what in (("aot", "build one"), ("off", "load a kernel")):
+    for mode, what in (("aot", "build one"), ("none", "load a kernel")):
         monkeypatch.setenv("PRECAST_JIT", mode)
         for call in (extension.assert_compatible, extension.load):
             with pytest.raises(JitDisabled, match=f"PRECAST_JIT={mode} forbids to {what}"):

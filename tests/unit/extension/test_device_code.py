@@ -203,7 +203,7 @@ def test_each_gpu_gets_what_fits_it_and_what_is_missing_is_named(
     monkeypatch.setenv("PRECAST_JIT", "aot")
     with pytest.raises(JitDisabled, match=r"GPU 0 has compute capability 12\.0, and in scale sm_90 serves"):
         extension.assert_compatible()
-    monkeypatch.setenv("PRECAST_JIT", "off")
+    monkeypatch.setenv("PRECAST_JIT", "none")
     with pytest.raises(JitDisabled, match="forbids to load a kernel"):
         extension.load()
 

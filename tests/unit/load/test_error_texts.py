@@ -59,7 +59,7 @@ REFUSALS: dict[str, Callable[[], str]] = {
     "jit-disabled-aot": lambda: refused(
         ex.host(gpu="12.0", build_with=ex.builders()), settings=Settings(jit=JitMode.AOT)
     ),
-    "jit-disabled-off": lambda: refused(ex.host(), settings=Settings(jit=JitMode.OFF)),
+    "jit-disabled-none": lambda: refused(ex.host(), settings=Settings(jit=JitMode.NONE)),
 }
 
 

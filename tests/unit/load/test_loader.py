@@ -180,10 +180,25 @@ def test_a_refusal_for_a_setting_alone_is_jit_disabled(
     calls: Path, c_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_host(monkeypatch, ex.host())
-    for mode in ("aot", "off"):
+    for mode in ("aot", "none"):
         monkeypatch.setenv("PRECAST_JIT", mode)
         with pytest.raises(JitDisabled, match=f"PRECAST_JIT={mode}"):
             loader.ensure("cpu_adam", "cpu")
+
+
+def test_a_public_name_loads_what_it_may_call_and_errors_have_that_name(
+    calls: Path, c_dir: Path, toy_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = ("activations", "activations_backward", "cpu_optim")
+    fakes.write_installation(c_dir, toy_library, {"sm_90": fakes.cubin(90)}, families=families)
+    on_host(monkeypatch, ex.host(driver=None, gpu="", torch=ex.torch_info("2.13.0+cpu", cuda=None)))
+    assert loader.load("silu_and_mul").family == "activations"
+    assert loader.load("precast.optim.CPUAdam").family == "cpu_optim"
+    assert calls.read_text().splitlines() == [f"register {family} CPU" for family in families]
+    with pytest.raises(KernelUnavailable, match="FusedAdamW cannot be loaded for cuda"):
+        loader.load("FusedAdamW")  # which has kernels for GPUs alone
+    with pytest.raises(KernelUnavailable, match="there is no function or class"):
+        loader.load("precast.nn.silu_and_mul")
 
 
 def test_devices_and_names_that_do_not_exist_are_refused_with_those_that_do(calls: Path) -> None:
@@ -191,7 +206,7 @@ def test_devices_and_names_that_do_not_exist_are_refused_with_those_that_do(call
         with pytest.raises(KernelUnavailable, match=f"no {device} kernels") as caught:
             loader.ensure(family, device)
         assert f"needed  one of {known}" in str(caught.value)
-    with pytest.raises(KernelUnavailable, match="there is no op 'rms_nrom'") as caught:
+    with pytest.raises(KernelUnavailable, match="there is no function or class 'rms_nrom'") as caught:
         loader.load("rms_nrom")
     assert "adam_" in str(caught.value) and "precast.load('rms_norm')" in str(caught.value)
     with pytest.raises(KernelUnavailable, match="'cuda:one' is not understood"):

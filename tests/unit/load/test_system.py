@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from precast._abi.settings import JitMode
 from precast._load import probe
 from precast._load.system import require_linux, require_main_interpreter
 from precast.errors import KernelError, KernelUnavailable
@@ -33,8 +34,14 @@ def test_an_interpreter_that_refuses_ctypes_is_a_subinterpreter(monkeypatch: pyt
 
 
 def test_a_setting_that_cannot_be_read_is_a_kernel_error_that_names_it() -> None:
-    with pytest.raises(KernelError, match=r"PRECAST_JIT='always'.*auto, aot, jit, off"):
+    with pytest.raises(KernelError, match=r"PRECAST_JIT='always'.*auto, aot, jit, none"):
         probe.read_settings({"PRECAST_JIT": "always"})
+
+
+def test_the_former_name_of_a_mode_works_and_the_warning_has_the_one_for_no_compiling() -> None:
+    with pytest.warns(FutureWarning, match=r"PRECAST_JIT=none: no kernel is loaded.*PRECAST_JIT=aot"):
+        assert probe.read_settings({"PRECAST_JIT": "Off"}).jit is JitMode.NONE
+    assert probe.read_settings({"PRECAST_JIT": "none"}).jit is JitMode.NONE, "without a warning"
 
 
 # The parts of another system that a module of ours could trip over. torch has to be imported before it is one.

@@ -234,16 +234,37 @@ def gelu_new(x: Tensor) -> Tensor:
 
 def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     if not is_compiling() and forward_ad._current_level < 0:
-        return _GATED.call(x, kind, alpha, limit)  # type: ignore[no-any-return]
+        try:
+            return _GATED.call(x, kind, alpha, limit)  # type: ignore[no-any-return]
+        except _checks.CONFUSED:
+            _checks.explain(_FUNCTIONS[kind], {"x": x})
+            raise
     y: Tensor = GATED_ACTIVATION(x, kind, alpha, limit)
     return y
 
 
 def _paired(x: Tensor, up: Tensor | None, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     if not is_compiling() and forward_ad._current_level < 0:
-        return _PAIRED.call(x, up, kind, alpha, limit)  # type: ignore[no-any-return]
+        try:
+            return _PAIRED.call(x, up, kind, alpha, limit)  # type: ignore[no-any-return]
+        except _checks.CONFUSED:
+            _checks.explain(_FUNCTIONS[kind], {"x": x, "up": up})
+            raise
     y: Tensor = ACTIVATION(x, up, kind, alpha, limit)
     return y
+
+
+# By the codes of GatedKind, for the names in errors.
+_FUNCTIONS: tuple[Callable[..., Tensor], ...] = (
+    silu_and_mul,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    mul_and_silu,
+    fatrelu_and_mul,
+    swigluoai_and_mul,
+    gelu_quick,
+    gelu_new,
+)
 
 
 class _GatedActivation(torch.autograd.Function):

@@ -1,7 +1,8 @@
 """The public names of ``ops``, ``optim`` and ``nn``, and the kernel families that each may load.
 
-This reads the sources, because importing them needs torch and the command line works without it. It follows each name
-through the definitions it uses to the ops it calls: ``LayerNorm`` uses ``layer_norm``, which registers an op.
+This reads the sources as files and imports none of them, because importing them needs torch and the command line works
+without it. It follows each name through the definitions it uses to the ops it calls: ``LayerNorm`` uses ``layer_norm``,
+which registers an op.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import precast
 from precast._builder import catalogue
 from precast._builder.catalogue import FAMILIES
 
-OPS = "precast.ops"
-ROOMS = (OPS, "precast.optim", "precast.nn")
-_FOLLOWED = (*ROOMS, "precast.compat.modules")
+_PACKAGE = "precast"
+OPS = f"{_PACKAGE}.ops"
+ROOMS = (OPS, f"{_PACKAGE}.optim", f"{_PACKAGE}.nn")
+_FOLLOWED = (*ROOMS, f"{_PACKAGE}.compat.modules")
 _FOLDER = Path(precast.__file__).resolve().parent
 _FOLDERS = {name: folder for folder in catalogue.FOLDERS for name in folder.public}
 _OPS = {op: family.name for family in FAMILIES for op in family.op_names}
