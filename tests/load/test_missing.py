@@ -16,7 +16,7 @@ DOCTOR = "import sys; from precast.__main__ import main; sys.exit(main(['doctor'
 @pytest.mark.torch
 def test_without_a_compiler_the_places_looked_at_are_named(bare: Site) -> None:
     said = bare.refusal(LOAD, env={"PATH": "/nonexistent"})
-    assert said.startswith("KernelUnavailable: cpu_adam cannot be loaded for cpu")
+    assert said.startswith("KernelUnavailable: adam_ cannot be loaded for cpu")
     assert "no-compiler" in said and "g++" in said and "clang++" in said and "not there" in said
     assert "install -y g++" in said
 
@@ -79,7 +79,7 @@ def test_without_torch_there_is_one_reason_and_the_doctor_still_works(bare: Site
     assert facts["host"]["torch"] is None and facts["host"]["torch_error"] is None
     refused = bare.run(code + LOAD, options=("-S",))
     assert refused.returncode == 1
-    assert "KernelUnavailable: cpu_adam cannot be loaded for cpu" in refused.stderr
+    assert "KernelUnavailable: adam_ cannot be loaded for cpu" in refused.stderr
     assert "found no torch" in refused.stderr and "pip install" in refused.stderr
 
 

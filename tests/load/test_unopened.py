@@ -59,7 +59,7 @@ def test_a_wheel_on_a_noexec_mount_is_intact_and_serves_once_it_is_remounted(
     assert done.stdout == "cache\n" and "corrupted" not in done.stderr, done.stderr
     assert f"{wheel.library} is intact, but is not used: {found}" in done.stderr
     said = wheel.ok(RECOVERS.format(mount=str(mount)), env={"PRECAST_JIT": "aot"})
-    assert said.startswith("JitDisabled cpu_adam cannot be loaded for cpu (prebuilt file not opened; ")
+    assert said.startswith("JitDisabled adam_ cannot be loaded for cpu (prebuilt file not opened; ")
     assert f"(unopened): needs a file system without noexec; found {found}" in said
     assert f"fix  1) mount -o remount,exec {mount}\n" in said and said.endswith("prebuilt\n")
 
