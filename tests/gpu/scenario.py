@@ -226,7 +226,7 @@ def two_graphs() -> dict[str, object]:
         with torch.cuda.graph(graph := torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(index)):
             y = precast.ops.rms_norm(x, weight)
             optimizer.step()
-        graphs.append((graph, x, weight, y, params, start))
+        graphs.append((graph, x, weight, y, optimizer, start))
     for turn in range(3):
         for index, (graph, x, weight, y, _, _) in enumerate(graphs):
             torch.cuda.set_device(1 - index)
@@ -234,8 +234,8 @@ def two_graphs() -> dict[str, object]:
             graph.replay()
             torch.cuda.synchronize(index)
             assert_close(y, x, weight)
-    for _, _, _, _, params, start in graphs:
-        for param in params:
+    for _, _, _, _, optimizer, start in graphs:
+        for param in optimizer.param_groups[0]["params"]:
             twin = torch.nn.Parameter(start.clone())
             twin.grad = param.grad
             torch_step = torch.optim.AdamW([twin], lr=0.1, weight_decay=0.1).step

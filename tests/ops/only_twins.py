@@ -1,4 +1,4 @@
-"""A plugin for pytest: nothing prebuilt is used and no NVRTC is found, so that on a GPU the twins stand in.
+"""A plugin for pytest: nothing prebuilt is used and no NVRTC is found, so that on a GPU plain torch stands in.
 
 ``python -m pytest -p tests.ops.only_twins tests/ops/test_fused_gpu.py``
 """
