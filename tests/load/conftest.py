@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from precast._builder import catalogue, descriptions, files
+from tests import forked
 from tests.unit.load import fakes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,12 @@ class Site:
     cache: Path
     env: dict[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    forks: bool = True  # processes that have imported torch already
+
+    @property
+    def anew(self) -> Site:
+        """The same for tests of what an import brings: each process begins with nothing."""
+        return dataclasses.replace(self, forks=False)
 
     @property
     def c_dir(self) -> Path:
@@ -52,15 +60,11 @@ class Site:
             "PRECAST_INDEX_URL": INDEX,
             "MAX_JOBS": "2",
         }
-        return subprocess.run(
-            [self.python, "-W", "error", *options, "-c", textwrap.dedent(code)],
-            env=inherited | steering | self.env | (env or {}),
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        variables = inherited | steering | self.env | (env or {})
+        code, cwd, options = textwrap.dedent(code), self.home, ("-W", "error", *options)
+        if self.forks and self.python == sys.executable and len(options) == 2:
+            return forked.run(code, env=variables, cwd=cwd, options=options)
+        return forked.run_anew(code, env=variables, cwd=cwd, options=options, python=self.python)
 
     def ok(self, code: str, *, env: dict[str, str] | None = None) -> str:
         """What the code printed on stdout; it must succeed."""

@@ -21,6 +21,7 @@ from precast._builder.cache import BuildKey, Cache
 from precast._cli import status
 from precast._cli.parser import make_parser
 from precast.errors import KernelError
+from tests import forked
 from tests.load.conftest import Site
 from tests.unit.cli import parsers
 
@@ -66,14 +67,13 @@ print(json.dumps(found))
 
 def everything(site: Site, env: dict[str, str], *, cwd_deleted: bool = False) -> dict[str, tuple[object, str, str]]:
     """The status and the words of each verb in a world like this; each has kept to the rules."""
-    steered = {name for name in os.environ if name.startswith(("PRECAST_", "XDG_", "PYTHON"))}
-    kept = {name: value for name, value in os.environ.items() if name not in steered | {"HOME"}}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_", "XDG_"))}
     ours = {"PYTHONPATH": str(site.folder), "HOME": str(site.home), "TMPDIR": str(site.home)}
     cwd = site.home / "here"
     cwd.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", RUN, json.dumps(COMMANDS), *(["x"] if cwd_deleted else [])]
-    done = subprocess.run(command, env=kept | ours | env, cwd=cwd, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    run = forked.run_anew if cwd_deleted else forked.run
+    done = run(RUN, json.dumps(COMMANDS), *(["x"] if cwd_deleted else []), env=kept | ours | env, cwd=cwd)
+    assert done.returncode == 0, done.stderr
     found: dict[str, tuple[object, str, str]] = json.loads(done.stdout.splitlines()[-1])
     for words, (code, out, err) in found.items():
         assert code in status.MEANINGS, f"{words}: {code}"

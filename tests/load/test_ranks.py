@@ -141,6 +141,6 @@ print(open("said").read())
     "use", ["import precast; precast.load('adam_')", "import precast.ops", "import precast.optim", "import precast.nn"]
 )
 def test_a_subinterpreter_gets_a_clear_error(bare: Site, use: str) -> None:
-    said = bare.ok(SUBINTERPRETER.replace("USE", use))
+    said = bare.anew.ok(SUBINTERPRETER.replace("USE", use))
     assert said.startswith("KernelUnavailable: precast works in the main interpreter only"), said
     assert "found   a subinterpreter" in said

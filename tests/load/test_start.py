@@ -80,7 +80,7 @@ WALK = """
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_a_first_call_is_a_short_walk(wheel: Site) -> None:
-    rooms, returns, torch_minor = map(int, wheel.ok(WALK).split())
+    rooms, returns, torch_minor = map(int, wheel.anew.ok(WALK).split())
     assert 15 < rooms <= ROOMS
     assert returns > 15 and (returns <= RETURNS or torch_minor < 10), "an adapter is one more thing to choose"
 
@@ -88,7 +88,7 @@ def test_a_first_call_is_a_short_walk(wheel: Site) -> None:
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_a_prebuilt_first_call_imports_what_it_uses(wheel: Site) -> None:
-    brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
+    brought, named = (set(part.split()) for part in wheel.anew.ok(FIRST_CALL).split("|"))
     assert "precast._load.loader" in brought
     assert brought & NOT_NEEDED == set()
     assert {name for name in brought if name.startswith("precast._builder")} == OF_THE_BUILD
@@ -105,7 +105,7 @@ def test_the_package_itself_imports_next_to_nothing(bare: Site) -> None:
         import precast
         print(*sorted(set(sys.modules) - known))
     """
-    assert set(bare.ok(code).split()) <= {"__future__", "precast", "precast._version"}
+    assert set(bare.anew.ok(code).split()) <= {"__future__", "precast", "precast._version"}
 
 
 @pytest.mark.torch
@@ -116,5 +116,5 @@ def test_the_first_call_is_judged_by_this_very_list(wheel: Site) -> None:
     loader.write_text(loader.read_text().replace("import threading", "import subprocess\nimport threading", 1))
     choose = wheel.folder / "precast" / "_load" / "choose.py"
     choose.write_text(choose.read_text() + "\nfrom precast._builder import elf\n")
-    brought, named = (set(part.split()) for part in wheel.ok(FIRST_CALL).split("|"))
+    brought, named = (set(part.split()) for part in wheel.anew.ok(FIRST_CALL).split("|"))
     assert "precast._builder.elf" in brought and "subprocess" in named

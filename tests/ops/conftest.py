@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import precast
+from tests import forked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,15 +81,7 @@ def run_child(tmp_path: Path) -> Callable[[str], str]:
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         environment = {**os.environ, **caches, "PYTHONPATH": path}
-        child = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(source)],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        child = forked.run(textwrap.dedent(source), env=environment, cwd=tmp_path)
         assert child.returncode == 0, child.stdout + child.stderr
         return child.stdout
 
