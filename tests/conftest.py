@@ -255,6 +255,10 @@ NEEDS = {
 }
 
 
+# What the modules of tools/ import of other packages.
+TOOLS = {"cyclonedx", "elftools", "jinja2", "packageurl", "packaging", "rich", "tomli", "twine", "yaml"}
+
+
 # What is printed above the skips, each line once however many processes say it.
 FACTS = pytest.StashKey[dict[str, None]]()
 
@@ -286,6 +290,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for need in NEEDS.values():
         config.addinivalue_line("markers", f"{need.name}: {need.meaning}")
     config.addinivalue_line("markers", "long: repeats the claim of a test without this marker, for more cases")
+    config.addinivalue_line("markers", "large: wants more than 10 GB of a GPU; those that do take turns")
     config.stash[FACTS] = {}
     # A worker has the arguments of the process that hands out the tests, so both decide alike.
     chosen = config.option.markexpr or config.option.keyword or config.args_source is config.ArgsSource.ARGS
@@ -351,6 +356,12 @@ def skip_reason(longrepr: object) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    with parallel.turn(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -370,15 +381,30 @@ def pytest_runtest_makereport(
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Hold a module that skips itself to the same rule: without torch it may, with torch it may not."""
+    """Hold a module that skips itself to the same rule: without torch it may, with torch it may not.
+
+    A module that cannot be imported where a package of the release's tools is missing is skipped for that.
+    """
     report = yield
-    if report.skipped and found("torch").met:
+    name = missing_tool(report)
+    if name is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: needs tools: no package {name} (make env)")
+    elif report.skipped and found("torch").met:
         report.outcome = "failed"
         report.longrepr = (
             f"{collector.nodeid} skipped itself although torch is here: {skip_reason(report.longrepr)}\n"
             "A module may skip itself for want of torch alone; mark its tests with what they need instead."
         )
     return report
+
+
+def missing_tool(report: pytest.CollectReport) -> str | None:
+    """Return the package of the tools for want of which a module could not be imported."""
+    failure = getattr(report, "call", None) and report.call.excinfo  # type: ignore[attr-defined]
+    cause = failure and failure.value.__cause__
+    name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+    return name if name in TOOLS and importlib.util.find_spec(name) is None else None
 
 
 def grouped(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> dict[str, Counter[str]]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +53,19 @@ def rank(nodeid: str) -> int:
     """Return when a test starts: the folders of LONGEST_FIRST in that order, then all others as they are."""
     places = (place for place, folder in enumerate(LONGEST_FIRST) if nodeid.startswith((f"{folder}/", f"{folder}::")))
     return next(places, len(LONGEST_FIRST))
+
+
+@contextmanager
+def turn(item: pytest.Item) -> Iterator[None]:
+    """Let one test at a time have most of a GPU, of all the processes of a user; it leaves the memory to the next."""
+    if item.get_closest_marker("large") is None or item.get_closest_marker("gpu") is None:
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"precast-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
 
 def sendable(data: Any) -> Any:

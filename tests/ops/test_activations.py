@@ -342,6 +342,7 @@ def test_export_keeps_the_op_at_any_number_of_rows(device: str) -> None:
         assert torch.equal(program.module()(x[:3]), ops.silu_and_mul(x[:3]))
 
 
+@pytest.mark.large
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1], ids=["vectors", "single elements"])
 def test_more_elements_than_32_bits_count(offset: int) -> None:

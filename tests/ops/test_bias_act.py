@@ -381,6 +381,7 @@ def test_a_backward_that_does_not_fit_is_refused(device: str) -> None:
             RAW.bias_act_backward(*args)
 
 
+@pytest.mark.large
 @pytest.mark.gpu
 @pytest.mark.parametrize("act", ["lrelu", "swish"])
 def test_more_elements_than_32_bits_count(act: str) -> None:

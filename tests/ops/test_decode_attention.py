@@ -118,6 +118,7 @@ def test_a_million_keys(device: str) -> None:
     check(case, device)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_a_cache_of_more_elements_than_32_bits_count(dtype: Any, device: str) -> None:
     """The same bits as from a small cache. On the CPU only four blocks of this memory are ever touched."""

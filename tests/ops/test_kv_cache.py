@@ -170,6 +170,7 @@ def test_a_slot_that_is_not_there_leaves_its_token_out_on_a_gpu(layout: str) -> 
         assert torch.equal(room, torch.cat([kept, right, kept]))
 
 
+@pytest.mark.large
 def test_a_cache_of_more_elements_than_32_bits_count(device: str) -> None:
     """On the CPU only two slots of this memory are ever touched."""
     blocks, size = 1 << 16, 1 << 10

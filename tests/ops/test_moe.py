@@ -288,6 +288,7 @@ def test_captured_in_a_graph() -> None:
     assert all(map(torch.equal, captured, layer(x, logits)))
 
 
+@pytest.mark.large
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements() -> None:
     tokens, width = 2**19 + 3, 4096

@@ -186,6 +186,7 @@ def test_capture_in_a_cuda_graph(interleaved: bool) -> None:
     assert all(map(torch.equal, results, expected))
 
 
+@pytest.mark.large
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1], ids=["vectors", "pairs"])
 def test_more_elements_than_32_bits_count(offset: int) -> None:

@@ -322,6 +322,7 @@ def test_module(device: str) -> None:
     assert "causal=True" in repr(module(causal=True))
 
 
+@pytest.mark.large
 @pytest.mark.gpu
 def test_more_than_two_to_the_31_elements() -> None:
     rows = (1 << 31) // 2048 + 3

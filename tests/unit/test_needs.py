@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import TOOLS
+from tests.unit.test_arrows import imports
+
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 
-def run(pytester: pytest.Pytester, test: str, **met: bool) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, test: str, more: str = "", **met: bool) -> pytest.RunResult:
     """Run one test file under the real conftest, on a machine that meets just the needs given as true."""
     probes = "".join(
         f"\nNEEDS[{name!r}] = Need({name!r}, 'in this test', lambda: Found({answer}, {'a fake ' + name!r}))"
         for name, answer in met.items()
     )
-    pytester.makeconftest(CONFTEST.read_text() + probes)
+    pytester.makeconftest(CONFTEST.read_text() + probes + more)
     pytester.makepyfile("import pytest\n" + test)
     return pytester.runpytest("--strict-markers")
 
@@ -27,6 +31,27 @@ def test_an_unmet_need_skips_and_is_listed(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         ["need gpu: NOT met (a fake gpu)", "*skipped, by reason*", "needs gpu: a fake gpu (1)", "    *::test_it"]
     )
+
+
+def test_a_module_that_imports_a_missing_tool_is_skipped_for_that(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester, "import nowhere.part\ndef test_it():\n    assert False", "\nTOOLS.add('nowhere')", torch=True
+    )
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["needs tools: no package nowhere (make env) (1)"])
+
+
+@pytest.mark.parametrize("imported", ["nowhere", "json.nowhere"])
+def test_a_module_that_imports_anything_else_that_is_missing_fails_the_run(
+    pytester: pytest.Pytester, imported: str
+) -> None:
+    result = run(pytester, f"import {imported}\ndef test_it():\n    pass", "\nTOOLS.add('json')", torch=True)
+    result.assert_outcomes(errors=1)
+
+
+def test_the_tools_are_what_the_modules_of_tools_import(checkout: Path) -> None:
+    found = {name.partition(".")[0] for file in checkout.glob("tools/**/*.py") for name in imports(file.read_text())}
+    assert found - sys.stdlib_module_names - {"torch", "precast", "tools", "tomllib"} == TOOLS
 
 
 def test_the_cases_of_a_skipped_test_are_one_line(pytester: pytest.Pytester) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +71,22 @@ def test_what_is_named_runs(pytester: pytest.Pytester, run, words: str, passed: 
     result = run(*words.split())
     assert result.parseoutcomes()["passed"] == passed
     result.stdout.no_fnmatch_line("left out*")
+
+
+@pytest.mark.parametrize("marks", [("large", "gpu"), ("large",), ("gpu",)], ids=str)
+def test_tests_that_want_most_of_a_gpu_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    item = SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
+    with parallel.turn(SimpleNamespace(get_closest_marker=str)):  # another process has its turn
+        (lock,) = tmp_path.iterdir()
+        other = threading.Thread(target=lambda: parallel.turn(item).__enter__(), daemon=True)
+        other.start()
+        other.join(0.5)
+        assert other.is_alive() is (marks == ("large", "gpu")), lock
+    other.join(60)
+    assert not other.is_alive()
 
 
 def test_two_processes_keep_the_policy_and_say_everything_once(pytester: pytest.Pytester, run) -> None:
