@@ -6,6 +6,7 @@
 #pragma once
 
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
 #include <ucontext.h>
@@ -38,15 +39,19 @@ constexpr size_t kStackBytes = 64 * 1024;
 
 enum class State { kReady, kAtShuffle, kAtBarrier, kDone };
 
+// Its context is where it begins. From then on it goes on by a jump, which unlike swapcontext asks the kernel nothing,
+// and runs one thread of a block after another.
 struct Fiber {
   ucontext_t context;
+  jmp_buf left;
+  bool begun = false;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   Index3 index;
   State state = State::kReady;
   float offered = 0;
 };
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::vector<Fiber> fibers;
 inline size_t running;
 inline void (*kernel)(const void*);
@@ -54,19 +59,33 @@ inline const void* kernel_arguments;
 
 inline void yield(State state) {
   fibers[running].state = state;
-  swapcontext(&fibers[running].context, &scheduler);
+  if (_setjmp(fibers[running].left) == 0) _longjmp(scheduler, 1);
 }
 
 inline void body() {
-  kernel(kernel_arguments);
-  yield(State::kDone);
+  for (;;) {
+    kernel(kernel_arguments);
+    yield(State::kDone);
+  }
+}
+
+inline void begin(Fiber& fiber) {
+  fiber.begun = true;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, body, 0);
+  setcontext(&fiber.context);
 }
 
 inline void resume(size_t fiber) {
   running = fiber;
   threadIdx = fibers[fiber].index;
   fibers[fiber].state = State::kReady;
-  swapcontext(&scheduler, &fibers[fiber].context);
+  if (_setjmp(scheduler) != 0) return;
+  if (fibers[fiber].begun) _longjmp(fibers[fiber].left, 1);
+  begin(fibers[fiber]);
 }
 
 // Runs one warp until all of its threads are done or wait for the block.
@@ -92,11 +111,6 @@ inline void run_block(unsigned threads_x, unsigned threads_y, unsigned seed) {
     Fiber& fiber = fibers[i];
     fiber.index = {static_cast<unsigned>(i % threads_x), static_cast<unsigned>(i / threads_x), 0};
     fiber.state = State::kReady;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, body, 0);
   }
   for (;;) {
     seed = seed * 1664525u + 1013904223u;
@@ -115,9 +129,14 @@ inline void launch(void (*function)(const void*), const void* arguments, unsigne
   kernel_arguments = arguments;
   gridDim = {blocks_x, blocks_y, 1};
   blockDim = {threads_x, threads_y, 1};
-  for (unsigned block = 0; block < blocks_x * blocks_y; ++block) {
-    blockIdx = {block % blocks_x, block / blocks_x, 0};
-    run_block(threads_x, threads_y, block);
+  try {
+    for (unsigned block = 0; block < blocks_x * blocks_y; ++block) {
+      blockIdx = {block % blocks_x, block / blocks_x, 0};
+      run_block(threads_x, threads_y, block);
+    }
+  } catch (const std::runtime_error&) {
+    fibers.clear();  // some wait in the middle of this kernel
+    throw;
   }
 }
 
