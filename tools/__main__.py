@@ -29,6 +29,7 @@ VERBS = {
     "site": "build the documentation site",
     "smoke": "install a wheel into a fresh environment and run one op from it",
     "tables": "write what repeats matrix.toml: tables of the docs, what the package knows of CUDA toolkits",
+    "torch-names": "record which release of torch exports which name, for xray and guard",
     "tune": "time the configurations of row kernels on this GPU",
 }
 

@@ -16,7 +16,7 @@ from precast._abi.host import TorchInfo
 from precast._abi.settings import Settings
 from precast._abi.torch_abi import Exact, Stable
 from precast._abi.version import CudaVersion, Release, TorchVersion
-from precast._builder import elf, toolchain
+from precast._builder import bindings, elf, toolchain
 from precast.build import DeviceExtension, StableExtension, ext_modules, facts, labelled
 from precast.build import __main__ as build_main
 from precast.errors import KernelError
@@ -120,7 +120,7 @@ def test_a_library_that_contradicts_itself_is_refused(library: Callable[..., byt
 def test_stable_code_of_torch_is_no_classic_code() -> None:
     def bound(*undefined: str) -> tuple[str, ...]:
         info = elf.ElfInfo("x86_64", None, (), (2, 28), (3, 4), frozenset(undefined), frozenset())
-        return facts.binding(info).classic
+        return bindings.binding(info).classic
 
     assert bound("_ZN5torch6stable6TensorC1Ev", "aoti_torch_empty", "_ZN5torch10headeronly1xEv") == ()
     for name in ("_ZN2at6TensorC1Ev", "_ZNK3c107IValue3tagEv", "_ZN5torch8autograd3runEv", "_ZTVN2at4ImplE"):

@@ -53,6 +53,14 @@ def _to_6(document: Document) -> Document:
     return document | {"host": [_with(host, kind="library") for host in hosts]}
 
 
+def _to_7(document: Document) -> Document:
+    """Schema 7 lists the device code inside of a library, and the processor features that it needs."""
+    hosts = document.get("host")
+    if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
+        return document  # the strict reader says what is wrong
+    return document | {"host": [_with(host, code=[], cpu=[]) for host in hosts]}
+
+
 def _with(document: Document, **added: object) -> Document:
     """The document with keys that its own schema did not have."""
     strange = sorted(document.keys() & added.keys())
@@ -62,4 +70,4 @@ def _with(document: Document, **added: object) -> Document:
 
 
 # From each schema to the next, since the first release's.
-UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6}
+UPGRADES: Mapping[int, Callable[[Document], Document]] = {4: _to_5, 5: _to_6, 6: _to_7}

@@ -13,7 +13,7 @@ from typing import Any
 
 from precast._abi import _reader as read
 from precast._abi._reader import ManifestError, NewerManifest
-from precast._abi.capability import GpuTarget, TargetKind
+from precast._abi.capability import DeviceCode, GpuTarget, TargetKind
 from precast._abi.label import Label
 from precast._abi.settings import is_index_url
 from precast._abi.torch_abi import AbiKind, TorchAbi, parse_torch_abi
@@ -36,7 +36,7 @@ __all__ = [
     "image_name",
 ]
 
-SCHEMA = 6
+SCHEMA = 7
 # The versions of precast that read this schema. A reader of an older schema names them in its error.
 READERS = ">=0.1.0"
 # The most that a file of device code may unpack to. The largest of ours has 3.5 MB.
@@ -64,7 +64,10 @@ class HostKind(str, Enum):
 
 @value(frozen=True)
 class HostFile:
-    """A host library or an adapter, and all its requirements on a process; ``path`` is relative to ``precast/_C``."""
+    """A host library or an adapter, and all its requirements on a process; ``path`` is relative to ``precast/_C``.
+
+    ``code`` is the device code that nvcc put into the library, ``cpu`` the processor features that it always uses.
+    """
 
     path: str
     sha256: str
@@ -80,6 +83,8 @@ class HostFile:
     cuda_major: int | None = None
     debug: bool = False
     kind: HostKind = HostKind.LIBRARY
+    code: tuple[DeviceCode, ...] = ()
+    cpu: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -201,7 +206,7 @@ def _plain(content: object) -> object:
     if isinstance(content, Enum):
         return content.value
     if isinstance(content, tuple):
-        return list(content)
+        return [_plain(one) for one in content]
     return content if content is None or isinstance(content, (bool, int, str)) else str(content)
 
 
@@ -227,6 +232,8 @@ _HOST: Mapping[str, read.Reader[Any]] = {
     "cuda_major": read.optional(read.integer),
     "debug": read.boolean,
     "kind": read.parsed(HostKind),
+    "code": read.each(read.parsed(DeviceCode.parse)),
+    "cpu": read.texts(read.is_word, "lower-case words"),
 }
 _DEVICE: Mapping[str, read.Reader[Any]] = {
     "path": read.path_in("device"),

@@ -142,6 +142,31 @@ class GpuTarget:
         return f"{self.kind.value}_{self.capability.number}{self.suffix}"
 
 
+@value(frozen=True)
+class DeviceCode:
+    """Device code inside a library: its target, and the oldest driver that loads it."""
+
+    target: GpuTarget
+    min_driver: CudaVersion
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def parse(cls, text: str) -> DeviceCode:
+        """``"sm_90a:12.0"``; raises ValueError for anything else."""
+        target, _, driver = text.partition(":")
+        code = cls(GpuTarget.parse(target), CudaVersion.parse(driver))
+        if str(code) != text:
+            raise ValueError(f"not device code: {text!r}; wanted a target and a driver, such as 'sm_90:12.0'")
+        return code
+
+    def runs_on(self, gpu: ComputeCapability, driver: CudaVersion | None) -> bool:
+        """Whether the GPU and its driver run it; without a driver, whether some driver does."""
+        return self.target.runs_on(gpu) and (driver is None or driver >= self.min_driver)
+
+    def __str__(self) -> str:
+        return f"{self.target}:{self.min_driver}"
+
+
 def min_driver(target: GpuTarget, toolkit: CudaVersion) -> CudaVersion:
     """The oldest driver that loads code compiled with this toolkit.
 

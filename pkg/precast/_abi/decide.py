@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from precast._abi import torch_abi
+from precast._abi import library_code, torch_abi
 from precast._abi.build_info import BuildInfo, BuildMode, DeviceFile, HostFile, HostKind
 from precast._abi.capability import MINIMUM_CAPABILITY, ComputeCapability, GpuTarget, TargetKind, min_driver
 from precast._abi.decision import (
@@ -268,11 +268,13 @@ def _unmet_by_host(file: HostFile, case: Case) -> Iterator[Why]:
         yield Reason.GLIBC, f"glibc {file.glibc}", "another C library" if host.glibc is None else str(host.glibc)
     if host.glibcxx is not None and dotted(host.glibcxx) < dotted(file.glibcxx):
         yield Reason.GLIBCXX, f"a libstdc++ with GLIBCXX_{file.glibcxx}", f"GLIBCXX_{host.glibcxx}"
+    yield from library_code.unmet(file, host)
 
 
-def _host_rank(file: HostFile, case: Case) -> tuple[tuple[int, bool], bool, tuple[int, int]]:
+def _host_rank(file: HostFile, case: Case) -> tuple[tuple[int, bool], bool, tuple[int, int], tuple[int, int]]:
     """A library that is linked against torch comes before one that has yet to be bound to it."""
-    return torch_abi.closeness(file.abi), file.debug == case.settings.debug, torch_abi.floor(file.abi)
+    near = torch_abi.closeness(file.abi)
+    return near, file.debug == case.settings.debug, library_code.served(file, case.host), torch_abi.floor(file.abi)
 
 
 def _no_compile(case: Case, adapter_to: TorchInfo | None = None) -> Iterator[Why]:

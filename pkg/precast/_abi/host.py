@@ -119,9 +119,10 @@ class Host:
 
     ``torch_error`` says why ``torch`` is None. ``driver`` is the result of ``cuDriverGetVersion`` of the libcuda in
     use. ``lzma_error`` is the error of ``import lzma`` when a device file had to be unpacked, otherwise None. ``stale``
-    describes outdated prebuilt files; None if they are up to date or there are none. ``cpu_levels`` are the
-    instruction sets of ours that the processor has, lowest first; None if no setting names one, as then each library
-    chooses for itself. ``installer`` is no ground of a decision: it is probed only when a person needs a fix.
+    describes outdated prebuilt files; None if they are up to date or there are none. ``cpu_levels`` are the instruction
+    sets of ours that the processor has, lowest first; None if no setting names one, as then each library chooses for
+    itself. ``cpu_features`` are those of /proc/cpuinfo; None unless a library needs some. ``installer`` is no ground of
+    a decision: it is probed only when a person needs a fix.
     """
 
     system: str
@@ -138,6 +139,7 @@ class Host:
     stale: Stale | None = None
     cpu_levels: tuple[str, ...] | None = None
     installer: Installer | None = None
+    cpu_features: frozenset[str] | None = None
 
 
 def named_level(levels: Sequence[str], name: str) -> str:

@@ -9,7 +9,7 @@ sm_100 and newer as 13 does.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from precast._abi.capability import ComputeCapability, GpuTarget, Suffix, TargetKind
@@ -22,6 +22,7 @@ _SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 8, 6, 11
 _SHT_VERNEED, _SHT_CUDA_INFO = 0x6FFFFFFE, 0x70000000
 _SIZED, _FRAME_SIZE = 4, 0x11  # of .nv.info: an entry that states its size, and a function's stack frame
 _DT_NEEDED, _DT_SONAME = 1, 14
+_STT_GNU_IFUNC = 10
 _OVERLAP = 16  # names may share bytes; their total size is at most this many times the size of the file
 # The bit of `sm_XXa` in e_flags. NVRTC 12.8 and 12.9 set the second one; 13.0 and 13.2 leave it unset.
 _ACCELERATED_12, _ACCELERATED_13 = 0x800, 0x8
@@ -53,8 +54,19 @@ class ElfInfo:
 
 
 @value(frozen=True)
+class Symbol:
+    """A dynamic symbol that the library defines, with its address. ``indirect``: the library picks the code at load."""
+
+    name: str
+    address: int
+    indirect: bool
+
+
+@value(frozen=True)
 class _Section:
+    name: int
     kind: int
+    address: int
     offset: int
     size: int
     link: int
@@ -101,10 +113,12 @@ class _Elf:
             raise ElfError(f"a section header has {size} bytes, not 64")
         found = []
         for index in range(count):
-            _, kind, _, _, offset, length, link, info, _, entry = self.unpack("<IIQQQQIIQQ", start + index * size)
+            name, kind, _, address, offset, length, link, info, _, entry = self.unpack(
+                "<IIQQQQIIQQ", start + index * size
+            )
             if kind not in {0, _SHT_NOBITS} and offset + length > len(self.data):
                 raise ElfError(f"section {index} ends at byte {offset + length} of {len(self.data)}")
-            found.append(_Section(kind, offset, length, link, entry, info))
+            found.append(_Section(name, kind, address, offset, length, link, entry, info))
         return tuple(found)
 
     def string(self, table: _Section, offset: int) -> str:
@@ -193,6 +207,27 @@ def read_shared_object(data: bytes) -> ElfInfo:
     )
 
 
+def read_sections(data: bytes, names: Collection[str]) -> dict[str, tuple[int, memoryview]]:
+    """The address and the content of each named section of an ELF file that has it, in the order of the file."""
+    elf = _Elf(data)
+    at = elf.unpack("<H", 62)[0]
+    if at >= len(elf.sections):
+        raise ElfError(f"the names of sections are in section {at} of {len(elf.sections)}")
+    found = {}
+    for section in elf.sections[1:]:
+        name = elf.string(elf.sections[at], section.name)
+        if name in names and section.kind != _SHT_NOBITS:
+            found[name] = (section.address, memoryview(data)[section.offset : section.offset + section.size])
+    return found
+
+
+def read_symbols(data: bytes) -> Iterator[Symbol]:
+    """The functions and objects that a shared library defines for others."""
+    for name, info, section, address in _dynamic_symbols(_Elf(data)):
+        if section and info >> 4:
+            yield Symbol(name, address, info & 15 == _STT_GNU_IFUNC)
+
+
 def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
     tables = tuple(elf.of_kind(_SHT_DYNAMIC))
     if len(tables) != 1:
@@ -212,22 +247,28 @@ def _dynamic(elf: _Elf) -> tuple[tuple[str, ...], str | None]:
 
 def _symbols(elf: _Elf) -> tuple[frozenset[str], frozenset[str]]:
     undefined, exported = set(), set()
+    for name, info, section, _ in _dynamic_symbols(elf):
+        if section == 0:
+            undefined.add(name)
+        elif info >> 4 != 0:  # a local symbol is not exported
+            exported.add(name)
+    return frozenset(undefined), frozenset(exported)
+
+
+def _dynamic_symbols(elf: _Elf) -> Iterator[tuple[str, int, int, int]]:
+    """Name, type and binding, section and address of each dynamic symbol."""
     left = _OVERLAP * len(elf.data)
     for table in elf.of_kind(_SHT_DYNSYM):
         strings = elf.strings_of(table)
         for offset in range(table.offset, table.offset + table.size, 24):
-            name, info, _, section = elf.unpack("<IBBH", offset)
+            name, info, _, section, address = elf.unpack("<IBBHQ", offset)
             if not name:
                 continue
             text = elf.string(strings, name)
             left -= len(text)
             if left < 0:
                 raise ElfError("the names of the symbols overlap without end")
-            if section == 0:
-                undefined.add(text)
-            elif info >> 4 != 0:  # a local symbol is not exported
-                exported.add(text)
-    return frozenset(undefined), frozenset(exported)
+            yield text, info, section, address
 
 
 def _needed_versions(elf: _Elf) -> Iterator[str]:

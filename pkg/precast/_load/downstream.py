@@ -14,7 +14,6 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from precast._abi import explain
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, NewerManifest
 from precast._abi.capability import GpuTarget
 from precast._abi.decide import Case, choose_image, choose_library
@@ -22,7 +21,7 @@ from precast._abi.decision import JIT_CANDIDATE, Need, Reason, Rejection
 from precast._abi.host import Host
 from precast._abi.settings import JitMode, Settings
 from precast._abi.value import value
-from precast._load import dangling, prebuilt, probe, unopened
+from precast._load import dangling, prebuilt, probe, proved
 from precast._version import __version__
 from precast.errors import KernelError, KernelIncompatible, PrebuiltRefused
 
@@ -140,13 +139,12 @@ def _fitting(wheel: _Wheel, name: str) -> _Fitting:
         own = [why for why in pick.rejections if why.reason is not Reason.FAMILY] or pick.rejections
         raise _refused(f"{what} was built for another process than this one", wheel, host, own)
     try:
-        content = prebuilt.verified_bytes(pick.chosen, wheel.folder)
+        is_module = proved.exports(pick.chosen, wheel.folder, f"PyInit_{name}", settings)
     except prebuilt.Damaged as error:
         wanted = "the library that was built"
         damaged = Rejection("host", pick.chosen.name, Reason.DAMAGED, wanted, str(error))
         raise _refused(f"{what} is damaged", wheel, host, [damaged]) from error
-    # An exported function's name stands between two NUL bytes in the ELF string table.
-    return _Fitting(wheel.folder / pick.chosen.path, f"\0PyInit_{name}\0".encode() in content)
+    return _Fitting(wheel.folder / pick.chosen.path, is_module)
 
 
 def _wheel_of(package: str) -> _Wheel:
@@ -157,7 +155,7 @@ def _wheel_of(package: str) -> _Wheel:
     folders = [Path(place, *inside(package)) for place in spec.submodule_search_locations or ()]
     for folder in folders:
         try:
-            info = prebuilt.load_build_info(folder)
+            info = proved.manifest(folder)
         except KernelIncompatible as error:
             raise _bad_manifest(package, folder / prebuilt.MANIFEST, error.__cause__) from error
         if info is not None:
@@ -192,6 +190,8 @@ def _settings() -> Settings:
 
 
 def _refused(headline: str, wheel: _Wheel, host: Host, rejections: Iterable[Rejection]) -> PrebuiltRefused:
+    from precast._abi import explain  # imported for errors alone, as the texts and commands are many
+
     prebuilt_only = tuple(why for why in rejections if why.candidate != JIT_CANDIDATE)
     env = explain.environment(host, None, __version__)
     return PrebuiltRefused(explain.explain(headline, prebuilt_only, env, (_again(wheel.package),)))
@@ -250,6 +250,8 @@ def _import(path: Path, module: str) -> ModuleType:
 
 def _cannot_open(path: Path, what: str, error: Exception) -> PrebuiltRefused:
     """The error for a file that matches its manifest and should fit here, but that the dynamic linker refuses."""
+    from precast._load import unopened
+
     reason = unopened.why(path, str(error))
     if reason is not None:
         fix = f"\n  fix     1) {reason.remedy}" if reason.remedy else ""

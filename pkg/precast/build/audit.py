@@ -20,15 +20,12 @@ from pathlib import Path
 from precast._abi.build_info import BuildInfo, DeviceFile, HostFile, by_file
 from precast._abi.torch_abi import AbiKind
 from precast._abi.violation import Violation
-from precast._builder import archives, elf, packing
+from precast._builder import archives, bindings, elf, packing, xray, xray_verdict
 from precast._load import prebuilt
 from precast._load.downstream import FOLDER
-from precast.build import facts, ownership, trial, wheel
+from precast.build import ownership, trial, wheel
 from precast.errors import KernelError
 
-_NAME = re.compile(r"(?P<name>\w+)-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
-# Libraries of torch, CUDA and OpenMP. A copy in the wheel would be loaded as a second one in the same process.
-_FOREIGN = re.compile(r"lib(torch|c10|cu[a-z]|nv|nccl|gomp|omp|iomp|stdc\+\+|gcc_s|python)[\w.+-]*\.so[\w.-]*")
 _REQUIRES = re.compile(r"precast\b(?![\w.-])", re.IGNORECASE)
 
 
@@ -70,7 +67,7 @@ def audit(path: Path) -> tuple[list[Violation], list[BuildInfo]]:
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[Path, re.Match[str]]]:
     """A folder with the files of a wheel, and the parts of its name."""
-    match = _NAME.fullmatch(path.name)
+    match = xray.NAME.fullmatch(path.name)
     if match is None:
         raise KernelError(f"{path.name} is not the name of a wheel")
     with tempfile.TemporaryDirectory(prefix="precast-audit-") as folder:
@@ -184,9 +181,9 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
     except elf.ElfError as error:
         yield Violation("library", file.path, "a shared library", str(error))
         return
-    if facts.brings_runtime(info):
+    if bindings.brings_runtime(info):
         yield Violation("C++ runtime", file.path, "libstdc++.so.6 from where torch finds it", "one linked into it")
-    bound = facts.binding(info)
+    bound = bindings.binding(info)
     for what, wanted, found in (
         ("machine", info.machine, file.machine),
         ("needed", info.needed, file.needed),
@@ -201,7 +198,7 @@ def _library(file: HostFile, data: bytes) -> Iterator[Violation]:
     if bound.classic and file.abi.kind is not AbiKind.EXACT:
         yield Violation("torch ABI", file.path, "one torch, as it names classic C++", f"{file.abi}: {bound.classic[0]}")
     name = file.families[0] if file.families else ""
-    if facts.needs_python(name, info, bound) != (file.python != "none"):
+    if bindings.needs_python(name, info, bound) != (file.python != "none"):
         named = (*bound.names_of_python, "no name of Python's")[0]
         yield Violation("Python", file.path, f"what its bytes say: {named}", file.python)
 
@@ -222,7 +219,7 @@ def _bundled(root: Path) -> Iterator[Violation]:
     """The wheel must not bundle foreign libraries, and its own libraries must all be behind a guard."""
     for path in sorted(root.rglob("*.so*")):
         where = path.relative_to(root).as_posix()
-        if _FOREIGN.fullmatch(path.name):
+        if xray_verdict.FOREIGN.fullmatch(path.name):
             yield Violation("bundled", where, "torch, CUDA and OpenMP from where torch is installed", "in the wheel")
         elif path.parent.name != "host" or path.parent.parent.name != FOLDER:
             yield Violation("unguarded", where, f"libraries in <package>/{FOLDER}/host alone", "in the wheel")

@@ -1,0 +1,145 @@
+"""Nine guards of a package cost little: one manifest is parsed, and a large library is hashed once per installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from precast._abi.build_info import BuildInfo, BuildMode, HostFile
+from precast._abi.label import Label
+from precast._load import downstream, prebuilt, probe, proved
+from precast.build import facts, wheel
+from precast.errors import PrebuiltRefused
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+SOURCE = """
+#include <Python.h>
+static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, nullptr}};
+PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&module); }}
+"""
+BUDGET_MS = 20
+CHILD = """
+import sys, time
+import torch
+import nine_ops
+before = time.process_time()
+for number in range(9):
+    __import__(f"nine_ops.op{number}")
+print((time.process_time() - before) * 1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with nine modules behind guards."""
+    import sysconfig
+
+    root = tmp_path_factory.mktemp("nine")
+    package = root / "nine_ops"
+    (package / "_C" / "host").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    found: list[HostFile] = []
+    for number in range(9):
+        name = f"op{number}"
+        (root / "module.cpp").write_text(SOURCE.format(name=name))
+        path = package / "_C" / "host" / f"{name}.so"
+        include = sysconfig.get_paths()["include"]
+        subprocess.run(["g++", "-shared", "-fPIC", f"-I{include}", "module.cpp", "-o", path], cwd=root, check=True)
+        data, where = path.read_bytes(), f"host/{name}.so"
+        found.append(
+            facts.host_file(f"nine_ops.{name}", where, data, stable=None, limited=False, torch=None, debug=False)
+        )
+        (package / f"{name}.py").write_text(wheel.GUARD)
+    info = BuildInfo("1.0", Label(""), BuildMode.MACHINE, None, False, "0" * 64, host=tuple(found))
+    (package / "_C" / prebuilt.MANIFEST).write_text(info.to_json())
+    return root
+
+
+def test_nine_guards_stay_within_the_budget(nine: Path, tmp_path: Path) -> None:
+    """The processor's time, so that other processes do not count; bytecode is compiled by the first run."""
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env |= {"PYTHONPATH": f"{nine}:{Path(downstream.__file__).parents[2]}", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    taken = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, check=True)
+        taken.append(float(done.stdout))
+        if taken[-1] <= BUDGET_MS:
+            return
+    pytest.fail(f"nine guards took {taken} ms, wanted {BUDGET_MS}")
+
+
+def test_one_manifest_is_parsed_until_another_takes_its_place(nine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, parsed = nine / "nine_ops" / "_C", list[Path]()
+    usual = prebuilt.load_build_info
+    monkeypatch.setattr(prebuilt, "load_build_info", lambda place: (parsed.append(place), usual(place))[1])
+    proved._parsed.cache_clear()
+    first = proved.manifest(folder)
+    assert proved.manifest(folder) is first and parsed == [folder]
+    text = (folder / prebuilt.MANIFEST).read_text()
+    other = nine / "other.json"
+    other.write_text(json.dumps(json.loads(text) | {"version": "2.0"}))
+    try:
+        other.replace(folder / prebuilt.MANIFEST)
+        again = proved.manifest(folder)
+        assert again is not None and again.version == "2.0"
+    finally:
+        (folder / prebuilt.MANIFEST).write_text(text)
+
+
+@pytest.fixture
+def hashed(nine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The libraries that are hashed, where every library is large; the cache is empty."""
+    monkeypatch.syspath_prepend(nine)
+    found = list[str]()
+    usual = prebuilt.verified_bytes
+    monkeypatch.setattr(proved, "LARGE_BYTES", 0)
+    monkeypatch.setattr(
+        prebuilt, "verified_bytes", lambda file, place: (found.append(file.path), usual(file, place))[1]
+    )
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
+    return found
+
+
+def test_a_large_library_is_hashed_once_and_again_when_it_changes(nine: Path, hashed: list[str]) -> None:
+    for _ in range(3):
+        downstream.library_file("nine_ops", "op3")
+    assert hashed == ["host/op3.so"]
+    path = nine / "nine_ops" / "_C" / "host" / "op3.so"
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:-1] + b"x")
+        with pytest.raises(PrebuiltRefused, match="checksum mismatch"):
+            downstream.library_file("nine_ops", "op3")
+    finally:
+        path.write_bytes(whole)
+    assert downstream.library_file("nine_ops", "op3") == path and hashed == ["host/op3.so"] * 3
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda root: root.chmod(0o777), lambda root: root.chmod(0o500)], ids=["open", "full"]
+)
+def test_a_cache_that_others_can_write_is_not_believed(
+    nine: Path, hashed: list[str], tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(tmp_path / "cache")
+    downstream.library_file("nine_ops", "op4")
+    downstream.library_file("nine_ops", "op4")
+    wanted = 1 if os.getuid() == 0 and oct((tmp_path / "cache").stat().st_mode).endswith("500") else 2
+    assert hashed == ["host/op4.so"] * wanted  # root may write everywhere
+
+
+def test_a_note_of_another_answer_is_no_note(nine: Path, hashed: list[str], tmp_path: Path) -> None:
+    downstream.library_file("nine_ops", "op5")
+    (note,) = (tmp_path / "cache" / "proved").iterdir()
+    note.write_text("another text")
+    file = next(one for one in proved.manifest(nine / "nine_ops" / "_C").host if one.path.endswith("op5.so"))  # type: ignore[union-attr]
+    assert proved.exports(file, nine / "nine_ops" / "_C", "PyInit_op5", probe.read_settings())
+    assert hashed == ["host/op5.so"] * 2

@@ -1,0 +1,96 @@
+"""The processor features of machine code: instruction lengths as objdump has them, and what is chosen at run time."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from precast._builder import cpu_code, elf, x86
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the machine code is that of x86_64"),
+]
+
+LOOPS = """
+#include <stddef.h>
+extern "C" void add(float* a, const float* b, size_t n) { for (size_t i = 0; i < n; i++) a[i] += b[i] * a[i]; }
+extern "C" int count(const int* a, size_t n) { int s = 0; for (size_t i = 0; i < n; i++) s += a[i] > 3; return s; }
+extern "C" float half(const _Float16* a) { return *a; }
+"""
+CHOSEN = """
+#include <stddef.h>
+TARGET static void wide(float* a, size_t n) { for (size_t i = 0; i < n; i++) a[i] += a[i]; }
+extern "C" void add(float* a, size_t n) { if (ASK) wide(a, n); else *a = 1; }
+"""
+AT_LOAD = """
+float values[64];
+__attribute__((constructor)) TARGET static void start() { for (float& one : values) one += one; }
+"""
+AVX512 = '-DTARGET=__attribute__((noinline,target("avx512f,prefer-vector-width=512")))'
+
+
+def build(folder: Path, source: str, *options: str) -> Path:
+    """Compile a shared library."""
+    (folder / "code.cpp").write_text(source)
+    subprocess.run(["g++", "-O3", "-fPIC", "-shared", *options, "code.cpp", "-o", "code.so"], cwd=folder, check=True)
+    return folder / "code.so"
+
+
+def use(library: Path) -> cpu_code.CpuUse:
+    data = library.read_bytes()
+    info = elf.read_shared_object(data)
+    return cpu_code.read(data, info.machine, info.undefined)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ((), set()),
+        (("-mavx",), {"avx"}),
+        (("-mavx2", "-mfma", "-mf16c"), {"avx", "avx2", "fma", "f16c"}),
+        (("-mavx512f", "-mprefer-vector-width=512"), {"avx512f"}),
+    ],
+)
+def test_a_library_that_does_not_ask_needs_what_it_was_compiled_for(
+    tmp_path: Path, options: tuple[str, ...], wanted: set[str]
+) -> None:
+    found = use(build(tmp_path, LOOPS, *options))
+    assert wanted <= set(found.required) and (wanted or not found.required) and not found.chosen
+
+
+def test_code_behind_a_question_is_chosen_and_code_that_runs_at_once_is_needed(tmp_path: Path) -> None:
+    asks = use(build(tmp_path, CHOSEN, AVX512, '-DASK=__builtin_cpu_supports("avx512f")'))
+    assert "avx512f" in asks.chosen and not asks.required
+    never = use(build(tmp_path, CHOSEN, AVX512, "-DASK=n>9"))
+    assert "avx512f" in never.required and not never.chosen
+    at_load = use(build(tmp_path, CHOSEN + AT_LOAD, AVX512, '-DASK=__builtin_cpu_supports("avx512f")'))
+    assert "avx512f" in at_load.required
+
+
+@pytest.mark.parametrize("options", [("-O2",), ("-O3", "-mavx512f", "-mavx512bw", "-mavx2", "-mfma", "-mbmi2")])
+def test_every_instruction_has_the_length_that_objdump_gives(tmp_path: Path, options: tuple[str, ...]) -> None:
+    source = (
+        LOOPS
+        + '#include <regex>\nextern "C" bool found(const char* s) { return std::regex_match(s, std::regex("a+b")); }\n'
+    )
+    library = build(tmp_path, source, *options)
+    start, text = elf.read_sections(library.read_bytes(), (".text",))[".text"]
+    shown = subprocess.run(
+        ["objdump", "-d", "-j", ".text", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    places = [int(place, 16) - start for place in re.findall(r"^\s*([0-9a-f]+):", shown, re.MULTILINE)]
+    code = bytes(text)
+    assert len(places) > 3000
+    assert [at for at, after in itertools.pairwise(places) if at + x86.length(code, at) != after] == []
+
+
+@pytest.mark.parametrize("code", [b"\xc4", b"\x62\x08\x00\x00\x00\x00", b"\xc4\x00\x00\x00\x00", b"\x0f"])
+def test_bytes_that_are_no_instruction_end_the_decoding(code: bytes) -> None:
+    with pytest.raises(x86.Undecodable):
+        list(x86.features(code))
