@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 # Python's own interface and one name of torch's classic C++: bound to both, and compiled without torch's headers.
@@ -77,14 +79,8 @@ def run_setup(project: Path, *arguments: str, **environment: str) -> subprocess.
         "import sys, runpy, warnings; warnings.simplefilter('ignore'); runpy.run_path('setup.py', run_name='__main__')"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PRECAST_LABEL", "PYTHONPATH"))}
-    return subprocess.run(
-        [sys.executable, "-c", code, "-q", *arguments],
-        cwd=project,
-        env={**kept, "PYTHONPATH": str(CHECKOUT / "pkg"), "MAX_JOBS": "2", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**kept, "PYTHONPATH": str(CHECKOUT / "pkg"), "MAX_JOBS": "2", **environment}
+    return forked.run(code, "-q", *arguments, env=env, cwd=project, timeout=600)
 
 
 def _wheel(project: Path) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from precast.build import audit
+from tests import forked
 from tests.downstream.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -64,9 +65,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, setup_py: Callable[..., subp
 
 def run(site: Path, code: str) -> str:
     path = f"import sys; sys.path[:0] = [{str(site)!r}, {str(CHECKOUT / 'pkg')!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", path + code], capture_output=True, text=True, check=False
-    )
+    done = forked.run(path + code, env=os.environ, cwd=site, options=("-W", "ignore"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

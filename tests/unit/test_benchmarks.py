@@ -177,7 +177,7 @@ def test_the_contestants_of_the_cpu_optimizers_take_the_same_steps(monkeypatch: 
 
 @pytest.mark.torch
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", ["binding.cpp", "norm_binding.cpp"])
+@pytest.mark.parametrize("name", ["binding.cpp", pytest.param("norm_binding.cpp", marks=pytest.mark.long)])
 def test_a_pybind_peer_compiles(name: str) -> None:
     import torch
 

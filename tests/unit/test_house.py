@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("csrc/*.md")])
@@ -57,9 +58,7 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
     assert blocks
     here = "import precast\n" + "".join(blocks).replace('"cuda"', '"cpu"')
     env = {**os.environ, "PYTHONPATH": str(ROOT / "pkg")}
-    done = subprocess.run(
-        [sys.executable, "-c", here], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    done = forked.run(here, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import textwrap
+from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 pytestmark = pytest.mark.torch
 
@@ -34,9 +36,7 @@ for family in catalogue.FAMILIES:
 
 
 def child(source: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=300, check=False
-    )
+    run = forked.run(textwrap.dedent(source), env=os.environ, cwd=Path.cwd())
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
