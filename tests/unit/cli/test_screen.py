@@ -79,7 +79,8 @@ def test_the_screens_in_the_docs_are_what_is_printed(
         damage(c_dir)
     else:
         fakes.write_installation(c_dir, None, mode=BuildMode.PURE, label="")
-    printed = say(HEALTHY)
+    # As somebody sees it whose environment is active and whose clone lies in the home folder.
+    printed = say(HEALTHY).replace(f"{sys.executable} -m pip", "pip").replace(str(checkout), "~/precast")
     page = checkout / PAGE
     before, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {state} -->\n")
     shown, end, after = rest.partition("<!-- end -->\n")
