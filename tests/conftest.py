@@ -2,10 +2,10 @@
 
 A marker names a need (``torch``, ``fsdp2``, ``gpu``, ``compiler``, ``triton``, ``nvcc``, ``wheel``, ``headers``,
 ``act``, ``chromium``, ``site``, ``node``, ``strace``, ``mounts``, ``container``, ``qemu``, ``freethreaded``,
-``mutants``). The needs of the collected tests are probed once; what was found is printed below the results, and a test
-whose need is not met is skipped here, with the reason. Any other skip is reported as a failure, because it would hide
-that something untested could have been tested. Every skip is listed again at the end. A module that cannot be imported
-without torch says ``pytest.importorskip("torch")`` first.
+``mutants``, ``models``). The needs of the collected tests are probed once; what was found is printed below the results,
+and a test whose need is not met is skipped here, with the reason. Any other skip is reported as a failure, because it
+would hide that something untested could have been tested. Every skip is listed again at the end. A module that cannot
+be imported without torch says ``pytest.importorskip("torch")`` first.
 
 A test marked ``long`` is left out of a run that names nothing: neither a path nor ``-k`` nor ``-m``. ``parallel.py``
 spreads the tests over processes; the process that hands them out prints what those that run them found.
@@ -178,6 +178,14 @@ def probe_qemu() -> Found:
     return Found(True, ", ".join(filter(None, programs.values())))
 
 
+def probe_models() -> Found:
+    packages = ("transformers", "timm", "diffusers", "peft", "kernels")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        return Found(False, f"no package {', '.join(missing)} (make env installs them where this torch has them)")
+    return Found(True, ", ".join(f"{name} {version(name)}" for name in packages))
+
+
 def probe_mutants() -> Found:
     missing = [name for name in ("cosmic_ray", "coverage") if importlib.util.find_spec(name) is None]
     if missing:
@@ -244,6 +252,7 @@ NEEDS = {
         Need("act", "runs workflows on this machine by act", probe_act),
         Need("freethreaded", "runs on the free-threaded Python of FREE_THREADED_PYTHON", probe_freethreaded),
         Need("qemu", "needs the cross compiler for aarch64 and qemu-user", probe_qemu),
+        Need("models", "runs models of transformers, timm and diffusers", probe_models),
         Need("mutants", "makes mutants of Python, with what make mutate installs", probe_mutants),
         Need("chromium", "drives pages in Chromium", probe_chromium),
         Need("site", "reads the documentation site that make docs built", probe_site),

@@ -55,7 +55,8 @@ def measure(model: Module, batch: Batch) -> Measured:
             hidden = _tensors(_call(model, batch))
         if any(value.isnan().any() for value in hidden.values()):
             missing.append("outputs with hidden parameters: the model reads parameters outside their module's forward")
-        outputs |= {f"{name}, parameters hidden": value for name, value in hidden.items()}
+        else:
+            outputs |= {f"{name}, parameters hidden": value for name, value in hidden.items()}
         gradients: Outputs = {}
         try:
             gradients = _gradients(model, batch)
@@ -77,7 +78,7 @@ def compare(untouched: Measured, adopted: Measured, noises: list[Measured]) -> t
     # The few elements of a small parameter may show little noise by chance.
     usual = statistics.median([one.noise / _size(value) for value, one in gradients] or [0.0])
     fair = [
-        Comparison(f"gradient of {one.output}", one.difference, max(one.noise, usual * _size(value)))
+        Comparison(f"gradient of {one.output}", one.difference, max(one.noise, usual * _size(value)), 4)
         for value, one in gradients
     ]
     worst = max(fair, key=lambda one: (not one.holds, one.difference / max(one.noise, _TINY)), default=None)
@@ -175,13 +176,13 @@ def _tensors(result: Any) -> Outputs:
 
 def takes(model: Module, name: str) -> bool:
     """Whether the forward has an argument of this name."""
-    return name in inspect.signature(model.forward).parameters
+    return name in inspect.signature(type(model).forward).parameters
 
 
 def _counts_items(model: Module) -> bool:
     """Whether this is a model of transformers that passes the keyword on to its loss."""
     return bool(getattr(model, "accepts_loss_kwargs", True)) and any(
-        one.kind is one.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values()
+        one.kind is one.VAR_KEYWORD for one in inspect.signature(type(model).forward).parameters.values()
     )
 
 

@@ -33,11 +33,11 @@ _ROTARY = re.compile(r"^_?apply_rotary")
 
 @dataclass(frozen=True)
 class Exact:
-    """A proved replacement: the forward for a module, one line for the report, and the trials that proved it."""
+    """A proved replacement: the forward for a module, a line for the report, and the trials that proved it, if any."""
 
     bind: Callable[[Module], Bound]
     note: str
-    trials: Trials
+    trials: Trials | None
     device: str
 
 

@@ -29,17 +29,18 @@ class Comparison:
 
     The noise is the largest difference that the untouched model shows if its batch is turned round or its dtype is
     wider, and at least the resolution of the dtype at the largest element. Two results that are each within the noise
-    of the exact one may be two noises apart, so that is what a difference may be.
+    of the exact one may be two noises apart, so an output may differ by that, and the worst of all gradients by four.
     """
 
     output: str
     difference: float
     noise: float
+    noises: int = 2
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within two noises; NaN is not."""
-        return self.difference <= 2 * self.noise
+        """Whether the difference is within so many noises; NaN is not."""
+        return self.difference <= self.noises * self.noise
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,21 @@ class Report:
     compared: tuple[Comparison, ...]
     not_compared: tuple[str, ...]
     undone: str
+    dry_run: bool
     versions: tuple[tuple[str, str], ...]
     device: str
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether the adopted model is in place and every comparison holds."""
+        """Whether every comparison holds and nothing was put back, except after a dry run."""
         return not self.undone and all(one.holds for one in self.compared)
+
+    @property
+    def _fate(self) -> str:
+        if self.undone:
+            return "left as it was"
+        return "would be adopted" if self.dry_run else "adopted"
 
     def json(self) -> str:
         """The certificate as JSON with sorted keys. Later versions of the package only add keys."""
@@ -72,7 +80,7 @@ class Report:
         return json.dumps(facts | {"versions": dict(self.versions)}, indent=1, sort_keys=True)
 
     def __str__(self) -> str:
-        lines = [f"{self.model} on {self.device}: {'adopted' if not self.undone else 'left as it was'}"]
+        lines = [f"{self.model} on {self.device}: {self._fate}"]
         if self.undone:
             lines.append(f"  undone: {self.undone}")
         lines += _groups("replaced", self.replaced) + _groups("left alone", self.left)
@@ -107,6 +115,7 @@ def parse(text: str) -> Report:
             compared=tuple(Comparison(**one) for one in compared),
             not_compared=tuple(facts["not_compared"]),
             undone=str(facts["undone"]),
+            dry_run=bool(facts["dry_run"]),
             versions=tuple(sorted(facts["versions"].items())),
             device=str(facts["device"]),
             seconds=float(facts["seconds"]),

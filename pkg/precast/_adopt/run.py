@@ -29,9 +29,9 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report
     run the module's own forward, and so does ``torch.compile``, because Inductor fuses these modules with others.
 
     Then the outputs and gradients of a sample batch are compared with the untouched model's: with a padding mask, from
-    a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If one differs by
-    more than two noises of the untouched model, everything is put back. The noise is what the untouched model shows
-    with its batch in another order and in a wider dtype, for which the model is copied once.
+    a cache, with ``num_items_in_batch``, with each parameter hidden outside its module's forward. If an output differs
+    by more than two noises of the untouched model, or a gradient by more than four, everything is put back. The noise
+    is what the untouched model shows with its batch in another order and in a wider dtype, in a copy of it.
 
     Args:
         model: the model, with its weights, on a CPU or an NVIDIA GPU. Adopt it after it has its device and before
@@ -41,8 +41,8 @@ def adopt(model: Module, sample: Any = None, *, dry_run: bool = False) -> Report
         dry_run: put everything back in the end.
 
     Returns:
-        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether the
-        model is adopted and all comparisons hold.
+        The certificate. ``print(report)`` shows it, ``report.json()`` is for keeping, ``report.ok`` says whether all
+        comparisons hold. If not, the model is as it was and ``report.undone`` says why.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -105,9 +105,7 @@ def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_
     if batch is not None and untouched is not None:
         compared = compare.compare(untouched, compare.measure(bare, batch), noises)
     undone = _verdict(exact, compared, [cls for cls, before in classes.items() if dict(vars(cls)) != before])
-    if dry_run and not undone:
-        undone = "a dry run"
-    if undone:
+    if undone or dry_run:
         for one, _ in exact:
             one.module.__dict__.pop("forward", None)
     return Report(
@@ -117,6 +115,7 @@ def adopt_by(rules: tuple[Rule, ...], model: Module, sample: Any = None, *, dry_
         compared=compared,
         not_compared=tuple(missing),
         undone=undone,
+        dry_run=dry_run,
         versions=versions(type(module) for module in model.modules()),
         device=device_name(model),
         seconds=round(time.perf_counter() - started, 3),
@@ -144,7 +143,7 @@ def _verdict(
         return f"the class {changed[0].__qualname__} was changed, and so were all its instances"
     for one, fate in {id(fate): (one, fate) for one, fate in exact}.values():
         bound: Any = one.module.forward
-        wrong = recheck(fate.trials, bound, fate.device)
+        wrong = recheck(fate.trials, bound, fate.device) if fate.trials is not None else ""
         if wrong:
             return f"{one.name} rounds in another order: {wrong}"
     failed = next((one for one in compared if not one.holds), None)

@@ -51,7 +51,8 @@ def named(model: Module, given: Any) -> Mapping[str, Any]:
 
 def _of_transformers(model: Any, config: Any, random: Any, tokens: Any) -> Mapping[str, Any] | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    labels = bool(_ONE_LABEL_PER_TOKEN.search(type(model).__name__))
+    wrapped = model.get_base_model() if hasattr(model, "get_base_model") else model  # by an adapter of PEFT
+    labels = bool(_ONE_LABEL_PER_TOKEN.search(type(wrapped).__name__))
     batch: dict[str, Any]
     if model.main_input_name == "input_ids":
         ids = tokens(text.vocab_size, _TOKENS)

@@ -17,9 +17,9 @@ def verbs_here() -> tuple[ModuleType, ...]:
     """The verbs for this system: all on Linux, elsewhere only ``doctor``, because the others need Linux."""
     if platform.system() != "Linux":
         return (doctor,)
-    from precast._cli import cache, listing, report, transfer, warm, why, xray
+    from precast._cli import adopt, cache, listing, report, transfer, warm, why, xray
 
-    return (doctor, why, listing, xray, cache, warm, transfer, report)
+    return (doctor, why, listing, xray, cache, warm, transfer, adopt, report)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,158 @@
+"""What ``precast adopt`` does: build a model by name, measure it before and after, check a kept report."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from precast._adopt import forwards, recognise, samples
+from precast._adopt.report import Report
+from precast._adopt.source import Unreadable, fingerprint
+from precast._version import __version__
+from precast.errors import KernelError
+
+_ROUNDS = 5
+_NEW = 32  # tokens
+# A class of transformers is built with these numbers where its configuration has them.
+_SMALL = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
+    **dict.fromkeys(("intermediate_size", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 4),
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "vocab_size": 128,
+    "n_positions": 128,
+}
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured, in which unit, before and after."""
+
+    what: str
+    unit: str
+    before: float
+    after: float
+
+
+def build(target: str) -> Module:
+    """The model that ``MODULE:NAME`` makes: a function that returns it, or a small one of a class of transformers.
+
+    Raises:
+        KernelError: there is no such name, or what it makes is no module.
+    """
+    module, _, name = target.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise _not_built(target, str(error)) from error
+    model = maker(_small(maker.config_class)) if hasattr(maker, "config_class") else maker()
+    if not isinstance(model, Module):
+        raise _not_built(target, f"a {type(model).__name__}")
+    return model.cuda() if torch.cuda.is_available() else model
+
+
+def drift(report: Report) -> tuple[str, ...]:
+    """What is not as the report says: versions, the GPU, the sources of the replaced forwards."""
+    found = []
+    for package, version in report.versions:
+        try:
+            here = __version__ if package == "precast" else recognise.version_of(package)
+        except ModuleNotFoundError:
+            here = "none"
+        if here != version:
+            found.append(f"{package} {version} then, {here} here")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if report.device not in ("cpu", device):
+        found.append(f"{report.device} then, {device} here")
+    for group in report.replaced:
+        now = _fingerprint_of(group.cls)
+        if now != group.fingerprint:
+            found.append(f"{group.cls} has another source: {group.fingerprint} then, {now} here")
+    return tuple(found)
+
+
+def measure(model: Module) -> tuple[Speed, ...]:
+    """The speed of an adopted model and, in turns, of the same model without what was replaced.
+
+    Raises:
+        KernelError: no sample batch can be made for the model.
+    """
+    batch = samples.sample(model)
+    if batch is None:
+        raise KernelError(
+            "no sample batch can be made for this model\n  needed  a model of transformers, timm or diffusers"
+        )
+    items = batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
+    unit = "tokens/s" if "input_ids" in batch else "samples/s"
+    found = [_measured(model, "training", unit, items, lambda: _train(model, batch))]
+    with torch.no_grad():
+        found.append(_measured(model, "inference", unit, items, lambda: model(**batch)))
+        if hasattr(model, "generate") and "input_ids" in batch:
+            ids = batch["input_ids"]
+            options = {"max_new_tokens": _NEW, "min_new_tokens": _NEW, "do_sample": False, "pad_token_id": 0}
+            decode = lambda: model.generate(ids, attention_mask=batch["attention_mask"], **options)  # type: ignore[operator]  # noqa: E731
+            found.append(_measured(model, "decoding", "tokens/s", len(ids) * _NEW, decode))
+    return tuple(found)
+
+
+def _measured(model: Module, what: str, unit: str, items: int, function: Callable[[], Any]) -> Speed:
+    """Medians of turns, so that a machine that slows down does so for both."""
+    adopted = {one: one.__dict__["forward"] for one in model.modules() if forwards.is_ours(one.__dict__.get("forward"))}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(_ROUNDS + 1):
+        for after in (False, True):
+            for module, forward in adopted.items():
+                module.__dict__.pop("forward", None)
+                module.__dict__.update({"forward": forward} if after else {})
+            started = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[after].append(time.perf_counter() - started)
+    before, later = (items / statistics.median(seconds[after][1:]) for after in (False, True))
+    return Speed(what, unit, before, later)
+
+
+def _train(model: Module, batch: Mapping[str, Any]) -> None:
+    result = model(**batch)
+    values = result.values() if isinstance(result, Mapping) else [result]
+    loss = result["loss"] if isinstance(result, Mapping) and "loss" in result else None
+    sums = [value.float().sum() for value in values if isinstance(value, torch.Tensor)]
+    (torch.stack(sums).sum() if loss is None else loss).backward()
+    model.zero_grad()
+
+
+def _small(config_class: Any) -> Any:
+    known = config_class().to_dict()
+    return config_class(
+        **{name: value for name, value in _SMALL.items() if name in known},
+        **{name: None for name in _TOKENS if name in known},
+    )
+
+
+def _fingerprint_of(name: str) -> str:
+    module, _, cls = name.rpartition(".")
+    try:
+        return fingerprint(getattr(importlib.import_module(module), cls))
+    except (ImportError, AttributeError, Unreadable) as error:
+        return f"none ({str(error).splitlines()[0]})"
+
+
+def _not_built(target: str, found: str) -> KernelError:
+    return KernelError(
+        f"no model can be built from {target}\n  found   {found}\n"
+        f"  needed  MODULE:NAME, a function that returns a torch.nn.Module, or a model class of transformers\n"
+        f"  fix     1) precast adopt --dry-run transformers:LlamaForCausalLM"
+    )

@@ -1,0 +1,67 @@
+"""``precast adopt``: try :func:`precast.adopt` on a model, measure it, or check a certificate that was kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precast._cli import output, status
+from precast.errors import KernelError
+
+if TYPE_CHECKING:
+    from precast._cli.names import Verbs
+
+_TARGET = "MODULE:NAME, a function that returns the model, or a model class of transformers, which is made small"
+
+
+def add(verbs: Verbs) -> None:
+    parser = verbs.add_parser("adopt", help="try precast.adopt on a model, or check a certificate that was kept")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--dry-run", metavar="TARGET", help=f"print the certificate of a model: {_TARGET}")
+    what.add_argument("--measure", metavar="TARGET", help="also its speed before and after")
+    what.add_argument("--check", type=Path, metavar="FILE", help="whether a kept report.json() still holds here")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0 if the certificate is good, or still is."""
+    from precast._adopt import command
+
+    if options.check is not None:
+        return _check(options.check, as_json=options.json)
+    sys.path.insert(0, str(Path.cwd()))  # the caller names a module of theirs
+    from precast._adopt.run import adopt
+
+    model = command.build(options.dry_run or options.measure)
+    report = adopt(model, dry_run=options.measure is None)
+    speeds = command.measure(model) if options.measure and report.replaced and report.ok else ()
+    if options.json:
+        output.say(report.json())
+    else:
+        rows = [(s.what, f"{s.before:,.0f}", f"{s.after:,.0f} {s.unit}", f"{s.after / s.before:.2f}x") for s in speeds]
+        output.say("\n".join([str(report), *(output.table([("", "before", "after", ""), *rows]) if rows else [])]))
+    return status.GOOD if report.ok else status.NO
+
+
+def _check(path: Path, *, as_json: bool) -> int:
+    from precast._adopt import command
+    from precast._adopt.report import parse
+
+    try:
+        report = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KernelError(f"{path} cannot be checked\n  found   {error}\n  needed  what report.json() wrote") from error
+    drift = command.drift(report)
+    if as_json:
+        output.print_json({"schema": 1, "ok": report.ok and not drift, "drift": list(drift)})
+    elif drift:
+        output.say("\n".join([f"{path} does not hold here:", *(f"  {line}" for line in drift)]))
+        output.say("  fix     1) run precast.adopt(model) again")
+    else:
+        output.say(
+            f"{path} holds here" if report.ok else f"{path} was never good: {report.undone or 'a comparison fails'}"
+        )
+    return status.GOOD if report.ok and not drift else status.NO
